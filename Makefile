@@ -1,0 +1,59 @@
+# Two commands set everything up: `make train` and `make test`. `make help` lists the rest.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+PYTHON ?= python3
+CONFIG ?= configs/digits.yaml
+RUN ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help
+help: ## Show this list
+	@echo "make TARGET [CONFIG=file.yaml] [RUN=name] [ARGS=\"--key value ...\"]"
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+.PHONY: train
+train: $(READY) ## Train: by default CaiT on the embedded digits, about 2 minutes on 2 cores
+	@$(BIN)/cait fit --config $(CONFIG) $(if $(RUN),--run $(RUN)) $(ARGS)
+
+.PHONY: resume
+resume: $(READY) ## Go on with the run RUN where it stopped, in its folder
+	@$(BIN)/cait resume $(RUN) $(ARGS)
+
+.PHONY: eval
+eval: $(READY) ## Score the best checkpoint of the run RUN on the validation set
+	@$(BIN)/cait eval $(RUN) $(ARGS)
+
+.PHONY: tensorboard
+tensorboard: $(READY) ## Show the curves of all runs in a browser
+	@$(BIN)/tensorboard --logdir logs $(ARGS)
+
+.PHONY: test
+test: $(READY) ## Run the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: lint
+lint: $(READY) ## Check style and types
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+.PHONY: setup
+setup: $(READY) ## Only create .venv and install; every other target does this by itself
+
+.PHONY: clean
+clean: ## Remove .venv and caches; data and logs stay
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version 2>&1); try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	@echo "Setting up $(VENV) once: PyTorch with CUDA and all else in their pinned versions, 6 GB, some minutes."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+	@echo "$(VENV) is ready."

@@ -1,0 +1,27 @@
+"""Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cait.datamodule import ImageNetDataModule
+    from cait.model.cait import create_model
+    from cait.module import CaiTModule
+
+__version__ = "0.1.0"
+__all__ = ["CaiTModule", "ImageNetDataModule", "create_model"]
+
+# Imported on first use: Lightning takes seconds to import, and `create_model` needs torch alone.
+_HOME = {
+    "create_model": "cait.model.cait",
+    "CaiTModule": "cait.module",
+    "ImageNetDataModule": "cait.datamodule",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'cait' has no attribute {name!r}")

@@ -1,0 +1,67 @@
+"""An exponential moving average of the weights, beside the weights and never in their place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from cait.errors import UserError
+from cait.module import EvalMetrics
+
+
+class EMA(Callback):
+    """Average `module.model` after every optimiser step and validate the average as `val_ema/...`.
+
+    The average starts from the initial weights, as timm's ModelEma. It lives in this callback's part
+    of the checkpoint; since nothing is ever swapped, the raw weights are what every other part sees.
+
+    Args:
+        decay: share of the average that is kept at each step; None turns the average off.
+    """
+
+    def __init__(self, decay: float | None = None) -> None:
+        if decay is not None and not 0 <= decay < 1:
+            raise UserError(f"ema.decay must be in [0, 1) or null, got {decay}")
+        self.decay = decay
+        self.average: AveragedModel | None = None
+        self._loaded: dict[str, Any] = {}
+        self._last_step = 0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.decay is None:
+            return
+        self.average = AveragedModel(pl_module.model, multi_avg_fn=get_ema_multi_avg_fn(self.decay)).eval()
+        self.average.requires_grad_(False)
+        self.average.n_averaged.fill_(1)  # else the first update would copy the weights instead of averaging
+        if self._loaded:
+            self.average.module.load_state_dict(self._loaded)
+        self._metrics = EvalMetrics(pl_module.hparams["num_classes"]).to(pl_module.device)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._last_step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if self.average is not None and trainer.global_step != self._last_step:  # not while gradients accumulate
+            self._last_step = trainer.global_step
+            self.average.update_parameters(pl_module.model)
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
+    ) -> None:
+        if self.average is not None:
+            images, labels = batch
+            with torch.no_grad(), trainer.precision_plugin.forward_context():
+                self._metrics.update(self.average.module(images), labels)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.average is not None:
+            pl_module.log_dict(self._metrics.compute("val_ema"))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.average.module.state_dict() if self.average is not None else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._loaded = state_dict

@@ -1,0 +1,95 @@
+"""The command `cait`: LightningCLI's verbs and the project's own, put together here and nowhere else."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from cait.errors import UserError
+
+LOGS = Path("logs")
+
+HELP = """\
+usage: cait VERB [options]
+
+Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
+
+  fit        train:              cait fit --config configs/digits.yaml --run NAME
+  resume     go on with a run:   cait resume NAME [--trainer.max_epochs 100 ...]
+  eval       score a run:        cait eval NAME [--ckpt_path FILE ...]
+  validate   score a checkpoint on the validation set, logged as val/...
+  test       the same, logged as test/...
+  predict    write a CSV of classes and probabilities for a folder of pictures
+
+`cait VERB --help` lists every setting of fit, validate, test and predict;
+`cait fit --config FILE --print_config` shows what a run would use. Anything that
+stands in a YAML file can be given on the command line: --model.lr 1e-3
+"""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run `cait` with `argv`, by default the process's arguments."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print(HELP, end="")
+        return
+    try:
+        _run(argv)
+    except UserError as error:
+        _stop(str(error))
+
+
+def _stop(message: str) -> NoReturn:
+    # An error that crosses a worker process arrives with the worker's traceback in front of it.
+    line = message.strip().splitlines()[-1].removeprefix("cait.errors.UserError: ")
+    print(f"cait: error: {line}", file=sys.stderr, flush=True)
+    raise SystemExit(2)
+
+
+def _run(argv: list[str]) -> None:
+    verb, rest = argv[0], argv[1:]
+    if verb == "resume":
+        argv = _resume_arguments(rest)
+    elif verb == "eval":
+        argv = _eval_arguments(rest)
+    elif verb not in ("fit", "validate", "test", "predict"):
+        raise UserError(f"unknown verb {verb!r}; `cait --help` lists them")
+    # The processes that Lightning starts for DDP repeat this command line.
+    sys.argv[1:] = argv
+    from cait.lightning_cli import CaiTCLI
+
+    CaiTCLI()
+
+
+def _resume_arguments(rest: list[str]) -> list[str]:
+    run_dir, overrides = _run_dir("resume", rest)
+    last = run_dir / "checkpoints" / "last.ckpt"
+    if not last.is_file():
+        raise UserError(f"nothing to resume: {run_dir} has no checkpoint yet; start it with `make train`")
+    return ["fit", *_config(run_dir), *overrides, "--ckpt_path", str(last)]
+
+
+def _eval_arguments(rest: list[str]) -> list[str]:
+    run_dir, overrides = _run_dir("eval", rest)
+    best = run_dir / "checkpoints" / "best.ckpt"
+    if not best.is_file() and "--ckpt_path" not in " ".join(overrides):
+        raise UserError(f"nothing to score: {best} does not exist")
+    return ["validate", *_config(run_dir), "--ckpt_path", str(best), *overrides]
+
+
+def _run_dir(verb: str, rest: list[str]) -> tuple[Path, list[str]]:
+    if not rest or rest[0].startswith("-"):
+        raise UserError(f"which run? `cait {verb} NAME`; runs are the folders in {LOGS}/")
+    run_dir = LOGS / rest[0]
+    if not run_dir.is_dir():
+        runs = sorted(path.parent.name for path in LOGS.glob("*/config.yaml"))
+        raise UserError(f"there is no run {run_dir}; {'runs: ' + ', '.join(runs) if runs else 'there are none yet'}")
+    return run_dir, rest[1:]
+
+
+def _config(run_dir: Path) -> list[str]:
+    config = run_dir / "config.yaml"
+    if not config.is_file():
+        raise UserError(f"{config} is missing, so what the run was cannot be told")
+    return ["--config", str(config)]

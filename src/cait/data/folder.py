@@ -1,0 +1,131 @@
+"""Image folders: which pictures there are, and reading one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PIL import Image
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from cait.errors import UserError
+
+Samples = list[tuple[str, int]]
+"""Pairs of a picture's path and the index of its class."""
+
+
+def load_rgb(path: str) -> Image.Image:
+    """Read a picture in any of Pillow's formats and modes as RGB.
+
+    Raises:
+        UserError: the file is missing, truncated or not a picture.
+    """
+    try:
+        with Image.open(path) as image:
+            if image.mode == "P" and "transparency" in image.info:
+                image = image.convert("RGBA")  # else Pillow warns about each such file
+            return image.convert("RGB")
+    except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error ...
+        reason = "not a picture" if isinstance(error, Image.UnidentifiedImageError) else str(error)
+        raise UserError(f"cannot read the picture {path}: {reason}") from error
+
+
+def check_headers(samples: Samples) -> None:
+    """Open each file without decoding it; a file that is no picture raises the UserError of `load_rgb`."""
+    for path, _ in samples:
+        try:
+            with Image.open(path):
+                pass
+        except Exception:
+            load_rgb(path)
+
+
+def class_names(root: Path, train_split: str) -> list[str]:
+    """The sorted names of the class folders.
+
+    Raises:
+        UserError: no such folder, or fewer than two class folders in it.
+    """
+    folder = _class_root(root, train_split)
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if len(names) < 2:
+        raise UserError(
+            f"{folder} holds {len(names)} class folder(s), at least 2 are needed: {folder}/<class>/<picture>.jpg"
+        )
+    return names
+
+
+def scan(root: Path, train_split: str, val_split: str, val_fraction: float) -> tuple[Samples, Samples]:
+    """List the training and validation pictures below `root`.
+
+    With `root/train_split` and `root/val_split` these are the two sets. A `root` that holds the
+    class folders itself is divided: from every class, evenly over its sorted files, a share of
+    `val_fraction` (at least one picture) is held out for validation.
+
+    Raises:
+        UserError: a missing folder, a class without pictures, classes that differ between the sets.
+    """
+    names = class_names(root, train_split)
+    if not (root / train_split).is_dir():
+        return _hold_out(_pictures(root, names), val_fraction, root)
+    val_root = root / val_split
+    if not val_root.is_dir():
+        raise UserError(f"{val_root} does not exist; validation pictures belong in {val_root}/<class>/")
+    val_names = sorted(entry.name for entry in val_root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if val_names != names:
+        odd = sorted(set(names) ^ set(val_names))
+        raise UserError(f"{root / train_split} and {val_root} do not hold the same class folders: {_some(odd)}")
+    return _pictures(root / train_split, names), _pictures(val_root, names)
+
+
+def scan_flat(root: Path) -> Samples:
+    """List every picture below `root`, sorted, under the label -1.
+
+    Raises:
+        UserError: no such folder, or no picture in it.
+    """
+    if not root.is_dir():
+        raise UserError(f"the folder {root} does not exist")
+    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+    if not paths:
+        raise UserError(f"no pictures below {root}")
+    return [(str(path), -1) for path in paths]
+
+
+def _class_root(root: Path, train_split: str) -> Path:
+    if not root.is_dir():
+        raise UserError(f"the data folder {root} does not exist; name yours with --data.root")
+    return root / train_split if (root / train_split).is_dir() else root
+
+
+def _pictures(folder: Path, names: list[str]) -> Samples:
+    class Pictures(ImageFolder):
+        def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+            return names, {name: index for index, name in enumerate(names)}
+
+    samples = Pictures(str(folder), allow_empty=True).samples
+    empty = set(names) - {names[label] for _, label in samples}
+    if empty:
+        raise UserError(f"no pictures in the class folder {_some([str(folder / name) for name in sorted(empty)])}")
+    return samples
+
+
+def _hold_out(samples: Samples, fraction: float, root: Path) -> tuple[Samples, Samples]:
+    by_class: dict[int, Samples] = {}
+    for sample in samples:
+        by_class.setdefault(sample[1], []).append(sample)
+    train: Samples = []
+    val: Samples = []
+    for members in by_class.values():
+        if len(members) < 2:
+            raise UserError(f"{Path(members[0][0]).parent} holds one picture; two are needed to hold one out")
+        count = min(max(1, round(len(members) * fraction)), len(members) - 1)
+        held = {(2 * i + 1) * len(members) // (2 * count) for i in range(count)}
+        for position, sample in enumerate(members):
+            (val if position in held else train).append(sample)
+    return train, val
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,90 @@
+"""Which picture comes when: the order of a run as a function of (seed, epoch, step).
+
+Nothing here keeps state between epochs or depends on workers, so a run that is resumed sees what
+the uninterrupted run would have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+Key = tuple[int, int, int]
+"""(epoch, index, repeat): all that the randomness of one training picture depends on, but for the seed."""
+
+
+class TrainBatchSampler(Sampler[list[Key]]):
+    """Batches of one rank, in the order of the epoch, from any step on.
+
+    The global order of an epoch is a permutation seeded with seed + epoch; with repeated
+    augmentation (Hoffer et al., arXiv 1901.09335) each index stands in it `repeats` times in a row,
+    and rank r of w takes every w-th entry from r on, so the repeats of one picture go to different
+    ranks. The epoch is cut at floor(len // 256 · 256 / w) entries a rank, as published, so that it
+    is as long as without repeats. A last batch that is not full is left out.
+    """
+
+    def __init__(
+        self, length: int, batch_size: int, seed: int, repeats: int = 1, rank: int = 0, world_size: int = 1
+    ) -> None:
+        self.length, self.batch_size, self.seed, self.repeats = length, batch_size, seed, repeats
+        self.rank, self.world_size = rank, world_size
+        self.epoch = 0
+        self.first_batch = 0
+        usable = length // 256 * 256 if repeats > 1 and length >= 256 else length
+        self.entries = usable // world_size
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch."""
+        return self.entries // self.batch_size
+
+    def keys(self) -> list[Key]:
+        """The keys of this rank for the whole of `self.epoch`, in order."""
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(self.length, generator=generator).tolist()
+        places = range(self.rank, self.entries * self.world_size, self.world_size)
+        return [(self.epoch, order[place // self.repeats], place % self.repeats) for place in places]
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        keys = self.keys()
+        for batch in range(self.first_batch, len(self)):
+            yield keys[batch * self.batch_size : (batch + 1) * self.batch_size]
+
+
+class ShardSampler(Sampler[int]):
+    """Every index exactly once over all ranks: rank r of w takes r, r + w, r + 2w, ...
+
+    Unlike DistributedSampler it repeats no index to make the ranks even, so that accuracies are exact.
+    """
+
+    def __init__(self, length: int, rank: int = 0, world_size: int = 1) -> None:
+        self.indices = range(rank, length, world_size)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+
+class TrainLoader(DataLoader[Any]):
+    """A DataLoader that asks where to start only when its first batch is wanted.
+
+    Lightning calls `iter()` before it has restored the epoch and the batch of a checkpoint; a loader
+    that starts its workers then would replay the wrong epoch.
+
+    Args:
+        position: returns (epoch, first batch) for the pass that is about to begin.
+    """
+
+    def __init__(self, *args: Any, position: Callable[[], tuple[int, int]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._position = position
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        sampler = self.batch_sampler
+        assert isinstance(sampler, TrainBatchSampler)
+        sampler.epoch, sampler.first_batch = self._position()
+        yield from super().__iter__()

@@ -1,0 +1,265 @@
+"""The LightningDataModule: builds the loaders and mixes the training batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup, create_transform
+from torch.utils.data import DataLoader
+
+from cait.data import digits, folder
+from cait.data.dataset import EvalPictures, TrainPictures, mix_seeds
+from cait.data.sampler import ShardSampler, TrainBatchSampler, TrainLoader
+from cait.errors import UserError
+
+CHECKED_PICTURES = 20_000
+"""Data sets up to this size have every file's header looked at before training, a matter of a second."""
+
+
+class ImageNetDataModule(LightningDataModule):
+    """ImageNet, or any folder of class folders, under the paper's augmentation.
+
+    Training batches are images [B, 3, img_size, img_size] in float32, normalised, and labels: class
+    indices [B] in int64, or after Mixup or CutMix class probabilities [B, num_classes]. Order,
+    augmentation and mixing depend on (seed, epoch, step) alone. `setup("fit")` and the loaders work
+    without a Trainer too; Mixup and CutMix are then up to the caller, for they are applied in
+    Lightning's hook after the transfer to the device.
+
+    Args:
+        root: `root/train/<class>/*` and `root/val/<class>/*`, or `root/<class>/*`, of which
+            `val_fraction` is then held out.
+        dataset: "folder" for the pictures that lie at `root`; "digits" writes scikit-learn's digits
+            there first.
+        train_split: name of the training folder in `root`.
+        val_split: name of the validation folder in `root`.
+        val_fraction: share of each class that is held out where `root` has no training folder.
+        img_size: side of the square images in pixels.
+        batch_size: images in a batch of one process; even with Mixup or CutMix.
+        eval_batch_size: the same for validation, test and prediction; None means `batch_size`.
+        num_workers: loader processes for each training process; None means the cores that there are,
+            shared out, at most 16.
+        repeats: repeated augmentation: how often each sampled picture stands in an epoch, each time
+            augmented anew; the epoch is as long as without.
+        scale: range of the area of the random crop, as a share of the picture.
+        ratio: range of the aspect ratio of the random crop.
+        hflip: probability of a horizontal flip.
+        auto_augment: timm's policy string, as "rand-m9-mstd0.5-inc1"; None turns it off.
+        color_jitter: strength of brightness, contrast and saturation jitter; only without auto_augment.
+        erase_prob: probability of erasing a box of pixels.
+        interpolation: timm's name of the resampling filter, for training and evaluation.
+        mixup: alpha of Mixup's beta distribution; 0 turns it off.
+        cutmix: alpha of CutMix's beta distribution; 0 turns it off.
+        mix_prob: probability that a batch (a pair, an image) is mixed at all.
+        mix_switch_prob: probability of CutMix where both are on.
+        mix_mode: one draw for the "batch", for each "pair" or for each image ("elem").
+        crop_pct: evaluation resizes the shorter side to img_size / crop_pct, then crops the centre.
+        mean: of the normalisation, for each channel, of pixels in [0, 1].
+        std: of the normalisation.
+        predict_root: folder with the pictures to predict, however deep; None means the validation set.
+        seed: of order, augmentation and mixing.
+
+    Raises:
+        UserError: settings that do not fit together, or (in `num_classes`, `setup`) unusable folders.
+    """
+
+    def __init__(
+        self,
+        root: str = "data/imagenet",
+        dataset: Literal["folder", "digits"] = "folder",
+        train_split: str = "train",
+        val_split: str = "val",
+        val_fraction: float = 0.1,
+        img_size: int = 224,
+        batch_size: int = 128,
+        eval_batch_size: int | None = None,
+        num_workers: int | None = None,
+        repeats: int = 3,
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        hflip: float = 0.5,
+        auto_augment: str | None = "rand-m9-mstd0.5-inc1",
+        color_jitter: float | None = None,
+        erase_prob: float = 0.25,
+        interpolation: str = "bicubic",
+        mixup: float = 0.8,
+        cutmix: float = 1.0,
+        mix_prob: float = 1.0,
+        mix_switch_prob: float = 0.5,
+        mix_mode: Literal["batch", "pair", "elem"] = "batch",
+        crop_pct: float = 1.0,
+        mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
+        std: Sequence[float] = IMAGENET_DEFAULT_STD,
+        predict_root: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.root = Path(root)
+        self.dataset = dataset
+        self.train_split, self.val_split, self.val_fraction = train_split, val_split, val_fraction
+        self.img_size = img_size
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size or batch_size
+        self.num_workers = num_workers
+        self.repeats = repeats
+        self.mixup, self.cutmix = mixup, cutmix
+        self.predict_root = Path(predict_root) if predict_root else None
+        self.seed = seed
+        if batch_size < 1 or self.eval_batch_size < 1 or repeats < 1:
+            raise UserError("batch_size, eval_batch_size and repeats must be at least 1")
+        if num_workers is not None and num_workers < 0:
+            raise UserError(f"num_workers must be at least 0, got {num_workers}")
+        for name, share in (("val_fraction", val_fraction), ("crop_pct", crop_pct)):
+            if not 0 < share <= 1:
+                raise UserError(f"{name} must be above 0 and at most 1, got {share}")
+        for name, probability in (
+            ("hflip", hflip),
+            ("erase_prob", erase_prob),
+            ("mix_prob", mix_prob),
+            ("mix_switch_prob", mix_switch_prob),
+        ):
+            if not 0 <= probability <= 1:
+                raise UserError(f"{name} must be in [0, 1], got {probability}")
+        if mixup < 0 or cutmix < 0:
+            raise UserError("mixup and cutmix must be at least 0")
+        self.mixes = mixup > 0 or cutmix > 0
+        if self.mixes and batch_size % 2:
+            raise UserError(f"Mixup and CutMix pair the images of a batch: batch_size must be even, got {batch_size}")
+        self._mixing = dict(
+            mixup_alpha=mixup, cutmix_alpha=cutmix, prob=mix_prob, switch_prob=mix_switch_prob, mode=mix_mode
+        )
+        common: dict[str, Any] = dict(input_size=(3, img_size, img_size), interpolation=interpolation)
+        common.update(mean=tuple(mean), std=tuple(std))
+        try:
+            self.train_transform = create_transform(
+                is_training=True,
+                scale=scale,
+                ratio=ratio,
+                hflip=hflip,
+                auto_augment=auto_augment,
+                color_jitter=color_jitter,
+                re_prob=erase_prob,
+                re_mode="pixel",
+                **common,
+            )
+        except (AssertionError, KeyError, ValueError) as error:
+            raise UserError(f"bad augmentation settings (auto_augment {auto_augment!r}): {error}") from error
+        self.eval_transform = create_transform(is_training=False, crop_pct=crop_pct, **common)
+        self._own_epoch = -1
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, read off the folder names; it needs no `setup`."""
+        return digits.NUM_CLASSES if self.dataset == "digits" else len(self.class_names)
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes in the order of their indices."""
+        return folder.class_names(self.root, self.train_split)
+
+    def prepare_data(self) -> None:
+        """Write the embedded data set; called once on each node."""
+        if self.dataset == "digits":
+            digits.write_digits(self.root)
+
+    def setup(self, stage: str | None = None) -> None:
+        """List the pictures. Raises UserError where they cannot be used."""
+        if self.dataset == "digits" and not self.root.is_dir():
+            self.prepare_data()
+        if stage == "predict" and self.predict_root is not None:
+            self.predict_samples = folder.scan_flat(self.predict_root)
+            return
+        train, val = folder.scan(self.root, self.train_split, self.val_split, self.val_fraction)
+        self.train_pictures = TrainPictures(train, self.train_transform, self.seed)
+        self.val_pictures = EvalPictures(val, self.eval_transform)
+        self.predict_samples = val
+        self.batch_mixer = Mixup(num_classes=self.num_classes, label_smoothing=0.0, **self._mixing)
+        if stage == "fit":
+            if len(train) + len(val) <= CHECKED_PICTURES:
+                folder.check_headers(train + val)
+            rank_zero_info(
+                f"{self.root}: {len(train):,} training and {len(val):,} validation pictures, {self.num_classes} classes"
+            )
+
+    def train_dataloader(self) -> TrainLoader:
+        rank, world_size = self._place()
+        sampler = TrainBatchSampler(
+            len(self.train_pictures), self.batch_size, self.seed, self.repeats, rank, world_size
+        )
+        if len(sampler) == 0:
+            raise UserError(
+                f"{len(self.train_pictures)} training pictures do not fill one batch of "
+                f"{self.batch_size} on {world_size} process(es); lower --data.batch_size"
+            )
+        return TrainLoader(
+            self.train_pictures, batch_sampler=sampler, position=self._position, **self._loading()
+        )
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        rank, world_size = self._place()
+        sampler = ShardSampler(len(self.val_pictures), rank, world_size)
+        return DataLoader(
+            self.val_pictures, batch_size=self.eval_batch_size, sampler=sampler, **self._loading()
+        )
+
+    test_dataloader = val_dataloader
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        rank, world_size = self._place()
+        pictures = EvalPictures(self.predict_samples, self.eval_transform)
+        sampler = ShardSampler(len(pictures), rank, world_size)
+        return DataLoader(pictures, batch_size=self.eval_batch_size, sampler=sampler, **self._loading())
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Mix a training batch on its device, with timm's Mixup and CutMix; others pass unchanged.
+
+        Label smoothing is left to the loss: it is linear, so smoothing the mixed labels is what timm
+        does in smoothing before it mixes.
+        """
+        trainer = self.trainer
+        if trainer is None or not trainer.training or not self.mixes:
+            return batch
+        images, labels = batch
+        # timm draws from numpy's global generator. `ready` counts this epoch's batches before this one.
+        step = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        np.random.seed(mix_seeds(self.seed, trainer.current_epoch, step, trainer.global_rank) % 2**32)
+        return self.batch_mixer(images, labels)
+
+    def _place(self) -> tuple[int, int]:
+        """(rank, world size)"""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+
+    def _position(self) -> tuple[int, int]:
+        """(epoch, first batch) of the pass over the training set that begins now."""
+        if self.trainer is not None:
+            return self.trainer.current_epoch, self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        self._own_epoch += 1
+        return self._own_epoch, 0
+
+    def _loading(self) -> dict[str, Any]:
+        workers = self.num_workers
+        if workers is None:
+            processes = self.trainer.num_devices if self.trainer is not None else 1  # on this node
+            workers = max(1, min(16, _cores() // processes))
+        return dict(
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            worker_init_fn=_init_worker,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+
+def _cores() -> int:
+    """Cores that this process may use, which a container or a scheduler may have made fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _init_worker(worker_id: int) -> None:
+    # Workers share the cores among themselves; threads of their own would only get in each other's way.
+    torch.set_num_threads(1)

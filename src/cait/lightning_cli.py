@@ -1,0 +1,154 @@
+"""LightningCLI for CaiT: the run's folder, its loggers, checkpoints and screen."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentError
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import RichModelSummary
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_only
+
+from cait.callbacks.ema import EMA
+from cait.callbacks.files import run_checkpoints, run_loggers
+from cait.callbacks.predictions import PredictionsFile
+from cait.callbacks.progress import EpochLines, EvalTable, RunProgressBar, RunSummary
+from cait.callbacks.seeding import StepSeed
+from cait.datamodule import ImageNetDataModule
+from cait.errors import UserError
+from cait.module import CaiTModule
+
+VERBS = ("fit", "validate", "test", "predict")
+RUN_VARIABLE = "CAIT_RUN"
+"""Passes the run's name from the first process to those that Lightning starts."""
+
+
+class CaiTCLI(LightningCLI):
+    """`fit` writes everything below `<trainer.default_root_dir, else logs>/<run>/`."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            CaiTModule,
+            ImageNetDataModule,
+            save_config_kwargs={"overwrite": True},
+            trainer_defaults={
+                "use_distributed_sampler": False,  # the datamodule shards, exactly
+                "num_sanity_val_steps": 1,
+            },
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            parser_kwargs={"exit_on_error": False} | {verb: {"exit_on_error": False} for verb in VERBS},
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--run", type=str | None, default=None, help="Name of the run's folder below logs/.")
+        parser.add_lightning_class_args(EMA, "ema")
+        parser.link_arguments("data.img_size", "model.img_size")
+        parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
+        parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as error:
+            raise UserError(_one_line(str(error))) from error
+
+    def _parse_ckpt_path(self) -> None:
+        # Lightning would let the checkpoint's hyper-parameters win over the command line, in silence.
+        # Here the configuration says what the model is, and a checkpoint that does not fit is refused.
+        config = self.config[self.config.subcommand]
+        if config.ckpt_path is None:
+            if self.config.subcommand != "fit":
+                raise UserError("no checkpoint to score: give --ckpt_path FILE, or use `cait eval RUN`")
+        elif not Path(config.ckpt_path).is_file():
+            raise UserError(f"the checkpoint {config.ckpt_path} does not exist")
+
+    def before_instantiate_classes(self) -> None:
+        # Float32 products on tensor cores: what every bf16 or mixed run wants, and no change elsewhere.
+        torch.set_float32_matmul_precision("high")
+        if self.subcommand == "fit":
+            self.run_dir = self._claim_run_dir()
+
+    def _claim_run_dir(self) -> Path:
+        config = self.config.fit
+        root = Path(config.trainer.default_root_dir or "logs")
+        launched = "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ  # by torchrun, SLURM or Lightning
+        name = config.run or (os.environ.get(RUN_VARIABLE) if launched else None)
+        if name is None:
+            base = Path(str(config.config[-1])).stem if config.config else config.model.name
+            # Processes that were launched apart cannot agree on a number.
+            name = base if launched else _free_name(root, base)
+        if Path(name).name != name:
+            raise UserError(f"--run is a name, not a path: {name!r}")
+        os.environ[RUN_VARIABLE] = config.run = name
+        run_dir = root / name
+        if config.ckpt_path is None and rank_zero_only.rank == 0 and _holds_run(run_dir):
+            raise UserError(f"{run_dir} holds a run: go on with `make resume RUN={name}` or give another --run")
+        return run_dir
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        given = self.config_init[self.subcommand].trainer
+        callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
+        if given.enable_progress_bar is not False:
+            if sys.stdout.isatty():
+                callbacks.append(RunProgressBar())
+            else:
+                callbacks.append(EpochLines())
+                kwargs["enable_progress_bar"] = False
+        if self.subcommand == "fit":
+            callbacks.append(RunSummary(self.run_dir))
+            if given.logger in (None, True):
+                kwargs["logger"] = run_loggers(self.run_dir, self._first_step())
+            if given.enable_checkpointing is not False:
+                callbacks += run_checkpoints(self.run_dir)
+            if given.enable_model_summary is not False:
+                callbacks.append(RichModelSummary(max_depth=2))
+        else:
+            self.save_config_callback = None
+            kwargs["logger"] = False
+            callbacks.append(EvalTable())
+            if self.subcommand == "predict":
+                callbacks.append(PredictionsFile(Path("predictions.csv"), self.datamodule))
+        return super().instantiate_trainer(**kwargs, callbacks=[*(given.callbacks or []), *callbacks])
+
+    def _first_step(self) -> int:
+        """Steps of this run that the checkpoint has behind it; 0 in a new run or from another run's checkpoint."""
+        path = self.config.fit.ckpt_path
+        if path is None or Path(path).resolve().parent.parent != self.run_dir.resolve():
+            return 0
+        return int(read_checkpoint(path)["global_step"])
+
+
+def read_checkpoint(path: str) -> dict[str, Any]:
+    """Open a checkpoint, its tensors left on disk.
+
+    Raises:
+        UserError: the file is not a whole checkpoint of Lightning.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        checkpoint["global_step"], checkpoint["state_dict"]
+    except Exception as error:
+        raise UserError(f"{path} is not a whole checkpoint of a run") from error
+    return checkpoint
+
+
+def _holds_run(run_dir: Path) -> bool:
+    return (run_dir / "config.yaml").exists() or any(run_dir.glob("checkpoints/*.ckpt"))
+
+
+def _free_name(root: Path, base: str) -> str:
+    number, name = 1, base
+    while (root / name).exists():
+        number += 1
+        name = f"{base}-{number}"
+    return name
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,181 @@
+"""The LightningModule: steps, metrics and the optimiser around a bare CaiT."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from cait.errors import UserError
+from cait.model.cait import create_model
+from cait.optim import param_groups, warmup_cosine
+
+Batch = tuple[Tensor, Tensor]
+
+
+class EvalMetrics(nn.Module):
+    """Loss and top-1 / top-5 accuracy in per cent over a whole set, exact over several processes."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.loss = MeanMetric()
+        # Not grouped: torchmetrics would merge the two for good if they agreed on the first batch.
+        self.accuracy = MetricCollection(
+            {f"acc{k}": MulticlassAccuracy(num_classes, top_k=min(k, num_classes), average="micro") for k in (1, 5)},
+            compute_groups=False,
+        )
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: logits [B, num_classes], labels [B]."""
+        logits = logits.float()
+        self.loss.update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
+        self.accuracy.update(logits, labels)
+
+    def compute(self, prefix: str) -> dict[str, Tensor]:
+        """The figures under their logged names, as `val/acc1`; starts the count anew."""
+        figures = {f"{prefix}/loss": self.loss.compute()}
+        figures |= {f"{prefix}/{name}": 100 * value for name, value in self.accuracy.compute().items()}
+        self.loss.reset()
+        self.accuracy.reset()
+        return figures
+
+
+class CaiTModule(LightningModule):
+    """CaiT with AdamW, per-step warm-up and cosine, label smoothing or soft targets.
+
+    Args:
+        name: one of the paper's models, as "xxs24"; see `cait.create_model`.
+        img_size: side of the images in pixels; the command line takes it from the data.
+        num_classes: width of the head; the command line takes it from the data.
+        drop_path_rate: stochastic depth; None takes the paper's rate for the model.
+        fields: further fields of the network that differ from the model's row, as {"patch_size": 8}.
+        lr: peak learning rate, for `lr_base_size` images a step.
+        lr_base_size: the rate is scaled by global batch / lr_base_size, the global batch counting
+            processes and accumulation; None takes `lr` as it is.
+        warmup_epochs: length of the linear warm-up.
+        warmup_lr: rate of the first step, not scaled.
+        min_lr: rate at the end of the cosine, not scaled.
+        weight_decay: of AdamW; not for biases, norms, LayerScale, position and class embeddings.
+        betas: of AdamW.
+        eps: of AdamW.
+        label_smoothing: ε of (1 - ε) · target + ε / num_classes, for training only.
+
+    Raises:
+        UserError: unknown model or field, or a setting out of its range.
+    """
+
+    def __init__(
+        self,
+        name: str = "xxs24",
+        img_size: int = 224,
+        num_classes: int = 1000,
+        drop_path_rate: float | None = None,
+        fields: dict[str, Any] | None = None,
+        lr: float = 5e-4,
+        lr_base_size: int | None = 512,
+        warmup_epochs: float = 5,
+        warmup_lr: float = 1e-6,
+        min_lr: float = 1e-5,
+        weight_decay: float = 0.05,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        label_smoothing: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if not 0 <= label_smoothing < 1:
+            raise UserError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
+        if min(lr, warmup_lr, min_lr, warmup_epochs, weight_decay) < 0:
+            raise UserError("lr, warmup_lr, min_lr, warmup_epochs and weight_decay must be at least 0")
+        if lr_base_size is not None and lr_base_size < 1:
+            raise UserError(f"lr_base_size must be at least 1 or null, got {lr_base_size}")
+        self.save_hyperparameters()
+        self.model = create_model(name, img_size, num_classes, drop_path_rate, **(fields or {}))
+        self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+        self.val_metrics = EvalMetrics(num_classes)
+        self.test_metrics = EvalMetrics(num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [B, 3, img_size, img_size] to logits [B, num_classes]."""
+        return self.model(images)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """One step on images and labels [B] or class probabilities [B, num_classes].
+
+        `train/acc1` counts, under Mixup and CutMix, the class with the larger share.
+        """
+        images, targets = batch
+        logits = self.model(images)
+        loss = self.loss(logits, targets)
+        heaviest = targets.argmax(dim=1) if targets.ndim == 2 else targets
+        acc1 = 100 * (logits.detach().argmax(dim=1) == heaviest).float().mean()
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        self.log_dict({"train/loss": loss, "train/acc1": acc1, "lr": rate}, prog_bar=True, on_step=True)
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        images, labels = batch
+        self.val_metrics.update(self.model(images), labels)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict(self.val_metrics.compute("val"), prog_bar=True)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        images, labels = batch
+        self.test_metrics.update(self.model(images), labels)
+
+    def on_test_epoch_end(self) -> None:
+        self.log_dict(self.test_metrics.compute("test"))
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Class probabilities [B, num_classes] in float32."""
+        return self.model(batch[0]).float().softmax(dim=1)
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        trainer, given = self.trainer, self.hparams
+        total_steps = trainer.estimated_stepping_batches
+        if not math.isfinite(total_steps):
+            raise UserError("the cosine needs an end: set --trainer.max_epochs or --trainer.max_steps")
+        steps_per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        peak = given.lr
+        if given.lr_base_size is not None:
+            global_batch = self._global_batch()
+            peak *= global_batch / given.lr_base_size
+            rank_zero_info(
+                f"peak learning rate {peak:.3g} = {given.lr:.3g} × global batch {global_batch} / {given.lr_base_size}"
+            )
+        optimizer = torch.optim.AdamW(
+            param_groups(self.model, given.weight_decay),
+            lr=peak,
+            betas=tuple(given.betas),
+            eps=given.eps,
+            fused=True,
+        )
+        scheduler = warmup_cosine(
+            optimizer,
+            warmup_steps=round(given.warmup_epochs * steps_per_epoch),
+            total_steps=int(total_steps),
+            warmup_lr=given.warmup_lr,
+            min_lr=given.min_lr,
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Let AdamW's settings of now win over those in a checkpoint, as the schedule's do."""
+        for state in checkpoint.get("optimizer_states", ()):
+            _, decayed = state["param_groups"]
+            decayed["weight_decay"] = self.hparams.weight_decay
+            for group in state["param_groups"]:
+                group.update(betas=tuple(self.hparams.betas), eps=self.hparams.eps)
+
+    def _global_batch(self) -> int:
+        """Images that go into one optimiser step."""
+        loader = self.trainer.train_dataloader
+        batch = getattr(loader, "batch_size", None) or loader.batch_sampler.batch_size
+        return batch * self.trainer.world_size * self.trainer.accumulate_grad_batches
