@@ -57,9 +57,14 @@ def _run(argv: list[str]) -> None:
         raise UserError(f"unknown verb {verb!r}; `cait --help` lists them")
     # The processes that Lightning starts for DDP repeat this command line.
     sys.argv[1:] = argv
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
     from cait.lightning_cli import CaiTCLI
 
-    CaiTCLI()
+    try:
+        CaiTCLI()
+    except MisconfigurationException as error:
+        raise UserError(" ".join(str(error).split())) from error
 
 
 def _resume_arguments(rest: list[str]) -> list[str]:

@@ -197,16 +197,12 @@ class ImageNetDataModule(LightningDataModule):
                 f"{len(self.train_pictures)} training pictures do not fill one batch of "
                 f"{self.batch_size} on {world_size} process(es); lower --data.batch_size"
             )
-        return TrainLoader(
-            self.train_pictures, batch_sampler=sampler, position=self._position, **self._loading()
-        )
+        return TrainLoader(self.train_pictures, batch_sampler=sampler, position=self._position, **self._loading())
 
     def val_dataloader(self) -> DataLoader[Any]:
         rank, world_size = self._place()
         sampler = ShardSampler(len(self.val_pictures), rank, world_size)
-        return DataLoader(
-            self.val_pictures, batch_size=self.eval_batch_size, sampler=sampler, **self._loading()
-        )
+        return DataLoader(self.val_pictures, batch_size=self.eval_batch_size, sampler=sampler, **self._loading())
 
     test_dataloader = val_dataloader
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ class CaiTCLI(LightningCLI):
     """`fit` writes everything below `<trainer.default_root_dir, else logs>/<run>/`."""
 
     def __init__(self) -> None:
+        # Errors are raised, to be told in one line; an option is not guessed from its first letters.
+        strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
         super().__init__(
             CaiTModule,
             ImageNetDataModule,
@@ -42,7 +46,7 @@ class CaiTCLI(LightningCLI):
             },
             seed_everything_default=0,
             auto_configure_optimizers=False,
-            parser_kwargs={"exit_on_error": False} | {verb: {"exit_on_error": False} for verb in VERBS},
+            parser_kwargs=strict | {verb: strict.copy() for verb in VERBS},
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -56,7 +60,16 @@ class CaiTCLI(LightningCLI):
         try:
             super().parse_arguments(parser, args)
         except ArgumentError as error:
-            raise UserError(_one_line(str(error))) from error
+            raise UserError(_parse_error(str(error)) + self._did_you_mean(str(error))) from error
+
+    def _did_you_mean(self, message: str) -> str:
+        unknown = re.search(r"unrecognized arguments: --([\w.]+)", message)
+        verb = sys.argv[1]
+        if not unknown or verb not in VERBS:
+            return ""
+        known = self._parser(verb).get_defaults().keys(branches=True)
+        near = difflib.get_close_matches(unknown[1], known, n=1)
+        return f"; did you mean --{near[0]}?" if near else f"; `cait {verb} --help` lists what there is"
 
     def _parse_ckpt_path(self) -> None:
         # Lightning would let the checkpoint's hyper-parameters win over the command line, in silence.
@@ -87,7 +100,7 @@ class CaiTCLI(LightningCLI):
             raise UserError(f"--run is a name, not a path: {name!r}")
         os.environ[RUN_VARIABLE] = config.run = name
         run_dir = root / name
-        if config.ckpt_path is None and rank_zero_only.rank == 0 and _holds_run(run_dir):
+        if config.ckpt_path is None and _rank() == 0 and _holds_run(run_dir):
             raise UserError(f"{run_dir} holds a run: go on with `make resume RUN={name}` or give another --run")
         return run_dir
 
@@ -101,7 +114,8 @@ class CaiTCLI(LightningCLI):
                 callbacks.append(EpochLines())
                 kwargs["enable_progress_bar"] = False
         if self.subcommand == "fit":
-            callbacks.append(RunSummary(self.run_dir))
+            if not given.fast_dev_run:
+                callbacks.append(RunSummary(self.run_dir))
             if given.logger in (None, True):
                 kwargs["logger"] = run_loggers(self.run_dir, self._first_step())
             if given.enable_checkpointing is not False:
@@ -138,6 +152,10 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     return checkpoint
 
 
+def _rank() -> int:
+    return rank_zero_only.rank  # type: ignore[attr-defined]  # set by Lightning from the launcher's variables
+
+
 def _holds_run(run_dir: Path) -> bool:
     return (run_dir / "config.yaml").exists() or any(run_dir.glob("checkpoints/*.ckpt"))
 
@@ -150,5 +168,10 @@ def _free_name(root: Path, base: str) -> str:
     return name
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _parse_error(text: str) -> str:
+    line = " ".join(text.split())
+    # Where a value may be of several types, jsonargparse tells at length what each has against it.
+    union = re.match(
+        r'Parser key "(.+?)": Does not validate against any of the Union subtypes .* Given value: (.*)', line
+    )
+    return f"--{union[1]} cannot be {union[2]!r}" if union else line

@@ -96,6 +96,11 @@ class CaiTModule(LightningModule):
         if lr_base_size is not None and lr_base_size < 1:
             raise UserError(f"lr_base_size must be at least 1 or null, got {lr_base_size}")
         self.save_hyperparameters()
+        self.lr, self.lr_base_size = lr, lr_base_size
+        self.warmup_epochs, self.warmup_lr, self.min_lr = warmup_epochs, warmup_lr, min_lr
+        self.adamw: dict[str, Any] = dict(betas=tuple(betas), eps=eps)
+        self.weight_decay = weight_decay
+        self.num_classes = num_classes
         self.model = create_model(name, img_size, num_classes, drop_path_rate, **(fields or {}))
         self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
         self.val_metrics = EvalMetrics(num_classes)
@@ -138,44 +143,47 @@ class CaiTModule(LightningModule):
         return self.model(batch[0]).float().softmax(dim=1)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        trainer, given = self.trainer, self.hparams
+        trainer = self.trainer
         total_steps = trainer.estimated_stepping_batches
         if not math.isfinite(total_steps):
             raise UserError("the cosine needs an end: set --trainer.max_epochs or --trainer.max_steps")
         steps_per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
-        peak = given.lr
-        if given.lr_base_size is not None:
+        peak = self.lr
+        if self.lr_base_size is not None:
             global_batch = self._global_batch()
-            peak *= global_batch / given.lr_base_size
+            peak *= global_batch / self.lr_base_size
             rank_zero_info(
-                f"peak learning rate {peak:.3g} = {given.lr:.3g} × global batch {global_batch} / {given.lr_base_size}"
+                f"peak learning rate {peak:.3g} = {self.lr:.3g} × global batch {global_batch} / {self.lr_base_size}"
             )
-        optimizer = torch.optim.AdamW(
-            param_groups(self.model, given.weight_decay),
-            lr=peak,
-            betas=tuple(given.betas),
-            eps=given.eps,
-            fused=True,
-        )
+        groups = param_groups(self.model, self.weight_decay)
+        optimizer = torch.optim.AdamW(groups, lr=peak, fused=True, **self.adamw)
         scheduler = warmup_cosine(
             optimizer,
-            warmup_steps=round(given.warmup_epochs * steps_per_epoch),
+            warmup_steps=round(self.warmup_epochs * steps_per_epoch),
             total_steps=int(total_steps),
-            warmup_lr=given.warmup_lr,
-            min_lr=given.min_lr,
+            warmup_lr=self.warmup_lr,
+            min_lr=self.min_lr,
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Let AdamW's settings of now win over those in a checkpoint, as the schedule's do."""
+        """Refuse another network's weights; let AdamW's settings of now win, as the schedule's do."""
+        ours, theirs = self.state_dict(), checkpoint["state_dict"]
+        for key in [*ours, *theirs]:
+            shapes = [tuple(state[key].shape) if key in state else None for state in (ours, theirs)]
+            if shapes[0] != shapes[1]:
+                raise UserError(
+                    f"the checkpoint is of another network: {key} is {shapes[1] or 'missing'} in it, "
+                    f"{shapes[0] or 'missing'} in the configured model"
+                )
         for state in checkpoint.get("optimizer_states", ()):
             _, decayed = state["param_groups"]
-            decayed["weight_decay"] = self.hparams.weight_decay
+            decayed["weight_decay"] = self.weight_decay
             for group in state["param_groups"]:
-                group.update(betas=tuple(self.hparams.betas), eps=self.hparams.eps)
+                group.update(self.adamw)
 
     def _global_batch(self) -> int:
         """Images that go into one optimiser step."""
-        loader = self.trainer.train_dataloader
-        batch = getattr(loader, "batch_size", None) or loader.batch_sampler.batch_size
+        loader: Any = self.trainer.train_dataloader
+        batch = loader.batch_size or loader.batch_sampler.batch_size
         return batch * self.trainer.world_size * self.trainer.accumulate_grad_batches

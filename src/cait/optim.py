@@ -16,8 +16,10 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     Not decayed: biases, every parameter of fewer than two dimensions (norms, LayerScale's λ) and
     the names in `model.no_weight_decay()`. The same groups as timm's `param_groups_weight_decay`.
     """
-    exempt = model.no_weight_decay() if hasattr(model, "no_weight_decay") else set()
-    plain, decayed = [], []
+    names_of = getattr(model, "no_weight_decay", set)  # a method, in timm's models too
+    exempt: set[str] = names_of()
+    plain: list[nn.Parameter] = []
+    decayed: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_plain = parameter.ndim <= 1 or name.endswith(".bias") or name in exempt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from cait.errors import UserError
@@ -30,7 +30,7 @@ class EMA(Callback):
         self._loaded: dict[str, Any] = {}
         self._last_step = 0
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         if self.decay is None:
             return
         self.average = AveragedModel(pl_module.model, multi_avg_fn=get_ema_multi_avg_fn(self.decay)).eval()
@@ -38,25 +38,23 @@ class EMA(Callback):
         self.average.n_averaged.fill_(1)  # else the first update would copy the weights instead of averaging
         if self._loaded:
             self.average.module.load_state_dict(self._loaded)
-        self._metrics = EvalMetrics(pl_module.hparams["num_classes"]).to(pl_module.device)
+        self._metrics = EvalMetrics(pl_module.num_classes).to(pl_module.device)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._last_step = trainer.global_step
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         if self.average is not None and trainer.global_step != self._last_step:  # not while gradients accumulate
             self._last_step = trainer.global_step
             self.average.update_parameters(pl_module.model)
 
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         if self.average is not None:
             images, labels = batch
             with torch.no_grad(), trainer.precision_plugin.forward_context():
                 self._metrics.update(self.average.module(images), labels)
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         if self.average is not None:
             pl_module.log_dict(self._metrics.compute("val_ema"))
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
-from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 
 METRICS_FILE = "metrics.csv"
@@ -27,18 +26,18 @@ class RunCSVLogger(CSVLogger):
 
     @property
     @rank_zero_experiment
-    def experiment(self) -> ExperimentWriter:
-        if self._experiment is None:
-            path = Path(self.log_dir) / METRICS_FILE
-            rows: list[dict[str, Any]] = []
-            if self.first_step and path.is_file():
-                with path.open(newline="") as file:
-                    rows = [row for row in csv.DictReader(file) if int(row["step"]) < self.first_step]
-            writer = super().experiment
-            for row in rows:
-                writer.metrics.append({key: value for key, value in row.items() if value != ""})
-            writer.save()
-        return self._experiment
+    def experiment(self) -> Any:
+        if self._experiment is not None:
+            return self._experiment
+        path = Path(self.log_dir) / METRICS_FILE
+        rows: list[dict[str, Any]] = []
+        if self.first_step and path.is_file():
+            with path.open(newline="") as file:
+                rows = [row for row in csv.DictReader(file) if int(row["step"]) < self.first_step]
+        writer = super().experiment  # deletes the file
+        writer.metrics = [{key: value for key, value in row.items() if value != ""} for row in rows]
+        writer.save()
+        return writer
 
 
 def run_loggers(run_dir: Path, first_step: int) -> list[Logger]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
 from rich.console import Console
 from rich.panel import Panel
@@ -25,9 +25,7 @@ SHOWN = {
 
 def shown_metrics(metrics: dict[str, Any]) -> dict[str, str]:
     """The metrics of `SHOWN`, in its order, formatted."""
-    return {
-        label: form.format(float(metrics[name])) for name, (label, form) in SHOWN.items() if name in metrics
-    }
+    return {label: form.format(float(metrics[name])) for name, (label, form) in SHOWN.items() if name in metrics}
 
 
 class RunProgressBar(RichProgressBar):
@@ -76,10 +74,10 @@ class RunSummary(Callback):
         run, checkpoints = self.run_dir.name, self.run_dir / "checkpoints"
         table = Table.grid(padding=(0, 2))
         table.add_row("trained", f"{trainer.current_epoch} epochs, {trainer.global_step:,} steps, {self._elapsed()}")
-        scores = {callback.monitor: callback for callback in trainer.checkpoint_callbacks}  # type: ignore[attr-defined]
-        best = scores.get("val/acc1")
-        if best is not None and best.best_model_score is not None:
-            table.add_row("best", f"val/acc1 {float(best.best_model_score):.2f} %   {checkpoints / 'best.ckpt'}")
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.best_model_score is not None:
+                score = f"{callback.monitor} {float(callback.best_model_score):.2f} %"
+                table.add_row("best", f"{score}   {checkpoints / 'best.ckpt'}")
         if (checkpoints / "last.ckpt").exists():
             table.add_row("last", str(checkpoints / "last.ckpt"))
         table.add_row("figures", f"{self.run_dir / 'metrics.csv'}, and TensorBoard events beside it")

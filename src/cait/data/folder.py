@@ -23,7 +23,7 @@ def load_rgb(path: str) -> Image.Image:
     try:
         with Image.open(path) as image:
             if image.mode == "P" and "transparency" in image.info:
-                image = image.convert("RGBA")  # else Pillow warns about each such file
+                return image.convert("RGBA").convert("RGB")  # straight to RGB, Pillow warns about each such file
             return image.convert("RGB")
     except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error ...
         reason = "not a picture" if isinstance(error, Image.UnidentifiedImageError) else str(error)

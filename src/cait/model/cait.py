@@ -49,8 +49,8 @@ class SelfAttentionBlock(nn.Module):
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
         d = config.embed_dim
-        self.gamma_1 = layer_scale(d, config.layer_scale_init)
-        self.gamma_2 = layer_scale(d, config.layer_scale_init)
+        self.gamma_1 = layer_scale(d, config.epsilon)
+        self.gamma_2 = layer_scale(d, config.epsilon)
         self.norm1 = nn.LayerNorm(d, eps=LAYER_NORM_EPS)
         self.attn = TalkingHeadAttention(d, config.num_heads, config.qkv_bias)
         self.drop_path = DropPath(config.drop_path_rate)
@@ -68,8 +68,8 @@ class ClassAttentionBlock(nn.Module):
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
         d = config.embed_dim
-        self.gamma_1 = layer_scale(d, config.layer_scale_init)
-        self.gamma_2 = layer_scale(d, config.layer_scale_init)
+        self.gamma_1 = layer_scale(d, config.epsilon)
+        self.gamma_2 = layer_scale(d, config.epsilon)
         self.norm1 = nn.LayerNorm(d, eps=LAYER_NORM_EPS)
         self.attn = ClassAttention(d, config.num_heads, config.qkv_bias)
         self.norm2 = nn.LayerNorm(d, eps=LAYER_NORM_EPS)

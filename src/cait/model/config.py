@@ -48,17 +48,20 @@ class CaiTConfig:
             raise UserError(f"embed_dim {self.embed_dim} is not a multiple of num_heads {self.num_heads}")
         if not 0.0 <= self.drop_path_rate < 1.0:
             raise UserError(f"drop_path_rate must be in [0, 1), got {self.drop_path_rate}")
-        if self.layer_scale_init is None:
-            object.__setattr__(self, "layer_scale_init", layer_scale_init_for(self.depth))
+
+    @property
+    def epsilon(self) -> float:
+        """LayerScale's initial value: the given one, else by the paper's rule for the total depth.
+
+        The rule: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 deeper.
+        """
+        if self.layer_scale_init is not None:
+            return self.layer_scale_init
+        return 0.1 if self.depth <= 18 else 1e-5 if self.depth <= 24 else 1e-6
 
     @property
     def num_patches(self) -> int:
         return (self.img_size // self.patch_size) ** 2
-
-
-def layer_scale_init_for(depth: int) -> float:
-    """The paper's ε, which follows the total depth: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 deeper."""
-    return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
 
 
 # XXS-36 is the one exception to the rule for ε: the released code and weights use 1e-5.
