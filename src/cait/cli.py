@@ -77,10 +77,11 @@ def _resume_arguments(rest: list[str]) -> list[str]:
 
 def _eval_arguments(rest: list[str]) -> list[str]:
     run_dir, overrides = _run_dir("eval", rest)
-    best = run_dir / "checkpoints" / "best.ckpt"
-    if not best.is_file() and "--ckpt_path" not in " ".join(overrides):
-        raise UserError(f"nothing to score: {best} does not exist")
-    return ["validate", *_config(run_dir), "--ckpt_path", str(best), *overrides]
+    for name in ("best.ckpt", "last.ckpt"):  # a run that was never validated has no best
+        checkpoint = run_dir / "checkpoints" / name
+        if checkpoint.is_file():
+            return ["validate", *_config(run_dir), "--ckpt_path", str(checkpoint), *overrides]
+    raise UserError(f"nothing to score: {run_dir} has no checkpoint yet")
 
 
 def _run_dir(verb: str, rest: list[str]) -> tuple[Path, list[str]]:

@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import RichModelSummary
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
 from cait.callbacks.ema import EMA
 from cait.callbacks.files import run_checkpoints, run_loggers
 from cait.callbacks.predictions import PredictionsFile
-from cait.callbacks.progress import EpochLines, EvalTable, RunProgressBar, RunSummary
+from cait.callbacks.progress import EpochLines, ModelTable, RunProgressBar, RunSummary
 from cait.callbacks.seeding import StepSeed
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.module import CaiTModule
+
+# What Lightning says at every start and a user can do nothing about, or has asked for.
+NOISE = (
+    "💡 Tip",
+    "GPU available: False",
+    "TPU available: False",
+    "Seed set to",
+    "Loading `train_dataloader`",
+    "Trainer already configured with model summary",
+)
+WARNINGS = (
+    r".*LeafSpec.* is deprecated",
+    r".*does not have many workers",
+    r".*recommended to use `self.log\(.*sync_dist=True",  # torchmetrics has synchronised them
+    r"Checkpoint directory .* exists and is not empty",
+    r".*Experiment logs directory .* exists and is not empty",
+    r"Be aware that when using `ckpt_path`",
+    r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run that ends before a validation
+    r"Precision .* is not supported by the model summary",
+    r".*number of training batches .* is smaller than the logging interval",
+)
 
 VERBS = ("fit", "validate", "test", "predict")
 RUN_VARIABLE = "CAIT_RUN"
@@ -34,6 +56,13 @@ class CaiTCLI(LightningCLI):
     """`fit` writes everything below `<trainer.default_root_dir, else logs>/<run>/`."""
 
     def __init__(self) -> None:
+        for message in WARNINGS:
+            warnings.filterwarnings("ignore", message=message)
+        for handler in [
+            *logging.getLogger("lightning.pytorch").handlers,
+            *logging.getLogger("lightning.fabric").handlers,
+        ]:
+            handler.addFilter(lambda record: not record.getMessage().lstrip().startswith(NOISE))
         # Errors are raised, to be told in one line; an option is not guessed from its first letters.
         strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
         super().__init__(
@@ -114,18 +143,20 @@ class CaiTCLI(LightningCLI):
                 callbacks.append(EpochLines())
                 kwargs["enable_progress_bar"] = False
         if self.subcommand == "fit":
+            first_step = self._first_step()
             if not given.fast_dev_run:
-                callbacks.append(RunSummary(self.run_dir))
+                callbacks.append(RunSummary(self.run_dir, first_step))
+            if given.max_steps > 0:  # a trial of a few steps leaves figures too
+                kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
             if given.logger in (None, True):
-                kwargs["logger"] = run_loggers(self.run_dir, self._first_step())
+                kwargs["logger"] = run_loggers(self.run_dir, first_step)
             if given.enable_checkpointing is not False:
                 callbacks += run_checkpoints(self.run_dir)
             if given.enable_model_summary is not False:
-                callbacks.append(RichModelSummary(max_depth=2))
+                callbacks.append(ModelTable())
         else:
             self.save_config_callback = None
-            kwargs["logger"] = False
-            callbacks.append(EvalTable())
+            kwargs.update(logger=False, enable_checkpointing=False)
             if self.subcommand == "predict":
                 callbacks.append(PredictionsFile(Path("predictions.csv"), self.datamodule))
         return super().instantiate_trainer(**kwargs, callbacks=[*(given.callbacks or []), *callbacks])
@@ -133,9 +164,10 @@ class CaiTCLI(LightningCLI):
     def _first_step(self) -> int:
         """Steps of this run that the checkpoint has behind it; 0 in a new run or from another run's checkpoint."""
         path = self.config.fit.ckpt_path
-        if path is None or Path(path).resolve().parent.parent != self.run_dir.resolve():
+        if path is None:
             return 0
-        return int(read_checkpoint(path)["global_step"])
+        step = int(read_checkpoint(path)["global_step"])
+        return step if Path(path).resolve().parent.parent == self.run_dir.resolve() else 0
 
 
 def read_checkpoint(path: str) -> dict[str, Any]:

@@ -42,9 +42,9 @@ def warmup_cosine(
     rate is a function of the step alone, so a checkpoint holds nothing but the step and a resumed
     run follows the rate, the warm-up and the length that it is given now.
     """
-    with warnings.catch_warnings():
-        # Importing lightning-bolts warns that it is under review and that pkg_resources is old.
-        warnings.simplefilter("ignore")
+    # Recorded, that is swallowed: lightning-bolts warns that it is under review and that pkg_resources is
+    # old, and in being imported it sets filters that would undo an "ignore".
+    with warnings.catch_warnings(record=True):
         from pl_bolts.optimizers.lr_scheduler import LinearWarmupCosineAnnealingLR
 
     class WarmupCosine(LinearWarmupCosineAnnealingLR):
@@ -63,8 +63,7 @@ def warmup_cosine(
                 group["lr"], group["initial_lr"] = lr, peak
 
     warmup_steps = min(warmup_steps, total_steps)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(record=True):
         return WarmupCosine(
             optimizer,
             warmup_epochs=warmup_steps,
