@@ -81,10 +81,10 @@ class TrainLoader(DataLoader[Any]):
 
     def __init__(self, *args: Any, position: Callable[[], tuple[int, int]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._position = position
+        self.position = position
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         sampler = self.batch_sampler
         assert isinstance(sampler, TrainBatchSampler)
-        sampler.epoch, sampler.first_batch = self._position()
+        sampler.epoch, sampler.first_batch = self.position()
         yield from super().__iter__()

@@ -1,0 +1,103 @@
+"""Real pictures and the real command line for the tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cait.data.digits import write_digits
+
+REPO = Path(__file__).parent.parent
+
+# A network and a recipe of seconds, for what is about the run and not about the accuracy.
+SMALL = [
+    "--config",
+    str(REPO / "configs/digits.yaml"),
+    "--model.fields.embed_dim=32",
+    "--model.fields.depth=2",
+    "--data.batch_size=64",
+    "--data.num_workers=1",
+    "--trainer.log_every_n_steps=5",
+]
+
+
+@pytest.fixture(scope="session")
+def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data") / "digits"
+    write_digits(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def photographs() -> list[Image.Image]:
+    from sklearn.datasets import load_sample_images
+
+    return [Image.fromarray(pixels) for pixels in load_sample_images().images]
+
+
+def save_mixed(photographs: list[Image.Image], folder: Path, count: int, seed: int) -> None:
+    """Photographs of many sizes as grey, CMYK, palette, RGBA, grey with alpha and progressive files."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    for i in range(count):
+        picture = photographs[i % 2].resize((int(rng.integers(40, 300)), int(rng.integers(40, 300))))
+        kind = i % 6
+        if kind == 0:
+            picture.convert("L").save(folder / f"{i}.jpg")
+        elif kind == 1:
+            picture.convert("CMYK").save(folder / f"{i}.jpeg")
+        elif kind == 2:
+            picture.convert("P").save(folder / f"{i}.png", transparency=b"\x00\x10\x20")
+        elif kind == 3:
+            picture.putalpha(128)
+            picture.save(folder / f"{i}.png")
+        elif kind == 4:
+            picture.convert("LA").save(folder / f"{i}.png")
+        else:
+            picture.save(folder / f"{i}.JPEG", progressive=True)
+
+
+@pytest.fixture
+def mixed_root(tmp_path: Path, photographs: list[Image.Image]) -> Path:
+    """A folder of three classes with pictures of every mode: 36 to train on, 15 to validate on."""
+    root = tmp_path / "mixed"
+    for label, name in enumerate(("cat", "dog", "owl")):
+        save_mixed(photographs, root / "train" / name, 12, label)
+        save_mixed(photographs, root / "val" / name, 5, 10 + label)
+    return root
+
+
+Cait = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(REPO / "src"), "COLUMNS": "200"}
+
+
+@pytest.fixture
+def cait(tmp_path: Path, digits_root: Path) -> Cait:
+    """Run `cait` as a user does, in a folder of its own that has the digits at data/digits."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "digits").symlink_to(digits_root)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "cait", *arguments],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            # A shell that runs the tests in the background has them ignore Ctrl-C, and so would this.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+        )
+
+    return run

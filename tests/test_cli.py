@@ -1,0 +1,239 @@
+"""The command line as a user meets it: whole runs, in processes of their own."""
+
+import csv
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPO, SMALL, Cait, environment
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from cait.cli import main
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def steps_and_rates(run: Path) -> list[tuple[int, float]]:
+    return [(int(row["step"]), float(row["lr"])) for row in rows(run) if row["lr"]]
+
+
+def checkpoint(run: Path) -> dict:
+    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+
+
+def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> None:
+    done = cait("fit", *SMALL, "--run=first", "--trainer.max_epochs=2", "--model.lr=1e-3", "--ema.decay=0.9")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "logs" / "first"
+    for name in ("config.yaml", "metrics.csv", "checkpoints/last.ckpt", "checkpoints/best.ckpt"):
+        assert (run / name).is_file(), name
+    names = {"train/loss", "train/acc1", "lr", "epoch", "step"}
+    names |= {f"{part}/{figure}" for part in ("val", "val_ema") for figure in ("loss", "acc1", "acc5")}
+    assert set(rows(run)[0]) == names
+    events = EventAccumulator(str(run)).Reload()
+    assert {"train/loss", "val/acc1", "lr"} <= set(events.Tags()["scalars"])
+
+    # What is said: a line an epoch with loss, accuracy and rate, then the checkpoints and what to type next.
+    lines = [line for line in done.stdout.splitlines() if line.startswith("epoch ")]
+    assert len(lines) == 2
+    assert all(word in lines[1] for word in ("epoch 2/2", "loss", "lr", "val/acc1"))
+    for words in ("logs/first/checkpoints/best.ckpt", "make eval RUN=first", "make resume RUN=first"):
+        assert words in done.stdout
+    assert "Warning" not in done.stderr
+
+    # The rate that was asked for, at every logged step: 22 steps an epoch, 3 epochs of warm-up in a run of 2.
+    for step, rate in steps_and_rates(run):
+        assert rate == pytest.approx(1e-6 + (1e-3 - 1e-6) * step / 43, rel=1e-5)
+
+    again = cait("fit", *SMALL, "--run=first")
+    assert again.returncode == 2
+    assert again.stderr.strip().endswith("go on with `make resume RUN=first` or give another --run")
+
+    scored = cait("eval", "first")
+    assert scored.returncode == 0, scored.stderr
+    best = max(float(row["val/acc1"]) for row in rows(run) if row["val/acc1"])
+    shown = next(line for line in scored.stdout.splitlines() if "val/acc1" in line).split("│")[2]
+    assert float(shown) == pytest.approx(best, abs=1e-3)
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "cait", *arguments],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+        start_new_session=True,
+    )
+
+
+def test_killed_and_resumed_is_as_if_never_killed(cait: Cait, tmp_path: Path) -> None:
+    recipe = [*SMALL, "--trainer.max_epochs=4", "--model.drop_path_rate=0.2", "--ema.decay=0.9", "--data.repeats=2"]
+    whole = cait("fit", *recipe, "--run=whole")
+    assert whole.returncode == 0, whole.stderr
+
+    cut = start(tmp_path, "fit", *recipe, "--run=cut")
+    assert cut.stdout is not None
+    for line in cut.stdout:
+        if line.startswith("epoch 2/4"):
+            break
+    time.sleep(0.5)
+    os.killpg(cut.pid, signal.SIGKILL)
+    cut.wait()
+    resumed = cait("resume", "cut")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "epoch 1/4" not in resumed.stdout
+
+    expected, got = checkpoint(tmp_path / "logs/whole"), checkpoint(tmp_path / "logs/cut")
+    for key, value in expected["state_dict"].items():
+        assert torch.equal(value, got["state_dict"][key]), key
+    for key, value in expected["callbacks"]["EMA"].items():
+        assert torch.equal(value, got["callbacks"]["EMA"][key]), key
+    assert rows(tmp_path / "logs/cut") == rows(tmp_path / "logs/whole")
+    events = EventAccumulator(str(tmp_path / "logs/cut")).Reload().Scalars("train/loss")
+    steps = [event.step for event in events]
+    assert steps == sorted(set(steps)) == [int(row["step"]) for row in rows(tmp_path / "logs/whole") if row["lr"]]
+
+    # A finished run says so; with more epochs it goes on, the cosine over the new length.
+    assert "nothing to do" in cait("resume", "cut").stdout
+    longer = cait("resume", "cut", "--trainer.max_epochs=5")
+    assert longer.returncode == 0, longer.stderr
+    assert checkpoint(tmp_path / "logs/cut")["global_step"] == 5 * 20
+    warmup, total = 3 * 20, 5 * 20  # repeats cut an epoch of 1,437 pictures to 1,280, 20 batches
+    for step, rate in steps_and_rates(tmp_path / "logs/cut"):
+        if step >= 4 * 20:
+            cosine = (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
+            assert rate == pytest.approx(1e-5 + (2e-3 - 1e-5) * cosine, rel=1e-5)
+
+
+def test_interrupted_amid_an_epoch(cait: Cait, tmp_path: Path) -> None:
+    run = start(tmp_path, "fit", *SMALL, "--run=stopped", "--trainer.max_epochs=50")
+    assert run.stdout is not None
+    for line in run.stdout:
+        if line.startswith("epoch 1/"):
+            break
+    time.sleep(0.3)
+    run.send_signal(signal.SIGINT)
+    rest = run.stdout.read()
+    assert run.wait() != 0
+    assert "make resume RUN=stopped" in rest
+    assert "Traceback" not in rest
+
+
+def test_steps_amid_an_epoch_are_resumed_at_the_next_batch(cait: Cait, tmp_path: Path) -> None:
+    # A flat rate, so that the length of the run does not matter: warm-up from lr, cosine down to lr.
+    flat = [*SMALL, "--model.warmup_lr=2e-3", "--model.min_lr=2e-3", "--trainer.log_every_n_steps=1"]
+    assert cait("fit", *flat, "--trainer.max_steps=30", "--run=whole").returncode == 0
+    assert cait("fit", *flat, "--trainer.max_steps=7", "--run=parts").returncode == 0
+    resumed = cait("resume", "parts", "--trainer.max_steps=30")
+    assert resumed.returncode == 0, resumed.stderr
+    assert rows(tmp_path / "logs/parts") == rows(tmp_path / "logs/whole")
+    expected, got = (checkpoint(tmp_path / "logs" / run)["state_dict"] for run in ("whole", "parts"))
+    assert all(torch.equal(value, got[key]) for key, value in expected.items())
+
+
+def test_two_processes_count_every_picture_once(cait: Cait, tmp_path: Path, mixed_root: Path) -> None:
+    folder = ["--data.dataset=folder", f"--data.root={mixed_root}", "--data.eval_batch_size=2"]
+    two = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
+    done = cait("fit", *SMALL, *folder, *two, "--data.batch_size=4", "--trainer.max_epochs=3", "--run=ddp")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["ddp"]
+    with_two = [row for row in rows(tmp_path / "logs/ddp") if row["val/acc1"]][-1]
+    scored = cait("eval", "ddp", "--ckpt_path=logs/ddp/checkpoints/last.ckpt", "--trainer.devices=1")
+    assert scored.returncode == 0, scored.stderr
+    for name in ("val/acc1", "val/loss"):  # 15 pictures: 8 for one process, 7 for the other
+        shown = next(line for line in scored.stdout.splitlines() if name in line).split("│")[2]
+        assert float(shown) == pytest.approx(float(with_two[name]), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fit", "--config", "{digits}", "--model.lrr", "1"], "did you mean --model.lr?"),
+        (["fit", "--config", "{digits}", "--trainer.max_epoch", "3"], "did you mean --trainer.max_epochs?"),
+        (["fit", "--config", "{digits}", "--model.lr", "fast"], "fast"),
+        (["fit", "--config", "{digits}", "--data.num_workers", "some"], "--data.num_workers cannot be 'some'"),
+        (["fit", "--config", "{digits}", "--model.fields.dept", "3"], "did you mean depth?"),
+        (["fit", "--config", "{digits}", "--data.root=nowhere", "--data.dataset=folder"], "nowhere does not exist"),
+        (["fit", "--config", "{digits}", "--ckpt_path", "no.ckpt"], "no.ckpt does not exist"),
+        (["fit", "--config", "{digits}", "--ckpt_path", "{digits}"], "not a whole checkpoint"),
+        (["fit", "--config", "{digits}", "--run", "a/b"], "not a path"),
+        (["fit", "--config", "{digits}", "--trainer.max_epochs", "-3"], "max_epochs"),
+        (["fit", "--config", "no.yaml"], "no.yaml"),
+        (["fit", "--config", "{bad}"], "model.lrr"),
+        (["fit", "--config", "{garbled}"], "parsing config"),
+        (["validate", "--config", "{digits}"], "no checkpoint to score"),
+        (["resume"], "which run?"),
+        (["resume", "ghost"], "there is no run logs/ghost"),
+        (["resume", "hollow"], "nothing to resume"),
+        (["eval", "hollow"], "nothing to score"),
+        (["train"], "unknown verb"),
+    ],
+)
+def test_bad_input_gets_one_line(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "bad.yaml").write_text("model:\n  lrr: 1\n")
+    (tmp_path / "garbled.yaml").write_text("model: [1\n")
+    (tmp_path / "logs" / "hollow").mkdir(parents=True)
+    places = {
+        "digits": REPO / "configs/digits.yaml",
+        "bad": tmp_path / "bad.yaml",
+        "garbled": tmp_path / "garbled.yaml",
+    }
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    with pytest.raises(SystemExit) as stop:
+        main([argument.format(**places) for argument in arguments])
+    assert stop.value.code == 2
+    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("cait: error:")]
+    assert len(told) == 1
+    assert words in told[0]
+    assert len(told[0]) < 300
+    assert not list((tmp_path / "logs" / "hollow").iterdir())  # nothing was written
+
+
+def test_a_picture_that_breaks_amid_training_is_told_in_one_line(
+    cait: Cait, mixed_root: Path, photographs: list
+) -> None:
+    path = mixed_root / "train" / "cat" / "cut.jpg"
+    photographs[0].save(path)
+    path.write_bytes(path.read_bytes()[:2000])  # its header is whole
+    folder = ["--data.dataset=folder", f"--data.root={mixed_root}", "--data.batch_size=4"]
+    done = cait("fit", *SMALL, *folder, "--trainer.max_epochs=4")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("cait: error:")]
+    assert len(told) == 1
+    assert "cannot read" in told[0]
+    assert "cut.jpg" in told[0]
+
+
+def test_another_models_checkpoint_is_told(cait: Cait) -> None:
+    assert cait("fit", *SMALL, "--trainer.max_steps=1", "--run=small").returncode == 0
+    done = cait("fit", *SMALL, "--model.fields.depth=3", "--ckpt_path=logs/small/checkpoints/last.ckpt", "--run=other")
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("cait: error: the checkpoint is of another network")
+
+
+def test_help_is_quick_and_lists_the_verbs() -> None:
+    # In a process that cannot import torch, so that it cannot become slow.
+    code = "import sys; sys.modules['torch'] = None; from cait.cli import main; main(['--help'])"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(verb in done.stdout for verb in ("fit", "resume", "eval", "validate", "test", "predict"))

@@ -1,0 +1,210 @@
+"""The embedded digits, image folders good and bad, and Mixup and CutMix against timm's."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from PIL import Image
+from sklearn.datasets import load_digits
+from timm.data import Mixup
+from timm.loss import SoftTargetCrossEntropy
+
+from cait.data.dataset import mix_seeds
+from cait.data.digits import write_digits
+from cait.data.folder import load_rgb, scan
+from cait.datamodule import ImageNetDataModule
+from cait.errors import UserError
+
+
+def test_digits_are_scikit_learns_every_one_once(digits_root: Path) -> None:
+    digits = load_digits()
+    seen = {}
+    for path in digits_root.glob("*/*/*.png"):
+        pixels = np.asarray(Image.open(path))
+        number = int(path.stem)
+        assert path.parent.name == str(digits.target[number])
+        assert np.array_equal(np.round(pixels * (16 / 255)), digits.images[number])
+        seen[number] = path.parts[-3]
+    assert sorted(seen) == list(range(1797))
+    shares = [sum(seen[n] == "val" for n in np.flatnonzero(digits.target == label)) for label in range(10)]
+    assert sum(shares) == 360
+    assert min(shares) >= 35  # stratified
+    assert max(shares) <= 37
+
+
+def test_digits_are_written_once_and_the_split_is_fixed(tmp_path: Path, digits_root: Path) -> None:
+    write_digits(tmp_path / "again")
+    names = {path.relative_to(tmp_path / "again") for path in (tmp_path / "again").rglob("*.png")}
+    assert names == {path.relative_to(digits_root) for path in digits_root.rglob("*.png")}
+    one = tmp_path / "again/train/0"
+    before = one.stat().st_mtime_ns
+    write_digits(tmp_path / "again")
+    assert one.stat().st_mtime_ns == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again"]
+
+
+def module(root: Path, **settings: object) -> ImageNetDataModule:
+    defaults: dict = dict(img_size=32, batch_size=4, num_workers=0, eval_batch_size=4)
+    return ImageNetDataModule(root=str(root), **(defaults | settings))
+
+
+@pytest.mark.filterwarnings("error")
+def test_pictures_of_every_mode_go_through_the_whole_recipe(mixed_root: Path) -> None:
+    data = module(mixed_root, repeats=1)
+    data.setup("fit")
+    assert data.class_names == ["cat", "dog", "owl"]
+    images = torch.cat([images for images, _ in data.train_dataloader()])
+    assert images.shape == (36, 3, 32, 32)
+    assert images.isfinite().all()
+    labels = torch.cat([labels for _, labels in data.val_dataloader()])
+    assert labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5
+
+
+def test_evaluation_is_resize_centre_crop_normalise(mixed_root: Path) -> None:
+    data = module(mixed_root, img_size=48, crop_pct=0.75)
+    data.setup("validate")
+    path, _ = data.val_pictures.samples[0]
+    picture = load_rgb(path)
+    scale = 64 / min(picture.size)
+    size = [64 if side == min(picture.size) else int(side * scale) for side in picture.size]
+    picture = picture.resize(size, Image.Resampling.BICUBIC)
+    left, top = round((size[0] - 48) / 2), round((size[1] - 48) / 2)
+    pixels = np.asarray(picture.crop((left, top, left + 48, top + 48)), dtype=np.float32) / 255
+    expected = (pixels - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
+    got = data.val_pictures[0][0].permute(1, 2, 0).numpy()
+    assert np.abs(got - expected).max() < 1e-5
+
+
+def test_a_folder_of_class_folders_alone_is_divided(mixed_root: Path) -> None:
+    root = mixed_root / "train"
+    data = module(root, val_fraction=0.25)
+    data.setup("fit")
+    train, val = data.train_pictures.samples, data.val_pictures.samples
+    assert (len(train), len(val)) == (27, 9)
+    assert not {path for path, _ in train} & {path for path, _ in val}
+    assert [sum(label == c for _, label in val) for c in range(3)] == [3, 3, 3]
+    assert scan(root, "train", "val", 0.25) == (train, val)
+
+
+def broken(mixed_root: Path, kind: str) -> Path:
+    if kind == "missing root":
+        return mixed_root / "nowhere"
+    if kind == "missing val":
+        (mixed_root / "val").rename(mixed_root / "kept")
+    elif kind == "empty class":
+        (mixed_root / "train" / "emu").mkdir()
+        (mixed_root / "val" / "emu").mkdir()
+    elif kind == "other classes":
+        (mixed_root / "val" / "owl").rename(mixed_root / "val" / "owls")
+    elif kind == "one class":
+        for name in ("cat", "dog"):
+            (mixed_root / "train" / name).rename(mixed_root / name)
+    elif kind == "text named jpg":
+        (mixed_root / "train" / "cat" / "note.jpg").write_text("buy milk")
+    elif kind == "empty file":
+        (mixed_root / "val" / "dog" / "zero.png").touch()
+    return mixed_root
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("missing root", "nowhere does not exist"),
+        ("missing val", "val does not exist"),
+        ("empty class", "no pictures in the class folder"),
+        ("other classes", "same class folders: owl, owls"),
+        ("one class", "at least 2 are needed"),
+        ("text named jpg", "note.jpg: not a picture"),
+        ("empty file", "zero.png"),
+    ],
+)
+def test_unusable_folders_are_told_in_one_line(mixed_root: Path, kind: str, words: str) -> None:
+    data = module(broken(mixed_root, kind))
+    with pytest.raises(UserError) as caught:
+        data.setup("fit")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_picture_is_told(mixed_root: Path, photographs: list[Image.Image]) -> None:
+    path = mixed_root / "train" / "cat" / "cut.jpg"
+    photographs[0].save(path)
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(UserError, match=r"cut\.jpg"):
+        load_rgb(str(path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (dict(batch_size=5), "even"),
+        (dict(batch_size=0), "at least 1"),
+        (dict(num_workers=-1), "num_workers"),
+        (dict(auto_augment="rond-m9"), "auto_augment"),
+        (dict(crop_pct=0), "crop_pct"),
+        (dict(mixup=-1), "mixup"),
+        (dict(hflip=2), "hflip"),
+    ],
+)
+def test_bad_settings_are_told(tmp_path: Path, settings: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        module(tmp_path, **settings)
+
+
+def test_too_few_pictures_for_a_batch_are_told(mixed_root: Path) -> None:
+    data = module(mixed_root, batch_size=64, repeats=1)
+    data.setup("fit")
+    with pytest.raises(UserError, match="lower --data"):
+        data.train_dataloader()
+
+
+@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
+def test_mixing_and_smoothing_are_timms(mixed_root: Path, mode: str) -> None:
+    data = module(mixed_root, mix_mode=mode, seed=5)
+    data.setup("fit")
+    data.trainer = Trainer(logger=False, enable_checkpointing=False, barebones=False, enable_progress_bar=False)
+    data.trainer.training = True
+    theirs = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, switch_prob=0.5, mode=mode, label_smoothing=0.1, num_classes=3)
+    used = set()
+    for step in range(12):
+        data.trainer.fit_loop.epoch_loop.batch_progress.current.ready = step
+        images, labels = torch.randn(4, 3, 32, 32), torch.randint(0, 3, (4,))
+        np.random.seed(mix_seeds(5, 0, step, 0) % 2**32)
+        expected_images, expected_targets = theirs(images.clone(), labels)
+        got_images, got_targets = data.on_after_batch_transfer((images.clone(), labels), 0)
+        assert torch.equal(got_images, expected_images)
+        used.add("cutmix" if torch.isin(got_images[0], torch.cat([images[0], images[3]])).all() else "mixup")
+        logits = torch.randn(4, 3)
+        ours = torch.nn.functional.cross_entropy(logits, got_targets, label_smoothing=0.1)
+        assert ours.item() == pytest.approx(SoftTargetCrossEntropy()(logits, expected_targets).item(), rel=1e-6)
+    assert used == {"cutmix", "mixup"}
+
+
+def test_evaluation_batches_are_not_mixed(mixed_root: Path) -> None:
+    data = module(mixed_root)
+    data.setup("fit")
+    data.trainer = Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    data.trainer.validating = True
+    batch = (torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 0]))
+    assert data.on_after_batch_transfer(batch, 0) is batch
+
+
+def test_predictions_cover_a_folder(mixed_root: Path, cait) -> None:
+    done = cait(
+        "fit", "--config", str(Path(__file__).parent.parent / "configs/digits.yaml"), "--data.dataset=folder",
+        f"--data.root={mixed_root}", "--data.batch_size=4", "--trainer.max_steps=2", "--run=mixed",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    done = cait(
+        "predict", "--config", "logs/mixed/config.yaml", "--ckpt_path", "logs/mixed/checkpoints/last.ckpt",
+        f"--data.predict_root={mixed_root / 'val'}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    with (mixed_root.parent / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [Path(row["path"]) for row in rows] == sorted(p for p in (mixed_root / "val").rglob("*.*") if p.is_file())
+    assert {row["class"] for row in rows} <= {"cat", "dog", "owl"}
+    assert all(1 / 3 < float(row["probability"]) <= 1 for row in rows)

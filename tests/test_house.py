@@ -1,0 +1,63 @@
+"""Imports run one way, from the command line down to the model, and the light parts stay light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+from conftest import REPO, environment
+
+# From the top; a module may import from its own floor and from those below it.
+FLOORS = [
+    ["__main__"],
+    ["cli"],
+    ["lightning_cli"],
+    ["callbacks"],
+    ["module", "datamodule"],
+    ["optim", "data"],
+    ["model"],
+    ["errors"],
+]
+# Neighbours that must not know each other.
+APART = [("module", "datamodule"), ("datamodule", "module"), ("data", "optim"), ("optim", "data")]
+SOURCE = REPO / "src" / "cait"
+
+
+def room(module: str) -> str:
+    return module.split(".")[1]
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "cait":
+            found |= {room(f"{node.module}.{alias.name}") for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {room(alias.name) for alias in node.names if alias.name.startswith("cait.")}
+    return found
+
+
+def test_imports_point_down() -> None:
+    floor = {name: level for level, names in enumerate(FLOORS) for name in names}
+    seen = 0
+    for path in SOURCE.rglob("*.py"):
+        here = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if here == "__init__":
+            continue
+        for there in imports(path):
+            seen += 1
+            assert floor[there] >= floor[here], f"{path} imports {there}, which is above it"
+            assert (here, there) not in APART, f"{path} imports its neighbour {there}"
+            # The data sets know nothing of the network.
+            assert not (here in ("data", "datamodule", "optim") and there == "model"), f"{path} imports the model"
+    assert seen > 20
+
+
+def test_the_model_needs_torch_alone() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('lightning', 'torchmetrics', 'torchvision', 'jsonargparse', 'timm'): sys.modules[name] = None\n"
+        "import cait; print(sum(p.numel() for p in cait.create_model('xxs24').parameters()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    assert done.stdout.strip() == "11956264", done.stderr

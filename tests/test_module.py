@@ -1,0 +1,150 @@
+"""Metrics, the moving average and the module's settings, against torch's and timm's own."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import LambdaCallback
+from timm.utils import ModelEmaV2
+from torch.utils.data import DataLoader, TensorDataset
+
+from cait.callbacks.ema import EMA
+from cait.errors import UserError
+from cait.module import CaiTModule, EvalMetrics
+
+FIELDS = dict(embed_dim=16, depth=2, num_heads=2, patch_size=4)
+
+
+def module(**settings: object) -> CaiTModule:
+    defaults: dict = dict(img_size=8, num_classes=7, fields=FIELDS, lr_base_size=None)
+    return CaiTModule(**(defaults | settings))
+
+
+def loader(count: int = 24, batch: int = 4) -> DataLoader:
+    torch.manual_seed(0)
+    return DataLoader(TensorDataset(torch.randn(count, 3, 8, 8), torch.randint(0, 7, (count,))), batch_size=batch)
+
+
+def trainer(**settings: object) -> Trainer:
+    quiet: dict = dict(
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        max_epochs=2,
+    )
+    return Trainer(**(quiet | settings))
+
+
+def test_metrics_count_a_whole_set_of_uneven_batches() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(50, 7), torch.randint(0, 7, (50,))
+    # The first batch is right in top-1 and so in top-5: metrics that share their states would stay merged.
+    logits[:10] = torch.nn.functional.one_hot(labels[:10], 7).float()
+    metrics = EvalMetrics(7)
+    for part in (slice(0, 10), slice(10, 43), slice(43, 50)):
+        metrics.update(logits[part], labels[part])
+    figures = metrics.compute("val")
+    top5 = logits.topk(5).indices
+    assert figures["val/acc1"].item() == pytest.approx(100 * (logits.argmax(1) == labels).float().mean().item())
+    assert figures["val/acc5"].item() == pytest.approx(100 * (top5 == labels[:, None]).any(1).float().mean().item())
+    expected = torch.nn.functional.cross_entropy(logits, labels).item()
+    assert figures["val/loss"].item() == pytest.approx(expected, rel=1e-6)
+    metrics.update(logits[:10], labels[:10])  # the count began anew
+    assert metrics.compute("val")["val/acc1"].item() == 100
+
+
+def test_the_moving_average_is_timms() -> None:
+    ours = EMA(decay=0.9)
+    reference: list[ModelEmaV2] = []
+    steps = LambdaCallback(
+        on_fit_start=lambda _, pl_module: reference.append(ModelEmaV2(pl_module.model, decay=0.9)),
+        on_train_batch_end=lambda *args: reference[0].update(args[1].model) if args[4] % 2 else None,
+    )
+    net = module(lr=1e-2, warmup_epochs=0)
+    before = deepcopy(net.model.state_dict())
+    trainer(callbacks=[ours, steps], accumulate_grad_batches=2).fit(net, loader(), loader(8))
+    assert ours.average is not None
+    for key, expected in reference[0].module.state_dict().items():
+        got = ours.average.module.state_dict()[key]
+        assert torch.allclose(got, expected, atol=1e-7), key
+        if key == "head.weight":
+            assert not torch.allclose(got, before[key], atol=1e-3)
+            assert not torch.allclose(got, net.model.state_dict()[key], atol=1e-4)
+
+
+def test_the_average_is_scored_beside_the_raw_weights_and_comes_back() -> None:
+    fit = trainer(callbacks=[ours := EMA(decay=0.5)])
+    fit.fit(net := module(lr=1e-2, warmup_epochs=0), loader(), loader(8))
+    metrics = fit.callback_metrics
+    assert ours.average is not None
+    with torch.no_grad():
+        for name, model in (("val", net.model), ("val_ema", ours.average.module)):
+            model.eval()
+            images, labels = loader(8).dataset.tensors
+            expected = torch.nn.functional.cross_entropy(model(images), labels).item()
+            assert metrics[f"{name}/loss"].item() == pytest.approx(expected, rel=1e-5)
+    other = EMA(decay=0.5)
+    other.load_state_dict(ours.state_dict())
+    other.on_fit_start(fit, net)
+    assert all(torch.equal(other.state_dict()[key], value) for key, value in ours.state_dict().items())
+
+
+@pytest.mark.parametrize(("base", "accumulate", "peak"), [(None, 1, 0.01), (512, 1, 0.01 * 4 / 512), (8, 3, 0.015)])
+def test_the_peak_rate_follows_the_global_batch(base: int | None, accumulate: int, peak: float) -> None:
+    net = module(lr=0.01, lr_base_size=base, warmup_epochs=0)
+    fit = trainer(max_epochs=1, accumulate_grad_batches=accumulate)
+    fit.fit(net, loader())
+    assert fit.lr_scheduler_configs[0].scheduler.base_lrs == pytest.approx([peak, peak])
+
+
+def test_warmup_counts_optimiser_steps() -> None:
+    fit = trainer(max_epochs=4, accumulate_grad_batches=4)
+    fit.fit(module(warmup_epochs=2), loader())
+    schedule = fit.lr_scheduler_configs[0].scheduler
+    assert (schedule.warmup_epochs, schedule.max_epochs) == (4, 8)  # 6 batches by 4: 2 steps an epoch
+
+
+def test_settings_of_now_win_over_a_checkpoints(tmp_path) -> None:
+    first = trainer()
+    first.fit(module(weight_decay=0.05), loader())
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    again = trainer(max_epochs=4)
+    again.fit(module(weight_decay=0.3, betas=(0.8, 0.99), lr=7e-3), loader(), ckpt_path=tmp_path / "x.ckpt")
+    groups = again.optimizers[0].param_groups
+    assert [group["weight_decay"] for group in groups] == [0.0, 0.3]
+    assert groups[0]["betas"] == (0.8, 0.99)
+    assert groups[0]["initial_lr"] == 7e-3
+    assert again.global_step == 24
+
+
+def test_another_networks_checkpoint_is_refused(tmp_path) -> None:
+    first = trainer(max_epochs=1)
+    first.fit(module(), loader())
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    with pytest.raises(UserError, match="another network"):
+        trainer().fit(module(fields=FIELDS | {"depth": 3}), loader(), ckpt_path=tmp_path / "x.ckpt")
+
+
+def test_a_checkpoint_loads_without_the_command_line(tmp_path) -> None:
+    first = trainer(max_epochs=1)
+    first.fit(net := module(), loader())
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    again = CaiTModule.load_from_checkpoint(tmp_path / "x.ckpt")
+    assert all(torch.equal(value, again.state_dict()[key]) for key, value in net.state_dict().items())
+    assert again.model.config.embed_dim == 16
+
+
+@pytest.mark.parametrize(
+    "settings", [dict(label_smoothing=1.0), dict(lr=-1), dict(lr_base_size=0), dict(fields={"dept": 2})]
+)
+def test_bad_settings_are_told(settings: dict) -> None:
+    with pytest.raises(UserError):
+        module(**settings)
+
+
+def test_an_endless_run_is_refused() -> None:
+    with pytest.raises(UserError, match="max_epochs"):
+        trainer(max_epochs=-1).fit(module(), loader())

@@ -1,0 +1,87 @@
+"""The order of a run against torch's and timm's samplers, and its independence of workers, ranks and restarts."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from timm.data.distributed_sampler import RepeatAugSampler
+from torch.utils.data import DistributedSampler
+
+from cait.data.sampler import ShardSampler, TrainBatchSampler
+from cait.datamodule import ImageNetDataModule
+
+
+@pytest.mark.parametrize(("length", "world_size"), [(1000, 1), (1000, 4), (515, 2), (100, 3)])
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_repeated_augmentation_is_timms_order(length: int, world_size: int, epoch: int) -> None:
+    for rank in range(world_size):
+        theirs = RepeatAugSampler(range(length), num_replicas=world_size, rank=rank, num_repeats=3)
+        theirs.set_epoch(epoch)
+        ours = TrainBatchSampler(length, 1, seed=0, repeats=3, rank=rank, world_size=world_size)
+        ours.epoch = epoch
+        expected = list(theirs)
+        # Below 256 pictures timm rounds the rank's share up and we down: no rank repeats another's entry.
+        assert len(expected) - len(ours.keys()) in ((0,) if length >= 256 else (0, 1))
+        assert [index for _, index, _ in ours.keys()] == expected[: len(ours.keys())]  # noqa: SIM118
+
+
+def test_without_repeats_it_is_torchs_distributed_order() -> None:
+    for rank in range(3):
+        theirs = DistributedSampler(range(100), num_replicas=3, rank=rank, seed=7, drop_last=True)
+        theirs.set_epoch(2)
+        ours = TrainBatchSampler(100, 1, seed=7, rank=rank, world_size=3)
+        ours.epoch = 2
+        assert [index for _, index, _ in ours.keys()] == list(theirs)  # noqa: SIM118
+
+
+def test_the_global_order_does_not_depend_on_the_world() -> None:
+    def global_order(world_size: int) -> list[tuple[int, int, int]]:
+        ranks = [TrainBatchSampler(768, 4, 0, 3, rank, world_size).keys() for rank in range(world_size)]
+        return [key for step in zip(*ranks, strict=True) for key in step]
+
+    assert global_order(1) == global_order(2) == global_order(4)
+
+
+def test_a_pass_may_begin_at_any_batch() -> None:
+    sampler = TrainBatchSampler(103, 8, seed=0)
+    whole = list(sampler)
+    assert len(whole) == len(sampler) == 12
+    sampler.first_batch = 5
+    assert list(sampler) == whole[5:]
+
+
+@pytest.mark.parametrize(("length", "world_size"), [(15, 2), (7, 4), (2, 4), (8, 1)])
+def test_evaluation_sees_every_index_once(length: int, world_size: int) -> None:
+    shards = [ShardSampler(length, rank, world_size) for rank in range(world_size)]
+    assert sorted(index for shard in shards for index in shard) == list(range(length))
+    assert all(len(list(shard)) == len(shard) for shard in shards)
+
+
+def batches(root: Path, workers: int, first: int = 0, epoch: int = 0) -> list[torch.Tensor]:
+    data = ImageNetDataModule(
+        root=str(root), dataset="digits", img_size=16, batch_size=64, num_workers=workers, repeats=3, mixup=0, cutmix=0
+    )
+    data.setup("fit")
+    loader = data.train_dataloader()
+    loader.position = lambda: (epoch, first)
+    return [images for images, _ in loader]
+
+
+def test_pixels_do_not_depend_on_workers_or_on_where_the_pass_began(digits_root: Path) -> None:
+    whole = batches(digits_root, workers=0)
+    assert len(whole) == 1280 // 64  # floor(1437 / 256) · 256 pictures, as long as without repeats
+    for other in (batches(digits_root, workers=2), [*whole[:13], *batches(digits_root, workers=1, first=13)]):
+        assert len(other) == len(whole)
+        assert all(torch.equal(a, b) for a, b in zip(whole, other, strict=True))
+    assert not torch.equal(whole[0], batches(digits_root, workers=0, epoch=1)[0])
+    # The repeats of one picture lie in a row and are augmented anew.
+    assert not torch.equal(whole[0][0], whole[0][1])
+
+
+def test_without_a_trainer_each_pass_is_the_next_epoch(digits_root: Path) -> None:
+    data = ImageNetDataModule(root=str(digits_root), dataset="digits", img_size=16, batch_size=64, num_workers=0)
+    data.setup("fit")
+    loader = data.train_dataloader()
+    first, second = next(iter(loader)), next(iter(loader))
+    assert first[0].shape == (64, 3, 16, 16)
+    assert not torch.equal(first[1], second[1])
