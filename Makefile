@@ -20,7 +20,7 @@ help: ## Show this list
 
 .PHONY: train
 train: $(READY) ## Train: by default CaiT on the embedded digits, about 2 minutes on 2 cores
-	@$(BIN)/cait fit --config $(CONFIG) $(if $(RUN),--run $(RUN)) $(ARGS)
+	@$(BIN)/cait fit --config $(CONFIG) $(if $(RUN),--run_name $(RUN)) $(ARGS)
 
 .PHONY: resume
 resume: $(READY) ## Go on with the run RUN where it stopped, in its folder

@@ -31,7 +31,7 @@ def checkpoint(run: Path) -> dict:
 
 
 def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> None:
-    done = cait("fit", *SMALL, "--run=first", "--trainer.max_epochs=2", "--model.lr=1e-3", "--ema.decay=0.9")
+    done = cait("fit", *SMALL, "--run_name=first", "--trainer.max_epochs=2", "--model.lr=1e-3", "--ema.decay=0.9")
     assert done.returncode == 0, done.stderr
     run = tmp_path / "logs" / "first"
     for name in ("config.yaml", "metrics.csv", "checkpoints/last.ckpt", "checkpoints/best.ckpt"):
@@ -54,9 +54,9 @@ def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> No
     for step, rate in steps_and_rates(run):
         assert rate == pytest.approx(1e-6 + (1e-3 - 1e-6) * step / 43, rel=1e-5)
 
-    again = cait("fit", *SMALL, "--run=first")
+    again = cait("fit", *SMALL, "--run_name=first")
     assert again.returncode == 2
-    assert again.stderr.strip().endswith("go on with `make resume RUN=first` or give another --run")
+    assert again.stderr.strip().endswith("go on with `make resume RUN=first` or give another --run_name")
 
     scored = cait("eval", "first")
     assert scored.returncode == 0, scored.stderr
@@ -80,10 +80,10 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen:
 
 def test_killed_and_resumed_is_as_if_never_killed(cait: Cait, tmp_path: Path) -> None:
     recipe = [*SMALL, "--trainer.max_epochs=4", "--model.drop_path_rate=0.2", "--ema.decay=0.9", "--data.repeats=2"]
-    whole = cait("fit", *recipe, "--run=whole")
+    whole = cait("fit", *recipe, "--run_name=whole")
     assert whole.returncode == 0, whole.stderr
 
-    cut = start(tmp_path, "fit", *recipe, "--run=cut")
+    cut = start(tmp_path, "fit", *recipe, "--run_name=cut")
     assert cut.stdout is not None
     for line in cut.stdout:
         if line.startswith("epoch 2/4"):
@@ -118,7 +118,7 @@ def test_killed_and_resumed_is_as_if_never_killed(cait: Cait, tmp_path: Path) ->
 
 
 def test_interrupted_amid_an_epoch(cait: Cait, tmp_path: Path) -> None:
-    run = start(tmp_path, "fit", *SMALL, "--run=stopped", "--trainer.max_epochs=50")
+    run = start(tmp_path, "fit", *SMALL, "--run_name=stopped", "--trainer.max_epochs=50")
     assert run.stdout is not None
     for line in run.stdout:
         if line.startswith("epoch 1/"):
@@ -134,8 +134,8 @@ def test_interrupted_amid_an_epoch(cait: Cait, tmp_path: Path) -> None:
 def test_steps_amid_an_epoch_are_resumed_at_the_next_batch(cait: Cait, tmp_path: Path) -> None:
     # A flat rate, so that the length of the run does not matter: warm-up from lr, cosine down to lr.
     flat = [*SMALL, "--model.warmup_lr=2e-3", "--model.min_lr=2e-3", "--trainer.log_every_n_steps=1"]
-    assert cait("fit", *flat, "--trainer.max_steps=30", "--run=whole").returncode == 0
-    assert cait("fit", *flat, "--trainer.max_steps=7", "--run=parts").returncode == 0
+    assert cait("fit", *flat, "--trainer.max_steps=30", "--run_name=whole").returncode == 0
+    assert cait("fit", *flat, "--trainer.max_steps=7", "--run_name=parts").returncode == 0
     resumed = cait("resume", "parts", "--trainer.max_steps=30")
     assert resumed.returncode == 0, resumed.stderr
     assert rows(tmp_path / "logs/parts") == rows(tmp_path / "logs/whole")
@@ -144,9 +144,9 @@ def test_steps_amid_an_epoch_are_resumed_at_the_next_batch(cait: Cait, tmp_path:
 
 
 def test_two_processes_count_every_picture_once(cait: Cait, tmp_path: Path, mixed_root: Path) -> None:
-    folder = ["--data.dataset=folder", f"--data.root={mixed_root}", "--data.eval_batch_size=2"]
+    folder = [f"--data.root={mixed_root}", "--data.eval_batch_size=2"]
     two = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
-    done = cait("fit", *SMALL, *folder, *two, "--data.batch_size=4", "--trainer.max_epochs=3", "--run=ddp")
+    done = cait("fit", *SMALL, *folder, *two, "--data.batch_size=4", "--trainer.max_epochs=3", "--run_name=ddp")
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["ddp"]
     with_two = [row for row in rows(tmp_path / "logs/ddp") if row["val/acc1"]][-1]
@@ -165,10 +165,10 @@ def test_two_processes_count_every_picture_once(cait: Cait, tmp_path: Path, mixe
         (["fit", "--config", "{digits}", "--model.lr", "fast"], "fast"),
         (["fit", "--config", "{digits}", "--data.num_workers", "some"], "--data.num_workers cannot be 'some'"),
         (["fit", "--config", "{digits}", "--model.fields.dept", "3"], "did you mean depth?"),
-        (["fit", "--config", "{digits}", "--data.root=nowhere", "--data.dataset=folder"], "nowhere does not exist"),
+        (["fit", "--config", "{digits}", "--data.root=nowhere"], "nowhere does not exist"),
         (["fit", "--config", "{digits}", "--ckpt_path", "no.ckpt"], "no.ckpt does not exist"),
         (["fit", "--config", "{digits}", "--ckpt_path", "{digits}"], "not a whole checkpoint"),
-        (["fit", "--config", "{digits}", "--run", "a/b"], "not a path"),
+        (["fit", "--config", "{digits}", "--run_name", "a/b"], "not a path"),
         (["fit", "--config", "{digits}", "--trainer.max_epochs", "-3"], "max_epochs"),
         (["fit", "--config", "no.yaml"], "no.yaml"),
         (["fit", "--config", "{bad}"], "model.lrr"),
@@ -214,7 +214,7 @@ def test_a_picture_that_breaks_amid_training_is_told_in_one_line(
     path = mixed_root / "train" / "cat" / "cut.jpg"
     photographs[0].save(path)
     path.write_bytes(path.read_bytes()[:2000])  # its header is whole
-    folder = ["--data.dataset=folder", f"--data.root={mixed_root}", "--data.batch_size=4"]
+    folder = [f"--data.root={mixed_root}", "--data.batch_size=4"]
     done = cait("fit", *SMALL, *folder, "--trainer.max_epochs=4")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
@@ -225,8 +225,10 @@ def test_a_picture_that_breaks_amid_training_is_told_in_one_line(
 
 
 def test_another_models_checkpoint_is_told(cait: Cait) -> None:
-    assert cait("fit", *SMALL, "--trainer.max_steps=1", "--run=small").returncode == 0
-    done = cait("fit", *SMALL, "--model.fields.depth=3", "--ckpt_path=logs/small/checkpoints/last.ckpt", "--run=other")
+    assert cait("fit", *SMALL, "--trainer.max_steps=1", "--run_name=small").returncode == 0
+    done = cait(
+        "fit", *SMALL, "--model.fields.depth=3", "--ckpt_path=logs/small/checkpoints/last.ckpt", "--run_name=other"
+    )
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].startswith("cait: error: the checkpoint is of another network")
 

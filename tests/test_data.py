@@ -194,8 +194,8 @@ def test_evaluation_batches_are_not_mixed(mixed_root: Path) -> None:
 
 def test_predictions_cover_a_folder(mixed_root: Path, cait) -> None:
     done = cait(
-        "fit", "--config", str(Path(__file__).parent.parent / "configs/digits.yaml"), "--data.dataset=folder",
-        f"--data.root={mixed_root}", "--data.batch_size=4", "--trainer.max_steps=2", "--run=mixed",
+        "fit", "--config", str(Path(__file__).parent.parent / "configs/digits.yaml"),
+        f"--data.root={mixed_root}", "--data.batch_size=4", "--trainer.max_steps=2", "--run_name=mixed",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     done = cait(
@@ -208,3 +208,14 @@ def test_predictions_cover_a_folder(mixed_root: Path, cait) -> None:
     assert [Path(row["path"]) for row in rows] == sorted(p for p in (mixed_root / "val").rglob("*.*") if p.is_file())
     assert {row["class"] for row in rows} <= {"cat", "dog", "owl"}
     assert all(1 / 3 < float(row["probability"]) <= 1 for row in rows)
+
+
+def test_the_embedded_data_set_appears_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = ImageNetDataModule(root="data/digits", img_size=16, batch_size=32, num_workers=0)
+    assert data.num_classes == 10  # known before it is written, for the model is built first
+    data.setup("fit")
+    assert data.num_classes == len(list(Path("data/digits/train").iterdir())) == 10
+    assert len(data.train_pictures) == 1437
+    with pytest.raises(UserError, match="does not exist"):
+        ImageNetDataModule(root="data/digit").setup("fit")

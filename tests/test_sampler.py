@@ -59,7 +59,7 @@ def test_evaluation_sees_every_index_once(length: int, world_size: int) -> None:
 
 def batches(root: Path, workers: int, first: int = 0, epoch: int = 0) -> list[torch.Tensor]:
     data = ImageNetDataModule(
-        root=str(root), dataset="digits", img_size=16, batch_size=64, num_workers=workers, repeats=3, mixup=0, cutmix=0
+        root=str(root), img_size=16, batch_size=64, num_workers=workers, repeats=3, mixup=0, cutmix=0
     )
     data.setup("fit")
     loader = data.train_dataloader()
@@ -79,7 +79,7 @@ def test_pixels_do_not_depend_on_workers_or_on_where_the_pass_began(digits_root:
 
 
 def test_without_a_trainer_each_pass_is_the_next_epoch(digits_root: Path) -> None:
-    data = ImageNetDataModule(root=str(digits_root), dataset="digits", img_size=16, batch_size=64, num_workers=0)
+    data = ImageNetDataModule(root=str(digits_root), img_size=16, batch_size=64, num_workers=0)
     data.setup("fit")
     loader = data.train_dataloader()
     first, second = next(iter(loader)), next(iter(loader))

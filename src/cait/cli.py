@@ -15,7 +15,7 @@ usage: cait VERB [options]
 
 Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
 
-  fit        train:              cait fit --config configs/digits.yaml --run NAME
+  fit        train:              cait fit --config configs/digits.yaml --run_name NAME
   resume     go on with a run:   cait resume NAME [--trainer.max_epochs 100 ...]
   eval       score a run:        cait eval NAME [--ckpt_path FILE ...]
   validate   score a checkpoint on the validation set, logged as val/...

@@ -34,9 +34,7 @@ class ImageNetDataModule(LightningDataModule):
 
     Args:
         root: `root/train/<class>/*` and `root/val/<class>/*`, or `root/<class>/*`, of which
-            `val_fraction` is then held out.
-        dataset: "folder" for the pictures that lie at `root`; "digits" writes scikit-learn's digits
-            there first.
+            `val_fraction` is then held out. At "data/digits" scikit-learn's digits are written first.
         train_split: name of the training folder in `root`.
         val_split: name of the validation folder in `root`.
         val_fraction: share of each class that is held out where `root` has no training folder.
@@ -72,7 +70,6 @@ class ImageNetDataModule(LightningDataModule):
     def __init__(
         self,
         root: str = "data/imagenet",
-        dataset: Literal["folder", "digits"] = "folder",
         train_split: str = "train",
         val_split: str = "val",
         val_fraction: float = 0.1,
@@ -101,7 +98,6 @@ class ImageNetDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         self.root = Path(root)
-        self.dataset = dataset
         self.train_split, self.val_split, self.val_fraction = train_split, val_split, val_fraction
         self.img_size = img_size
         self.batch_size = batch_size
@@ -156,21 +152,23 @@ class ImageNetDataModule(LightningDataModule):
     @property
     def num_classes(self) -> int:
         """Number of classes, read off the folder names; it needs no `setup`."""
-        return digits.NUM_CLASSES if self.dataset == "digits" else len(self.class_names)
+        return len(self.class_names)
 
     @property
     def class_names(self) -> list[str]:
         """Names of the classes in the order of their indices."""
+        if self.root == digits.ROOT and not self.root.is_dir():  # before prepare_data
+            return digits.CLASS_NAMES
         return folder.class_names(self.root, self.train_split)
 
     def prepare_data(self) -> None:
         """Write the embedded data set; called once on each node."""
-        if self.dataset == "digits":
+        if self.root == digits.ROOT:
             digits.write_digits(self.root)
 
     def setup(self, stage: str | None = None) -> None:
         """List the pictures. Raises UserError where they cannot be used."""
-        if self.dataset == "digits" and not self.root.is_dir():
+        if self.trainer is None:
             self.prepare_data()
         if stage == "predict" and self.predict_root is not None:
             self.predict_samples = folder.scan_flat(self.predict_root)

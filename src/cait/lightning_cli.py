@@ -79,7 +79,7 @@ class CaiTCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--run", type=str | None, default=None, help="Name of the run's folder below logs/.")
+        parser.add_argument("--run_name", type=str | None, default=None, help="Name of the run's folder below logs/.")
         parser.add_lightning_class_args(EMA, "ema")
         parser.link_arguments("data.img_size", "model.img_size")
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
@@ -120,17 +120,17 @@ class CaiTCLI(LightningCLI):
         config = self.config.fit
         root = Path(config.trainer.default_root_dir or "logs")
         launched = "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ  # by torchrun, SLURM or Lightning
-        name = config.run or (os.environ.get(RUN_VARIABLE) if launched else None)
+        name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
             base = Path(str(config.config[-1])).stem if config.config else config.model.name
             # Processes that were launched apart cannot agree on a number.
             name = base if launched else _free_name(root, base)
         if Path(name).name != name:
-            raise UserError(f"--run is a name, not a path: {name!r}")
-        os.environ[RUN_VARIABLE] = config.run = name
+            raise UserError(f"--run_name is a name, not a path: {name!r}")
+        os.environ[RUN_VARIABLE] = config.run_name = name
         run_dir = root / name
         if config.ckpt_path is None and _rank() == 0 and _holds_run(run_dir):
-            raise UserError(f"{run_dir} holds a run: go on with `make resume RUN={name}` or give another --run")
+            raise UserError(f"{run_dir} holds a run: go on with `make resume RUN={name}` or give another --run_name")
         return run_dir
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

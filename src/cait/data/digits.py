@@ -10,7 +10,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-NUM_CLASSES = 10
+ROOT = Path("data/digits")
+CLASS_NAMES = [str(digit) for digit in range(10)]
 VAL_FRACTION = 0.2
 SPLIT_SEED = 0
 
