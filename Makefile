@@ -20,15 +20,15 @@ help: ## Show this list
 
 .PHONY: train
 train: $(READY) ## Train: by default CaiT on the embedded digits, about 2 minutes on 2 cores
-	@$(BIN)/cait fit --config $(CONFIG) $(if $(RUN),--run_name $(RUN)) $(ARGS)
+	@$(BIN)/cait fit --config $(CONFIG) $(if $(RUN),--run_name '$(RUN)') $(ARGS)
 
 .PHONY: resume
 resume: $(READY) ## Go on with the run RUN where it stopped, in its folder
-	@$(BIN)/cait resume $(RUN) $(ARGS)
+	@$(BIN)/cait resume $(if $(RUN),'$(RUN)') $(ARGS)
 
 .PHONY: eval
 eval: $(READY) ## Score the best checkpoint of the run RUN on the validation set
-	@$(BIN)/cait eval $(RUN) $(ARGS)
+	@$(BIN)/cait eval $(if $(RUN),'$(RUN)') $(ARGS)
 
 .PHONY: tensorboard
 tensorboard: $(READY) ## Show the curves of all runs in a browser

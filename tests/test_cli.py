@@ -169,6 +169,8 @@ def test_two_processes_count_every_picture_once(cait: Cait, tmp_path: Path, mixe
         (["fit", "--config", "{digits}", "--ckpt_path", "no.ckpt"], "no.ckpt does not exist"),
         (["fit", "--config", "{digits}", "--ckpt_path", "{digits}"], "not a whole checkpoint"),
         (["fit", "--config", "{digits}", "--run_name", "a/b"], "not a path"),
+        (["fit", "--config", "{digits}", "--run_name", ".."], "not a path"),
+        (["fit", "--config", sys.executable], "utf-8"),
         (["fit", "--config", "{digits}", "--trainer.max_epochs", "-3"], "max_epochs"),
         (["fit", "--config", "no.yaml"], "no.yaml"),
         (["fit", "--config", "{bad}"], "model.lrr"),

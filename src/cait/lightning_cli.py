@@ -88,7 +88,7 @@ class CaiTCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
             super().parse_arguments(parser, args)
-        except ArgumentError as error:
+        except (ArgumentError, UnicodeDecodeError) as error:  # the second from a file that is no text
             raise UserError(_parse_error(str(error)) + self._did_you_mean(str(error))) from error
 
     def _did_you_mean(self, message: str) -> str:
@@ -125,11 +125,11 @@ class CaiTCLI(LightningCLI):
             base = Path(str(config.config[-1])).stem if config.config else config.model.name
             # Processes that were launched apart cannot agree on a number.
             name = base if launched else _free_name(root, base)
-        if Path(name).name != name:
-            raise UserError(f"--run_name is a name, not a path: {name!r}")
+        if not re.fullmatch(r"\w[\w.=+-]*", name):
+            raise UserError(f"a run's name is made of letters, digits and . _ - + =, and is not a path: {name!r}")
         os.environ[RUN_VARIABLE] = config.run_name = name
         run_dir = root / name
-        if config.ckpt_path is None and _rank() == 0 and _holds_run(run_dir):
+        if config.ckpt_path is None and _rank() == 0 and any(run_dir.glob("checkpoints/*.ckpt")):
             raise UserError(f"{run_dir} holds a run: go on with `make resume RUN={name}` or give another --run_name")
         return run_dir
 
@@ -186,10 +186,6 @@ def read_checkpoint(path: str) -> dict[str, Any]:
 
 def _rank() -> int:
     return rank_zero_only.rank  # type: ignore[attr-defined]  # set by Lightning from the launcher's variables
-
-
-def _holds_run(run_dir: Path) -> bool:
-    return (run_dir / "config.yaml").exists() or any(run_dir.glob("checkpoints/*.ckpt"))
 
 
 def _free_name(root: Path, base: str) -> str:

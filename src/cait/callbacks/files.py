@@ -43,7 +43,7 @@ class RunCSVLogger(CSVLogger):
 def run_loggers(run_dir: Path, first_step: int) -> list[Logger]:
     """The loggers of a run; rows and events from `first_step` on are dropped, for they will come again."""
     tensorboard = TensorBoardLogger(
-        run_dir.parent, name=run_dir.name, version="", default_hp_metric=False, purge_step=first_step or None
+        run_dir.parent, name=run_dir.name, version="", default_hp_metric=False, purge_step=first_step
     )
     return [RunCSVLogger(run_dir, first_step), tensorboard]
 
