@@ -94,6 +94,7 @@ def test_killed_and_resumed_is_as_if_never_killed(cait: Cait, tmp_path: Path) ->
     resumed = cait("resume", "cut")
     assert resumed.returncode == 0, resumed.stderr
     assert "epoch 1/4" not in resumed.stdout
+    assert "last.ckpt" not in (tmp_path / "logs/cut/config.yaml").read_text()
 
     expected, got = checkpoint(tmp_path / "logs/whole"), checkpoint(tmp_path / "logs/cut")
     for key, value in expected["state_dict"].items():
@@ -110,6 +111,7 @@ def test_killed_and_resumed_is_as_if_never_killed(cait: Cait, tmp_path: Path) ->
     longer = cait("resume", "cut", "--trainer.max_epochs=5")
     assert longer.returncode == 0, longer.stderr
     assert checkpoint(tmp_path / "logs/cut")["global_step"] == 5 * 20
+    assert "max_epochs: 5" in (tmp_path / "logs/cut/config.yaml").read_text()
     warmup, total = 3 * 20, 5 * 20  # repeats cut an epoch of 1,437 pictures to 1,280, 20 batches
     for step, rate in steps_and_rates(tmp_path / "logs/cut"):
         if step >= 4 * 20:

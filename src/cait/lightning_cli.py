@@ -58,11 +58,9 @@ class CaiTCLI(LightningCLI):
     def __init__(self) -> None:
         for message in WARNINGS:
             warnings.filterwarnings("ignore", message=message)
-        for handler in [
-            *logging.getLogger("lightning.pytorch").handlers,
-            *logging.getLogger("lightning.fabric").handlers,
-        ]:
-            handler.addFilter(lambda record: not record.getMessage().lstrip().startswith(NOISE))
+        for package in ("lightning.pytorch", "lightning.fabric"):
+            for handler in logging.getLogger(package).handlers:
+                handler.addFilter(lambda record: not record.getMessage().lstrip().startswith(NOISE))
         # Errors are raised, to be told in one line; an option is not guessed from its first letters.
         strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
         super().__init__(
@@ -111,8 +109,6 @@ class CaiTCLI(LightningCLI):
             raise UserError(f"the checkpoint {config.ckpt_path} does not exist")
 
     def before_instantiate_classes(self) -> None:
-        # Float32 products on tensor cores: what every bf16 or mixed run wants, and no change elsewhere.
-        torch.set_float32_matmul_precision("high")
         if self.subcommand == "fit":
             self.run_dir = self._claim_run_dir()
 
@@ -144,6 +140,8 @@ class CaiTCLI(LightningCLI):
                 kwargs["enable_progress_bar"] = False
         if self.subcommand == "fit":
             first_step = self._first_step()
+            self.config.fit.ckpt_path = None  # where the run was resumed from is no part of its configuration
+            kwargs["default_root_dir"] = self.run_dir
             if not given.fast_dev_run:
                 callbacks.append(RunSummary(self.run_dir, first_step))
             if given.max_steps > 0:  # a trial of a few steps leaves figures too

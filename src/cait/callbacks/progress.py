@@ -118,7 +118,8 @@ class RunSummary(Callback):
                 table.add_row("best", f"{score}   {checkpoints / 'best.ckpt'}")
         if (checkpoints / "last.ckpt").exists():
             table.add_row("last", str(checkpoints / "last.ckpt"))
-        table.add_row("figures", f"{self.run_dir / 'metrics.csv'}, and TensorBoard events beside it")
+        if (self.run_dir / "metrics.csv").exists():
+            table.add_row("figures", f"{self.run_dir / 'metrics.csv'}, and TensorBoard events beside it")
         table.add_row("", "")
         table.add_row("evaluate", f"make eval RUN={run}")
         length, end = ("max_steps", trainer.max_steps) if trainer.max_steps > 0 else ("max_epochs", trainer.max_epochs)
