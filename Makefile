@@ -30,6 +30,10 @@ resume: $(READY) ## Go on with the run RUN where it stopped, in its folder
 eval: $(READY) ## Score the best checkpoint of the run RUN on the validation set
 	@$(BIN)/cait eval $(if $(RUN),'$(RUN)') $(ARGS)
 
+.PHONY: zoo
+zoo: $(READY) ## Show the paper's ten models, their size, cost and published accuracy
+	@$(BIN)/cait zoo $(ARGS)
+
 .PHONY: tensorboard
 tensorboard: $(READY) ## Show the curves of all runs in a browser
 	@$(BIN)/tensorboard --logdir logs $(ARGS)

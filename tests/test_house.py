@@ -12,7 +12,7 @@ FLOORS = [
     ["__main__"],
     ["cli"],
     ["lightning_cli"],
-    ["callbacks"],
+    ["callbacks", "analysis"],
     ["module", "datamodule"],
     ["optim", "data"],
     ["model"],

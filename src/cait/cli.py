@@ -21,6 +21,7 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
   validate   score a checkpoint on the validation set, logged as val/...
   test       the same, logged as test/...
   predict    write a CSV of classes and probabilities for a folder of pictures
+  zoo        the paper's models, their size and cost [--json]
 
 `cait VERB --help` lists every setting of fit, validate, test and predict;
 `cait fit --config FILE --print_config` shows what a run would use. Anything that
@@ -53,6 +54,8 @@ def _run(argv: list[str]) -> None:
         argv = _resume_arguments(rest)
     elif verb == "eval":
         argv = _eval_arguments(rest)
+    elif verb == "zoo":
+        return _zoo(rest)
     elif verb not in ("fit", "validate", "test", "predict"):
         raise UserError(f"unknown verb {verb!r}; `cait --help` lists them")
     # The processes that Lightning starts for DDP repeat this command line.
@@ -65,6 +68,14 @@ def _run(argv: list[str]) -> None:
         CaiTCLI()
     except MisconfigurationException as error:
         raise UserError(" ".join(str(error).split())) from error
+
+
+def _zoo(rest: list[str]) -> None:
+    if rest not in ([], ["--json"]):
+        raise UserError("`cait zoo` takes no option but --json")
+    from cait.analysis.zoo import show
+
+    show(as_json=bool(rest))
 
 
 def _resume_arguments(rest: list[str]) -> list[str]:

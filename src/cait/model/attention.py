@@ -9,6 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cait.model.config import CaiTConfig
+from cait.model.residual import scalar_bias
+
+COSINE_EPS = 1e-6
+
 
 def mix_heads(maps_BhNN: Tensor, mixer: nn.Linear) -> Tensor:
     """Apply an h×h linear map over the heads: out[b,g,n,m] = Σ_h W[g,h] maps[b,h,n,m] + bias[g].
@@ -22,30 +27,35 @@ def mix_heads(maps_BhNN: Tensor, mixer: nn.Linear) -> Tensor:
     return mixed.view_as(maps_BhNN)
 
 
-class TalkingHeadAttention(nn.Module):
-    """Self-attention among patches whose heads are mixed before and after the softmax.
+class SelfAttention(nn.Module):
+    """Attention among all tokens, with talking heads: the maps are mixed over heads before and after the softmax.
 
     "Talking-Heads Attention", Shazeer et al., arXiv 2003.02436. Input and output are [B, N, d].
     """
 
-    def __init__(self, dim: int, num_heads: int, qkv_bias: bool = True) -> None:
+    def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.scale = (dim // num_heads) ** -0.5
-        self.qkv = nn.Linear(dim, dim * 3, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
-        self.proj_l = nn.Linear(num_heads, num_heads)
-        self.proj_w = nn.Linear(num_heads, num_heads)
+        d, self.num_heads = config.embed_dim, config.num_heads
+        self.scale = (d // self.num_heads) ** -0.5
+        self.cosine = config.attention == "cosine"
+        self.talking_heads = config.talking_heads
+        self.bias_qkv, self.bias_proj = scalar_bias(config), scalar_bias(config)
+        self.qkv = nn.Linear(d, d * 3, bias=config.qkv_bias)
+        self.proj = nn.Linear(d, d)
+        if self.talking_heads:
+            self.proj_l = nn.Linear(self.num_heads, self.num_heads)
+            self.proj_w = nn.Linear(self.num_heads, self.num_heads)
 
     def forward(self, x: Tensor) -> Tensor:
         B, N, d = x.shape
-        qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, d // self.num_heads)
+        qkv = self.qkv(self.bias_qkv(x)).reshape(B, N, 3, self.num_heads, d // self.num_heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
-        maps = (q * self.scale) @ k.transpose(-2, -1)  # [B, h, N, N]
-        maps = mix_heads(maps, self.proj_l).softmax(dim=-1)
-        maps = mix_heads(maps, self.proj_w)
-        out = (maps @ v).transpose(1, 2).reshape(B, N, d)
-        return self.proj(out)
+        if self.talking_heads:
+            maps = mix_heads(scores(q, k, self.scale, self.cosine), self.proj_l).softmax(dim=-1)  # [B, h, N, N]
+            out = mix_heads(maps, self.proj_w) @ v
+        else:
+            out = attend(q, k, v, self.scale, self.cosine)
+        return self.proj(self.bias_proj(out.transpose(1, 2).reshape(B, N, d)))
 
 
 class ClassAttention(nn.Module):
@@ -55,19 +65,40 @@ class ClassAttention(nn.Module):
     output [B, 1, d].
     """
 
-    def __init__(self, dim: int, num_heads: int, qkv_bias: bool = True) -> None:
+    def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.q = nn.Linear(dim, dim, bias=qkv_bias)
-        self.k = nn.Linear(dim, dim, bias=qkv_bias)
-        self.v = nn.Linear(dim, dim, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        d, self.num_heads = config.embed_dim, config.num_heads
+        self.scale = (d // self.num_heads) ** -0.5
+        self.cosine = config.attention == "cosine"
+        self.cls_in_keys = config.cls_in_keys
+        self.bias_qkv, self.bias_proj = scalar_bias(config), scalar_bias(config)
+        self.q = nn.Linear(d, d, bias=config.qkv_bias)
+        self.k = nn.Linear(d, d, bias=config.qkv_bias)
+        self.v = nn.Linear(d, d, bias=config.qkv_bias)
+        self.proj = nn.Linear(d, d)
 
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, h, tokens, k]
 
     def forward(self, z: Tensor) -> Tensor:
+        z = self.bias_qkv(z)
+        keys = z if self.cls_in_keys else z[:, 1:]
         q = self._split_heads(self.q(z[:, :1]))
-        k, v = self._split_heads(self.k(z)), self._split_heads(self.v(z))
-        out = F.scaled_dot_product_attention(q, k, v)  # [B, h, 1, k]
-        return self.proj(out.transpose(1, 2).flatten(2))
+        k, v = self._split_heads(self.k(keys)), self._split_heads(self.v(keys))
+        out = attend(q, k, v, self.scale, self.cosine)  # [B, h, 1, k]
+        return self.proj(self.bias_proj(out.transpose(1, 2).flatten(2)))
+
+
+def scores(q: Tensor, k: Tensor, scale: float, cosine: bool) -> Tensor:
+    """Scores [B, h, queries, keys] before the softmax: scaled products, or cosine similarities."""
+    if cosine:
+        norms = q.norm(dim=-1, keepdim=True) * k.norm(dim=-1).unsqueeze(-2)
+        return (q @ k.transpose(-2, -1)) / (norms + COSINE_EPS)
+    return (q * scale) @ k.transpose(-2, -1)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, cosine: bool) -> Tensor:
+    """Plain attention, [B, h, queries, k], fused by PyTorch where the scores are products."""
+    if cosine:
+        return scores(q, k, scale, cosine).softmax(dim=-1) @ v
+    return F.scaled_dot_product_attention(q, k, v, scale=scale)

@@ -12,11 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from cait.errors import UserError
-from cait.model.attention import ClassAttention, TalkingHeadAttention
+from cait.model.attention import ClassAttention, SelfAttention
 from cait.model.config import CaiTConfig, variant_config
-from cait.model.residual import DropPath, layer_scale
-
-LAYER_NORM_EPS = 1e-6
+from cait.model.residual import (
+    DropPath,
+    drop_path_rates,
+    init_fixup,
+    init_t_fixup,
+    residual_scale,
+    scalar_bias,
+)
 
 
 class PatchEmbed(nn.Module):
@@ -30,55 +35,74 @@ class PatchEmbed(nn.Module):
         return self.proj(x).flatten(2).transpose(1, 2)
 
 
+class TokenBatchNorm(nn.BatchNorm1d):
+    """BatchNorm over the channels of tokens [B, N, d]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
+def norm_layer(config: CaiTConfig) -> nn.Module:
+    return TokenBatchNorm(config.embed_dim) if config.norm == "batchnorm" else nn.LayerNorm(config.embed_dim, eps=1e-6)
+
+
 class Mlp(nn.Module):
-    """The feed-forward branch: d to `hidden` to d with a GELU between."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
-        self.act = nn.GELU()
-        self.fc2 = nn.Linear(hidden, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.act(self.fc1(x)))
-
-
-class SelfAttentionBlock(nn.Module):
-    """x + λ₁ SA(norm(x)), then x + λ₂ FFN(norm(x)), on patches only."""
+    """The feed-forward branch: d to mlp_ratio · d to d with an activation between."""
 
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
-        d = config.embed_dim
-        self.gamma_1 = layer_scale(d, config.epsilon)
-        self.gamma_2 = layer_scale(d, config.epsilon)
-        self.norm1 = nn.LayerNorm(d, eps=LAYER_NORM_EPS)
-        self.attn = TalkingHeadAttention(d, config.num_heads, config.qkv_bias)
-        self.drop_path = DropPath(config.drop_path_rate)
-        self.norm2 = nn.LayerNorm(d, eps=LAYER_NORM_EPS)
-        self.mlp = Mlp(d, int(d * config.mlp_ratio))
+        d, hidden = config.embed_dim, int(config.embed_dim * config.mlp_ratio)
+        self.bias_fc1, self.bias_act, self.bias_fc2 = (scalar_bias(config) for _ in range(3))
+        self.fc1 = nn.Linear(d, hidden)
+        self.act = nn.LeakyReLU() if config.act == "leaky_relu" else nn.GELU()
+        self.fc2 = nn.Linear(hidden, d)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path(self.gamma_1 * self.attn(self.norm1(x)))
-        return x + self.drop_path(self.gamma_2 * self.mlp(self.norm2(x)))
+        hidden = self.act(self.bias_act(self.fc1(self.bias_fc1(x))))
+        return self.fc2(self.bias_fc2(hidden))
 
 
-class ClassAttentionBlock(nn.Module):
-    """The same for the class token alone: the patches are read, never written; no stochastic depth."""
+class Block(nn.Module):
+    """What both kinds of block are made of: two residual branches, attention and feed-forward."""
+
+    def __init__(self, config: CaiTConfig, attn: nn.Module, drop_path_rate: float, scaled: bool = True) -> None:
+        super().__init__()
+        self.gamma_1 = residual_scale(config) if scaled else None
+        self.gamma_2 = residual_scale(config) if scaled else None
+        self.norm1 = norm_layer(config)
+        self.attn = attn
+        self.drop_path = DropPath(drop_path_rate)
+        self.norm2 = norm_layer(config)
+        self.mlp = Mlp(config)
+        self.skip = config.residual != "none"
+
+    def add(self, x: Tensor, branch: Tensor, gamma: nn.Parameter | None) -> Tensor:
+        """x + stochastic depth(γ · branch)"""
+        branch = self.drop_path(branch if gamma is None else gamma * branch)
+        return x + branch if self.skip else branch
+
+
+class SelfAttentionBlock(Block):
+    """x + λ₁ SA(norm(x)), then x + λ₂ FFN(norm(x)), on tokens [B, N, d]."""
+
+    def __init__(self, config: CaiTConfig, drop_path_rate: float) -> None:
+        super().__init__(config, SelfAttention(config), drop_path_rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.add(x, self.attn(self.norm1(x)), self.gamma_1)
+        return self.add(x, self.mlp(self.norm2(x)), self.gamma_2)
+
+
+class ClassAttentionBlock(Block):
+    """The same for the class token [B, 1, d] alone: the patches are read, never written; no stochastic depth."""
 
     def __init__(self, config: CaiTConfig) -> None:
-        super().__init__()
-        d = config.embed_dim
-        self.gamma_1 = layer_scale(d, config.epsilon)
-        self.gamma_2 = layer_scale(d, config.epsilon)
-        self.norm1 = nn.LayerNorm(d, eps=LAYER_NORM_EPS)
-        self.attn = ClassAttention(d, config.num_heads, config.qkv_bias)
-        self.norm2 = nn.LayerNorm(d, eps=LAYER_NORM_EPS)
-        self.mlp = Mlp(d, int(d * config.mlp_ratio))
+        super().__init__(config, ClassAttention(config), 0.0, scaled=config.layer_scale_token_only)
 
     def forward(self, x: Tensor, cls: Tensor) -> Tensor:
         z = torch.cat((cls, x), dim=1)  # [B, 1 + N, d]
-        cls = cls + self.gamma_1 * self.attn(self.norm1(z))
-        return cls + self.gamma_2 * self.mlp(self.norm2(cls))
+        cls = self.add(cls, self.attn(self.norm1(z)), self.gamma_1)
+        return self.add(cls, self.mlp(self.norm2(cls)), self.gamma_2)
 
 
 class CaiT(nn.Module):
@@ -88,41 +112,67 @@ class CaiT(nn.Module):
         super().__init__()
         self.config = config
         d = config.embed_dim
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, d))
-        self.pos_embed = nn.Parameter(torch.zeros(1, config.num_patches, d))
+        if config.global_pool == "token":
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, d))
+        # A class token that is there from the first block on has a position too, as in DeiT.
+        positions = config.num_patches + (config.class_token_at == 0)
+        self.pos_embed = nn.Parameter(torch.zeros(1, positions, d))
         self.patch_embed = PatchEmbed(config.in_chans, config.patch_size, d)
-        self.blocks = nn.Sequential(*(SelfAttentionBlock(config) for _ in range(config.depth)))
+        self.blocks = nn.Sequential(*(SelfAttentionBlock(config, rate) for rate in drop_path_rates(config)))
         self.blocks_token_only = nn.ModuleList(ClassAttentionBlock(config) for _ in range(config.depth_token_only))
-        self.norm = nn.LayerNorm(d, eps=LAYER_NORM_EPS)
+        self.norm = norm_layer(config)
         self.head = nn.Linear(d, config.num_classes)
+        self._init_weights()
 
+    def _init_weights(self) -> None:
+        """Linear weights, positions and class token from a normal of std .02 cut at ±2, biases 0.
+
+        The patch projection keeps PyTorch's default, as in the released code.
+        """
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
-        nn.init.trunc_normal_(self.cls_token, std=0.02)
-        # The patch projection keeps PyTorch's default, as in the released code.
+        if self.config.global_pool == "token":
+            nn.init.trunc_normal_(self.cls_token, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+        blocks = [*self.blocks, *self.blocks_token_only]
+        if self.config.residual == "fixup":
+            init_fixup(blocks, self.head)
+        elif self.config.residual == "t-fixup":
+            init_t_fixup(blocks)
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters of two and more dimensions that are not decayed."""
         return {"pos_embed", "cls_token"}
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """All tokens after the last norm, [B, 1 + N, d], the class token first."""
+        """All tokens after the last norm: [B, 1 + N, d] with the class token first, [B, N, d] without one."""
         size = self.config.img_size
         if images.shape[-2:] != (size, size):
             raise UserError(f"the model takes {size}×{size} pixels, got {images.shape[-2]}×{images.shape[-1]}")
-        x = self.patch_embed(images) + self.pos_embed
-        x = self.blocks(x)
-        cls = self.cls_token.expand(images.shape[0], -1, -1)
+        x = self.patch_embed(images)
+        if self.config.class_token_at != 0:
+            x = x + self.pos_embed
+        for i, block in enumerate(self.blocks):
+            if i == self.config.class_token_at:
+                x = torch.cat((self.cls_token.expand(len(x), -1, -1), x), dim=1)
+                x = x + self.pos_embed if i == 0 else x
+            x = block(x)
+        if self.config.global_pool == "avg":
+            return self.norm(x)
+        if self.config.class_token_at is None:
+            cls = self.cls_token.expand(len(x), -1, -1)
+        else:
+            cls, x = x[:, :1], x[:, 1:]
         for block in self.blocks_token_only:
             cls = block(x, cls)
         return self.norm(torch.cat((cls, x), dim=1))
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.forward_features(images)[:, 0])
+        tokens = self.forward_features(images)
+        return self.head(tokens.mean(dim=1) if self.config.global_pool == "avg" else tokens[:, 0])
 
 
 def create_model(

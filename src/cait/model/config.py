@@ -8,14 +8,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from cait.errors import UserError
+
+Residual = Literal["layerscale", "plain", "rezero", "skipinit", "scalar", "fixup", "t-fixup", "none"]
 
 
 @dataclass(frozen=True)
 class CaiTConfig:
-    """The fields of one network; `layer_scale_init=None` means the paper's rule for the depth."""
+    """The fields of one network. The defaults are CaiT's; the others build the paper's ablations and DeiT."""
 
     img_size: int = 224
     patch_size: int = 16
@@ -23,37 +25,69 @@ class CaiTConfig:
     num_classes: int = 1000
     embed_dim: int = 192
     depth: int = 24
-    """Number of self-attention blocks; the class token is not among their tokens."""
+    """Number of self-attention blocks."""
     depth_token_only: int = 2
-    """Number of class-attention blocks; only the class token is updated in them."""
+    """Number of class-attention blocks, in which the class token alone is updated."""
     num_heads: int = 4
     mlp_ratio: float = 4.0
     qkv_bias: bool = True
-    drop_path_rate: float = 0.0
-    """Probability of dropping a residual branch, the same in every self-attention block, 0 in class attention."""
+
+    residual: Residual = "layerscale"
+    """The form of the residual branch; see `cait.model.residual`."""
     layer_scale_init: float | None = None
+    """ε, for LayerScale and the scalar form; None means the paper's rule for the depth."""
+    layer_scale_dist: Literal["constant", "uniform"] = "constant"
+    """λ all at ε, or drawn uniformly from [0, 2ε]."""
+    layer_scale_token_only: bool = True
+    """Whether the class-attention blocks have a scale too."""
+    drop_path_rate: float = 0.0
+    """Probability of dropping a residual branch of the self-attention blocks; 0 in class attention."""
+    drop_path_schedule: Literal["uniform", "linear"] = "uniform"
+    """The same rate in every block, or growing with depth from 0 to the rate, as in DeiT."""
+
+    talking_heads: bool = True
+    attention: Literal["dot", "cosine"] = "dot"
+    """Scores q·k / sqrt(d/h), or q·k / (|q||k| + 1e-6)."""
+    cls_in_keys: bool = True
+    """Whether the class token is among the keys of class attention."""
+    class_token_at: int | None = None
+    """Self-attention block before which the class token joins the patches; None leaves it to class attention."""
+    global_pool: Literal["token", "avg"] = "token"
+    """The head reads the class token, or the mean of the patches of a network without one."""
+    norm: Literal["layernorm", "batchnorm"] = "layernorm"
+    act: Literal["gelu", "leaky_relu"] = "gelu"
 
     def __post_init__(self) -> None:
-        for name in ("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "num_heads"):
+        for name, least in _WHOLE_NUMBERS.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UserError(f"{name} must be a whole number of at least 1, got {value!r}")
-        for name in ("depth", "depth_token_only"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise UserError(f"{name} must be a whole number of at least 0, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UserError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        hints = get_type_hints(CaiTConfig)
+        for field in dataclasses.fields(self):
+            value, hint = getattr(self, field.name), hints[field.name]
+            if get_origin(hint) is Literal and value not in get_args(hint):
+                raise UserError(f"{field.name} must be one of {', '.join(get_args(hint))}, got {value!r}")
+            if hint is bool and not isinstance(value, bool):
+                raise UserError(f"{field.name} must be true or false, got {value!r}")
         if self.img_size % self.patch_size:
             raise UserError(f"img_size {self.img_size} is not a multiple of patch_size {self.patch_size}")
         if self.embed_dim % self.num_heads:
             raise UserError(f"embed_dim {self.embed_dim} is not a multiple of num_heads {self.num_heads}")
         if not 0.0 <= self.drop_path_rate < 1.0:
             raise UserError(f"drop_path_rate must be in [0, 1), got {self.drop_path_rate}")
+        at = self.class_token_at
+        if at is not None and not 0 <= at < max(self.depth, 1):
+            raise UserError(f"class_token_at must be a block from 0 to {self.depth - 1}, got {at}")
+        if self.global_pool == "avg" and (at is not None or self.depth_token_only):
+            raise UserError("global_pool avg has no class token: depth_token_only must be 0 and class_token_at null")
+        if self.global_pool == "token" and at is None and not self.depth_token_only:
+            raise UserError("the class token is never updated: set class_token_at or depth_token_only")
 
     @property
     def epsilon(self) -> float:
-        """LayerScale's initial value: the given one, else by the paper's rule for the total depth.
+        """The initial value of LayerScale and of the scalar form: the given one, else by the paper's rule.
 
-        The rule: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 deeper.
+        The rule follows the total depth: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 deeper.
         """
         if self.layer_scale_init is not None:
             return self.layer_scale_init
@@ -62,6 +96,18 @@ class CaiTConfig:
     @property
     def num_patches(self) -> int:
         return (self.img_size // self.patch_size) ** 2
+
+
+_WHOLE_NUMBERS = {
+    "img_size": 1,
+    "patch_size": 1,
+    "in_chans": 1,
+    "num_classes": 1,
+    "embed_dim": 1,
+    "num_heads": 1,
+    "depth": 0,
+    "depth_token_only": 0,
+}
 
 
 # XXS-36 is the one exception to the rule for ε: the released code and weights use 1e-5.

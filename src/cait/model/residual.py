@@ -1,9 +1,43 @@
-"""The residual connection: x + stochastic depth(LayerScale(branch))."""
+"""The residual connection, the paper's subject: LayerScale and the forms that it is compared with.
+
+Every form but "none" is x + drop_path(γ · branch(x)); they differ in γ and in the initial weights
+of the branch:
+
+| residual   | γ                                              | initial weights of the branch         |
+|------------|------------------------------------------------|---------------------------------------|
+| layerscale | λ ∈ R^d at ε, or uniform in [0, 2ε]            | as everywhere                         |
+| plain      | none                                           | as everywhere                         |
+| rezero     | a scalar at 0 (Bachlechner et al., 2003.04887) | as everywhere                         |
+| skipinit   | the same (De & Smith, 2002.10444)              | as everywhere                         |
+| scalar     | a scalar at ε                                  | as everywhere                         |
+| fixup      | a scalar at 1 (Zhang et al., 1901.09321)       | `init_fixup`; scalar biases           |
+| t-fixup    | none (Huang et al., ICML 2020)                 | `init_t_fixup`                        |
+| none       | none, and no x: the branch alone               | as everywhere                         |
+
+LayerNorm and warm-up stay in all of them, as in the paper's Table 1, where ReZero and SkipInit
+therefore coincide. The authors' Fixup and T-Fixup are unreleased; here they follow their papers.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+from cait.model.config import CaiTConfig
+
+SCALAR_START = {"rezero": 0.0, "skipinit": 0.0, "fixup": 1.0}
+
+
+def residual_scale(config: CaiTConfig) -> nn.Parameter | None:
+    """γ of one branch: a vector [d] for LayerScale, [1] for a scalar, None for the forms without."""
+    if config.residual == "layerscale":
+        start = torch.full((config.embed_dim,), config.epsilon)
+        if config.layer_scale_dist == "uniform":
+            start = start.uniform_(0.0, 2 * config.epsilon)
+        return nn.Parameter(start)
+    if config.residual in ("plain", "t-fixup", "none"):
+        return None
+    return nn.Parameter(torch.full((1,), SCALAR_START.get(config.residual, config.epsilon)))
 
 
 class DropPath(nn.Module):
@@ -28,6 +62,60 @@ class DropPath(nn.Module):
         return f"rate={self.rate}"
 
 
-def layer_scale(embed_dim: int, init: float) -> nn.Parameter:
-    """λ of LayerScale: one learnable factor for each channel of a residual branch, all initialised to ε."""
-    return nn.Parameter(torch.full((embed_dim,), init))
+class ScalarBias(nn.Module):
+    """Fixup's learnable scalar, added before a linear layer or an activation; starts at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias
+
+
+def scalar_bias(config: CaiTConfig) -> nn.Module:
+    """A `ScalarBias` under Fixup, else nothing: an Identity has no parameters and no name in a checkpoint."""
+    return ScalarBias() if config.residual == "fixup" else nn.Identity()
+
+
+def drop_path_rates(config: CaiTConfig) -> list[float]:
+    """Stochastic depth of each self-attention block: the paper's uniform rate, or DeiT's linear growth from 0."""
+    if config.drop_path_schedule == "uniform":
+        return [config.drop_path_rate] * config.depth
+    return [config.drop_path_rate * i / max(config.depth - 1, 1) for i in range(config.depth)]
+
+
+@torch.no_grad()
+def init_fixup(blocks: list[nn.Module], head: nn.Linear) -> None:
+    """Fixup: classifier and last layer of every branch 0, the branch's first layer times L^(-1/(2m-2)).
+
+    L counts the residual branches, two a block; each has m = 2 layers in sequence (qkv and proj,
+    fc1 and fc2), so the factor is L^(-1/2).
+    """
+    factor = (2 * len(blocks)) ** -0.5
+    nn.init.zeros_(head.weight)
+    for block in blocks:
+        for name, module in block.named_modules():
+            if isinstance(module, nn.Linear):
+                if name in ("attn.proj", "mlp.fc2"):
+                    nn.init.zeros_(module.weight)
+                elif name in ("attn.qkv", "attn.q", "attn.k", "attn.v", "mlp.fc1"):
+                    module.weight.mul_(factor)
+
+
+@torch.no_grad()
+def init_t_fixup(blocks: list[nn.Module]) -> None:
+    """T-Fixup: Xavier, then value, attention output and FFN weights times 0.67 · L^(-1/4) for L blocks."""
+    factor = 0.67 * len(blocks) ** -0.25
+    for block in blocks:
+        for name, module in block.named_modules():
+            if not isinstance(module, nn.Linear) or name in ("attn.proj_l", "attn.proj_w"):
+                continue
+            if name == "attn.qkv":
+                for part in module.weight.chunk(3):
+                    nn.init.xavier_uniform_(part)
+                module.weight.chunk(3)[2].mul_(factor)
+            else:
+                nn.init.xavier_uniform_(module.weight)
+                if name in ("attn.v", "attn.proj", "mlp.fc1", "mlp.fc2"):
+                    module.weight.mul_(factor)

@@ -1,0 +1,263 @@
+"""The ten models and the ablations: what they cost, what they are at the start; DeiT falls out of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import timm
+import torch
+
+import cait
+from cait.analysis.cost import measure
+from cait.analysis.zoo import PUBLISHED, ZooRow, zoo
+from cait.cli import main
+from cait.errors import UserError
+from cait.model.config import VARIANTS, variant_config
+
+# GMACs at 224 and 384 counted on timm's models, M-48 at 448 in place of 384 at the end.
+GMACS = {
+    "xxs24": (2.523, 9.599),
+    "xxs36": (3.756, 14.313),
+    "xs24": (5.390, 19.241),
+    "xs36": (8.030, 28.700),
+    "s24": (9.327, 32.110),
+    "s36": (13.902, 47.908),
+    "s48": (18.477, 63.706),
+    "m24": (35.776, 115.868),
+    "m36": (53.367, 172.944),
+    "m48": (70.959, 329.108),
+}
+DEIT_S = dict(
+    name="s24",
+    depth=12,
+    num_heads=6,
+    talking_heads=False,
+    residual="plain",
+    depth_token_only=0,
+    drop_path_rate=0.1,
+    drop_path_schedule="linear",
+)
+SMALL = dict(name="s24", img_size=32, embed_dim=32, num_heads=4, num_classes=10, drop_path_rate=0.0)
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[tuple[str, int], ZooRow]:
+    return {(row.model, row.img_size): row for row in zoo()}
+
+
+def test_multiply_adds_are_those_counted_on_timms_models(rows: dict[tuple[str, int], ZooRow]) -> None:
+    assert {model for model, _ in rows} == set(VARIANTS)
+    for name, (small, large) in GMACS.items():
+        assert rows[name, 224].gmacs == pytest.approx(small, rel=0.005)
+        assert rows[name, 448 if name == "m48" else 384].gmacs == pytest.approx(large, rel=0.005)
+
+
+def test_one_token_more_reproduces_sixteen_of_the_nineteen_published_figures(
+    rows: dict[tuple[str, int], ZooRow],
+) -> None:
+    published = {key: figures[0] for key, figures in PUBLISHED.items() if figures[0] is not None}
+    assert len(published) == 19
+    exact = {key for key, figure in published.items() if round(rows[key].gmacs_published_rule, 1) == figure}
+    assert set(published) - exact == {("xxs24", 384), ("xxs36", 384), ("s36", 224)}
+    assert sum(round(rows[key].gmacs, 1) == figure for key, figure in published.items()) == 4
+
+
+def test_zoo_prints_json_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["zoo", "--json"])
+    listed = json.loads(capsys.readouterr().out)
+    assert len(listed) == len(PUBLISHED)
+    assert listed[0]["parameters"] == 11_956_264
+    main(["zoo"])
+    shown = capsys.readouterr().out
+    assert "356,460,520" in shown
+    assert "86.5" in shown
+
+
+@pytest.mark.parametrize(
+    ("fields", "millions", "gflops"),
+    [
+        # Table 2: the class token inserted before a block of DeiT-S, average pooling, SA + CA blocks.
+        (dict(class_token_at=0), 22, 4.6),
+        (dict(class_token_at=2), 22, 4.6),
+        (dict(class_token_at=4), 22, 4.6),
+        (dict(class_token_at=8), 22, 4.6),
+        (dict(class_token_at=10), 22, 4.6),
+        (dict(class_token_at=11), 22, 4.6),
+        (dict(global_pool="avg"), 22, 4.6),
+        (dict(depth=9, depth_token_only=3), 22, 3.6),
+        (dict(depth=10, depth_token_only=2), 22, 4.0),
+        (dict(depth=11, depth_token_only=1), 22, 4.3),
+        (dict(depth=12, depth_token_only=1), 24, 4.7),
+        (dict(depth=12, depth_token_only=2), 26, 4.7),
+        (dict(depth=12, depth_token_only=3), 27, 4.8),
+    ],
+)
+def test_table_2_has_the_papers_sizes(fields: dict, millions: int, gflops: float) -> None:
+    cost = measure(variant_config(**(DEIT_S | fields)))
+    assert round(cost.parameters / 1e6) == millions
+    assert round(cost.gmacs_published, 1) == gflops
+
+
+def test_deit_falls_out() -> None:
+    torch.manual_seed(0)
+    theirs = timm.create_model("deit_small_patch16_224").eval()
+    ours = cait.create_model(**DEIT_S, class_token_at=0).eval()
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    images = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        assert (theirs(images) - ours(images)).abs().max() <= 1e-5
+    rates = [block.drop_path.rate for block in ours.blocks]
+    assert rates == pytest.approx([0.1 * i / 11 for i in range(12)])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(residual="rezero"),
+        dict(residual="skipinit"),
+        dict(residual="fixup"),
+        dict(layer_scale_init=0.0),
+    ],
+    ids=str,
+)
+def test_these_start_as_the_identity(fields: dict) -> None:
+    torch.manual_seed(0)
+    model = cait.create_model(**SMALL, depth=3, **fields)
+    x = torch.randn(2, 4, 32)
+    assert torch.equal(model.blocks(x), x)
+    cls = torch.randn(2, 1, 32)
+    assert torch.equal(model.blocks_token_only[0](x, cls), cls)
+    if fields.get("residual") == "fixup":
+        assert not model(torch.randn(2, 3, 32, 32)).any()  # and the classifier at 0
+
+
+@pytest.mark.parametrize("residual", ["layerscale", "scalar"])
+def test_epsilon_scales_each_branch(residual: str) -> None:
+    torch.manual_seed(0)
+    block = cait.create_model(**SMALL, depth=36, residual=residual).blocks[0]
+    x = torch.randn(2, 4, 32, dtype=torch.float64)
+    block.double()
+    middle = x + 1e-6 * block.attn(block.norm1(x))
+    expected = middle + 1e-6 * block.mlp(block.norm2(middle))
+    assert torch.allclose(block(x), expected, rtol=0, atol=1e-12)
+    assert not torch.equal(block(x), x)
+
+
+def test_uniform_start_lies_in_zero_to_two_epsilon() -> None:
+    torch.manual_seed(0)
+    model = cait.create_model(**SMALL, depth=24, layer_scale_dist="uniform")
+    values = torch.cat([block.gamma_1.detach() for block in model.blocks])
+    assert 0 <= values.min() < 1e-6
+    assert 1.9e-5 < values.max() <= 2e-5
+    assert values.mean().item() == pytest.approx(1e-5, rel=0.1)
+
+
+def test_fixup_and_t_fixup_weights_follow_their_papers() -> None:
+    torch.manual_seed(0)
+    fields = SMALL | dict(embed_dim=128, depth=8, talking_heads=False)
+    plain = cait.create_model(**fields, residual="plain")
+    fixup = cait.create_model(**fields, residual="fixup")
+    branches = 2 * (8 + 2)
+    for name in ("attn.qkv", "mlp.fc1"):
+        weight, reference = (model.blocks[3].get_submodule(name).weight for model in (fixup, plain))
+        assert weight.std().item() == pytest.approx(reference.std().item() * branches**-0.5, rel=0.05)
+    for name in ("attn.proj", "mlp.fc2"):
+        assert not fixup.blocks[3].get_submodule(name).weight.any()
+    extra = set(fixup.state_dict()) - set(plain.state_dict())
+    biases = {"attn.bias_qkv", "attn.bias_proj", "mlp.bias_fc1", "mlp.bias_act", "mlp.bias_fc2"}
+    assert {name.removeprefix("blocks.3.") for name in extra if name.startswith("blocks.3.")} == (
+        {f"{name}.bias" for name in biases} | {"gamma_1", "gamma_2"}
+    )
+
+    t_fixup = cait.create_model(**fields, residual="t-fixup")
+    factor = 0.67 * 10**-0.25
+    xavier = (2 / (128 + 128)) ** 0.5
+    q, k, v = t_fixup.blocks[3].attn.qkv.weight.chunk(3)
+    assert q.std().item() == pytest.approx(xavier, rel=0.05)
+    assert k.std().item() == pytest.approx(xavier, rel=0.05)
+    assert v.std().item() == pytest.approx(xavier * factor, rel=0.05)
+    assert t_fixup.blocks[3].mlp.fc1.weight.std().item() == pytest.approx((2 / 640) ** 0.5 * factor, rel=0.05)
+
+
+@pytest.mark.parametrize("depth", [12, 18, 24, 36, 48])
+def test_every_depth_has_finite_gradients_in_bfloat16(depth: int) -> None:
+    torch.manual_seed(0)
+    model = cait.create_model(**SMALL, depth=depth).to(torch.bfloat16)
+    loss = model(torch.randn(4, 3, 32, 32, dtype=torch.bfloat16)).float().logsumexp(1).mean()
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+    assert model.blocks[0].gamma_1.grad.any()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(residual="none"),
+        dict(norm="batchnorm"),
+        dict(act="leaky_relu"),
+        dict(attention="cosine"),
+        dict(attention="cosine", talking_heads=False),
+        dict(cls_in_keys=False),
+        dict(layer_scale_token_only=False),
+        dict(class_token_at=1),
+        dict(class_token_at=1, depth_token_only=0),
+        dict(num_heads=32),
+        dict(residual="fixup", talking_heads=False),
+        dict(residual="t-fixup"),
+    ],
+    ids=str,
+)
+def test_every_choice_takes_a_step(fields: dict) -> None:
+    torch.manual_seed(0)
+    model = cait.create_model(**(SMALL | dict(depth=3) | fields))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    images, labels = torch.randn(8, 3, 32, 32), torch.arange(8)
+    losses = []
+    for _ in range(12):
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_class_token_out_of_the_keys_does_not_attend_to_itself() -> None:
+    torch.manual_seed(0)
+    inside = cait.create_model(**SMALL, depth=1)
+    outside = cait.create_model(**SMALL, depth=1, cls_in_keys=False)
+    outside.load_state_dict(inside.state_dict())
+    z = torch.randn(2, 5, 32)
+    attention = outside.blocks_token_only[0].attn
+    q, k, v = (attention._split_heads(layer(z)) for layer in (attention.q, attention.k, attention.v))
+    maps = ((q[:, :, :1] @ k[:, :, 1:].transpose(-2, -1)) * 8**-0.5).softmax(-1)
+    expected = attention.proj((maps @ v[:, :, 1:]).transpose(1, 2).flatten(2))
+    assert torch.allclose(attention(z), expected, atol=1e-6)
+    assert not torch.allclose(inside.blocks_token_only[0].attn(z), expected, atol=1e-4)
+
+
+def test_cosine_scores() -> None:
+    torch.manual_seed(0)
+    attention = cait.create_model(**SMALL, depth=1, attention="cosine", talking_heads=False).blocks[0].attn
+    x = torch.randn(2, 5, 32)
+    q, k, v = attention.qkv(x).reshape(2, 5, 3, 4, 8).permute(2, 0, 3, 1, 4)
+    maps = torch.nn.functional.cosine_similarity(q[:, :, :, None], k[:, :, None], dim=-1).softmax(-1)
+    assert torch.allclose(attention(x), attention.proj((maps @ v).transpose(1, 2).flatten(2)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (dict(residual="rezro"), "must be one of"),
+        (dict(talking_heads="yes"), "true or false"),
+        (dict(class_token_at=24), "from 0 to 23"),
+        (dict(global_pool="avg"), "depth_token_only must be 0"),
+        (dict(depth_token_only=0), "never updated"),
+    ],
+)
+def test_choices_that_cannot_be_are_told(fields: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        cait.create_model("s24", **fields)
