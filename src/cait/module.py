@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from cait.errors import UserError
 from cait.model.cait import create_model
+from cait.model.weights import load_weights
 from cait.optim import param_groups, warmup_cosine
 
 Batch = tuple[Tensor, Tensor]
@@ -56,6 +57,9 @@ class CaiTModule(LightningModule):
         num_classes: width of the head; the command line takes it from the data.
         drop_path_rate: stochastic depth; None takes the paper's rate for the model.
         fields: further fields of the network that differ from the model's row, as {"patch_size": 8}.
+        weights: file to start from: the release's, timm's, safetensors or a checkpoint of ours. Positions
+            are resized and a head of other classes starts anew. A run that is resumed does not read it.
+        weights_ema: take the moving average out of that file.
         lr: peak learning rate, for `lr_base_size` images a step.
         lr_base_size: the rate is scaled by global batch / lr_base_size, the global batch counting
             processes and accumulation; None takes `lr` as it is.
@@ -78,6 +82,8 @@ class CaiTModule(LightningModule):
         num_classes: int = 1000,
         drop_path_rate: float | None = None,
         fields: dict[str, Any] | None = None,
+        weights: str | None = None,
+        weights_ema: bool = False,
         lr: float = 5e-4,
         lr_base_size: int | None = 512,
         warmup_epochs: float = 5,
@@ -96,6 +102,7 @@ class CaiTModule(LightningModule):
         if lr_base_size is not None and lr_base_size < 1:
             raise UserError(f"lr_base_size must be at least 1 or null, got {lr_base_size}")
         self.save_hyperparameters()
+        self.weights, self.weights_ema = weights, weights_ema
         self.lr, self.lr_base_size = lr, lr_base_size
         self.warmup_epochs, self.warmup_lr, self.min_lr = warmup_epochs, warmup_lr, min_lr
         self.adamw: dict[str, Any] = dict(betas=tuple(betas), eps=eps)
@@ -105,6 +112,11 @@ class CaiTModule(LightningModule):
         self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
         self.val_metrics = EvalMetrics(num_classes)
         self.test_metrics = EvalMetrics(num_classes)
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit" and self.weights is not None and self.trainer.ckpt_path is None:
+            notes = load_weights(self.model, self.weights, self.weights_ema)
+            rank_zero_info("; ".join([f"weights from {self.weights}", *notes]))
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, 3, img_size, img_size] to logits [B, num_classes]."""
