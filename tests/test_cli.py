@@ -178,6 +178,8 @@ def test_two_processes_count_every_picture_once(cait: Cait, tmp_path: Path, mixe
         (["fit", "--config", "{bad}"], "model.lrr"),
         (["fit", "--config", "{garbled}"], "parsing config"),
         (["validate", "--config", "{digits}"], "no checkpoint to score"),
+        (["validate", "--config", "{digits}", "--ckpt_path", "{digits}"], "not a whole checkpoint"),
+        (["predict", "--config", "{digits}", "--ckpt_path", "{digits}"], "not a whole checkpoint"),
         (["resume"], "which run?"),
         (["resume", "ghost"], "there is no run logs/ghost"),
         (["resume", "hollow"], "nothing to resume"),
@@ -228,8 +230,15 @@ def test_a_picture_that_breaks_amid_training_is_told_in_one_line(
     assert "cut.jpg" in told[0]
 
 
-def test_another_models_checkpoint_is_told(cait: Cait) -> None:
+def test_another_models_checkpoint_is_told(cait: Cait, tmp_path: Path) -> None:
     assert cait("fit", *SMALL, "--trainer.max_steps=1", "--run_name=small").returncode == 0
+    config = tmp_path / "logs/small/config.yaml"
+    before = config.read_bytes()
+    refused = cait("resume", "small", "--model.fields.depth=3", "--trainer.max_steps=2")
+    assert refused.returncode == 2
+    assert "another network" in refused.stderr
+    assert config.read_bytes() == before  # the run can still be resumed as it is
+    assert cait("resume", "small", "--trainer.max_steps=2").returncode == 0
     done = cait(
         "fit", *SMALL, "--model.fields.depth=3", "--ckpt_path=logs/small/checkpoints/last.ckpt", "--run_name=other"
     )

@@ -219,3 +219,10 @@ def test_the_embedded_data_set_appears_where_it_is_missing(tmp_path: Path, monke
     assert len(data.train_pictures) == 1437
     with pytest.raises(UserError, match="does not exist"):
         ImageNetDataModule(root="data/digit").setup("fit")
+
+
+def test_sixteen_bits_of_grey_are_scaled(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
+    Image.fromarray(ramp).save(tmp_path / "deep.png")
+    pixels = np.asarray(load_rgb(str(tmp_path / "deep.png")))
+    assert np.array_equal(pixels, np.repeat((ramp >> 8)[..., None], 3, axis=2))

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from jsonargparse import ArgumentError
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only
 
 from cait.callbacks.ema import EMA
@@ -52,6 +52,16 @@ RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to those that Lightning starts."""
 
 
+class SaveConfig(SaveConfigCallback):
+    """Write config.yaml once training begins, so that a resume that is refused leaves the run's own as it was."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        pass
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().setup(trainer, pl_module, "fit")
+
+
 class CaiTCLI(LightningCLI):
     """`fit` writes everything below `<trainer.default_root_dir, else logs>/<run>/`."""
 
@@ -66,6 +76,7 @@ class CaiTCLI(LightningCLI):
         super().__init__(
             CaiTModule,
             ImageNetDataModule,
+            save_config_callback=SaveConfig,
             save_config_kwargs={"overwrite": True},
             trainer_defaults={
                 "use_distributed_sampler": False,  # the datamodule shards, exactly
@@ -107,6 +118,8 @@ class CaiTCLI(LightningCLI):
                 raise UserError("no checkpoint to score: give --ckpt_path FILE, or use `cait eval RUN`")
         elif not Path(config.ckpt_path).is_file():
             raise UserError(f"the checkpoint {config.ckpt_path} does not exist")
+        else:
+            self.checkpoint_step = int(read_checkpoint(config.ckpt_path)["global_step"])
 
     def before_instantiate_classes(self) -> None:
         if self.subcommand == "fit":
@@ -164,8 +177,7 @@ class CaiTCLI(LightningCLI):
         path = self.config.fit.ckpt_path
         if path is None:
             return 0
-        step = int(read_checkpoint(path)["global_step"])
-        return step if Path(path).resolve().parent.parent == self.run_dir.resolve() else 0
+        return self.checkpoint_step if Path(path).resolve().parent.parent == self.run_dir.resolve() else 0
 
 
 def read_checkpoint(path: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
@@ -24,6 +25,8 @@ def load_rgb(path: str) -> Image.Image:
         with Image.open(path) as image:
             if image.mode == "P" and "transparency" in image.info:
                 return image.convert("RGBA").convert("RGB")  # straight to RGB, Pillow warns about each such file
+            if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255 instead of scaling
+                return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
             return image.convert("RGB")
     except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error ...
         reason = "not a picture" if isinstance(error, Image.UnidentifiedImageError) else str(error)
