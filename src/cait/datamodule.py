@@ -104,7 +104,6 @@ class ImageNetDataModule(LightningDataModule):
         self.eval_batch_size = eval_batch_size or batch_size
         self.num_workers = num_workers
         self.repeats = repeats
-        self.mixup, self.cutmix = mixup, cutmix
         self.predict_root = Path(predict_root) if predict_root else None
         self.seed = seed
         if batch_size < 1 or self.eval_batch_size < 1 or repeats < 1:

@@ -11,7 +11,7 @@ from cait.analysis.cost import measure
 from cait.model.config import VARIANTS, variant_config
 
 # Published, by model and resolution: GFLOPs (multiply-adds), top-1 in per cent, top-1 with hard
-# distillation; 384 and 448 are fine-tuned from 224. Source: Tables 3 and 5 of the paper.
+# distillation; 384 and 448 are fine-tuned from 224. Source: the paper's tables of models.
 PUBLISHED: dict[tuple[str, int], tuple[float | None, float | None, float | None]] = {
     ("xxs24", 224): (2.5, 77.6, 78.4),
     ("xxs24", 384): (9.5, 80.4, 80.9),

@@ -50,7 +50,7 @@ def class_names(root: Path, train_split: str) -> list[str]:
         UserError: no such folder, or fewer than two class folders in it.
     """
     folder = _class_root(root, train_split)
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    names = _folder_names(folder)
     if len(names) < 2:
         raise UserError(
             f"{folder} holds {len(names)} class folder(s), at least 2 are needed: {folder}/<class>/<picture>.jpg"
@@ -74,7 +74,7 @@ def scan(root: Path, train_split: str, val_split: str, val_fraction: float) -> t
     val_root = root / val_split
     if not val_root.is_dir():
         raise UserError(f"{val_root} does not exist; validation pictures belong in {val_root}/<class>/")
-    val_names = sorted(entry.name for entry in val_root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    val_names = _folder_names(val_root)
     if val_names != names:
         odd = sorted(set(names) ^ set(val_names))
         raise UserError(f"{root / train_split} and {val_root} do not hold the same class folders: {_some(odd)}")
@@ -93,6 +93,10 @@ def scan_flat(root: Path) -> Samples:
     if not paths:
         raise UserError(f"no pictures below {root}")
     return [(str(path), -1) for path in paths]
+
+
+def _folder_names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _class_root(root: Path, train_split: str) -> Path:

@@ -1,6 +1,6 @@
 """What a CaiT is, as plain data: the fields of the network and the paper's ten models.
 
-Source: "Going deeper with Image Transformers" (arXiv 2103.17239), Table 3 and section 5.
+Source: "Going deeper with Image Transformers" (arXiv 2103.17239).
 """
 
 from __future__ import annotations
