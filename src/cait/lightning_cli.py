@@ -91,6 +91,8 @@ class CaiTCLI(LightningCLI):
         parser.add_argument("--run_name", type=str | None, default=None, help="Name of the run's folder below logs/.")
         parser.add_lightning_class_args(EMA, "ema")
         parser.link_arguments("data.img_size", "model.img_size")
+        parser.link_arguments("data.mean", "model.mean")
+        parser.link_arguments("data.std", "model.std")
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from cait.errors import UserError
+from cait.losses import Distillation, Teacher, distillation_loss, timm_teacher
 from cait.model.cait import create_model
 from cait.model.weights import load_weights
 from cait.optim import param_groups, warmup_cosine
@@ -49,7 +53,10 @@ class EvalMetrics(nn.Module):
 
 
 class CaiTModule(LightningModule):
-    """CaiT with AdamW, per-step warm-up and cosine, label smoothing or soft targets.
+    """CaiT with AdamW, per-step warm-up and cosine, label smoothing or soft targets, distillation.
+
+    With a teacher the loss is (1 - α) · cross entropy + α · `cait.losses.distillation_loss`, both on the
+    one class output, as released. The teacher is no part of checkpoints or of the moving average.
 
     Args:
         name: one of the paper's models, as "xxs24"; see `cait.create_model`.
@@ -70,6 +77,15 @@ class CaiTModule(LightningModule):
         betas: of AdamW.
         eps: of AdamW.
         label_smoothing: ε of (1 - ε) · target + ε / num_classes, for training only.
+        distillation: "hard" or "soft" adds a teacher to the loss.
+        distillation_alpha: α, the teacher's share of the loss.
+        distillation_tau: τ, the temperature of soft distillation.
+        teacher: timm's name of a model with published weights, or a checkpoint (.ckpt) of a run of ours.
+        teacher_path: local file with the weights of the timm model.
+        teacher_img_size: side of the images that the teacher sees; None means the student's, or the
+            teacher's own where it takes no other.
+        mean: of the normalisation that the images have had; the command line takes it from the data.
+        std: the same.
 
     Raises:
         UserError: unknown model or field, or a setting out of its range.
@@ -93,6 +109,14 @@ class CaiTModule(LightningModule):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         label_smoothing: float = 0.1,
+        distillation: Distillation = "none",
+        distillation_alpha: float = 0.5,
+        distillation_tau: float = 1.0,
+        teacher: str = "regnety_160.deit_in1k",
+        teacher_path: str | None = None,
+        teacher_img_size: int | None = None,
+        mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
+        std: Sequence[float] = IMAGENET_DEFAULT_STD,
     ) -> None:
         super().__init__()
         if not 0 <= label_smoothing < 1:
@@ -101,6 +125,8 @@ class CaiTModule(LightningModule):
             raise UserError("lr, warmup_lr, min_lr, warmup_epochs and weight_decay must be at least 0")
         if lr_base_size is not None and lr_base_size < 1:
             raise UserError(f"lr_base_size must be at least 1 or null, got {lr_base_size}")
+        if not 0 <= distillation_alpha <= 1 or distillation_tau <= 0:
+            raise UserError("distillation_alpha must be in [0, 1] and distillation_tau above 0")
         self.save_hyperparameters()
         self.weights, self.weights_ema = weights, weights_ema
         self.lr, self.lr_base_size = lr, lr_base_size
@@ -110,6 +136,9 @@ class CaiTModule(LightningModule):
         self.num_classes = num_classes
         self.model = create_model(name, img_size, num_classes, drop_path_rate, **(fields or {}))
         self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+        self.distillation = distillation
+        self.distillation_alpha, self.distillation_tau = distillation_alpha, distillation_tau
+        self.teacher: Teacher | None = None
         self.val_metrics = EvalMetrics(num_classes)
         self.test_metrics = EvalMetrics(num_classes)
 
@@ -117,6 +146,30 @@ class CaiTModule(LightningModule):
         if stage == "fit" and self.weights is not None and self.trainer.ckpt_path is None:
             notes = load_weights(self.model, self.weights, self.weights_ema)
             rank_zero_info("; ".join([f"weights from {self.weights}", *notes]))
+        if stage == "fit" and self.distillation != "none":
+            # Not registered as a submodule: it is not to be saved, trained, averaged or put into train mode.
+            self.__dict__["teacher"] = self._load_teacher()
+
+    def _load_teacher(self) -> Teacher:
+        hparams = self.hparams
+        name, path, img_size = hparams["teacher"], hparams["teacher_path"], hparams["teacher_img_size"]
+        student = (hparams["mean"], hparams["std"])
+        if not name.endswith(".ckpt"):
+            return timm_teacher(name, path, self.num_classes, img_size, *student)
+        if not Path(name).is_file():
+            raise UserError(f"the teacher {name} does not exist")
+        try:
+            theirs = CaiTModule.load_from_checkpoint(name, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise UserError(f"the teacher {name} is not a whole checkpoint of a run") from error
+        if theirs.num_classes != self.num_classes:
+            raise UserError(f"the teacher {name} knows {theirs.num_classes} classes, the data has {self.num_classes}")
+        own_size = theirs.model.config.img_size
+        return Teacher(theirs.model, theirs.hparams["mean"], theirs.hparams["std"], own_size, *student)
+
+    def on_fit_start(self) -> None:
+        if self.teacher is not None:
+            self.teacher.to(self.device)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, 3, img_size, img_size] to logits [B, num_classes]."""
@@ -130,6 +183,9 @@ class CaiTModule(LightningModule):
         images, targets = batch
         logits = self.model(images)
         loss = self.loss(logits, targets)
+        if self.teacher is not None:
+            judged = distillation_loss(logits, self.teacher(images), self.distillation, self.distillation_tau)
+            loss = (1 - self.distillation_alpha) * loss + self.distillation_alpha * judged
         heaviest = targets.argmax(dim=1) if targets.ndim == 2 else targets
         acc1 = 100 * (logits.detach().argmax(dim=1) == heaviest).float().mean()
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
