@@ -6,6 +6,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 CONFIG ?= configs/digits.yaml
+PAPER ?=
 RUN ?=
 ARGS ?=
 
@@ -15,24 +16,28 @@ READY := $(VENV)/.ready
 
 .PHONY: help
 help: ## Show this list
-	@echo "make TARGET [CONFIG=file.yaml] [RUN=name] [ARGS=\"--key value ...\"]"
+	@echo "make TARGET [CONFIG=file.yaml | PAPER=table/row] [RUN=name] [ARGS=\"--key value ...\"]"
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
 
 .PHONY: train
 train: $(READY) ## Train: by default CaiT on the embedded digits, about 2 minutes on 2 cores
-	@$(BIN)/cait fit --config $(CONFIG) $(if $(RUN),--run_name '$(RUN)') $(ARGS)
+	@$(BIN)/cait fit $(if $(PAPER),--paper '$(PAPER)',$(addprefix --config ,$(CONFIG))) $(if $(RUN),--run_name '$(RUN)') $(ARGS)
 
 .PHONY: resume
 resume: $(READY) ## Go on with the run RUN where it stopped, in its folder
 	@$(BIN)/cait resume $(if $(RUN),'$(RUN)') $(ARGS)
 
 .PHONY: eval
-eval: $(READY) ## Score the best checkpoint of the run RUN on the validation set
-	@$(BIN)/cait eval $(if $(RUN),'$(RUN)') $(ARGS)
+eval: $(READY) ## Score the best checkpoint of the run RUN, or the row PAPER, on the validation set
+	@$(BIN)/cait $(if $(PAPER),validate --paper '$(PAPER)',eval $(if $(RUN),'$(RUN)')) $(ARGS)
 
 .PHONY: zoo
 zoo: $(READY) ## Show the paper's ten models, their size, cost and published accuracy
 	@$(BIN)/cait zoo $(ARGS)
+
+.PHONY: paper
+paper: $(READY) ## List the rows of the paper's tables, each a run: PAPER=table1/layerscale-36
+	@$(BIN)/cait paper $(ARGS)
 
 .PHONY: tensorboard
 tensorboard: $(READY) ## Show the curves of all runs in a browser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +23,10 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
   test       the same, logged as test/...
   predict    write a CSV of classes and probabilities for a folder of pictures
   zoo        the paper's models, their size and cost [--json]
+  paper      the rows of the paper's tables, each a run: cait paper [TABLE] [--json]
+
+`cait fit --paper table1/layerscale-36` trains a row of the paper, `cait validate --paper ...`
+scores it; the settings of the row can be overridden like any.
 
 `cait VERB --help` lists every setting of fit, validate, test and predict;
 `cait fit --config FILE --print_config` shows what a run would use. Anything that
@@ -56,7 +61,11 @@ def _run(argv: list[str]) -> None:
         argv = _eval_arguments(rest)
     elif verb == "zoo":
         return _zoo(rest)
-    elif verb not in ("fit", "validate", "test", "predict"):
+    elif verb == "paper":
+        return _paper(rest)
+    elif verb in ("fit", "validate", "test"):
+        argv = [verb, *_paper_row(verb, rest)]
+    elif verb != "predict":
         raise UserError(f"unknown verb {verb!r}; `cait --help` lists them")
     # The processes that Lightning starts for DDP repeat this command line.
     sys.argv[1:] = argv
@@ -76,6 +85,47 @@ def _zoo(rest: list[str]) -> None:
     from cait.analysis.zoo import show
 
     show(as_json=bool(rest))
+
+
+def _paper(rest: list[str]) -> None:
+    named = [argument for argument in rest if argument != "--json"]
+    if len(named) > 1 or any(argument.startswith("-") for argument in named):
+        raise UserError("`cait paper` takes a table and --json, nothing else")
+    from cait.analysis.paper import show
+
+    show(named[0] if named else None, as_json="--json" in rest)
+
+
+def _paper_row(verb: str, rest: list[str]) -> list[str]:
+    """`rest` with `--paper ROW` replaced by the settings of the row; what is given beside it wins."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--paper")
+    try:
+        options, others = parser.parse_known_args(rest)
+    except argparse.ArgumentError as error:
+        raise UserError("--paper takes a row, as table1/layerscale-36; `cait paper` lists them") from error
+    if options.paper is None:
+        return rest
+    from cait.analysis.paper import find, last_checkpoint
+
+    row = find(options.paper)
+    names = {argument.split("=")[0] for argument in others}
+    arguments = row.arguments()
+    if verb == "fit":
+        if row.evaluate:
+            raise UserError(f"nothing is trained in {row.id}, it is scored: `{row.command}`")
+        if "--run_name" not in names:
+            arguments.append(f"--run_name={row.run_name}")
+    start = row if verb != "fit" and not row.evaluate else row.weights_of and find(row.weights_of, row.table)
+    if start and not names & {"--model.weights", "--model.pretrained", "--ckpt_path"}:
+        weights = last_checkpoint(start)
+        if not weights.is_file() and "--print_config" not in names:
+            raise UserError(
+                f"{row.id} needs the weights of {start.id}, and there is no {weights}: "
+                f"`{start.command}` first, or give --model.weights FILE"
+            )
+        arguments.append(f"--model.weights={weights}")
+    return [*arguments, *others]
 
 
 def _resume_arguments(rest: list[str]) -> list[str]:

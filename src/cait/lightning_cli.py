@@ -116,8 +116,10 @@ class CaiTCLI(LightningCLI):
         # Here the configuration says what the model is, and a checkpoint that does not fit is refused.
         config = self.config[self.config.subcommand]
         if config.ckpt_path is None:
-            if self.config.subcommand != "fit":
-                raise UserError("no checkpoint to score: give --ckpt_path FILE, or use `cait eval RUN`")
+            if self.config.subcommand != "fit" and not (config.model.weights or config.model.get("pretrained")):
+                raise UserError(
+                    "nothing to score: give --ckpt_path or --model.weights FILE, or use `cait eval RUN` for a run"
+                )
         elif not Path(config.ckpt_path).is_file():
             raise UserError(f"the checkpoint {config.ckpt_path} does not exist")
         else:

@@ -25,17 +25,22 @@ class Cost:
 
 
 def measure(config: CaiTConfig) -> Cost:
-    """Count on the meta device, so that the largest model takes no memory."""
+    """Count on the meta device, so that the largest model takes no memory.
+
+    The self-attention blocks are alike, so one is counted for all that see as many tokens.
+    """
+    n, at = config.num_patches, config.class_token_at
     with torch.device("meta"):
         model = CaiT(config).eval().requires_grad_(False)
         images = torch.empty(1, config.in_chans, config.img_size, config.img_size)
-        tokens = torch.empty(1, config.num_patches, config.embed_dim)
-        more_tokens = torch.empty(1, config.num_patches + 1, config.embed_dim)
-    gmacs = _gmacs(model, images)
-    extra = 0.0
-    if config.class_token_at is None and config.depth:
-        extra = config.depth * (_gmacs(model.blocks[0], more_tokens) - _gmacs(model.blocks[0], tokens))
-    return Cost(sum(parameter.numel() for parameter in model.parameters()), gmacs, gmacs + extra)
+        tokens = {count: torch.empty(1, count, config.embed_dim) for count in (n, n + 1)}
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    block = {count: _gmacs(model.blocks[0], x) for count, x in tokens.items()} if config.depth else {}
+    model.blocks = nn.Sequential(*(nn.Identity() for _ in range(config.depth)))
+    rest = _gmacs(model, images)
+    with_token = 0 if at is None else config.depth - at
+    gmacs = rest + sum(block[n + (i < with_token)] for i in range(config.depth))
+    return Cost(parameters, gmacs, rest + sum(block[n + 1] for _ in range(config.depth)))
 
 
 def _gmacs(module: nn.Module, x: Tensor) -> float:

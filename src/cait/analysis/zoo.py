@@ -8,32 +8,8 @@ import sys
 from dataclasses import asdict, dataclass
 
 from cait.analysis.cost import measure
-from cait.model.config import VARIANTS, variant_config
-
-# Published, by model and resolution: GFLOPs (multiply-adds), top-1 in per cent, top-1 with hard
-# distillation; 384 and 448 are fine-tuned from 224. Source: the paper's tables of models.
-PUBLISHED: dict[tuple[str, int], tuple[float | None, float | None, float | None]] = {
-    ("xxs24", 224): (2.5, 77.6, 78.4),
-    ("xxs24", 384): (9.5, 80.4, 80.9),
-    ("xxs36", 224): (3.8, 79.1, 79.7),
-    ("xxs36", 384): (14.2, 81.8, 82.2),
-    ("xs24", 224): (5.4, 81.8, 82.0),
-    ("xs24", 384): (19.3, 83.8, 84.1),
-    ("xs36", 224): (8.1, 82.6, 82.9),
-    ("xs36", 384): (28.8, 84.3, 84.8),
-    ("s24", 224): (9.4, 82.7, 83.5),
-    ("s24", 384): (32.2, 84.3, 85.1),
-    ("s36", 224): (13.9, 83.3, 84.0),
-    ("s36", 384): (48.0, 85.0, 85.4),
-    ("s48", 224): (18.6, 83.5, 83.9),
-    ("s48", 384): (63.8, 85.1, 85.3),
-    ("m24", 224): (36.0, 83.4, 84.7),
-    ("m24", 384): (116.1, 84.5, 85.8),
-    ("m36", 224): (53.7, 83.8, 85.1),
-    ("m36", 384): (173.3, 84.9, 86.1),
-    ("m48", 224): (None, None, None),
-    ("m48", 448): (329.6, None, 86.5),
-}
+from cait.analysis.paper import Row, rows
+from cait.model.config import variant_config
 
 
 @dataclass(frozen=True)
@@ -55,12 +31,18 @@ class ZooRow:
 
 @functools.cache
 def zoo() -> tuple[ZooRow, ...]:
-    """Every model at every resolution that the paper has it at."""
-    rows = []
-    for name, img_size in PUBLISHED:
+    """Every model at every resolution that the paper has it at, in the order of its table."""
+    found: dict[tuple[str, int], dict[bool, Row]] = {}
+    for row in rows().values():
+        if row.table == "models":
+            key = (row.settings["model.name"], row.network().img_size)
+            found.setdefault(key, {})["model.distillation" in row.settings] = row
+    listed = []
+    for (name, img_size), by_distilled in found.items():
+        plain, distilled = by_distilled.get(False), by_distilled.get(True)
         config = variant_config(name, img_size=img_size)
         cost = measure(config)
-        rows.append(
+        listed.append(
             ZooRow(
                 name,
                 img_size,
@@ -72,11 +54,12 @@ def zoo() -> tuple[ZooRow, ...]:
                 cost.parameters,
                 round(cost.gmacs, 3),
                 round(cost.gmacs_published, 3),
-                *PUBLISHED[name, img_size],
+                next(row.gflops for row in by_distilled.values()),
+                plain.top1 if plain else None,
+                distilled.top1 if distilled else None,
             )
         )
-    assert {row.model for row in rows} == set(VARIANTS)
-    return tuple(rows)
+    return tuple(listed)
 
 
 def show(as_json: bool) -> None:

@@ -1,0 +1,247 @@
+"""The paper's tables as data: each row a run that one command starts, beside what was published of it.
+
+The rows stand in `configs/paper/<table>.yaml`; `Row` says what may stand in one.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import functools
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cait.analysis.cost import Cost, measure
+from cait.errors import UserError
+from cait.model.config import CaiTConfig, variant_config
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+RECIPE = CONFIGS / "imagenet" / "xxs24_224.yaml"
+"""What every row starts from and names its differences to."""
+
+Settings = dict[str, Any]
+"""Values by their name on the command line, as {"model.fields.depth": 36}."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table. What else stands in its YAML are settings, by their name on the command line."""
+
+    table: str
+    name: str
+    own: Settings = field(default_factory=dict)
+    """What the row itself sets."""
+    base: str | None = None
+    """Row that it builds on, [table/]row: all of that row's settings."""
+    weights_of: str | None = None
+    """Row whose weights it starts from: that row's network, under a recipe of its own."""
+    overlay: str | None = None
+    """File in `configs/` that is laid over the recipe."""
+    evaluate: bool = False
+    """Nothing is trained; the weights of `weights_of` are scored."""
+    top1: float | None = None
+    """Published top-1 on ImageNet in per cent."""
+    failed: bool = False
+    """The published run broke down before its end."""
+    parameters: float | None = None
+    """Published, in millions."""
+    gflops: float | None = None
+    """Published, which are 10⁹ multiply-adds."""
+    reproduced: float | None = None
+    """Top-1 of a run of this template, in per cent; else the last figure in the run's folder is shown."""
+
+    @property
+    def id(self) -> str:
+        return f"{self.table}/{self.name}"
+
+    @property
+    def run_name(self) -> str:
+        return f"{self.table}-{self.name}"
+
+    @property
+    def differs(self) -> str:
+        """What the row says, without what was published."""
+        parts = [f"{word} {row}" for word, row in (("as", self.base), ("weights of", self.weights_of)) if row]
+        parts += [Path(self.overlay).stem] if self.overlay else []
+        parts += ["evaluated"] if self.evaluate else []
+        return ", ".join(parts + [f"{key.split('.')[-1]} {_text(value)}" for key, value in self.own.items()])
+
+    @property
+    def command(self) -> str:
+        return f"make {'eval' if self.evaluate else 'train'} PAPER={self.id}"
+
+    @property
+    def settings(self) -> Settings:
+        """Everything in which the run differs from the recipe and the overlay."""
+        if self.weights_of:
+            network = ("model.name", "model.fields.")
+            theirs = {k: v for k, v in find(self.weights_of, self.table).settings.items() if k.startswith(network)}
+        elif self.base:
+            theirs = find(self.base, self.table).settings
+        else:
+            theirs = _defaults(self.table)
+        return theirs | self.own
+
+    def arguments(self) -> list[str]:
+        """The row for `cait fit` and the like: configurations and settings, without weights."""
+        files = [RECIPE, *([CONFIGS / self.overlay] if self.overlay else [])]
+        return [
+            *(f"--config={file}" for file in files),
+            *(f"--{key}={_text(value)}" for key, value in self.settings.items()),
+        ]
+
+    def network(self) -> CaiTConfig:
+        """The network that the row trains.
+
+        Raises:
+            UserError: a field or a value that does not exist.
+        """
+        settings: Settings = {}
+        for file in (RECIPE, *([CONFIGS / self.overlay] if self.overlay else [])):
+            settings |= _flat(yaml.safe_load(file.read_text()))
+        settings |= self.settings
+        fields = {k.removeprefix("model.fields."): v for k, v in settings.items() if k.startswith("model.fields.")}
+        rate = settings["model.drop_path_rate"]
+        return variant_config(settings["model.name"], img_size=settings["data.img_size"], drop_path_rate=rate, **fields)
+
+
+@functools.cache
+def tables() -> dict[str, dict[str, Any]]:
+    """The YAML files by their stem."""
+    if not RECIPE.is_file():
+        raise UserError(f"{CONFIGS} is missing: the paper's rows are read from a clone of the template")
+    return {file.stem: yaml.safe_load(file.read_text()) for file in sorted((CONFIGS / "paper").glob("*.yaml"))}
+
+
+@functools.cache
+def rows() -> dict[str, Row]:
+    """Every row by its id."""
+    found = {}
+    for table, content in tables().items():
+        for name, given in content["rows"].items():
+            about = {key: value for key, value in given.items() if key in Row.__dataclass_fields__}
+            own = {key: value for key, value in given.items() if "." in key}
+            unknown = given.keys() - about.keys() - own.keys()
+            if unknown:
+                raise UserError(f"configs/paper/{table}.yaml, row {name}: unknown key {unknown.pop()!r}")
+            row = Row(table, name, _flat(own), **about)
+            found[row.id] = row
+    return found
+
+
+def find(id: str, table: str | None = None) -> Row:
+    """A row by its id, or by its name alone within `table`.
+
+    Raises:
+        UserError: there is no such row.
+    """
+    known = rows()
+    full = id if "/" in id else f"{table}/{id}"
+    if full not in known:
+        near = difflib.get_close_matches(full, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "; `cait paper` lists them"
+        raise UserError(f"the paper has no row {id!r}{hint}")
+    return known[full]
+
+
+def last_checkpoint(row: Row) -> Path:
+    return Path("logs") / row.run_name / "checkpoints" / "last.ckpt"
+
+
+def _defaults(table: str) -> Settings:
+    return _flat(tables()[table].get("defaults", {}))
+
+
+def _flat(nested: Settings, prefix: str = "") -> Settings:
+    flat: Settings = {}
+    for key, value in nested.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _reproduced(row: Row) -> str:
+    """The row's own figure, else the last of the run in logs/, else "not run"."""
+    if row.reproduced is not None:
+        return f"{row.reproduced}"
+    file = Path("logs") / row.run_name / "metrics.csv"
+    if file.is_file():
+        with file.open(newline="") as lines:
+            scored = [line for line in csv.DictReader(lines) if line.get("val/acc1")]
+        if scored:
+            return f"{float(scored[-1]['val/acc1']):.2f} after {int(scored[-1]['epoch']) + 1} epochs"
+    return "not run"
+
+
+@functools.cache
+def _cost(network: CaiTConfig) -> Cost:
+    return measure(network)
+
+
+def show(table: str | None, as_json: bool) -> None:
+    """Print the rows of a table, or of all.
+
+    Raises:
+        UserError: there is no such table.
+    """
+    if table is not None and table not in tables():
+        raise UserError(f"the paper has no table {table!r} here; choose one of {', '.join(tables())}")
+    chosen = [row for row in rows().values() if table in (None, row.table)]
+    if as_json:
+        print(json.dumps([_listed(row) for row in chosen], indent=1, ensure_ascii=False))
+    else:
+        _print(chosen)
+
+
+def _listed(row: Row) -> dict[str, Any]:
+    cost = _cost(row.network())
+    return {
+        "table": row.table,
+        "row": row.name,
+        "differs": row.differs,
+        "settings": row.settings,
+        "parameters": cost.parameters,
+        "gmacs": round(cost.gmacs, 3),
+        "parameters_published": row.parameters,
+        "gflops_published": row.gflops,
+        "top1_published": row.top1,
+        "failed": row.failed,
+        "reproduced": _reproduced(row),
+        "command": row.command,
+    }
+
+
+def _print(chosen: Iterable[Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    # A table that is piped into a file keeps its columns.
+    console = Console() if sys.stdout.isatty() else Console(width=180)
+    shown: dict[str, Table] = {}
+    for row in chosen:
+        if row.table not in shown:
+            shown[row.table] = grid = Table(title=tables()[row.table]["title"], title_justify="left")
+            for title in ("row", "what differs", "parameters", "GMACs", "paper", "reproduced", "command"):
+                grid.add_column(title, justify="right" if title in ("parameters", "GMACs", "paper") else "left")
+        cost = _cost(row.network())
+        shown[row.table].add_row(
+            row.name,
+            row.differs,
+            f"{cost.parameters:,}",
+            f"{cost.gmacs:.3f}",
+            ("" if row.top1 is None else f"{row.top1}") + "†" * row.failed,
+            _reproduced(row),
+            row.command,
+        )
+    for grid in shown.values():
+        console.print(grid)
+    console.print("paper: top-1 on ImageNet in per cent; † the run broke down before its end.")
