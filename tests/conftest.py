@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `cait` has it, before torch is loaded
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -79,7 +81,7 @@ Cait = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(REPO / "src"), "COLUMNS": "200"}
+    return os.environ | {"PYTHONPATH": f"{REPO / 'src'}{os.pathsep}{REPO / 'tests'}", "COLUMNS": "200"}
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> No
     run = tmp_path / "logs" / "first"
     for name in ("config.yaml", "metrics.csv", "checkpoints/last.ckpt", "checkpoints/best.ckpt"):
         assert (run / name).is_file(), name
-    names = {"train/loss", "train/acc1", "lr", "epoch", "step"}
+    names = {"train/loss", "train/acc1", "train/grad_norm", "lr", "epoch", "step"}
     names |= {f"{part}/{figure}" for part in ("val", "val_ema") for figure in ("loss", "acc1", "acc5")}
     assert set(rows(run)[0]) == names
     events = EventAccumulator(str(run)).Reload()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from cait.data import digits, folder
 from cait.data.dataset import EvalPictures, TrainPictures, mix_seeds
+from cait.data.faults import Faults
 from cait.data.sampler import ShardSampler, TrainBatchSampler, TrainLoader
 from cait.errors import UserError
 
@@ -61,6 +64,9 @@ class ImageNetDataModule(LightningDataModule):
         mean: of the normalisation, for each channel, of pixels in [0, 1].
         std: of the normalisation.
         predict_root: folder with the pictures to predict, however deep; None means the validation set.
+        max_bad_share: share of the pictures that may be unreadable. Up to it others stand in for them in
+            training, they are left out of validation, and `faults_path` lists them; past it the run fails.
+        check_resume: refuse a checkpoint of a run with other data, seed or global batch.
         seed: of order, augmentation and mixing.
 
     Raises:
@@ -94,6 +100,8 @@ class ImageNetDataModule(LightningDataModule):
         mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
         std: Sequence[float] = IMAGENET_DEFAULT_STD,
         predict_root: str | None = None,
+        max_bad_share: float = 0.01,
+        check_resume: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -106,10 +114,15 @@ class ImageNetDataModule(LightningDataModule):
         self.repeats = repeats
         self.predict_root = Path(predict_root) if predict_root else None
         self.seed = seed
+        self.max_bad_share, self.check_resume = max_bad_share, check_resume
+        self.faults_path: Path | None = None
+        """CSV file for the pictures that cannot be read; the command line puts it into the run's folder."""
         if batch_size < 1 or self.eval_batch_size < 1 or repeats < 1:
             raise UserError("batch_size, eval_batch_size and repeats must be at least 1")
         if num_workers is not None and num_workers < 0:
             raise UserError(f"num_workers must be at least 0, got {num_workers}")
+        if not 0 <= max_bad_share < 1:
+            raise UserError(f"max_bad_share must be in [0, 1), got {max_bad_share}")
         for name, share in (("val_fraction", val_fraction), ("crop_pct", crop_pct)):
             if not 0 < share <= 1:
                 raise UserError(f"{name} must be above 0 and at most 1, got {share}")
@@ -147,6 +160,7 @@ class ImageNetDataModule(LightningDataModule):
             raise UserError(f"bad augmentation settings (auto_augment {auto_augment!r}): {error}") from error
         self.eval_transform = create_transform(is_training=False, crop_pct=crop_pct, **common)
         self._own_epoch = -1
+        self._digested: str | None = None
 
     @property
     def num_classes(self) -> int:
@@ -173,16 +187,54 @@ class ImageNetDataModule(LightningDataModule):
             self.predict_samples = folder.scan_flat(self.predict_root)
             return
         train, val = folder.scan(self.root, self.train_split, self.val_split, self.val_fraction)
-        self.train_pictures = TrainPictures(train, self.train_transform, self.seed)
-        self.val_pictures = EvalPictures(val, self.eval_transform)
+        self.faults = Faults(self.faults_path, int(self.max_bad_share * (len(train) + len(val))))
+        self.train_pictures = TrainPictures(train, self.train_transform, self.seed, self.faults)
+        self.val_pictures = EvalPictures(val, self.eval_transform, self.faults)
         self.predict_samples = val
         self.batch_mixer = Mixup(num_classes=self.num_classes, label_smoothing=0.0, **self._mixing)
         if stage == "fit":
             if len(train) + len(val) <= CHECKED_PICTURES:
-                folder.check_headers(train + val)
+                folder.check_headers(train + val, self.faults)
             rank_zero_info(
                 f"{self.root}: {len(train):,} training and {len(val):,} validation pictures, {self.num_classes} classes"
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the order and the pixels of a run depend on; kept in its checkpoints."""
+        trainer = self.trainer
+        return {
+            "seed": self.seed,
+            "repeats": self.repeats,
+            "images a batch, over all processes": self.batch_size * (trainer.world_size if trainer else 1),
+            "batches accumulated": trainer.accumulate_grad_batches if trainer else 1,
+            "training pictures": len(self.train_pictures),
+            "digest of the training pictures' names and classes": self._digest(),
+        }
+
+    def _digest(self) -> str:
+        if self._digested is None:
+            start = len(str(self.root)) + 1
+            digest = hashlib.sha256()
+            for path, label in self.train_pictures.samples:
+                digest.update(f"{path[start:]} {label}\n".encode())
+            self._digested = digest.hexdigest()[:16]
+        return self._digested
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Refuse to go on with a run that was another.
+
+        Raises:
+            UserError: data, seed or batch differ, and `check_resume` is on.
+        """
+        if not self.check_resume or self.trainer is None or not self.trainer.training:
+            return
+        for name, ours in self.state_dict().items():
+            theirs = state_dict.get(name, ours)
+            if theirs != ours:
+                raise UserError(
+                    f"the checkpoint is of a run with other data or settings: {name} was {theirs}, is {ours}; "
+                    "to go on all the same add --data.check_resume false"
+                )
 
     def train_dataloader(self) -> TrainLoader:
         rank, world_size = self._place()
@@ -254,5 +306,9 @@ def _cores() -> int:
 
 
 def _init_worker(worker_id: int) -> None:
+    # A scheduler signals the whole group of processes; workers are needed until the step is finished and
+    # end with the process that started them.
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(signum, signal.SIG_IGN)
     # Workers share the cores among themselves; threads of their own would only get in each other's way.
     torch.set_num_threads(1)

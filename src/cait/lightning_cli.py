@@ -17,8 +17,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only
 
+from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint, best_checkpoint
 from cait.callbacks.ema import EMA
-from cait.callbacks.files import run_checkpoints, run_loggers
+from cait.callbacks.faults import FaultReport
+from cait.callbacks.files import run_loggers
+from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.predictions import PredictionsFile
 from cait.callbacks.progress import EpochLines, ModelTable, RunProgressBar, RunSummary
 from cait.callbacks.seeding import StepSeed
@@ -42,6 +45,7 @@ WARNINGS = (
     r"Checkpoint directory .* exists and is not empty",
     r".*Experiment logs directory .* exists and is not empty",
     r"Be aware that when using `ckpt_path`",
+    r"You're resuming from a checkpoint that ended before the epoch ended",  # TrainLoader starts where it stopped
     r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run that ends before a validation
     r"Precision .* is not supported by the model summary",
     r".*number of training batches .* is smaller than the logging interval",
@@ -89,6 +93,15 @@ class CaiTCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--run_name", type=str | None, default=None, help="Name of the run's folder below logs/.")
+        parser.add_argument(
+            "--save_every_n_steps", type=int, default=500, help="Steps between checkpoints, which epochs end with too."
+        )
+        parser.add_argument(
+            "--max_nonfinite_steps",
+            type=int,
+            default=10,
+            help="Steps in a row that are left out, for a gradient that is not finite, before the run ends.",
+        )
         parser.add_lightning_class_args(EMA, "ema")
         parser.link_arguments("data.img_size", "model.img_size")
         parser.link_arguments("data.mean", "model.mean")
@@ -156,17 +169,24 @@ class CaiTCLI(LightningCLI):
                 callbacks.append(EpochLines())
                 kwargs["enable_progress_bar"] = False
         if self.subcommand == "fit":
+            config = self.config.fit
             first_step = self._first_step()
             self.config.fit.ckpt_path = None  # where the run was resumed from is no part of its configuration
             kwargs["default_root_dir"] = self.run_dir
             if not given.fast_dev_run:
+                self.datamodule.faults_path = self.run_dir / "bad_pictures.csv"
                 callbacks.append(RunSummary(self.run_dir, first_step))
             if given.max_steps > 0:  # a trial of a few steps leaves figures too
                 kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
             if given.logger in (None, True):
                 kwargs["logger"] = run_loggers(self.run_dir, first_step)
+            callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
+            callbacks.append(FaultReport(self.datamodule))
             if given.enable_checkpointing is not False:
-                callbacks += run_checkpoints(self.run_dir)
+                folder = self.run_dir / "checkpoints"
+                callbacks += [best_checkpoint(folder), LastCheckpoint(folder, config.save_every_n_steps)]
+                plugins = given.plugins if isinstance(given.plugins, list) else [given.plugins] * bool(given.plugins)
+                kwargs["plugins"] = [*plugins, DurableCheckpointIO()]
             if given.enable_model_summary is not False:
                 callbacks.append(ModelTable())
         else:

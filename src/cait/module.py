@@ -38,8 +38,9 @@ class EvalMetrics(nn.Module):
         )
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: logits [B, num_classes], labels [B]."""
-        logits = logits.float()
+        """Count a batch: logits [B, num_classes], labels [B]; a label below 0 is not counted."""
+        counted = labels >= 0
+        logits, labels = logits[counted].float(), labels[counted]
         self.loss.update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
         self.accuracy.update(logits, labels)
 

@@ -6,7 +6,6 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 
@@ -46,13 +45,3 @@ def run_loggers(run_dir: Path, first_step: int) -> list[Logger]:
         run_dir.parent, name=run_dir.name, version="", default_hp_metric=False, purge_step=first_step
     )
     return [RunCSVLogger(run_dir, first_step), tensorboard]
-
-
-def run_checkpoints(run_dir: Path) -> list[ModelCheckpoint]:
-    """`last.ckpt` after every epoch and `best.ckpt` by validation accuracy."""
-    common: dict[str, Any] = dict(
-        dirpath=run_dir / "checkpoints", enable_version_counter=False, auto_insert_metric_name=False
-    )
-    best = ModelCheckpoint(filename="best", monitor="val/acc1", mode="max", **common)
-    last = ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **common)
-    return [best, last]

@@ -97,11 +97,14 @@ class RunSummary(Callback):
         self._start = time.monotonic()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if isinstance(exception, KeyboardInterrupt) and trainer.is_global_zero:
+        if isinstance(exception, KeyboardInterrupt | SystemExit) and trainer.is_global_zero:
+            how = "stopped, saved" if isinstance(exception, SystemExit) else "interrupted"
             if (self.run_dir / "checkpoints" / "last.ckpt").exists():
-                print(f"interrupted; to go on from the last whole epoch: make resume RUN={self.run_dir.name}")
+                print(
+                    f"{how} at step {trainer.global_step:,}; to go on: make resume RUN={self.run_dir.name}", flush=True
+                )
             else:
-                print("interrupted before the first checkpoint")
+                print("interrupted before the first checkpoint", flush=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or not trainer.is_global_zero or trainer.interrupted:

@@ -8,11 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from cait.data.faults import Faults
 from cait.data.folder import Samples, load_rgb
 from cait.data.sampler import Key
+from cait.errors import UserError
+
+NO_LABEL = -1
+"""Label of a picture that is not to be counted."""
 
 
 def mix_seeds(*numbers: int) -> int:
@@ -24,34 +30,55 @@ class TrainPictures(Dataset[tuple[Tensor, int]]):
     """Augmented pictures, indexed by (epoch, index, repeat).
 
     The global generators of `random`, numpy and torch, from which the transforms draw, are seeded
-    anew for every picture, so that neither the worker nor its history matters.
+    anew for every picture, so that neither the worker nor its history matters. A picture that cannot
+    be read is noted in `faults` and another, drawn from the same key, stands in for it.
     """
 
-    def __init__(self, samples: Samples, transform: Callable[[Any], Tensor], seed: int) -> None:
-        self.samples, self.transform, self.seed = samples, transform, seed
+    def __init__(self, samples: Samples, transform: Callable[[Any], Tensor], seed: int, faults: Faults) -> None:
+        self.samples, self.transform, self.seed, self.faults = samples, transform, seed, faults
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, key: Key) -> tuple[Tensor, int]:
-        path, label = self.samples[key[1]]
+        picture, label = self._read(key)
         seed = mix_seeds(self.seed, *key)
         random.seed(seed)
         np.random.seed(seed % 2**32)
         # Not torch.manual_seed: without CUDA it formats a traceback for every call, a millisecond a picture.
         torch.default_generator.manual_seed(seed)
-        return self.transform(load_rgb(path)), label
+        return self.transform(picture), label
+
+    def _read(self, key: Key) -> tuple[Any, int]:
+        index, attempt = key[1], 0
+        while True:  # `faults` ends it where there is nothing left to read
+            path, label = self.samples[index]
+            try:
+                return load_rgb(path), label
+            except UserError as error:
+                self.faults.note(path, str(error))
+            attempt += 1
+            index = mix_seeds(self.seed, *key, attempt) % len(self.samples)
 
 
 class EvalPictures(Dataset[tuple[Tensor, int]]):
-    """Pictures in their order, under a transform without randomness."""
+    """Pictures in their order, under a transform without randomness.
 
-    def __init__(self, samples: Samples, transform: Callable[[Any], Tensor]) -> None:
-        self.samples, self.transform = samples, transform
+    With `faults`, a picture that cannot be read is noted there and comes as zeros with the label NO_LABEL.
+    """
+
+    def __init__(self, samples: Samples, transform: Callable[[Any], Tensor], faults: Faults | None = None) -> None:
+        self.samples, self.transform, self.faults = samples, transform, faults
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path, label = self.samples[index]
-        return self.transform(load_rgb(path)), label
+        try:
+            return self.transform(load_rgb(path)), label
+        except UserError as error:
+            if self.faults is None:
+                raise
+            self.faults.note(path, str(error))
+            return torch.zeros_like(self.transform(Image.new("RGB", (8, 8)))), NO_LABEL

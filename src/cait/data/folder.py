@@ -9,6 +9,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from cait.data.faults import Faults
 from cait.errors import UserError
 
 Samples = list[tuple[str, int]]
@@ -33,14 +34,17 @@ def load_rgb(path: str) -> Image.Image:
         raise UserError(f"cannot read the picture {path}: {reason}") from error
 
 
-def check_headers(samples: Samples) -> None:
-    """Open each file without decoding it; a file that is no picture raises the UserError of `load_rgb`."""
+def check_headers(samples: Samples, faults: Faults) -> None:
+    """Open each file without decoding it, and note those that are no picture."""
     for path, _ in samples:
         try:
             with Image.open(path):
                 pass
         except Exception:
-            load_rgb(path)
+            try:
+                load_rgb(path)
+            except UserError as error:
+                faults.note(path, str(error))
 
 
 def class_names(root: Path, train_split: str) -> list[str]:

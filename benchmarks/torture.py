@@ -1,0 +1,184 @@
+"""Kill a run at random moments, resume it each time, and compare its end with that of a run left alone.
+
+    python benchmarks/torture.py --kills 50 [--processes 2] [--seed 0] [--out benchmarks/torture.md]
+
+The run is the digits configuration, shorter, with loader workers, Mixup and CutMix, stochastic
+depth, a moving average, accumulated gradients and a checkpoint every few steps. A kill is SIGKILL,
+to the main process or to its whole group, at a moment drawn over the length of the run, or as soon
+as a checkpoint is being written. A run that ends before its kill is compared, and another begun.
+Compared are weights, moving average, optimiser, schedule, counters, `metrics.csv` and TensorBoard's
+scalars, all to the last bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import logging
+import os
+import platform
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+REPO = Path(__file__).resolve().parent.parent
+EPOCHS = 4
+RECIPE = [
+    f"--config={REPO / 'configs/digits.yaml'}",
+    f"--trainer.max_epochs={EPOCHS}",
+    "--trainer.accumulate_grad_batches=2",
+    "--trainer.accelerator=cpu",
+    "--trainer.log_every_n_steps=1",
+    "--data.num_workers=2",
+    "--data.mix_prob=0.8",
+    "--data.eval_batch_size=8",  # a validation long enough to be hit
+    "--model.drop_path_rate=0.2",
+    "--ema.decay=0.9",
+    "--save_every_n_steps=3",
+]
+
+
+class Job:
+    """`cait` in a folder, in a process group of its own."""
+
+    def __init__(self, folder: Path, arguments: list[str]) -> None:
+        self.folder = folder
+        self.log = (folder / "output.txt").open("w")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "cait", *arguments],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(REPO / "src")},
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.begun = time.monotonic()
+
+    def output(self) -> str:
+        return (self.folder / "output.txt").read_text()[-2000:]
+
+    def kill(self, group: bool) -> None:
+        (os.killpg if group else os.kill)(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def wait(self) -> float:
+        """Seconds to a good end."""
+        if self.process.wait(timeout=1800) != 0:
+            raise SystemExit(f"the run ended with {self.process.returncode}:\n{self.output()}")
+        return time.monotonic() - self.begun
+
+
+def start(folder: Path, name: str, recipe: list[str]) -> Job:
+    """Resume the run where it can be, else begin it."""
+    checkpoints = folder / "logs" / name / "checkpoints"
+    if any((checkpoints / file).exists() for file in ("last.ckpt", "previous.ckpt")):
+        return Job(folder, ["resume", name])
+    return Job(folder, ["fit", *recipe, f"--run_name={name}"])
+
+
+def kill_somewhere(job: Job, run: Path, draw: random.Random, length: float, processes: int) -> str | None:
+    """Kill the job at a moment of its life; None where it ended before."""
+    group = processes > 1 or draw.random() < 0.5
+    saving = draw.random() < 0.25
+    # A quarter of the kills in the first seconds: imports, data, restoring.
+    moment = draw.uniform(0, 0.25 * length if draw.random() < 0.25 else length)
+    scratch = run / "checkpoints" / ".last.ckpt.tmp"
+    while job.process.poll() is None:
+        late = time.monotonic() - job.begun >= moment
+        if late and (not saving or scratch.exists()):
+            job.kill(group)
+            where = "while saving" if scratch.exists() else "anywhere"
+            return (
+                f"{time.monotonic() - job.begun:.1f} s after its start, {where}, {'group' if group else 'main process'}"
+            )
+        time.sleep(0.0005 if saving else 0.01)
+    job.wait()
+    return None
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """All that a run has come to."""
+    checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    scalars = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        "weights": checkpoint["state_dict"],
+        "moving average": checkpoint["callbacks"]["EMA"],
+        "optimiser": checkpoint["optimizer_states"],
+        "schedule": checkpoint["lr_schedulers"],
+        "step": (checkpoint["epoch"], checkpoint["global_step"]),
+        "best weights": torch.load(run / "checkpoints/best.ckpt", weights_only=True)["state_dict"],
+        "metrics.csv": (run / "metrics.csv").read_text(),
+        "TensorBoard": scalars,
+    }
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality to the last bit, a NaN equal to itself."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and torch.equal(a.view(-1).view(torch.uint8), b.view(-1).view(torch.uint8))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return a == b or (a != a and b != b)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="Markdown file to add the result to")
+    options = parser.parse_args()
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of every restart that it sees
+    draw = random.Random(options.seed)
+    recipe = list(RECIPE)
+    if options.processes > 1:
+        recipe += [f"--trainer.devices={options.processes}", "--trainer.strategy=ddp", "--data.batch_size=16"]
+    folder = Path(tempfile.mkdtemp(prefix="torture-"))
+    length = start(folder, "alone", recipe).wait()
+    expected = outcome(folder / "logs/alone")
+    print(f"left alone: {length:.0f} s to step {expected['step'][1]}", flush=True)
+
+    kills, runs, differing = 0, 0, []
+    while kills < options.kills or runs == 0:
+        runs += 1
+        name = f"killed-{runs}"
+        run = folder / "logs" / name
+        while True:
+            job = start(folder, name, recipe)
+            how = kill_somewhere(job, run, draw, length, options.processes) if kills < options.kills else job.wait()
+            if not isinstance(how, str):
+                break
+            kills += 1
+            print(f"kill {kills}: {name}, {how}", flush=True)
+        got = outcome(run)
+        wrong = [part for part, value in expected.items() if not same(value, got[part])]
+        print(f"{name}: {'differs in ' + ', '.join(wrong) if wrong else 'the same to the last bit'}", flush=True)
+        differing += wrong
+    verdict = f"{kills} kills in {runs} runs of {options.processes} process(es), seed {options.seed}: " + (
+        f"DIFFERENT in {', '.join(sorted(set(differing)))}" if differing else "every run ended with the same bits"
+    )
+    print(verdict)
+    if options.out:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=REPO, capture_output=True, text=True)
+        machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
+        with options.out.open("a") as file:
+            file.write(f"- {datetime.date.today()}, {machine}, commit {commit.stdout.strip()}: {verdict}\n")
+    if differing:
+        raise SystemExit(f"left for inspection: {folder}")
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

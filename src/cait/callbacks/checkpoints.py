@@ -1,0 +1,195 @@
+"""Checkpoints that a kill, a full disk or a torn file cannot take away, and stopping at a signal with one saved."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+
+from cait.callbacks.signals import StopSignals
+from cait.errors import UserError
+
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+
+
+class DurableCheckpointIO(TorchCheckpointIO):
+    """Write a file whole or not at all: beside its place, flushed to the disk, then renamed.
+
+    A failure is kept in `error` instead of raised, for only one process writes and the others are
+    waiting for it; `LastCheckpoint` raises it on all of them. torch.save stores a CRC-32 of every
+    tensor, which `is_whole` checks.
+    """
+
+    error: str | None = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """`storage_options` may name a file as {"previous": path}, which then keeps what stood at `path`."""
+        path = Path(path)
+        scratch = path.with_name(f".{path.name}.tmp")
+        previous = (storage_options or {}).get("previous")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with scratch.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            if previous is not None and path.exists():
+                _keep(path, Path(previous))
+            os.replace(scratch, path)
+            _flush_folder(path.parent)
+        except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
+            cause = error if isinstance(error, OSError) else error.__context__ or error
+            self.error = f"cannot write {path}: {getattr(cause, 'strerror', None) or cause}"
+            scratch.unlink(missing_ok=True)
+
+
+def _keep(path: Path, previous: Path) -> None:
+    """Have `previous` name the file at `path`, which stays there."""
+    link = previous.with_name(f".{previous.name}.tmp")
+    link.unlink(missing_ok=True)
+    try:
+        os.link(path, link)
+    except OSError:  # a file system without links: `path` is missing until the new file takes its place
+        os.replace(path, previous)
+    else:
+        os.replace(link, previous)
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether every part of a checkpoint file has the checksum that was written with it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except (OSError, zipfile.BadZipFile, EOFError):
+        return False
+
+
+def newest_whole(folder: Path) -> Path | None:
+    """The newer of the two generations that is whole, None where there is none at all.
+
+    Raises:
+        UserError: there are checkpoints, and all are damaged.
+    """
+    found = [folder / name for name in (LAST, PREVIOUS) if (folder / name).is_file()]
+    for path in found:
+        if is_whole(path):
+            return path
+        print(f"{path} is damaged", end="; " if path != found[-1] else "\n", flush=True)
+    if found:
+        raise UserError(f"no checkpoint in {folder} is whole")
+    return None
+
+
+class LastCheckpoint(Checkpoint):
+    """Save `last.ckpt` every so many steps and after every epoch, and keep the one before as `previous.ckpt`.
+
+    At SIGTERM, SIGINT or SIGUSR1 the running step is finished, saved, and the process exits with
+    128 + the signal's number. Saving happens after an optimiser step that no validation follows: a
+    checkpoint from between the two would be taken for one from after the validation, and gradients
+    that are being accumulated are in no checkpoint. A stop during validation waits for its end.
+
+    Args:
+        folder: of the checkpoints.
+        every_n_steps: optimiser steps between two saves.
+    """
+
+    def __init__(self, folder: Path, every_n_steps: int) -> None:
+        if every_n_steps < 1:
+            raise UserError(f"save_every_n_steps must be at least 1, got {every_n_steps}")
+        self.folder, self.every_n_steps = folder, every_n_steps
+        self.signals = StopSignals()
+        self._due = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._last_step = trainer.global_step
+        self.signals.watch(trainer)
+        self._log_before_saving(trainer)
+
+    def _log_before_saving(self, trainer: Trainer) -> None:
+        # Lightning logs a step's figures after on_train_batch_end, so a kill between the two would lose them:
+        # the checkpoint would say that the step is done. They are logged before the save, and then not again.
+        connector, progress = trainer._logger_connector, trainer.fit_loop.epoch_loop.batch_progress
+        log_step, logged = connector.update_train_step_metrics, -1
+
+        def log_once() -> None:
+            nonlocal logged
+            if logged != progress.total.ready:
+                logged = progress.total.ready
+                log_step()
+
+        self._log_step = connector.update_train_step_metrics = log_once  # type: ignore[method-assign]
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == self._last_step:  # gradients accumulate
+            return
+        self._last_step = trainer.global_step
+        stop = self.signals.agreed()
+        self._due |= trainer.global_step % self.every_n_steps == 0
+        if not _validation_follows(trainer, batch_idx):
+            if self._due or stop:
+                self._log_step()
+                self.save(trainer)
+            if stop:
+                self._leave(trainer, stop)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.save(trainer)
+        if stop := self.signals.agreed():
+            self._leave(trainer, stop)
+
+    def save(self, trainer: Trainer) -> None:
+        """Save on all processes; UserError on all if the file, or another since the last save, cannot be written."""
+        trainer.save_checkpoint(
+            self.folder / LAST, weights_only=False, storage_options={"previous": self.folder / PREVIOUS}
+        )
+        self._due = False
+        io = trainer.strategy.checkpoint_io
+        error = trainer.strategy.broadcast(getattr(io, "error", None))
+        if error:
+            kept = "; the checkpoint before is whole, go on from it with `make resume`" if self._kept() else ""
+            raise UserError(f"{error}{kept}")
+
+    def _kept(self) -> bool:
+        return any((self.folder / name).exists() for name in (LAST, PREVIOUS))
+
+    def _leave(self, trainer: Trainer, signum: int) -> None:
+        # Lightning kills a job outright when it sees a process that it started fail, so those leave as if well.
+        started = isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher) and trainer.local_rank > 0
+        raise SystemExit(0 if started else 128 + signum)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.signals.restore()
+
+
+def _validation_follows(trainer: Trainer, batch_idx: int) -> bool:
+    every = trainer.val_check_batch
+    return trainer.is_last_batch or (isinstance(every, int) and (batch_idx + 1) % every == 0)
+
+
+def best_checkpoint(folder: Path) -> ModelCheckpoint:
+    """`best.ckpt` by validation accuracy."""
+    return ModelCheckpoint(
+        dirpath=folder,
+        filename="best",
+        monitor="val/acc1",
+        mode="max",
+        enable_version_counter=False,
+        auto_insert_metric_name=False,
+    )
