@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import itertools
 import logging
 import os
 import re
@@ -18,7 +20,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.utilities import rank_zero_only
 
 from cait.callbacks.ema import EMA
-from cait.callbacks.files import run_checkpoints, run_loggers
+from cait.callbacks.files import run_argument, run_checkpoints, run_loggers
 from cait.callbacks.predictions import PredictionsFile
 from cait.callbacks.progress import EpochLines, ModelTable, RunProgressBar, RunSummary
 from cait.callbacks.seeding import StepSeed
@@ -42,6 +44,7 @@ WARNINGS = (
     r"Checkpoint directory .* exists and is not empty",
     r".*Experiment logs directory .* exists and is not empty",
     r"Be aware that when using `ckpt_path`",
+    r"You're resuming from a checkpoint that ended before the epoch ended",  # and go on at the right picture
     r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run that ends before a validation
     r"Precision .* is not supported by the model summary",
     r".*number of training batches .* is smaller than the logging interval",
@@ -50,6 +53,7 @@ WARNINGS = (
 VERBS = ("fit", "validate", "test", "predict")
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to those that Lightning starts."""
+RUN_NAME = "Name of the run's folder below logs/; null calls it after the configuration, with a number if need be."
 
 
 class SaveConfig(SaveConfigCallback):
@@ -88,7 +92,7 @@ class CaiTCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--run_name", type=str | None, default=None, help="Name of the run's folder below logs/.")
+        parser.add_argument("--run_name", type=str | None, default=None, help=RUN_NAME)
         parser.add_lightning_class_args(EMA, "ema")
         parser.link_arguments("data.img_size", "model.img_size")
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
@@ -99,9 +103,12 @@ class CaiTCLI(LightningCLI):
             super().parse_arguments(parser, args)
         except (ArgumentError, UnicodeDecodeError) as error:  # the second from a file that is no text
             raise UserError(_parse_error(str(error)) + self._did_you_mean(str(error))) from error
+        seed = self.config[self.config.subcommand].seed_everything
+        if isinstance(seed, bool) or not 0 <= seed < 2**32:  # Lightning takes true for any seed and false for none
+            raise UserError(f"--seed_everything must be a whole number from 0 to {2**32 - 1}, got {seed}")
 
     def _did_you_mean(self, message: str) -> str:
-        unknown = re.search(r"unrecognized arguments: --([\w.]+)", message)
+        unknown = re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message)
         verb = sys.argv[1]
         if not unknown or verb not in VERBS:
             return ""
@@ -121,25 +128,25 @@ class CaiTCLI(LightningCLI):
         else:
             self.checkpoint_step = int(read_checkpoint(config.ckpt_path)["global_step"])
 
-    def before_instantiate_classes(self) -> None:
-        if self.subcommand == "fit":
-            self.run_dir = self._claim_run_dir()
-
     def _claim_run_dir(self) -> Path:
         config = self.config.fit
         root = Path(config.trainer.default_root_dir or "logs")
+        if config.trainer.fast_dev_run:  # which writes nothing
+            return root
         launched = "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ  # by torchrun, SLURM or Lightning
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
             base = Path(str(config.config[-1])).stem if config.config else config.model.name
             # Processes that were launched apart cannot agree on a number.
-            name = base if launched else _free_name(root, base)
+            name = base if launched else _new_folder(root, base)
         if not re.fullmatch(r"\w[\w.=+-]*", name):
             raise UserError(f"a run's name is made of letters, digits and . _ - + =, and is not a path: {name!r}")
         os.environ[RUN_VARIABLE] = config.run_name = name
         run_dir = root / name
         if config.ckpt_path is None and _rank() == 0 and any(run_dir.glob("checkpoints/*.ckpt")):
-            raise UserError(f"{run_dir} holds a run: go on with `make resume RUN={name}` or give another --run_name")
+            resume = f"make resume RUN={run_argument(run_dir)}"
+            raise UserError(f"{run_dir} holds a run: go on with `{resume}` or give another --run_name")
+        run_dir.mkdir(parents=True, exist_ok=True)
         return run_dir
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -152,6 +159,10 @@ class CaiTCLI(LightningCLI):
                 callbacks.append(EpochLines())
                 kwargs["enable_progress_bar"] = False
         if self.subcommand == "fit":
+            for setting in ("max_epochs", "max_steps", "limit_train_batches"):
+                if given[setting] == 0:
+                    raise UserError(f"--trainer.{setting} 0 trains nothing")
+            self.run_dir = self._claim_run_dir()
             first_step = self._first_step()
             self.config.fit.ckpt_path = None  # where the run was resumed from is no part of its configuration
             kwargs["default_root_dir"] = self.run_dir
@@ -170,14 +181,18 @@ class CaiTCLI(LightningCLI):
             kwargs.update(logger=False, enable_checkpointing=False)
             if self.subcommand == "predict":
                 callbacks.append(PredictionsFile(Path("predictions.csv"), self.datamodule))
-        return super().instantiate_trainer(**kwargs, callbacks=[*(given.callbacks or []), *callbacks])
+        try:
+            return super().instantiate_trainer(**kwargs, callbacks=[*(given.callbacks or []), *callbacks])
+        except Exception:
+            if self.subcommand == "fit":
+                with contextlib.suppress(OSError):  # it holds something
+                    self.run_dir.rmdir()  # its name stays free
+            raise
 
     def _first_step(self) -> int:
-        """Steps of this run that the checkpoint has behind it; 0 in a new run or from another run's checkpoint."""
-        path = self.config.fit.ckpt_path
-        if path is None:
-            return 0
-        return self.checkpoint_step if Path(path).resolve().parent.parent == self.run_dir.resolve() else 0
+        """Steps of this run that the checkpoint has behind it; 0 in a new run, whatever checkpoint it starts from."""
+        resumed = self.config.fit.ckpt_path is not None and any(self.run_dir.glob("checkpoints/*.ckpt"))
+        return self.checkpoint_step if resumed else 0
 
 
 def read_checkpoint(path: str) -> dict[str, Any]:
@@ -198,11 +213,14 @@ def _rank() -> int:
     return rank_zero_only.rank  # type: ignore[attr-defined]  # set by Lightning from the launcher's variables
 
 
-def _free_name(root: Path, base: str) -> str:
-    number, name = 1, base
-    while (root / name).exists():
-        number += 1
-        name = f"{base}-{number}"
+def _new_folder(root: Path, base: str) -> str:
+    """Make the first of `base`, `base-2`, `base-3`, ... that is not there yet, for this run and no other."""
+    root.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        name = base if number == 1 else f"{base}-{number}"
+        with contextlib.suppress(FileExistsError):
+            (root / name).mkdir()
+            break
     return name
 
 

@@ -13,6 +13,11 @@ from lightning.pytorch.loggers.logger import rank_zero_experiment
 METRICS_FILE = "metrics.csv"
 
 
+def run_argument(run_dir: Path) -> str:
+    """What `make resume RUN=` and `make eval RUN=` take for this folder."""
+    return run_dir.name if run_dir.parent == Path("logs") else str(run_dir)
+
+
 class RunCSVLogger(CSVLogger):
     """Writes `<run>/metrics.csv`, and keeps of an earlier part of the run the rows before `first_step`.
 

@@ -14,6 +14,8 @@ from rich.panel import Panel
 from rich.progress import TimeRemainingColumn
 from rich.table import Table
 
+from cait.callbacks.files import run_argument
+
 # Name on the screen and format; what is not here is in metrics.csv.
 SHOWN = {
     "train/loss": ("loss", "{:.3f}"),
@@ -99,14 +101,14 @@ class RunSummary(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if isinstance(exception, KeyboardInterrupt) and trainer.is_global_zero:
             if (self.run_dir / "checkpoints" / "last.ckpt").exists():
-                print(f"interrupted; to go on from the last whole epoch: make resume RUN={self.run_dir.name}")
+                print(f"interrupted; to go on from the last whole epoch: make resume RUN={run_argument(self.run_dir)}")
             else:
                 print("interrupted before the first checkpoint")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or not trainer.is_global_zero or trainer.interrupted:
             return
-        run, checkpoints = self.run_dir.name, self.run_dir / "checkpoints"
+        run, checkpoints = run_argument(self.run_dir), self.run_dir / "checkpoints"
         table = Table.grid(padding=(0, 2))
         if trainer.global_step == self.first_step:
             table.add_row("nothing to do", f"the run had finished its {trainer.global_step:,} steps")
@@ -124,8 +126,9 @@ class RunSummary(Callback):
         table.add_row("evaluate", f"make eval RUN={run}")
         length, end = ("max_steps", trainer.max_steps) if trainer.max_steps > 0 else ("max_epochs", trainer.max_epochs)
         table.add_row("train longer", f'make resume RUN={run} ARGS="--trainer.{length} {2 * (end or 0)}"')
-        table.add_row("see the curves", "make tensorboard")
-        Console().print(Panel(table, title=f"run {run}", title_align="left", expand=False))
+        elsewhere = f' ARGS="--logdir {self.run_dir.parent}"' if run != self.run_dir.name else ""
+        table.add_row("see the curves", f"make tensorboard{elsewhere}")
+        Console().print(Panel(table, title=f"run {self.run_dir.name}", title_align="left", expand=False))
 
     def _elapsed(self) -> str:
         minutes, seconds = divmod(round(time.monotonic() - self._start), 60)
