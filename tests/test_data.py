@@ -147,6 +147,12 @@ def test_a_truncated_picture_is_told(mixed_root: Path, photographs: list[Image.I
         (dict(crop_pct=0), "crop_pct"),
         (dict(mixup=-1), "mixup"),
         (dict(hflip=2), "hflip"),
+        (dict(val_fraction=1), "val_fraction"),
+        (dict(mean=[0.5]), "mean and std take three"),
+        (dict(std=[0.5, 0.5]), "mean and std take three"),
+        (dict(std=[0.5, 0.5, 0]), "std above 0"),
+        (dict(interpolation="cubic"), "interpolation must be one of nearest, .*got 'cubic'"),
+        (dict(interpolation="random"), "interpolation must be one of"),
     ],
 )
 def test_bad_settings_are_told(tmp_path: Path, settings: dict, words: str) -> None:

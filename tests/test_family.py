@@ -253,7 +253,16 @@ def test_cosine_scores() -> None:
     [
         (dict(residual="rezro"), "must be one of"),
         (dict(talking_heads="yes"), "true or false"),
-        (dict(class_token_at=24), "from 0 to 23"),
+        (dict(class_token_at=24), "one of the 24 blocks"),
+        (dict(class_token_at=True), "one of the 24 blocks"),
+        (dict(class_token_at="first"), "one of the 24 blocks"),
+        (dict(class_token_at=0, depth=0), "one of the 0 blocks"),  # it would have no position
+        (dict(mlp_ratio="4"), "mlp_ratio must be a number"),
+        (dict(mlp_ratio=True), "mlp_ratio must be a number"),
+        (dict(mlp_ratio=0), "no channels"),
+        (dict(layer_scale_init="1e-5"), "layer_scale_init must be a number"),
+        (dict(layer_scale_init=float("nan")), "layer_scale_init must be a number"),
+        (dict(drop_path_rate="0.1"), "drop_path_rate must be a number"),
         (dict(global_pool="avg"), "depth_token_only must be 0"),
         (dict(depth_token_only=0), "never updated"),
     ],

@@ -19,6 +19,7 @@ from cait.data.dataset import EvalPictures, TrainPictures, mix_seeds
 from cait.data.sampler import ShardSampler, TrainBatchSampler, TrainLoader
 from cait.errors import UserError
 
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 CHECKED_PICTURES = 20_000
 """Data sets up to this size have every file's header looked at before training, a matter of a second."""
 
@@ -110,9 +111,14 @@ class ImageNetDataModule(LightningDataModule):
             raise UserError("batch_size, eval_batch_size and repeats must be at least 1")
         if num_workers is not None and num_workers < 0:
             raise UserError(f"num_workers must be at least 0, got {num_workers}")
-        for name, share in (("val_fraction", val_fraction), ("crop_pct", crop_pct)):
-            if not 0 < share <= 1:
-                raise UserError(f"{name} must be above 0 and at most 1, got {share}")
+        if not 0 < val_fraction < 1:
+            raise UserError(f"val_fraction must be above 0 and below 1, got {val_fraction}")
+        if not 0 < crop_pct <= 1:
+            raise UserError(f"crop_pct must be above 0 and at most 1, got {crop_pct}")
+        if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+            raise UserError(f"mean and std take three numbers each, std above 0; got {list(mean)} and {list(std)}")
+        if interpolation not in INTERPOLATIONS:
+            raise UserError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}")
         for name, probability in (
             ("hflip", hflip),
             ("erase_prob", erase_prob),
