@@ -128,6 +128,31 @@ def test_another_networks_checkpoint_is_refused(tmp_path) -> None:
         trainer().fit(module(fields=FIELDS | {"depth": 3}), loader(), ckpt_path=tmp_path / "x.ckpt")
 
 
+def test_another_optimisers_checkpoint_is_refused(tmp_path) -> None:
+    first = trainer(max_epochs=1)
+    first.fit(module(), loader())
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    checkpoint = torch.load(tmp_path / "x.ckpt", weights_only=True)
+    plain, decayed = checkpoint["optimizer_states"][0]["param_groups"]
+    one = plain | {"params": plain["params"] + decayed["params"]}
+    for groups in ([one], [plain | {"params": plain["params"][:-1]}, decayed], [plain, decayed, decayed]):
+        checkpoint["optimizer_states"][0]["param_groups"] = groups
+        torch.save(checkpoint, tmp_path / "other.ckpt")
+        with pytest.raises(UserError, match="the checkpoint's optimiser has groups of"):
+            trainer().fit(module(), loader(), ckpt_path=tmp_path / "other.ckpt")
+
+
+def test_gradients_are_clipped_under_autocast(tmp_path) -> None:
+    # A run may start to clip and cease to: its optimiser's state passes between the fused and the other form.
+    settings = [dict(), dict(gradient_clip_val=1.0), dict()]
+    for epochs, more in enumerate(settings, start=1):
+        fit = trainer(precision="bf16-mixed", max_epochs=epochs, **more)
+        fit.fit(module(), loader(), ckpt_path=tmp_path / "x.ckpt" if epochs > 1 else None)
+        assert [group["fused"] for group in fit.optimizers[0].param_groups] == [not more] * 2
+        fit.save_checkpoint(tmp_path / "x.ckpt")
+    assert fit.global_step == 18
+
+
 def test_a_checkpoint_loads_without_the_command_line(tmp_path) -> None:
     first = trainer(max_epochs=1)
     first.fit(net := module(), loader())

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
@@ -114,6 +115,9 @@ class CaiTModule(LightningModule):
         self.test_metrics = EvalMetrics(num_classes)
 
     def setup(self, stage: str) -> None:
+        # Under autocast Lightning refuses to clip the gradients of a fused optimiser.
+        clipped = self.trainer.gradient_clip_val and isinstance(self.trainer.precision_plugin, MixedPrecision)
+        self.adamw["fused"] = not clipped
         if stage == "fit" and self.weights is not None and self.trainer.ckpt_path is None:
             notes = load_weights(self.model, self.weights, self.weights_ema)
             rank_zero_info("; ".join([f"weights from {self.weights}", *notes]))
@@ -168,7 +172,7 @@ class CaiTModule(LightningModule):
                 f"peak learning rate {peak:.3g} = {self.lr:.3g} × global batch {global_batch} / {self.lr_base_size}"
             )
         groups = param_groups(self.model, self.weight_decay)
-        optimizer = torch.optim.AdamW(groups, lr=peak, fused=True, **self.adamw)
+        optimizer = torch.optim.AdamW(groups, lr=peak, **self.adamw)
         scheduler = warmup_cosine(
             optimizer,
             warmup_steps=round(self.warmup_epochs * steps_per_epoch),
@@ -188,11 +192,16 @@ class CaiTModule(LightningModule):
                     f"the checkpoint is of another network: {key} is {shapes[1] or 'missing'} in it, "
                     f"{shapes[0] or 'missing'} in the configured model"
                 )
+        groups = param_groups(self.model, self.weight_decay)
         for state in checkpoint.get("optimizer_states", ()):
-            _, decayed = state["param_groups"]
-            decayed["weight_decay"] = self.weight_decay
-            for group in state["param_groups"]:
-                group.update(self.adamw)
+            sizes = [[len(group["params"]) for group in side] for side in (groups, state["param_groups"])]
+            if sizes[0] != sizes[1]:
+                raise UserError(
+                    f"the checkpoint's optimiser has groups of {sizes[1]} parameters, this one of {sizes[0]}; "
+                    "start a new run from its weights with --model.weights"
+                )
+            for group, own in zip(state["param_groups"], groups, strict=True):
+                group.update(self.adamw, weight_decay=own["weight_decay"])
 
     def _global_batch(self) -> int:
         """Images that go into one optimiser step."""
