@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -165,6 +166,19 @@ def test_too_few_pictures_for_a_batch_are_told(mixed_root: Path) -> None:
     data.setup("fit")
     with pytest.raises(UserError, match="lower --data"):
         data.train_dataloader()
+
+
+def test_too_few_pictures_for_the_processes_are_told(mixed_root: Path) -> None:
+    data = module(mixed_root, predict_root=str(mixed_root / "val" / "cat"))
+    data.setup("fit")
+    data.trainer = SimpleNamespace(global_rank=0, world_size=16, num_devices=16)
+    with pytest.raises(UserError, match="15 validation pictures cannot be shared out over 16 processes"):
+        data.val_dataloader()
+    data.setup("predict")
+    with pytest.raises(UserError, match="5 prediction pictures cannot be shared out over 16 processes"):
+        data.predict_dataloader()
+    data.trainer.world_size = 5
+    assert len(data.predict_dataloader()) == 1
 
 
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])

@@ -203,15 +203,17 @@ class ImageNetDataModule(LightningDataModule):
         return TrainLoader(self.train_pictures, batch_sampler=sampler, position=self._position, **self._loading())
 
     def val_dataloader(self) -> DataLoader[Any]:
-        rank, world_size = self._place()
-        sampler = ShardSampler(len(self.val_pictures), rank, world_size)
-        return DataLoader(self.val_pictures, batch_size=self.eval_batch_size, sampler=sampler, **self._loading())
+        return self._eval_loader(self.val_pictures, "validation")
 
     test_dataloader = val_dataloader
 
     def predict_dataloader(self) -> DataLoader[Any]:
+        return self._eval_loader(EvalPictures(self.predict_samples, self.eval_transform), "prediction")
+
+    def _eval_loader(self, pictures: EvalPictures, purpose: str) -> DataLoader[Any]:
         rank, world_size = self._place()
-        pictures = EvalPictures(self.predict_samples, self.eval_transform)
+        if len(pictures) < world_size:  # a process without a batch would not join in adding up the figures
+            raise UserError(f"{len(pictures)} {purpose} pictures cannot be shared out over {world_size} processes")
         sampler = ShardSampler(len(pictures), rank, world_size)
         return DataLoader(pictures, batch_size=self.eval_batch_size, sampler=sampler, **self._loading())
 
