@@ -1,18 +1,21 @@
 """The embedded digits, image folders good and bad, and Mixup and CutMix against timm's."""
 
 import csv
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from conftest import SMALL
 from lightning.pytorch import Trainer
 from PIL import Image
 from sklearn.datasets import load_digits
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 
+from cait.cli import main
 from cait.data.dataset import mix_seeds
 from cait.data.digits import write_digits
 from cait.data.folder import load_rgb, scan
@@ -212,22 +215,39 @@ def test_evaluation_batches_are_not_mixed(mixed_root: Path) -> None:
     assert data.on_after_batch_transfer(batch, 0) is batch
 
 
-def test_predictions_cover_a_folder(mixed_root: Path, cait) -> None:
-    done = cait(
-        "fit", "--config", str(Path(__file__).parent.parent / "configs/digits.yaml"),
-        f"--data.root={mixed_root}", "--data.batch_size=4", "--trainer.max_steps=2", "--run_name=mixed",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    done = cait(
-        "predict", "--config", "logs/mixed/config.yaml", "--ckpt_path", "logs/mixed/checkpoints/last.ckpt",
-        f"--data.predict_root={mixed_root / 'val'}",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    with (mixed_root.parent / "predictions.csv").open() as file:
+def test_predictions_cover_a_folder(
+    mixed_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(mixed_root.parent)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    small = [*SMALL, f"--data.root={mixed_root}", "--data.batch_size=4", "--data.num_workers=0"]
+    main(["fit", *small, "--trainer.max_steps=2", "--run_name=mixed"])
+    pictures = mixed_root.parent / "pictures"
+    (mixed_root / "val").rename(pictures)
+    (pictures / "folder.jpg").mkdir()
+    mixed_root.rename(mixed_root.parent / "gone")  # the checkpoint knows the classes
+    arguments = ["predict", "--config=logs/mixed/config.yaml", "--ckpt_path=logs/mixed/checkpoints/last.ckpt"]
+    main([*arguments, f"--data.predict_root={pictures}"])
+    table = mixed_root.parent / "predictions.csv"
+    with table.open() as file:
         rows = list(csv.DictReader(file))
-    assert [Path(row["path"]) for row in rows] == sorted(p for p in (mixed_root / "val").rglob("*.*") if p.is_file())
+    assert [Path(row["path"]) for row in rows] == sorted(p for p in pictures.rglob("*.*") if p.is_file())
     assert {row["class"] for row in rows} <= {"cat", "dog", "owl"}
     assert all(1 / 3 < float(row["probability"]) <= 1 for row in rows)
+    before = table.read_bytes()
+    with pytest.raises(SystemExit):
+        main([*arguments, f"--data.predict_root={pictures}"])
+    assert "predictions.csv exists; move it away or name another file with --output" in capsys.readouterr().err
+    assert table.read_bytes() == before
+
+
+def test_a_checkpoint_of_other_classes_is_refused(mixed_root: Path) -> None:
+    data = module(mixed_root)
+    state = data.state_dict()
+    data.load_state_dict(state)
+    (mixed_root / "train" / "owl").rename(mixed_root / "train" / "own")
+    with pytest.raises(UserError, match=r"checkpoint's 3 classes are not the 3 of .*: owl, own"):
+        module(mixed_root).load_state_dict(state)
 
 
 def test_the_embedded_data_set_appears_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,8 @@ class ImageNetDataModule(LightningDataModule):
         mean: of the normalisation, for each channel, of pixels in [0, 1].
         std: of the normalisation.
         predict_root: folder with the pictures to predict, however deep; None means the validation set.
+        class_names: names of the classes, in order, where there is no `root` to read them off: `cait predict`
+            takes the checkpoint's.
         seed: of order, augmentation and mixing.
 
     Raises:
@@ -95,6 +97,7 @@ class ImageNetDataModule(LightningDataModule):
         mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
         std: Sequence[float] = IMAGENET_DEFAULT_STD,
         predict_root: str | None = None,
+        class_names: list[str] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -106,6 +109,7 @@ class ImageNetDataModule(LightningDataModule):
         self.num_workers = num_workers
         self.repeats = repeats
         self.predict_root = Path(predict_root) if predict_root else None
+        self._class_names = class_names
         self.seed = seed
         if batch_size < 1 or self.eval_batch_size < 1 or repeats < 1:
             raise UserError("batch_size, eval_batch_size and repeats must be at least 1")
@@ -162,9 +166,20 @@ class ImageNetDataModule(LightningDataModule):
     @property
     def class_names(self) -> list[str]:
         """Names of the classes in the order of their indices."""
+        if self._class_names is not None:
+            return self._class_names
         if self.root == digits.ROOT and not self.root.is_dir():  # before prepare_data
             return digits.CLASS_NAMES
         return folder.class_names(self.root, self.train_split)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"class_names": self.class_names}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        theirs, ours = state_dict["class_names"], self.class_names
+        if theirs != ours:
+            odd = folder.some(sorted(set(theirs) ^ set(ours)))
+            raise UserError(f"the checkpoint's {len(theirs)} classes are not the {len(ours)} of {self.root}: {odd}")
 
     def prepare_data(self) -> None:
         """Write the embedded data set; called once on each node."""

@@ -93,6 +93,9 @@ class CaiTCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--run_name", type=str | None, default=None, help=RUN_NAME)
+        parser.add_argument(
+            "--output", type=str, default="predictions.csv", help="The file that `cait predict` writes."
+        )
         parser.add_lightning_class_args(EMA, "ema")
         parser.link_arguments("data.img_size", "model.img_size")
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
@@ -126,7 +129,11 @@ class CaiTCLI(LightningCLI):
         elif not Path(config.ckpt_path).is_file():
             raise UserError(f"the checkpoint {config.ckpt_path} does not exist")
         else:
-            self.checkpoint_step = int(read_checkpoint(config.ckpt_path)["global_step"])
+            checkpoint = read_checkpoint(config.ckpt_path)
+            self.checkpoint_step = int(checkpoint["global_step"])
+            if self.config.subcommand == "predict" and config.data.predict_root is not None:
+                # A run's classes are known without the folder that it was trained on.
+                config.data.class_names = checkpoint.get("ImageNetDataModule", {}).get("class_names")
 
     def _claim_run_dir(self) -> Path:
         config = self.config.fit
@@ -180,7 +187,7 @@ class CaiTCLI(LightningCLI):
             self.save_config_callback = None
             kwargs.update(logger=False, enable_checkpointing=False)
             if self.subcommand == "predict":
-                callbacks.append(PredictionsFile(Path("predictions.csv"), self.datamodule))
+                callbacks.append(PredictionsFile(Path(self.config.predict.output), self.datamodule))
         try:
             return super().instantiate_trainer(**kwargs, callbacks=[*(given.callbacks or []), *callbacks])
         except Exception:
