@@ -1,6 +1,7 @@
 """The embedded digits, image folders good and bad, and Mixup and CutMix against timm's."""
 
 import csv
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +49,20 @@ def test_digits_are_written_once_and_the_split_is_fixed(tmp_path: Path, digits_r
     write_digits(tmp_path / "again")
     assert one.stat().st_mtime_ns == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again"]
+
+
+def test_an_empty_folder_is_filled_and_two_runs_may_write_at_once(tmp_path: Path, digits_root: Path) -> None:
+    (tmp_path / "digits").mkdir()
+    # The other run's folder arrives after this one has looked and before it puts its own in place.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "chmod", lambda *_: shutil.copytree(digits_root, tmp_path / "digits", dirs_exist_ok=True))
+        write_digits(tmp_path / "digits")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits"]
+    shutil.rmtree(tmp_path / "digits")
+    (tmp_path / "digits").mkdir()
+    write_digits(tmp_path / "digits")
+    assert len(list((tmp_path / "digits").rglob("*.png"))) == 1797
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits"]
 
 
 def module(root: Path, **settings: object) -> ImageNetDataModule:
@@ -252,6 +267,7 @@ def test_a_checkpoint_of_other_classes_is_refused(mixed_root: Path) -> None:
 
 def test_the_embedded_data_set_appears_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("data/digits").mkdir(parents=True)
     data = ImageNetDataModule(root="data/digits", img_size=16, batch_size=32, num_workers=0)
     assert data.num_classes == 10  # known before it is written, for the model is built first
     data.setup("fit")

@@ -168,7 +168,7 @@ class ImageNetDataModule(LightningDataModule):
         """Names of the classes in the order of their indices."""
         if self._class_names is not None:
             return self._class_names
-        if self.root == digits.ROOT and not self.root.is_dir():  # before prepare_data
+        if self.root == digits.ROOT and not digits.is_written(self.root):  # before prepare_data
             return digits.CLASS_NAMES
         return folder.class_names(self.root, self.train_split)
 
