@@ -63,6 +63,7 @@ def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> No
     best = max(float(row["val/acc1"]) for row in rows(run) if row["val/acc1"])
     shown = next(line for line in scored.stdout.splitlines() if "val/acc1" in line).split("│")[2]
     assert float(shown) == pytest.approx(best, abs=1e-3)
+    assert "val_ema/acc1" in scored.stdout
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen:

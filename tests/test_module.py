@@ -10,6 +10,7 @@ from timm.utils import ModelEmaV2
 from torch.utils.data import DataLoader, TensorDataset
 
 from cait.callbacks.ema import EMA
+from cait.callbacks.progress import EpochLines
 from cait.errors import UserError
 from cait.module import CaiTModule, EvalMetrics
 
@@ -90,6 +91,29 @@ def test_the_average_is_scored_beside_the_raw_weights_and_comes_back() -> None:
     other.load_state_dict(ours.state_dict())
     other.on_fit_start(fit, net)
     assert all(torch.equal(other.state_dict()[key], value) for key, value in ours.state_dict().items())
+
+
+def test_the_average_is_scored_with_a_checkpoint_and_given_up_aloud(tmp_path, caplog) -> None:
+    fit = trainer(callbacks=[EMA(decay=0.5)])
+    fit.fit(net := module(lr=1e-2, warmup_epochs=0), loader(), loader(8))
+    fit.save_checkpoint(tmp_path / "x.ckpt")
+    (figures,) = trainer(callbacks=[EMA(decay=0.5)]).validate(module(), loader(8), tmp_path / "x.ckpt", verbose=False)
+    expected = fit.callback_metrics
+    for name in ("val/loss", "val_ema/loss", "val_ema/acc1"):
+        assert figures[name] == pytest.approx(expected[name].item(), rel=1e-6)
+    assert figures["val/loss"] != pytest.approx(figures["val_ema/loss"], rel=1e-4)
+    caplog.set_level("INFO")
+    trainer(max_epochs=3, callbacks=[EMA(decay=None)]).fit(net, loader(), loader(8), ckpt_path=tmp_path / "x.ckpt")
+    assert "the moving average in the checkpoint is given up" in caplog.text
+
+
+def test_the_epochs_line_has_the_means_of_the_epoch(capsys) -> None:
+    losses: list[float] = []
+    steps = LambdaCallback(on_train_batch_end=lambda *args: losses.append(args[2]["loss"].item()))
+    trainer(max_epochs=2, callbacks=[steps, EpochLines()]).fit(module(lr=1e-2, warmup_epochs=0), loader())
+    lines = capsys.readouterr().out.splitlines()
+    for line, part in zip(lines, (losses[:6], losses[6:]), strict=True):
+        assert f"loss: {sum(part) / 6:.3f}  " in line
 
 
 @pytest.mark.parametrize(("base", "accumulate", "peak"), [(None, 1, 0.01), (512, 1, 0.01 * 4 / 512), (8, 3, 0.015)])

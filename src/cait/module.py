@@ -138,6 +138,8 @@ class CaiTModule(LightningModule):
         acc1 = 100 * (logits.detach().argmax(dim=1) == heaviest).float().mean()
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
         self.log_dict({"train/loss": loss, "train/acc1": acc1, "lr": rate}, prog_bar=True, on_step=True)
+        # For the epoch's line on the screen; metrics.csv has the steps.
+        self.log_dict({"train/loss_epoch": loss, "train/acc1_epoch": acc1}, on_step=False, on_epoch=True, logger=False)
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:

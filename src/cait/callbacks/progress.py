@@ -85,7 +85,9 @@ class EpochLines(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
-            figures = "  ".join(f"{name}: {value}" for name, value in shown_metrics(trainer.callback_metrics).items())
+            metrics = trainer.callback_metrics
+            means = {name: metrics.get(f"{name}_epoch", value) for name, value in metrics.items()}
+            figures = "  ".join(f"{name}: {value}" for name, value in shown_metrics(means).items())
             print(f"{epoch_label(trainer)}  {figures}  {time.monotonic() - self._start:.1f} s", flush=True)
 
 
