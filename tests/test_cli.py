@@ -1,8 +1,11 @@
 """The command line as a user meets it: whole runs, in processes of their own."""
 
+import contextlib
 import csv
 import math
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +18,7 @@ from conftest import REPO, SMALL, Cait, environment
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cait.cli import main
+from cait.module import CaiTModule
 
 
 def rows(run: Path) -> list[dict[str, str]]:
@@ -118,6 +122,29 @@ def test_killed_and_resumed_is_as_if_never_killed(cait: Cait, tmp_path: Path) ->
         if step >= 4 * 20:
             cosine = (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
             assert rate == pytest.approx(1e-5 + (2e-3 - 1e-5) * cosine, rel=1e-5)
+
+
+def test_the_bar_shows_loss_and_accuracy_on_a_terminal(tmp_path: Path, digits_root: Path) -> None:
+    ours, theirs = pty.openpty()
+    arguments = [*SMALL, f"--data.root={digits_root}", "--trainer.max_epochs=1", "--data.num_workers=0"]
+    brief = ["--trainer.limit_train_batches=4", "--trainer.limit_val_batches=1"]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "cait", "fit", *arguments, *brief],
+        cwd=tmp_path,
+        env=environment() | {"TERM": "xterm"},
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end, for a terminal
+        while part := os.read(ours, 1 << 16):
+            shown += part
+    os.close(ours)
+    assert run.wait() == 0, shown.decode()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    bars = [line for line in re.split(r"[\r\n]+", text) if line.startswith("epoch 1/1") and "4/4" in line]
+    assert re.search(r"loss: \d\.\d{3}  acc1: \d+\.\d%  lr: \d\.\de[+-]\d\d  val/acc1: \d+\.\d\d%", bars[-1])
 
 
 def test_interrupted_amid_an_epoch(cait: Cait, tmp_path: Path) -> None:
@@ -319,18 +346,26 @@ def test_a_run_that_lies_elsewhere(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cait"])
     steps = [f"--data.root={digits_root}", "--trainer.log_every_n_steps=1", "--data.num_workers=0"]
+    steps += ["--trainer.limit_val_batches=1", "--trainer.limit_train_batches=2"]
     monkeypatch.setenv("COLUMNS", "300")
     elsewhere = tmp_path / "elsewhere"
     for name in ("digits", "digits-2"):
-        main(["fit", *SMALL, *steps, "--trainer.max_steps=2", f"--trainer.default_root_dir={elsewhere}"])
+        main(["fit", *SMALL, *steps, "--trainer.max_epochs=1", f"--trainer.default_root_dir={elsewhere}"])
         assert f"make resume RUN={elsewhere / name}" in capsys.readouterr().out
     # Moved and renamed, it goes on where it lies; with --ckpt_path, from that checkpoint.
     moved = (elsewhere / "digits").rename(tmp_path / "moved")
     (moved / "checkpoints/last.ckpt").rename(tmp_path / "kept.ckpt")
     (moved / "checkpoints/last.ckpt").write_text("torn")
-    main(["resume", "moved", "--ckpt_path=kept.ckpt", "--trainer.max_steps=4"])
-    assert [int(row["step"]) for row in rows(moved)] == [0, 1, 2, 3]
+    main(["resume", "moved", "--ckpt_path=kept.ckpt", "--trainer.max_epochs=2"])
+    assert [int(row["step"]) for row in rows(moved)] == [0, 1, 1, 2, 3, 3]
     assert checkpoint(moved)["global_step"] == 4
+    best = next(state for key, state in checkpoint(moved)["callbacks"].items() if "val/acc1" in key)
+    assert best["best_model_path"] == str(moved / "checkpoints/best.ckpt")
+    assert best["best_model_score"] == max(float(row["val/acc1"]) for row in rows(moved) if row["val/acc1"])
     main(["eval", str(moved)])
     assert "val/acc1" in capsys.readouterr().out
     assert not (tmp_path / "logs").exists()
+    # In Python the checkpoint is enough.
+    module = CaiTModule.load_from_checkpoint(moved / "checkpoints/last.ckpt", map_location="cpu")
+    for key, value in checkpoint(moved)["state_dict"].items():
+        assert torch.equal(module.state_dict()[key], value), key

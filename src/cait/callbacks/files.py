@@ -73,11 +73,26 @@ def run_loggers(run_dir: Path, first_step: int) -> list[Logger]:
     return [RunCSVLogger(run_dir, first_step), tensorboard]
 
 
-def run_checkpoints(run_dir: Path) -> list[ModelCheckpoint]:
+class RunCheckpoint(ModelCheckpoint):
+    """Lightning's, but that a run whose folder was moved keeps its best: another path makes Lightning forget it."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        before, now = state_dict["dirpath"], str(self.dirpath)
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {moved(key): moved(item) for key, item in value.items()}
+            return value.replace(before, now) if isinstance(value, str) else value
+
+        same_run = Path(now, f"{self.filename}.ckpt").exists()  # else it starts from another run's checkpoint
+        super().load_state_dict(moved(state_dict) if same_run else state_dict)
+
+
+def run_checkpoints(run_dir: Path) -> list[RunCheckpoint]:
     """`last.ckpt` after every epoch and `best.ckpt` by validation accuracy."""
     common: dict[str, Any] = dict(
         dirpath=run_dir / "checkpoints", enable_version_counter=False, auto_insert_metric_name=False
     )
-    best = ModelCheckpoint(filename="best", monitor="val/acc1", mode="max", **common)
-    last = ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **common)
+    best = RunCheckpoint(filename="best", monitor="val/acc1", mode="max", **common)
+    last = RunCheckpoint(filename="last", save_on_train_epoch_end=True, **common)
     return [best, last]
