@@ -1,8 +1,11 @@
 """The command line as a user meets it: whole runs, in processes of their own."""
 
+import contextlib
 import csv
 import math
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +18,7 @@ from conftest import REPO, SMALL, Cait, environment
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cait.cli import main
+from cait.module import CaiTModule
 
 
 def rows(run: Path) -> list[dict[str, str]]:
@@ -63,6 +67,7 @@ def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> No
     best = max(float(row["val/acc1"]) for row in rows(run) if row["val/acc1"])
     shown = next(line for line in scored.stdout.splitlines() if "val/acc1" in line).split("│")[2]
     assert float(shown) == pytest.approx(best, abs=1e-3)
+    assert "val_ema/acc1" in scored.stdout
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen:
@@ -119,6 +124,29 @@ def test_killed_and_resumed_is_as_if_never_killed(cait: Cait, tmp_path: Path) ->
             assert rate == pytest.approx(1e-5 + (2e-3 - 1e-5) * cosine, rel=1e-5)
 
 
+def test_the_bar_shows_loss_and_accuracy_on_a_terminal(tmp_path: Path, digits_root: Path) -> None:
+    ours, theirs = pty.openpty()
+    arguments = [*SMALL, f"--data.root={digits_root}", "--trainer.max_epochs=1", "--data.num_workers=0"]
+    brief = ["--trainer.limit_train_batches=4", "--trainer.limit_val_batches=1"]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "cait", "fit", *arguments, *brief],
+        cwd=tmp_path,
+        env=environment() | {"TERM": "xterm"},
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end, for a terminal
+        while part := os.read(ours, 1 << 16):
+            shown += part
+    os.close(ours)
+    assert run.wait() == 0, shown.decode()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    bars = [line for line in re.split(r"[\r\n]+", text) if line.startswith("epoch 1/1") and "4/4" in line]
+    assert re.search(r"loss: \d\.\d{3}  acc1: \d+\.\d%  lr: \d\.\de[+-]\d\d  val/acc1: \d+\.\d\d%", bars[-1])
+
+
 def test_interrupted_amid_an_epoch(cait: Cait, tmp_path: Path) -> None:
     run = start(tmp_path, "fit", *SMALL, "--run_name=stopped", "--trainer.max_epochs=50")
     assert run.stdout is not None
@@ -128,8 +156,9 @@ def test_interrupted_amid_an_epoch(cait: Cait, tmp_path: Path) -> None:
     time.sleep(0.3)
     run.send_signal(signal.SIGINT)
     rest = run.stdout.read()
-    assert run.wait() != 0
+    assert run.wait() == 130
     assert "make resume RUN=stopped" in rest
+    assert "cait: interrupted" not in rest  # it has been told already
     assert "Traceback" not in rest
 
 
@@ -175,7 +204,16 @@ def test_two_processes_count_every_picture_once(cait: Cait, tmp_path: Path, mixe
         (["fit", "--config", sys.executable], "utf-8"),
         (["fit", "--config", "{digits}", "--trainer.max_epochs", "-3"], "max_epochs"),
         (["fit", "--config", "no.yaml"], "no.yaml"),
-        (["fit", "--config", "{bad}"], "model.lrr"),
+        (["fit", "--config", "{digits}", "--run_name", "taken"], "cannot use logs/taken"),
+        (["fit", "--config", "{digits}", "--trainer.default_root_dir=/dev/null"], "cannot use /dev/null"),
+        (["fit", "--config", "{digits}", "--trainer.max_epochs=0"], "max_epochs 0 trains nothing"),
+        (["fit", "--config", "{digits}", "--trainer.max_steps=0"], "max_steps 0 trains nothing"),
+        (["fit", "--config", "{digits}", "--trainer.limit_train_batches=0"], "limit_train_batches 0 trains nothing"),
+        (["fit", "--config", "{digits}", "--seed_everything=true"], "whole number from 0 to 4294967295, got True"),
+        (["fit", "--config", "{digits}", "--seed_everything=false"], "whole number from 0 to 4294967295, got False"),
+        (["fit", "--config", "{digits}", "--seed_everything=-1"], "whole number from 0 to 4294967295, got -1"),
+        (["fit", "--config", "{digits}", "--seed_everything=null"], "--seed_everything cannot be 'None'"),
+        (["fit", "--config", "{bad}"], "did you mean --model.lr?"),
         (["fit", "--config", "{garbled}"], "parsing config"),
         (["validate", "--config", "{digits}"], "no checkpoint to score"),
         (["validate", "--config", "{digits}", "--ckpt_path", "{digits}"], "not a whole checkpoint"),
@@ -183,6 +221,8 @@ def test_two_processes_count_every_picture_once(cait: Cait, tmp_path: Path, mixe
         (["resume"], "which run?"),
         (["resume", "ghost"], "there is no run logs/ghost"),
         (["resume", "hollow"], "nothing to resume"),
+        (["resume", "../logs/hollow"], "nothing to resume"),
+        (["resume", "{elsewhere}"], "config.yaml is missing"),
         (["eval", "hollow"], "nothing to score"),
         (["train"], "unknown verb"),
     ],
@@ -197,7 +237,11 @@ def test_bad_input_gets_one_line(
     (tmp_path / "bad.yaml").write_text("model:\n  lrr: 1\n")
     (tmp_path / "garbled.yaml").write_text("model: [1\n")
     (tmp_path / "logs" / "hollow").mkdir(parents=True)
+    (tmp_path / "logs" / "taken").touch()
+    (tmp_path / "elsewhere" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "checkpoints" / "last.ckpt").touch()
     places = {
+        "elsewhere": tmp_path / "elsewhere",
         "digits": REPO / "configs/digits.yaml",
         "bad": tmp_path / "bad.yaml",
         "garbled": tmp_path / "garbled.yaml",
@@ -212,6 +256,7 @@ def test_bad_input_gets_one_line(
     assert words in told[0]
     assert len(told[0]) < 300
     assert not list((tmp_path / "logs" / "hollow").iterdir())  # nothing was written
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["hollow", "taken"]
 
 
 def test_a_picture_that_breaks_amid_training_is_told_in_one_line(
@@ -252,3 +297,75 @@ def test_help_is_quick_and_lists_the_verbs() -> None:
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(verb in done.stdout for verb in ("fit", "resume", "eval", "validate", "test", "predict"))
+
+
+@pytest.mark.parametrize("verb", ["resume", "eval", "zoo"])
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_our_verbs_have_a_usage_too(verb: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main([verb, option])
+    assert capsys.readouterr().out.startswith(f"usage: cait {verb} ")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"), [(KeyboardInterrupt, 130, "cait: interrupted\n"), (BrokenPipeError, 141, "")]
+)
+@pytest.mark.parametrize("wrapped", [False, True])  # as Lightning and rich do
+def test_interrupted_or_cut_off(
+    error: type[BaseException],
+    status: int,
+    told: str,
+    wrapped: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def cut() -> None:
+        try:
+            raise error
+        except error:
+            if wrapped:
+                sys.exit(1)
+            raise
+
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    monkeypatch.setattr("cait.lightning_cli.CaiTCLI", cut)
+    with pytest.raises(SystemExit) as stop:
+        main(["fit"])
+    assert stop.value.code == status
+    assert capfd.readouterr().err == ("" if wrapped else told)
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m cait --help | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_run_that_lies_elsewhere(
+    digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    steps = [f"--data.root={digits_root}", "--trainer.log_every_n_steps=1", "--data.num_workers=0"]
+    steps += ["--trainer.limit_val_batches=1", "--trainer.limit_train_batches=2"]
+    monkeypatch.setenv("COLUMNS", "300")
+    elsewhere = tmp_path / "elsewhere"
+    for name in ("digits", "digits-2"):
+        main(["fit", *SMALL, *steps, "--trainer.max_epochs=1", f"--trainer.default_root_dir={elsewhere}"])
+        assert f"make resume RUN={elsewhere / name}" in capsys.readouterr().out
+    # Moved and renamed, it goes on where it lies; with --ckpt_path, from that checkpoint.
+    moved = (elsewhere / "digits").rename(tmp_path / "moved")
+    (moved / "checkpoints/last.ckpt").rename(tmp_path / "kept.ckpt")
+    (moved / "checkpoints/last.ckpt").write_text("torn")
+    main(["resume", "moved", "--ckpt_path=kept.ckpt", "--trainer.max_epochs=2"])
+    assert [int(row["step"]) for row in rows(moved)] == [0, 1, 1, 2, 3, 3]
+    assert checkpoint(moved)["global_step"] == 4
+    best = next(state for key, state in checkpoint(moved)["callbacks"].items() if "val/acc1" in key)
+    assert best["best_model_path"] == str(moved / "checkpoints/best.ckpt")
+    assert best["best_model_score"] == max(float(row["val/acc1"]) for row in rows(moved) if row["val/acc1"])
+    main(["eval", str(moved)])
+    assert "val/acc1" in capsys.readouterr().out
+    assert not (tmp_path / "logs").exists()
+    # In Python the checkpoint is enough.
+    module = CaiTModule.load_from_checkpoint(moved / "checkpoints/last.ckpt", map_location="cpu")
+    for key, value in checkpoint(moved)["state_dict"].items():
+        assert torch.equal(module.state_dict()[key], value), key

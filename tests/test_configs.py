@@ -24,8 +24,9 @@ def resolved(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 def test_every_config_parses_and_is_honoured(path: Path, capsys, monkeypatch) -> None:
     config = resolved(path, capsys, monkeypatch)
     given = yaml.safe_load(path.read_text())
-    for section in ("model", "data", "trainer"):
-        for key, value in given[section].items():
+    assert config["seed_everything"] == given.pop("seed_everything")
+    for section, settings in given.items():  # model, data, trainer, ema
+        for key, value in settings.items():
             assert config[section][key] == value, key
 
 

@@ -1,17 +1,22 @@
 """The embedded digits, image folders good and bad, and Mixup and CutMix against timm's."""
 
 import csv
+import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from conftest import SMALL
 from lightning.pytorch import Trainer
 from PIL import Image
 from sklearn.datasets import load_digits
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 
+from cait.cli import main
 from cait.data.dataset import mix_seeds
 from cait.data.digits import write_digits
 from cait.data.folder import load_rgb, scan
@@ -44,6 +49,20 @@ def test_digits_are_written_once_and_the_split_is_fixed(tmp_path: Path, digits_r
     write_digits(tmp_path / "again")
     assert one.stat().st_mtime_ns == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again"]
+
+
+def test_an_empty_folder_is_filled_and_two_runs_may_write_at_once(tmp_path: Path, digits_root: Path) -> None:
+    (tmp_path / "digits").mkdir()
+    # The other run's folder arrives after this one has looked and before it puts its own in place.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "chmod", lambda *_: shutil.copytree(digits_root, tmp_path / "digits", dirs_exist_ok=True))
+        write_digits(tmp_path / "digits")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits"]
+    shutil.rmtree(tmp_path / "digits")
+    (tmp_path / "digits").mkdir()
+    write_digits(tmp_path / "digits")
+    assert len(list((tmp_path / "digits").rglob("*.png"))) == 1797
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits"]
 
 
 def module(root: Path, **settings: object) -> ImageNetDataModule:
@@ -147,6 +166,12 @@ def test_a_truncated_picture_is_told(mixed_root: Path, photographs: list[Image.I
         (dict(crop_pct=0), "crop_pct"),
         (dict(mixup=-1), "mixup"),
         (dict(hflip=2), "hflip"),
+        (dict(val_fraction=1), "val_fraction"),
+        (dict(mean=[0.5]), "mean and std take three"),
+        (dict(std=[0.5, 0.5]), "mean and std take three"),
+        (dict(std=[0.5, 0.5, 0]), "std above 0"),
+        (dict(interpolation="cubic"), "interpolation must be one of nearest, .*got 'cubic'"),
+        (dict(interpolation="random"), "interpolation must be one of"),
     ],
 )
 def test_bad_settings_are_told(tmp_path: Path, settings: dict, words: str) -> None:
@@ -159,6 +184,19 @@ def test_too_few_pictures_for_a_batch_are_told(mixed_root: Path) -> None:
     data.setup("fit")
     with pytest.raises(UserError, match="lower --data"):
         data.train_dataloader()
+
+
+def test_too_few_pictures_for_the_processes_are_told(mixed_root: Path) -> None:
+    data = module(mixed_root, predict_root=str(mixed_root / "val" / "cat"))
+    data.setup("fit")
+    data.trainer = SimpleNamespace(global_rank=0, world_size=16, num_devices=16)
+    with pytest.raises(UserError, match="15 validation pictures cannot be shared out over 16 processes"):
+        data.val_dataloader()
+    data.setup("predict")
+    with pytest.raises(UserError, match="5 prediction pictures cannot be shared out over 16 processes"):
+        data.predict_dataloader()
+    data.trainer.world_size = 5
+    assert len(data.predict_dataloader()) == 1
 
 
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
@@ -192,26 +230,44 @@ def test_evaluation_batches_are_not_mixed(mixed_root: Path) -> None:
     assert data.on_after_batch_transfer(batch, 0) is batch
 
 
-def test_predictions_cover_a_folder(mixed_root: Path, cait) -> None:
-    done = cait(
-        "fit", "--config", str(Path(__file__).parent.parent / "configs/digits.yaml"),
-        f"--data.root={mixed_root}", "--data.batch_size=4", "--trainer.max_steps=2", "--run_name=mixed",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    done = cait(
-        "predict", "--config", "logs/mixed/config.yaml", "--ckpt_path", "logs/mixed/checkpoints/last.ckpt",
-        f"--data.predict_root={mixed_root / 'val'}",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    with (mixed_root.parent / "predictions.csv").open() as file:
+def test_predictions_cover_a_folder(
+    mixed_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(mixed_root.parent)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    small = [*SMALL, f"--data.root={mixed_root}", "--data.batch_size=4", "--data.num_workers=0"]
+    main(["fit", *small, "--trainer.max_steps=2", "--run_name=mixed"])
+    pictures = mixed_root.parent / "pictures"
+    (mixed_root / "val").rename(pictures)
+    (pictures / "folder.jpg").mkdir()
+    mixed_root.rename(mixed_root.parent / "gone")  # the checkpoint knows the classes
+    arguments = ["predict", "--config=logs/mixed/config.yaml", "--ckpt_path=logs/mixed/checkpoints/last.ckpt"]
+    main([*arguments, f"--data.predict_root={pictures}"])
+    table = mixed_root.parent / "predictions.csv"
+    with table.open() as file:
         rows = list(csv.DictReader(file))
-    assert [Path(row["path"]) for row in rows] == sorted(p for p in (mixed_root / "val").rglob("*.*") if p.is_file())
+    assert [Path(row["path"]) for row in rows] == sorted(p for p in pictures.rglob("*.*") if p.is_file())
     assert {row["class"] for row in rows} <= {"cat", "dog", "owl"}
     assert all(1 / 3 < float(row["probability"]) <= 1 for row in rows)
+    before = table.read_bytes()
+    with pytest.raises(SystemExit):
+        main([*arguments, f"--data.predict_root={pictures}"])
+    assert "predictions.csv exists; move it away or name another file with --output" in capsys.readouterr().err
+    assert table.read_bytes() == before
+
+
+def test_a_checkpoint_of_other_classes_is_refused(mixed_root: Path) -> None:
+    data = module(mixed_root)
+    state = data.state_dict()
+    data.load_state_dict(state)
+    (mixed_root / "train" / "owl").rename(mixed_root / "train" / "own")
+    with pytest.raises(UserError, match=r"checkpoint's 3 classes are not the 3 of .*: owl, own"):
+        module(mixed_root).load_state_dict(state)
 
 
 def test_the_embedded_data_set_appears_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("data/digits").mkdir(parents=True)
     data = ImageNetDataModule(root="data/digits", img_size=16, batch_size=32, num_workers=0)
     assert data.num_classes == 10  # known before it is written, for the model is built first
     data.setup("fit")

@@ -7,10 +7,11 @@ import json
 import pytest
 import timm
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import cait
 from cait.analysis.cost import measure
-from cait.analysis.zoo import PUBLISHED, ZooRow, zoo
+from cait.analysis.zoo import ZooRow, zoo
 from cait.cli import main
 from cait.errors import UserError
 from cait.model.config import VARIANTS, variant_config
@@ -27,6 +28,19 @@ GMACS = {
     "m24": (35.776, 115.868),
     "m36": (53.367, 172.944),
     "m48": (70.959, 329.108),
+}
+# The paper's GFLOPs, which are multiply-adds, at the same resolutions; M-48 has only the second.
+PUBLISHED = {
+    "xxs24": (2.5, 9.5),
+    "xxs36": (3.8, 14.2),
+    "xs24": (5.4, 19.3),
+    "xs36": (8.1, 28.8),
+    "s24": (9.4, 32.2),
+    "s36": (13.9, 48.0),
+    "s48": (18.6, 63.8),
+    "m24": (36.0, 116.1),
+    "m36": (53.7, 173.3),
+    "m48": (None, 329.6),
 }
 DEIT_S = dict(
     name="s24",
@@ -53,11 +67,31 @@ def test_multiply_adds_are_those_counted_on_timms_models(rows: dict[tuple[str, i
         assert rows[name, 448 if name == "m48" else 384].gmacs == pytest.approx(large, rel=0.005)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [dict(name="xxs24"), dict(name="s24", class_token_at=5), dict(name="s24", global_pool="avg", depth_token_only=0)],
+    ids=str,
+)
+def test_counting_one_block_for_all_is_counting_the_whole(fields: dict) -> None:
+    with torch.device("meta"):
+        model = cait.create_model(**fields).eval().requires_grad_(False)
+        images = torch.empty(1, 3, 224, 224)
+    with FlopCounterMode(display=False) as counter:
+        model(images)
+    assert measure(variant_config(**fields)).gmacs == pytest.approx(counter.get_total_flops() / 2e9, rel=1e-12)
+
+
 def test_one_token_more_reproduces_sixteen_of_the_nineteen_published_figures(
     rows: dict[tuple[str, int], ZooRow],
 ) -> None:
-    published = {key: figures[0] for key, figures in PUBLISHED.items() if figures[0] is not None}
-    assert len(published) == 19
+    sizes = {name: (224, 448 if name == "m48" else 384) for name in PUBLISHED}
+    published = {
+        (name, size): figure
+        for name, figures in PUBLISHED.items()
+        for size, figure in zip(sizes[name], figures, strict=True)
+        if figure is not None
+    }
+    assert {key: row.gflops_published for key, row in rows.items() if row.gflops_published} == published
     exact = {key for key, figure in published.items() if round(rows[key].gmacs_published_rule, 1) == figure}
     assert set(published) - exact == {("xxs24", 384), ("xxs36", 384), ("s36", 224)}
     assert sum(round(rows[key].gmacs, 1) == figure for key, figure in published.items()) == 4
@@ -66,7 +100,7 @@ def test_one_token_more_reproduces_sixteen_of_the_nineteen_published_figures(
 def test_zoo_prints_json_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     main(["zoo", "--json"])
     listed = json.loads(capsys.readouterr().out)
-    assert len(listed) == len(PUBLISHED)
+    assert len(listed) == 20
     assert listed[0]["parameters"] == 11_956_264
     main(["zoo"])
     shown = capsys.readouterr().out
@@ -253,7 +287,16 @@ def test_cosine_scores() -> None:
     [
         (dict(residual="rezro"), "must be one of"),
         (dict(talking_heads="yes"), "true or false"),
-        (dict(class_token_at=24), "from 0 to 23"),
+        (dict(class_token_at=24), "one of the 24 blocks"),
+        (dict(class_token_at=True), "one of the 24 blocks"),
+        (dict(class_token_at="first"), "one of the 24 blocks"),
+        (dict(class_token_at=0, depth=0), "one of the 0 blocks"),  # it would have no position
+        (dict(mlp_ratio="4"), "mlp_ratio must be a number"),
+        (dict(mlp_ratio=True), "mlp_ratio must be a number"),
+        (dict(mlp_ratio=0), "no channels"),
+        (dict(layer_scale_init="1e-5"), "layer_scale_init must be a number"),
+        (dict(layer_scale_init=float("nan")), "layer_scale_init must be a number"),
+        (dict(drop_path_rate="0.1"), "drop_path_rate must be a number"),
         (dict(global_pool="avg"), "depth_token_only must be 0"),
         (dict(depth_token_only=0), "never updated"),
     ],

@@ -10,6 +10,7 @@ from timm.utils import ModelEmaV2
 from torch.utils.data import DataLoader, TensorDataset
 
 from cait.callbacks.ema import EMA
+from cait.callbacks.progress import EpochLines
 from cait.errors import UserError
 from cait.module import CaiTModule, EvalMetrics
 
@@ -92,6 +93,29 @@ def test_the_average_is_scored_beside_the_raw_weights_and_comes_back() -> None:
     assert all(torch.equal(other.state_dict()[key], value) for key, value in ours.state_dict().items())
 
 
+def test_the_average_is_scored_with_a_checkpoint_and_given_up_aloud(tmp_path, caplog) -> None:
+    fit = trainer(callbacks=[EMA(decay=0.5)])
+    fit.fit(net := module(lr=1e-2, warmup_epochs=0), loader(), loader(8))
+    fit.save_checkpoint(tmp_path / "x.ckpt")
+    (figures,) = trainer(callbacks=[EMA(decay=0.5)]).validate(module(), loader(8), tmp_path / "x.ckpt", verbose=False)
+    expected = fit.callback_metrics
+    for name in ("val/loss", "val_ema/loss", "val_ema/acc1"):
+        assert figures[name] == pytest.approx(expected[name].item(), rel=1e-6)
+    assert figures["val/loss"] != pytest.approx(figures["val_ema/loss"], rel=1e-4)
+    caplog.set_level("INFO")
+    trainer(max_epochs=3, callbacks=[EMA(decay=None)]).fit(net, loader(), loader(8), ckpt_path=tmp_path / "x.ckpt")
+    assert "the moving average in the checkpoint is given up" in caplog.text
+
+
+def test_the_epochs_line_has_the_means_of_the_epoch(capsys) -> None:
+    losses: list[float] = []
+    steps = LambdaCallback(on_train_batch_end=lambda *args: losses.append(args[2]["loss"].item()))
+    trainer(max_epochs=2, callbacks=[steps, EpochLines()]).fit(module(lr=1e-2, warmup_epochs=0), loader())
+    lines = capsys.readouterr().out.splitlines()
+    for line, part in zip(lines, (losses[:6], losses[6:]), strict=True):
+        assert f"loss: {sum(part) / 6:.3f}  " in line
+
+
 @pytest.mark.parametrize(("base", "accumulate", "peak"), [(None, 1, 0.01), (512, 1, 0.01 * 4 / 512), (8, 3, 0.015)])
 def test_the_peak_rate_follows_the_global_batch(base: int | None, accumulate: int, peak: float) -> None:
     net = module(lr=0.01, lr_base_size=base, warmup_epochs=0)
@@ -126,6 +150,31 @@ def test_another_networks_checkpoint_is_refused(tmp_path) -> None:
     first.save_checkpoint(tmp_path / "x.ckpt")
     with pytest.raises(UserError, match="another network"):
         trainer().fit(module(fields=FIELDS | {"depth": 3}), loader(), ckpt_path=tmp_path / "x.ckpt")
+
+
+def test_another_optimisers_checkpoint_is_refused(tmp_path) -> None:
+    first = trainer(max_epochs=1)
+    first.fit(module(), loader())
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    checkpoint = torch.load(tmp_path / "x.ckpt", weights_only=True)
+    plain, decayed = checkpoint["optimizer_states"][0]["param_groups"]
+    one = plain | {"params": plain["params"] + decayed["params"]}
+    for groups in ([one], [plain | {"params": plain["params"][:-1]}, decayed], [plain, decayed, decayed]):
+        checkpoint["optimizer_states"][0]["param_groups"] = groups
+        torch.save(checkpoint, tmp_path / "other.ckpt")
+        with pytest.raises(UserError, match="the checkpoint's optimiser has groups of"):
+            trainer().fit(module(), loader(), ckpt_path=tmp_path / "other.ckpt")
+
+
+def test_gradients_are_clipped_under_autocast(tmp_path) -> None:
+    # A run may start to clip and cease to: its optimiser's state passes between the fused and the other form.
+    settings = [dict(), dict(gradient_clip_val=1.0), dict()]
+    for epochs, more in enumerate(settings, start=1):
+        fit = trainer(precision="bf16-mixed", max_epochs=epochs, **more)
+        fit.fit(module(), loader(), ckpt_path=tmp_path / "x.ckpt" if epochs > 1 else None)
+        assert [group["fused"] for group in fit.optimizers[0].param_groups] == [not more] * 2
+        fit.save_checkpoint(tmp_path / "x.ckpt")
+    assert fit.global_step == 18
 
 
 def test_a_checkpoint_loads_without_the_command_line(tmp_path) -> None:

@@ -35,6 +35,28 @@ scores it; the settings of the row can be overridden like any.
 stands in a YAML file can be given on the command line: --model.lr 1e-3
 """
 
+USAGE = {
+    "resume": """\
+usage: cait resume RUN [options of fit]
+
+Go on with a run, a name in logs/ or the path of its folder, from its last checkpoint
+or from --ckpt_path FILE. What is given now wins over the run's own settings.""",
+    "eval": """\
+usage: cait eval RUN [options of validate]
+
+Score a run, a name in logs/ or the path of its folder, on the validation set:
+its best checkpoint, or --ckpt_path FILE.""",
+    "zoo": """\
+usage: cait zoo [--json]
+
+List the paper's models with their size, cost and published accuracy.""",
+    "paper": """\
+usage: cait paper [TABLE] [--json]
+
+List the rows of the paper's tables: what differs, size, cost, published and reproduced
+accuracy, and the command that runs it.""",
+}
+
 
 def main(argv: list[str] | None = None) -> None:
     """Run `cait` with `argv`, by default the process's arguments."""
@@ -42,17 +64,22 @@ def main(argv: list[str] | None = None) -> None:
     # same cores ten times slower, and one alone no faster.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] in ("-h", "--help"):
-        print(HELP, end="")
-        return
     try:
         _run(argv)
+        sys.stdout.flush()
     except UserError as error:
         _stop(str(error))
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            raise
-        _stop(f"{error.strerror}: {error.filename or 'while writing'}; what was saved is whole")
+    except (KeyboardInterrupt, BrokenPipeError, SystemExit) as error:
+        # Lightning makes a SystemExit of the first, once it has said what to type next, and rich of the second.
+        cause = error.__context__ if isinstance(error, SystemExit) else error
+        if isinstance(cause, KeyboardInterrupt):
+            if error is cause:
+                print("cait: interrupted", file=sys.stderr)
+            raise SystemExit(130) from None
+        if isinstance(cause, BrokenPipeError):  # the reader has gone, as in `cait zoo | head -1`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the interpreter's end
+            raise SystemExit(141) from None
+        raise
 
 
 def _stop(message: str) -> NoReturn:
@@ -63,7 +90,13 @@ def _stop(message: str) -> NoReturn:
 
 
 def _run(argv: list[str]) -> None:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(HELP, end="")
+        return
     verb, rest = argv[0], argv[1:]
+    if verb in USAGE and not {"-h", "--help"}.isdisjoint(rest):
+        print(USAGE[verb])
+        return
     if verb == "resume":
         argv = _resume_arguments(rest)
     elif verb == "eval":
@@ -86,6 +119,11 @@ def _run(argv: list[str]) -> None:
         CaiTCLI()
     except MisconfigurationException as error:
         raise UserError(" ".join(str(error).split())) from error
+    except OSError as error:
+        # With a name it is about a file: no permission, a file for a folder. A full disk comes without one.
+        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror}") from error
 
 
 def _zoo(rest: list[str]) -> None:
@@ -144,7 +182,9 @@ def _resume_arguments(rest: list[str]) -> list[str]:
     last = newest_whole(run_dir / "checkpoints")
     if last is None:
         raise UserError(f"nothing to resume: {run_dir} has no checkpoint yet; start it with `make train`")
-    return ["fit", *_config(run_dir), *overrides, "--ckpt_path", str(last)]
+    # The folder may have been moved or renamed since its configuration was written.
+    place = ["--trainer.default_root_dir", str(run_dir.parent), "--run_name", run_dir.name]
+    return ["fit", *_config(run_dir), *place, "--ckpt_path", str(last), *overrides]
 
 
 def _eval_arguments(rest: list[str]) -> list[str]:
@@ -159,11 +199,11 @@ def _eval_arguments(rest: list[str]) -> list[str]:
 def _run_dir(verb: str, rest: list[str]) -> tuple[Path, list[str]]:
     if not rest or rest[0].startswith("-"):
         raise UserError(f"which run? `cait {verb} NAME`; runs are the folders in {LOGS}/")
-    run_dir = LOGS / rest[0]
-    if not run_dir.is_dir():
-        runs = sorted(path.parent.name for path in LOGS.glob("*/config.yaml"))
-        raise UserError(f"there is no run {run_dir}; {'runs: ' + ', '.join(runs) if runs else 'there are none yet'}")
-    return run_dir, rest[1:]
+    for run_dir in (LOGS / rest[0], Path(rest[0])):  # a name, or the path of a run that lies elsewhere
+        if run_dir.is_dir():
+            return run_dir, rest[1:]
+    runs = sorted(path.parent.name for path in LOGS.glob("*/config.yaml"))
+    raise UserError(f"there is no run {LOGS / rest[0]}; {'runs: ' + ', '.join(runs) if runs else 'there are none yet'}")
 
 
 def _config(run_dir: Path) -> list[str]:

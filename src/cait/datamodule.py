@@ -22,6 +22,7 @@ from cait.data.faults import Faults
 from cait.data.sampler import ShardSampler, TrainBatchSampler, TrainLoader
 from cait.errors import UserError
 
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 CHECKED_PICTURES = 20_000
 """Data sets up to this size have every file's header looked at before training, a matter of a second."""
 
@@ -67,6 +68,8 @@ class ImageNetDataModule(LightningDataModule):
         max_bad_share: share of the pictures that may be unreadable. Up to it others stand in for them in
             training, they are left out of validation, and `faults_path` lists them; past it the run fails.
         check_resume: refuse a checkpoint of a run with other data, seed or global batch.
+        class_names: names of the classes, in order, where there is no `root` to read them off: `cait predict`
+            takes the checkpoint's.
         seed: of order, augmentation and mixing.
 
     Raises:
@@ -102,6 +105,7 @@ class ImageNetDataModule(LightningDataModule):
         predict_root: str | None = None,
         max_bad_share: float = 0.01,
         check_resume: bool = True,
+        class_names: list[str] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -113,6 +117,7 @@ class ImageNetDataModule(LightningDataModule):
         self.num_workers = num_workers
         self.repeats = repeats
         self.predict_root = Path(predict_root) if predict_root else None
+        self._class_names = class_names
         self.seed = seed
         self.max_bad_share, self.check_resume = max_bad_share, check_resume
         self.faults_path: Path | None = None
@@ -123,9 +128,14 @@ class ImageNetDataModule(LightningDataModule):
             raise UserError(f"num_workers must be at least 0, got {num_workers}")
         if not 0 <= max_bad_share < 1:
             raise UserError(f"max_bad_share must be in [0, 1), got {max_bad_share}")
-        for name, share in (("val_fraction", val_fraction), ("crop_pct", crop_pct)):
-            if not 0 < share <= 1:
-                raise UserError(f"{name} must be above 0 and at most 1, got {share}")
+        if not 0 < val_fraction < 1:
+            raise UserError(f"val_fraction must be above 0 and below 1, got {val_fraction}")
+        if not 0 < crop_pct <= 1:
+            raise UserError(f"crop_pct must be above 0 and at most 1, got {crop_pct}")
+        if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+            raise UserError(f"mean and std take three numbers each, std above 0; got {list(mean)} and {list(std)}")
+        if interpolation not in INTERPOLATIONS:
+            raise UserError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}")
         for name, probability in (
             ("hflip", hflip),
             ("erase_prob", erase_prob),
@@ -170,7 +180,9 @@ class ImageNetDataModule(LightningDataModule):
     @property
     def class_names(self) -> list[str]:
         """Names of the classes in the order of their indices."""
-        if self.root == digits.ROOT and not self.root.is_dir():  # before prepare_data
+        if self._class_names is not None:
+            return self._class_names
+        if self.root == digits.ROOT and not digits.is_written(self.root):  # before prepare_data
             return digits.CLASS_NAMES
         return folder.class_names(self.root, self.train_split)
 
@@ -200,41 +212,45 @@ class ImageNetDataModule(LightningDataModule):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """What the order and the pixels of a run depend on; kept in its checkpoints."""
+        """The classes, and what the order and the pixels of a run depend on; kept in its checkpoints."""
         trainer = self.trainer
-        return {
+        depends = {
             "seed": self.seed,
             "repeats": self.repeats,
             "images a batch, over all processes": self.batch_size * (trainer.world_size if trainer else 1),
             "batches accumulated": trainer.accumulate_grad_batches if trainer else 1,
             "training pictures": len(self.train_pictures),
-            "digest of the training pictures' names and classes": self._digest(),
+            "digest of the training pictures' names": self._digest(),
         }
-
-    def _digest(self) -> str:
-        if self._digested is None:
-            start = len(str(self.root)) + 1
-            digest = hashlib.sha256()
-            for path, label in self.train_pictures.samples:
-                digest.update(f"{path[start:]} {label}\n".encode())
-            self._digested = digest.hexdigest()[:16]
-        return self._digested
+        return {"class_names": self.class_names, "depends_on": depends}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuse to go on with a run that was another.
+        """Refuse a checkpoint of other classes, and to go on with a run that was another.
 
         Raises:
-            UserError: data, seed or batch differ, and `check_resume` is on.
+            UserError: the classes differ; or in training, unless `check_resume` is off, data, seed or batch.
         """
+        theirs, ours = state_dict["class_names"], self.class_names
+        if theirs != ours:
+            odd = folder.some(sorted(set(theirs) ^ set(ours)))
+            raise UserError(f"the checkpoint's {len(theirs)} classes are not the {len(ours)} of {self.root}: {odd}")
         if not self.check_resume or self.trainer is None or not self.trainer.training:
             return
-        for name, ours in self.state_dict().items():
-            theirs = state_dict.get(name, ours)
-            if theirs != ours:
+        for name, value in self.state_dict()["depends_on"].items():
+            if state_dict["depends_on"][name] != value:
                 raise UserError(
-                    f"the checkpoint is of a run with other data or settings: {name} was {theirs}, is {ours}; "
-                    "to go on all the same add --data.check_resume false"
+                    f"the checkpoint is of a run with other data or settings: {name} was "
+                    f"{state_dict['depends_on'][name]}, is {value}; to go on all the same add --data.check_resume false"
                 )
+
+    def _digest(self) -> str:
+        if self._digested is None:  # once; ImageNet's takes a second
+            start = len(str(self.root)) + 1
+            digest = hashlib.sha256()
+            for path, _ in self.train_pictures.samples:
+                digest.update(f"{path[start:]}\n".encode())
+            self._digested = digest.hexdigest()[:16]
+        return self._digested
 
     def train_dataloader(self) -> TrainLoader:
         rank, world_size = self._place()
@@ -249,15 +265,17 @@ class ImageNetDataModule(LightningDataModule):
         return TrainLoader(self.train_pictures, batch_sampler=sampler, position=self._position, **self._loading())
 
     def val_dataloader(self) -> DataLoader[Any]:
-        rank, world_size = self._place()
-        sampler = ShardSampler(len(self.val_pictures), rank, world_size)
-        return DataLoader(self.val_pictures, batch_size=self.eval_batch_size, sampler=sampler, **self._loading())
+        return self._eval_loader(self.val_pictures, "validation")
 
     test_dataloader = val_dataloader
 
     def predict_dataloader(self) -> DataLoader[Any]:
+        return self._eval_loader(EvalPictures(self.predict_samples, self.eval_transform), "prediction")
+
+    def _eval_loader(self, pictures: EvalPictures, purpose: str) -> DataLoader[Any]:
         rank, world_size = self._place()
-        pictures = EvalPictures(self.predict_samples, self.eval_transform)
+        if len(pictures) < world_size:  # a process without a batch would not join in adding up the figures
+            raise UserError(f"{len(pictures)} {purpose} pictures cannot be shared out over {world_size} processes")
         sampler = ShardSampler(len(pictures), rank, world_size)
         return DataLoader(pictures, batch_size=self.eval_batch_size, sampler=sampler, **self._loading())
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import itertools
 import logging
 import os
 import re
@@ -17,10 +19,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only
 
-from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint, best_checkpoint
+from cait.callbacks.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint
 from cait.callbacks.ema import EMA
 from cait.callbacks.faults import FaultReport
-from cait.callbacks.files import run_loggers
+from cait.callbacks.files import run_argument, run_loggers
 from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.predictions import PredictionsFile
 from cait.callbacks.progress import EpochLines, ModelTable, RunProgressBar, RunSummary
@@ -54,6 +56,7 @@ WARNINGS = (
 VERBS = ("fit", "validate", "test", "predict")
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to those that Lightning starts."""
+RUN_NAME = "Name of the run's folder below logs/; null calls it after the configuration, with a number if need be."
 
 
 class SaveConfig(SaveConfigCallback):
@@ -92,7 +95,10 @@ class CaiTCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--run_name", type=str | None, default=None, help="Name of the run's folder below logs/.")
+        parser.add_argument("--run_name", type=str | None, default=None, help=RUN_NAME)
+        parser.add_argument(
+            "--output", type=str, default="predictions.csv", help="The file that `cait predict` writes."
+        )
         parser.add_argument(
             "--save_every_n_steps", type=int, default=500, help="Steps between checkpoints, which epochs end with too."
         )
@@ -114,9 +120,12 @@ class CaiTCLI(LightningCLI):
             super().parse_arguments(parser, args)
         except (ArgumentError, UnicodeDecodeError) as error:  # the second from a file that is no text
             raise UserError(_parse_error(str(error)) + self._did_you_mean(str(error))) from error
+        seed = self.config[self.config.subcommand].seed_everything
+        if isinstance(seed, bool) or not 0 <= seed < 2**32:  # Lightning takes true for any seed and false for none
+            raise UserError(f"--seed_everything must be a whole number from 0 to {2**32 - 1}, got {seed}")
 
     def _did_you_mean(self, message: str) -> str:
-        unknown = re.search(r"unrecognized arguments: --([\w.]+)", message)
+        unknown = re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message)
         verb = sys.argv[1]
         if not unknown or verb not in VERBS:
             return ""
@@ -136,27 +145,31 @@ class CaiTCLI(LightningCLI):
         elif not Path(config.ckpt_path).is_file():
             raise UserError(f"the checkpoint {config.ckpt_path} does not exist")
         else:
-            self.checkpoint_step = int(read_checkpoint(config.ckpt_path)["global_step"])
-
-    def before_instantiate_classes(self) -> None:
-        if self.subcommand == "fit":
-            self.run_dir = self._claim_run_dir()
+            checkpoint = read_checkpoint(config.ckpt_path)
+            self.checkpoint_step = int(checkpoint["global_step"])
+            if self.config.subcommand == "predict" and config.data.predict_root is not None:
+                # A run's classes are known without the folder that it was trained on.
+                config.data.class_names = checkpoint.get("ImageNetDataModule", {}).get("class_names")
 
     def _claim_run_dir(self) -> Path:
         config = self.config.fit
         root = Path(config.trainer.default_root_dir or "logs")
+        if config.trainer.fast_dev_run:  # which writes nothing
+            return root
         launched = "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ  # by torchrun, SLURM or Lightning
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
             base = Path(str(config.config[-1])).stem if config.config else config.model.name
             # Processes that were launched apart cannot agree on a number.
-            name = base if launched else _free_name(root, base)
+            name = base if launched else _new_folder(root, base)
         if not re.fullmatch(r"\w[\w.=+-]*", name):
             raise UserError(f"a run's name is made of letters, digits and . _ - + =, and is not a path: {name!r}")
         os.environ[RUN_VARIABLE] = config.run_name = name
         run_dir = root / name
         if config.ckpt_path is None and _rank() == 0 and any(run_dir.glob("checkpoints/*.ckpt")):
-            raise UserError(f"{run_dir} holds a run: go on with `make resume RUN={name}` or give another --run_name")
+            resume = f"make resume RUN={run_argument(run_dir)}"
+            raise UserError(f"{run_dir} holds a run: go on with `{resume}` or give another --run_name")
+        run_dir.mkdir(parents=True, exist_ok=True)
         return run_dir
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -170,6 +183,10 @@ class CaiTCLI(LightningCLI):
                 kwargs["enable_progress_bar"] = False
         if self.subcommand == "fit":
             config = self.config.fit
+            for setting in ("max_epochs", "max_steps", "limit_train_batches"):
+                if given[setting] == 0:
+                    raise UserError(f"--trainer.{setting} 0 trains nothing")
+            self.run_dir = self._claim_run_dir()
             first_step = self._first_step()
             self.config.fit.ckpt_path = None  # where the run was resumed from is no part of its configuration
             kwargs["default_root_dir"] = self.run_dir
@@ -184,7 +201,7 @@ class CaiTCLI(LightningCLI):
             callbacks.append(FaultReport(self.datamodule))
             if given.enable_checkpointing is not False:
                 folder = self.run_dir / "checkpoints"
-                callbacks += [best_checkpoint(folder), LastCheckpoint(folder, config.save_every_n_steps)]
+                callbacks += [BestCheckpoint(folder), LastCheckpoint(folder, config.save_every_n_steps)]
                 plugins = given.plugins if isinstance(given.plugins, list) else [given.plugins] * bool(given.plugins)
                 kwargs["plugins"] = [*plugins, DurableCheckpointIO()]
             if given.enable_model_summary is not False:
@@ -193,15 +210,19 @@ class CaiTCLI(LightningCLI):
             self.save_config_callback = None
             kwargs.update(logger=False, enable_checkpointing=False)
             if self.subcommand == "predict":
-                callbacks.append(PredictionsFile(Path("predictions.csv"), self.datamodule))
-        return super().instantiate_trainer(**kwargs, callbacks=[*(given.callbacks or []), *callbacks])
+                callbacks.append(PredictionsFile(Path(self.config.predict.output), self.datamodule))
+        try:
+            return super().instantiate_trainer(**kwargs, callbacks=[*(given.callbacks or []), *callbacks])
+        except Exception:
+            if self.subcommand == "fit":
+                with contextlib.suppress(OSError):  # it holds something
+                    self.run_dir.rmdir()  # its name stays free
+            raise
 
     def _first_step(self) -> int:
-        """Steps of this run that the checkpoint has behind it; 0 in a new run or from another run's checkpoint."""
-        path = self.config.fit.ckpt_path
-        if path is None:
-            return 0
-        return self.checkpoint_step if Path(path).resolve().parent.parent == self.run_dir.resolve() else 0
+        """Steps of this run that the checkpoint has behind it; 0 in a new run, whatever checkpoint it starts from."""
+        resumed = self.config.fit.ckpt_path is not None and any(self.run_dir.glob("checkpoints/*.ckpt"))
+        return self.checkpoint_step if resumed else 0
 
 
 def read_checkpoint(path: str) -> dict[str, Any]:
@@ -222,11 +243,14 @@ def _rank() -> int:
     return rank_zero_only.rank  # type: ignore[attr-defined]  # set by Lightning from the launcher's variables
 
 
-def _free_name(root: Path, base: str) -> str:
-    number, name = 1, base
-    while (root / name).exists():
-        number += 1
-        name = f"{base}-{number}"
+def _new_folder(root: Path, base: str) -> str:
+    """Make the first of `base`, `base-2`, `base-3`, ... that is not there yet, for this run and no other."""
+    root.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        name = base if number == 1 else f"{base}-{number}"
+        with contextlib.suppress(FileExistsError):
+            (root / name).mkdir()
+            break
     return name
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -144,6 +145,9 @@ class CaiTModule(LightningModule):
         self.test_metrics = EvalMetrics(num_classes)
 
     def setup(self, stage: str) -> None:
+        # Under autocast Lightning refuses to clip the gradients of a fused optimiser.
+        clipped = self.trainer.gradient_clip_val and isinstance(self.trainer.precision_plugin, MixedPrecision)
+        self.adamw["fused"] = not clipped
         if stage == "fit" and self.weights is not None and self.trainer.ckpt_path is None:
             notes = load_weights(self.model, self.weights, self.weights_ema)
             rank_zero_info("; ".join([f"weights from {self.weights}", *notes]))
@@ -191,6 +195,8 @@ class CaiTModule(LightningModule):
         acc1 = 100 * (logits.detach().argmax(dim=1) == heaviest).float().mean()
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
         self.log_dict({"train/loss": loss, "train/acc1": acc1, "lr": rate}, prog_bar=True, on_step=True)
+        # For the epoch's line on the screen; metrics.csv has the steps.
+        self.log_dict({"train/loss_epoch": loss, "train/acc1_epoch": acc1}, on_step=False, on_epoch=True, logger=False)
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -225,7 +231,7 @@ class CaiTModule(LightningModule):
                 f"peak learning rate {peak:.3g} = {self.lr:.3g} × global batch {global_batch} / {self.lr_base_size}"
             )
         groups = param_groups(self.model, self.weight_decay)
-        optimizer = torch.optim.AdamW(groups, lr=peak, fused=True, **self.adamw)
+        optimizer = torch.optim.AdamW(groups, lr=peak, **self.adamw)
         scheduler = warmup_cosine(
             optimizer,
             warmup_steps=round(self.warmup_epochs * steps_per_epoch),
@@ -245,11 +251,16 @@ class CaiTModule(LightningModule):
                     f"the checkpoint is of another network: {key} is {shapes[1] or 'missing'} in it, "
                     f"{shapes[0] or 'missing'} in the configured model"
                 )
+        groups = param_groups(self.model, self.weight_decay)
         for state in checkpoint.get("optimizer_states", ()):
-            _, decayed = state["param_groups"]
-            decayed["weight_decay"] = self.weight_decay
-            for group in state["param_groups"]:
-                group.update(self.adamw)
+            sizes = [[len(group["params"]) for group in side] for side in (groups, state["param_groups"])]
+            if sizes[0] != sizes[1]:
+                raise UserError(
+                    f"the checkpoint's optimiser has groups of {sizes[1]} parameters, this one of {sizes[0]}; "
+                    "start a new run from its weights with --model.weights"
+                )
+            for group, own in zip(state["param_groups"], groups, strict=True):
+                group.update(self.adamw, weight_decay=own["weight_decay"])
 
     def _global_batch(self) -> int:
         """Images that go into one optimiser step."""

@@ -183,13 +183,30 @@ def _validation_follows(trainer: Trainer, batch_idx: int) -> bool:
     return trainer.is_last_batch or (isinstance(every, int) and (batch_idx + 1) % every == 0)
 
 
-def best_checkpoint(folder: Path) -> ModelCheckpoint:
-    """`best.ckpt` by validation accuracy."""
-    return ModelCheckpoint(
-        dirpath=folder,
-        filename="best",
-        monitor="val/acc1",
-        mode="max",
-        enable_version_counter=False,
-        auto_insert_metric_name=False,
-    )
+class BestCheckpoint(ModelCheckpoint):
+    """`best.ckpt` by validation accuracy.
+
+    Lightning forgets the best score where the folder has another path; here a run whose folder was
+    moved keeps it, as long as its file is there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            dirpath=folder,
+            filename="best",
+            monitor="val/acc1",
+            mode="max",
+            enable_version_counter=False,
+            auto_insert_metric_name=False,
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        before, now = state_dict["dirpath"], str(self.dirpath)
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {moved(key): moved(item) for key, item in value.items()}
+            return value.replace(before, now) if isinstance(value, str) else value
+
+        same_run = Path(now, "best.ckpt").exists()  # else it starts from another run's checkpoint
+        super().load_state_dict(moved(state_dict) if same_run else state_dict)

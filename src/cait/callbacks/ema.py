@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from cait.errors import UserError
@@ -16,7 +17,8 @@ class EMA(Callback):
     """Average `module.model` after every optimiser step and validate the average as `val_ema/...`.
 
     The average starts from the initial weights, as timm's ModelEma. It lives in this callback's part
-    of the checkpoint; since nothing is ever swapped, the raw weights are what every other part sees.
+    of the checkpoint, of which `cait eval` scores it too; since nothing is ever swapped, the raw
+    weights are what every other part sees.
 
     Args:
         decay: share of the average that is kept at each step; None turns the average off.
@@ -31,6 +33,15 @@ class EMA(Callback):
         self._last_step = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._start(pl_module)
+        if self.decay is None and self._loaded:
+            rank_zero_info("ema.decay is null: the moving average in the checkpoint is given up")
+
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if self.average is None and self._loaded:  # a checkpoint is scored
+            self._start(pl_module)
+
+    def _start(self, pl_module: Any) -> None:
         if self.decay is None:
             return
         self.average = AveragedModel(pl_module.model, multi_avg_fn=get_ema_multi_avg_fn(self.decay)).eval()

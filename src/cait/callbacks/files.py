@@ -7,16 +7,43 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 
-METRICS_FILE = "metrics.csv"
+
+def run_argument(run_dir: Path) -> str:
+    """What `make resume RUN=` and `make eval RUN=` take for this folder."""
+    return run_dir.name if run_dir.parent == Path("logs") else str(run_dir)
+
+
+class RunCSVWriter(ExperimentWriter):
+    """Lightning's writer, but that what it finds is not deleted, and the file is never without its rows."""
+
+    def _check_log_dir_exists(self) -> None:
+        pass
+
+    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+        self.replace_rows(self.rows(), fieldnames)
+
+    def rows(self) -> list[dict[str, Any]]:
+        path = Path(self.metrics_file_path)
+        lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+        if lines and not lines[-1].endswith("\n"):  # torn by a crash
+            lines.pop()
+        return list(csv.DictReader(lines))
+
+    def replace_rows(self, rows: list[dict[str, Any]], fieldnames: list[str]) -> None:
+        path = Path(self.metrics_file_path)
+        scratch = path.with_suffix(".tmp")
+        with scratch.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=fieldnames)
+            writer.writeheader()
+            writer.writerows(rows)
+        scratch.replace(path)
 
 
 class RunCSVLogger(CSVLogger):
-    """Writes `<run>/metrics.csv`, and keeps of an earlier part of the run the rows before `first_step`.
-
-    Lightning's logger deletes the file of a folder that it finds in use.
-    """
+    """Writes `<run>/metrics.csv`, and keeps of an earlier part of the run the rows before `first_step`."""
 
     def __init__(self, run_dir: Path, first_step: int = 0) -> None:
         # Every row goes to the disk when it is logged: a run that is killed keeps its figures.
@@ -26,17 +53,15 @@ class RunCSVLogger(CSVLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        if self._experiment is not None:
-            return self._experiment
-        path = Path(self.log_dir) / METRICS_FILE
-        rows: list[dict[str, Any]] = []
-        if self.first_step and path.is_file():
-            with path.open(newline="") as file:
-                rows = [row for row in csv.DictReader(file) if int(row["step"]) < self.first_step]
-        writer = super().experiment  # deletes the file
-        writer.metrics = [{key: value for key, value in row.items() if value != ""} for row in rows]
-        writer.save()
-        return writer
+        if self._experiment is None:
+            self._experiment = writer = RunCSVWriter(self.log_dir)
+            rows = [row for row in writer.rows() if int(row["step"]) < self.first_step]
+            if rows:
+                writer.metrics_keys = sorted(rows[0])
+                writer.replace_rows(rows, writer.metrics_keys)
+            else:
+                Path(writer.metrics_file_path).unlink(missing_ok=True)
+        return self._experiment
 
 
 def run_loggers(run_dir: Path, first_step: int) -> list[Logger]:

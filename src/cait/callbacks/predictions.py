@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from cait.datamodule import ImageNetDataModule
+from cait.errors import UserError
 
 
 class PredictionsFile(Callback):
@@ -27,7 +28,10 @@ class PredictionsFile(Callback):
         self._names = self.data.class_names
         self._paths = [path for path, _ in self.data.predict_samples][trainer.global_rank :: trainer.world_size]
         self._done = 0
-        self._file = self.path.open("w", newline="")
+        try:
+            self._file = self.path.open("x", newline="")
+        except FileExistsError as error:
+            raise UserError(f"{self.path} exists; move it away or name another file with --output") from error
         self._writer = csv.writer(self._file)
         self._writer.writerow(["path", "class", "probability"])
 

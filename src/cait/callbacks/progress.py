@@ -14,6 +14,8 @@ from rich.panel import Panel
 from rich.progress import TimeRemainingColumn
 from rich.table import Table
 
+from cait.callbacks.files import run_argument
+
 # Name on the screen and format; what is not here is in metrics.csv.
 SHOWN = {
     "train/loss": ("loss", "{:.3f}"),
@@ -83,7 +85,9 @@ class EpochLines(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
-            figures = "  ".join(f"{name}: {value}" for name, value in shown_metrics(trainer.callback_metrics).items())
+            metrics = trainer.callback_metrics
+            means = {name: metrics.get(f"{name}_epoch", value) for name, value in metrics.items()}
+            figures = "  ".join(f"{name}: {value}" for name, value in shown_metrics(means).items())
             print(f"{epoch_label(trainer)}  {figures}  {time.monotonic() - self._start:.1f} s", flush=True)
 
 
@@ -100,16 +104,15 @@ class RunSummary(Callback):
         if isinstance(exception, KeyboardInterrupt | SystemExit) and trainer.is_global_zero:
             how = "stopped, saved" if isinstance(exception, SystemExit) else "interrupted"
             if (self.run_dir / "checkpoints" / "last.ckpt").exists():
-                print(
-                    f"{how} at step {trainer.global_step:,}; to go on: make resume RUN={self.run_dir.name}", flush=True
-                )
+                to_go_on = f"make resume RUN={run_argument(self.run_dir)}"
+                print(f"{how} at step {trainer.global_step:,}; to go on: {to_go_on}", flush=True)
             else:
                 print("interrupted before the first checkpoint", flush=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or not trainer.is_global_zero or trainer.interrupted:
             return
-        run, checkpoints = self.run_dir.name, self.run_dir / "checkpoints"
+        run, checkpoints = run_argument(self.run_dir), self.run_dir / "checkpoints"
         table = Table.grid(padding=(0, 2))
         if trainer.global_step == self.first_step:
             table.add_row("nothing to do", f"the run had finished its {trainer.global_step:,} steps")
@@ -127,8 +130,9 @@ class RunSummary(Callback):
         table.add_row("evaluate", f"make eval RUN={run}")
         length, end = ("max_steps", trainer.max_steps) if trainer.max_steps > 0 else ("max_epochs", trainer.max_epochs)
         table.add_row("train longer", f'make resume RUN={run} ARGS="--trainer.{length} {2 * (end or 0)}"')
-        table.add_row("see the curves", "make tensorboard")
-        Console().print(Panel(table, title=f"run {run}", title_align="left", expand=False))
+        elsewhere = f' ARGS="--logdir {self.run_dir.parent}"' if run != self.run_dir.name else ""
+        table.add_row("see the curves", f"make tensorboard{elsewhere}")
+        Console().print(Panel(table, title=f"run {self.run_dir.name}", title_align="left", expand=False))
 
     def _elapsed(self) -> str:
         minutes, seconds = divmod(round(time.monotonic() - self._start), 60)

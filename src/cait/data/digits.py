@@ -16,13 +16,18 @@ VAL_FRACTION = 0.2
 SPLIT_SEED = 0
 
 
+def is_written(root: Path) -> bool:
+    """Whether there is anything in `root`; what there is came by one rename, or is not ours to replace."""
+    return root.is_dir() and any(root.iterdir())
+
+
 def write_digits(root: Path) -> None:
     """Write `root/{train,val}/<digit>/<number>.png` unless it is there: 1,437 and 360 pictures.
 
     The split is stratified and always the same. The folder is put in place by one rename, so it is
     either whole or absent.
     """
-    if root.is_dir() and any(root.iterdir()):
+    if is_written(root):
         return
     import numpy as np
     from PIL import Image
@@ -43,8 +48,9 @@ def write_digits(root: Path) -> None:
             grey = np.round(pixels * (255 / 16)).astype(np.uint8)
             Image.fromarray(grey).save(folder / f"{number:04d}.png")
         scratch.chmod(0o755)  # mkdtemp makes folders that only their owner can read
-        if root.is_dir():
-            root.rmdir()
-        scratch.rename(root)
+        scratch.rename(root)  # in place of an empty folder too
+    except OSError:
+        if not is_written(root):  # else another run was quicker
+            raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

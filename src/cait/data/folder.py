@@ -81,7 +81,7 @@ def scan(root: Path, train_split: str, val_split: str, val_fraction: float) -> t
     val_names = _folder_names(val_root)
     if val_names != names:
         odd = sorted(set(names) ^ set(val_names))
-        raise UserError(f"{root / train_split} and {val_root} do not hold the same class folders: {_some(odd)}")
+        raise UserError(f"{root / train_split} and {val_root} do not hold the same class folders: {some(odd)}")
     return _pictures(root / train_split, names), _pictures(val_root, names)
 
 
@@ -93,7 +93,7 @@ def scan_flat(root: Path) -> Samples:
     """
     if not root.is_dir():
         raise UserError(f"the folder {root} does not exist")
-    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS and path.is_file())
     if not paths:
         raise UserError(f"no pictures below {root}")
     return [(str(path), -1) for path in paths]
@@ -117,7 +117,7 @@ def _pictures(folder: Path, names: list[str]) -> Samples:
     samples = Pictures(str(folder), allow_empty=True).samples
     empty = set(names) - {names[label] for _, label in samples}
     if empty:
-        raise UserError(f"no pictures in the class folder {_some([str(folder / name) for name in sorted(empty)])}")
+        raise UserError(f"no pictures in the class folder {some([str(folder / name) for name in sorted(empty)])}")
     return samples
 
 
@@ -137,6 +137,7 @@ def _hold_out(samples: Samples, fraction: float, root: Path) -> tuple[Samples, S
     return train, val
 
 
-def _some(names: list[str], most: int = 3) -> str:
+def some(names: list[str], most: int = 3) -> str:
+    """The first of the names and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

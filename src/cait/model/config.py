@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -67,6 +68,8 @@ class CaiTConfig:
             value, hint = getattr(self, field.name), hints[field.name]
             if get_origin(hint) is Literal and value not in get_args(hint):
                 raise UserError(f"{field.name} must be one of {', '.join(get_args(hint))}, got {value!r}")
+            if float in (hint, *get_args(hint)) and not _is_number(value) and (value is not None or hint is float):
+                raise UserError(f"{field.name} must be a number, got {value!r}")
             if hint is bool and not isinstance(value, bool):
                 raise UserError(f"{field.name} must be true or false, got {value!r}")
         if self.img_size % self.patch_size:
@@ -75,9 +78,11 @@ class CaiTConfig:
             raise UserError(f"embed_dim {self.embed_dim} is not a multiple of num_heads {self.num_heads}")
         if not 0.0 <= self.drop_path_rate < 1.0:
             raise UserError(f"drop_path_rate must be in [0, 1), got {self.drop_path_rate}")
+        if int(self.embed_dim * self.mlp_ratio) < 1:
+            raise UserError(f"mlp_ratio {self.mlp_ratio} leaves the feed-forward branch no channels")
         at = self.class_token_at
-        if at is not None and not 0 <= at < max(self.depth, 1):
-            raise UserError(f"class_token_at must be a block from 0 to {self.depth - 1}, got {at}")
+        if at is not None and (not _is_number(at) or at not in range(self.depth)):
+            raise UserError(f"class_token_at must be null or the number of one of the {self.depth} blocks, got {at!r}")
         if self.global_pool == "avg" and (at is not None or self.depth_token_only):
             raise UserError("global_pool avg has no class token: depth_token_only must be 0 and class_token_at null")
         if self.global_pool == "token" and at is None and not self.depth_token_only:
@@ -108,6 +113,10 @@ _WHOLE_NUMBERS = {
     "depth": 0,
     "depth_token_only": 0,
 }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 # XXS-36 is the one exception to the rule for ε: the released code and weights use 1e-5.
