@@ -215,7 +215,7 @@ def test_two_processes_count_every_picture_once(cait: Cait, tmp_path: Path, mixe
         (["fit", "--config", "{digits}", "--seed_everything=null"], "--seed_everything cannot be 'None'"),
         (["fit", "--config", "{bad}"], "did you mean --model.lr?"),
         (["fit", "--config", "{garbled}"], "parsing config"),
-        (["validate", "--config", "{digits}"], "no checkpoint to score"),
+        (["validate", "--config", "{digits}"], "nothing to score: give --ckpt_path"),
         (["validate", "--config", "{digits}", "--ckpt_path", "{digits}"], "not a whole checkpoint"),
         (["predict", "--config", "{digits}", "--ckpt_path", "{digits}"], "not a whole checkpoint"),
         (["resume"], "which run?"),
@@ -239,7 +239,7 @@ def test_bad_input_gets_one_line(
     (tmp_path / "logs" / "hollow").mkdir(parents=True)
     (tmp_path / "logs" / "taken").touch()
     (tmp_path / "elsewhere" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "elsewhere" / "checkpoints" / "last.ckpt").touch()
+    torch.save({}, tmp_path / "elsewhere" / "checkpoints" / "last.ckpt")
     places = {
         "elsewhere": tmp_path / "elsewhere",
         "digits": REPO / "configs/digits.yaml",

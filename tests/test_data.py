@@ -258,6 +258,7 @@ def test_predictions_cover_a_folder(
 
 def test_a_checkpoint_of_other_classes_is_refused(mixed_root: Path) -> None:
     data = module(mixed_root)
+    data.setup("fit")
     state = data.state_dict()
     data.load_state_dict(state)
     (mixed_root / "train" / "owl").rename(mixed_root / "train" / "own")

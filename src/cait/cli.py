@@ -177,14 +177,16 @@ def _paper_row(verb: str, rest: list[str]) -> list[str]:
 
 def _resume_arguments(rest: list[str]) -> list[str]:
     run_dir, overrides = _run_dir("resume", rest)
-    from cait.callbacks.checkpoints import newest_whole
-
-    last = newest_whole(run_dir / "checkpoints")
-    if last is None:
-        raise UserError(f"nothing to resume: {run_dir} has no checkpoint yet; start it with `make train`")
     # The folder may have been moved or renamed since its configuration was written.
     place = ["--trainer.default_root_dir", str(run_dir.parent), "--run_name", run_dir.name]
-    return ["fit", *_config(run_dir), *place, "--ckpt_path", str(last), *overrides]
+    if not any(override.split("=")[0] == "--ckpt_path" for override in overrides):
+        from cait.callbacks.checkpoints import newest_whole
+
+        last = newest_whole(run_dir / "checkpoints")
+        if last is None:
+            raise UserError(f"nothing to resume: {run_dir} has no checkpoint yet; start it with `make train`")
+        place += ["--ckpt_path", str(last)]
+    return ["fit", *_config(run_dir), *place, *overrides]
 
 
 def _eval_arguments(rest: list[str]) -> list[str]:
