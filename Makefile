@@ -8,6 +8,7 @@ PYTHON ?= python3
 CONFIG ?= configs/digits.yaml
 PAPER ?=
 RUN ?=
+N ?= 50
 ARGS ?=
 
 VENV := .venv
@@ -46,6 +47,10 @@ tensorboard: $(READY) ## Show the curves of all runs in a browser
 .PHONY: test
 test: $(READY) ## Run the tests
 	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: torture
+torture: $(READY) ## Kill and resume a run N times and compare its end, bit for bit, with one left alone
+	@$(BIN)/python benchmarks/torture.py --kills $(N) $(ARGS)
 
 .PHONY: lint
 lint: $(READY) ## Check style and types

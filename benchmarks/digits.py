@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
-import platform
 import statistics
 import subprocess
 import sys
@@ -19,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
+from report import stamp
 
 HERE = Path(__file__).parent
 CONFIG = "configs/digits.yaml"
@@ -36,28 +34,18 @@ def train(seed: int, root: str) -> tuple[float, float, float]:
     return scores[-1], max(scores), time.monotonic() - start
 
 
-def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     seeds = range(parser.parse_args().seeds)
     with tempfile.TemporaryDirectory() as root:
         runs = [train(seed, root) for seed in seeds]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout
-    device = (
-        torch.cuda.get_device_name() if torch.cuda.is_available() else f"{processor()}, {torch.get_num_threads()} cores"
-    )
     last = [run[0] for run in runs]
     lines = [
         "# Digits: accuracy of `make train`",
         "",
-        f"`python benchmarks/digits.py --seeds {len(runs)}`, {datetime.date.today()}, commit {commit.strip()}, "
-        f"{device}, torch {torch.__version__}. 360 validation pictures: one picture is 0.28 points.",
+        f"`python benchmarks/digits.py --seeds {len(runs)}`, {stamp()}. "
+        f"360 validation pictures: one picture is 0.28 points.",
         "",
         "| seed | val/acc1, last epoch | val/acc1, best epoch | seconds, start-up included |",
         "|---|---|---|---|",

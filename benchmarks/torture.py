@@ -13,10 +13,8 @@ scalars, all to the last bit.
 from __future__ import annotations
 
 import argparse
-import datetime
 import logging
 import os
-import platform
 import random
 import shutil
 import signal
@@ -28,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from report import REPO, stamp
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-REPO = Path(__file__).resolve().parent.parent
 EPOCHS = 4
 RECIPE = [
     f"--config={REPO / 'configs/digits.yaml'}",
@@ -171,10 +169,8 @@ def main() -> None:
     )
     print(verdict)
     if options.out:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=REPO, capture_output=True, text=True)
-        machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
         with options.out.open("a") as file:
-            file.write(f"- {datetime.date.today()}, {machine}, commit {commit.stdout.strip()}: {verdict}\n")
+            file.write(f"- {stamp()}: {verdict}\n")
     if differing:
         raise SystemExit(f"left for inspection: {folder}")
     shutil.rmtree(folder)
