@@ -66,16 +66,17 @@ def ended(place: Path, name: str, recipe: list[str]) -> Path:
     return place / "logs" / name
 
 
-def start(folder: Path, *arguments: str, command: tuple[str, ...] = (), **more) -> subprocess.Popen:
+def start(
+    folder: Path, *arguments: str, command: tuple[str, ...] = (), env: dict[str, str] | None = None
+) -> subprocess.Popen:
     return subprocess.Popen(
         [*(command or (sys.executable,)), "-m", "cait", *arguments],
         cwd=folder,
-        env=environment(),
+        env=env or environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        **more,
     )
 
 
@@ -163,7 +164,9 @@ def test_a_signal_finishes_the_step_saves_and_leaves(
 ) -> None:
     run = tmp_path / "logs/cut"
     recipe = [*RECIPE, "--save_every_n_steps=1000"]  # so that what stands there was saved for the signal
-    job = start(tmp_path, "fit", *recipe, "--run_name=cut")
+    slurm = dict(NTASKS="1", JOB_ID="7", JOB_NAME="train", PROCID="0", LOCALID="0", NODEID="0", NODELIST="node1")
+    under = {f"SLURM_{name}": value for name, value in slurm.items()} if signum == signal.SIGUSR1 else {}
+    job = start(tmp_path, "fit", *recipe, "--run_name=cut", env=environment() | under)
     wait_for_steps(run, 26, job)
     os.killpg(job.pid, signum)  # as schedulers do: to the loader's workers too
     output = job.stdout.read()

@@ -17,6 +17,7 @@ import torch
 from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_only
 
 from cait.callbacks.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint
@@ -204,6 +205,8 @@ class CaiTCLI(LightningCLI):
                 callbacks += [BestCheckpoint(folder), LastCheckpoint(folder, config.save_every_n_steps)]
                 plugins = given.plugins if isinstance(given.plugins, list) else [given.plugins] * bool(given.plugins)
                 kwargs["plugins"] = [*plugins, DurableCheckpointIO()]
+                if SLURMEnvironment.detect():  # which Lightning would have save and requeue by itself
+                    kwargs["plugins"].append(SLURMEnvironment(auto_requeue=False))
             if given.enable_model_summary is not False:
                 callbacks.append(ModelTable())
         else:
