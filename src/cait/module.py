@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from cait.errors import UserError
 from cait.model.cait import create_model
-from cait.model.weights import load_weights
+from cait.model.weights import load_pretrained, load_weights
 from cait.optim import param_groups, warmup_cosine
 
 Batch = tuple[Tensor, Tensor]
@@ -60,6 +60,7 @@ class CaiTModule(LightningModule):
         weights: file to start from: the release's, timm's, safetensors or a checkpoint of ours. Positions
             are resized and a head of other classes starts anew. A run that is resumed does not read it.
         weights_ema: take the moving average out of that file.
+        pretrained: start from timm's published weights of the model instead, fitted in the same way.
         lr: peak learning rate, for `lr_base_size` images a step.
         lr_base_size: the rate is scaled by global batch / lr_base_size, the global batch counting
             processes and accumulation; None takes `lr` as it is.
@@ -84,6 +85,7 @@ class CaiTModule(LightningModule):
         fields: dict[str, Any] | None = None,
         weights: str | None = None,
         weights_ema: bool = False,
+        pretrained: bool = False,
         lr: float = 5e-4,
         lr_base_size: int | None = 512,
         warmup_epochs: float = 5,
@@ -101,8 +103,14 @@ class CaiTModule(LightningModule):
             raise UserError("lr, warmup_lr, min_lr, warmup_epochs and weight_decay must be at least 0")
         if lr_base_size is not None and lr_base_size < 1:
             raise UserError(f"lr_base_size must be at least 1 or null, got {lr_base_size}")
+        for own in {"name", "img_size", "num_classes", "drop_path_rate", "pretrained"} & set(fields or {}):
+            raise UserError(f"{own} is a setting beside `fields`, not one of them")
+        if pretrained and weights is not None:
+            raise UserError(f"start from the published weights (pretrained) or from {weights} (weights), not from both")
         self.save_hyperparameters()
-        self.weights, self.weights_ema = weights, weights_ema
+        self.name = name
+        self.weights, self.weights_ema, self.pretrained = weights, weights_ema, pretrained
+        self._at_start = True
         self.lr, self.lr_base_size = lr, lr_base_size
         self.warmup_epochs, self.warmup_lr, self.min_lr = warmup_epochs, warmup_lr, min_lr
         self.adamw: dict[str, Any] = dict(betas=tuple(betas), eps=eps)
@@ -114,9 +122,19 @@ class CaiTModule(LightningModule):
         self.test_metrics = EvalMetrics(num_classes)
 
     def setup(self, stage: str) -> None:
-        if stage == "fit" and self.weights is not None and self.trainer.ckpt_path is None:
-            notes = load_weights(self.model, self.weights, self.weights_ema)
-            rank_zero_info("; ".join([f"weights from {self.weights}", *notes]))
+        self._load_start()
+
+    def _load_start(self) -> None:
+        # Once: what was trained since, or came out of a checkpoint, is not to be overwritten.
+        if self._at_start and self.trainer.ckpt_path is None:
+            notes: list[str] = []
+            if self.pretrained:
+                notes = load_pretrained(self.model, self.name)
+            elif self.weights is not None:
+                notes = [self.weights, *load_weights(self.model, self.weights, self.weights_ema)]
+            if notes:
+                rank_zero_info("weights from " + "; ".join(notes))
+        self._at_start = False
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, 3, img_size, img_size] to logits [B, num_classes]."""
@@ -180,6 +198,7 @@ class CaiTModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse another network's weights; let AdamW's settings of now win, as the schedule's do."""
+        self._at_start = False
         ours, theirs = self.state_dict(), checkpoint["state_dict"]
         for key in [*ours, *theirs]:
             shapes = [tuple(state[key].shape) if key in state else None for state in (ours, theirs)]
