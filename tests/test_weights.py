@@ -22,6 +22,7 @@ import cait
 from cait.cli import main
 from cait.errors import UserError
 from cait.lightning_cli import RUN_VARIABLE
+from cait.model.export import export
 from cait.model.weights import load_weights, read_state_dict
 
 # The side of the images for the logits. At timm's own, float64 takes minutes on 2 cores, most of it for the M models:
@@ -142,6 +143,20 @@ def load_down(path: Path, tmp_path: Path) -> torch.Tensor:
     small = cait.create_model("xxs24")
     load_weights(small, tmp_path / "large.pth")
     return small.pos_embed
+
+
+def test_release_to_ours_to_timm_to_ours_changes_no_bit(theirs, files, tmp_path: Path) -> None:
+    with torch.device("meta"):
+        ours, again = cait.create_model("xxs24").to_empty(device="cpu"), cait.create_model("xxs24")
+    load_weights(ours, files["release.pth"])
+    export(ours, tmp_path / "timm", "timm")
+    there = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True)
+    torch.save(there.state_dict(), tmp_path / "back.pth")
+    load_weights(again.to_empty(device="cpu"), tmp_path / "back.pth")
+    assert len(theirs) == 476
+    for got in (ours.state_dict(), there.state_dict(), again.state_dict()):
+        assert list(got) == list(theirs)
+        assert all(torch.equal(value, theirs[key]) for key, value in got.items())
 
 
 class Bomb:

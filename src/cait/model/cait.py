@@ -158,13 +158,13 @@ class CaiT(nn.Module):
             x = x + self.pos_embed
         for i, block in enumerate(self.blocks):
             if i == self.config.class_token_at:
-                x = torch.cat((self.cls_token.expand(len(x), -1, -1), x), dim=1)
+                x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
                 x = x + self.pos_embed if i == 0 else x
             x = block(x)
         if self.config.global_pool == "avg":
             return self.norm(x)
         if self.config.class_token_at is None:
-            cls = self.cls_token.expand(len(x), -1, -1)
+            cls = self.cls_token.expand(x.shape[0], -1, -1)
         else:
             cls, x = x[:, :1], x[:, 1:]
         for block in self.blocks_token_only:
