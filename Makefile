@@ -32,6 +32,10 @@ resume: $(READY) ## Go on with the run RUN where it stopped, in its folder
 eval: $(READY) ## Score the best checkpoint of the run RUN, or the row PAPER, on the validation set
 	@$(BIN)/cait $(if $(PAPER),validate --paper '$(PAPER)',eval $(if $(RUN),'$(RUN)')) $(ARGS)
 
+.PHONY: export
+export: $(READY) ## Take the run RUN out: for timm, or ARGS="--format release|onnx|torch_export"
+	@$(BIN)/cait export $(if $(RUN),'$(RUN)') $(ARGS)
+
 .PHONY: zoo
 zoo: $(READY) ## Show the paper's ten models, their size, cost and published accuracy
 	@$(BIN)/cait zoo $(ARGS)

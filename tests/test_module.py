@@ -187,7 +187,14 @@ def test_a_checkpoint_loads_without_the_command_line(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [dict(label_smoothing=1.0), dict(lr=-1), dict(lr_base_size=0), dict(fields={"dept": 2})]
+    "settings",
+    [
+        dict(label_smoothing=1.0),
+        dict(lr=-1),
+        dict(lr_base_size=0),
+        dict(fields={"dept": 2}),
+        dict(fields={"img_size": 16}),
+    ],
 )
 def test_bad_settings_are_told(settings: dict) -> None:
     with pytest.raises(UserError):

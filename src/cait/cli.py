@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from cait.errors import UserError
 
@@ -24,6 +24,8 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
   validate   score a checkpoint on the validation set, logged as val/...
   test       the same, logged as test/...
   predict    write a CSV of classes and probabilities for a folder of pictures
+  export     take a run out:     cait export NAME [--format timm|release|onnx|torch_export]
+             [--ema] [--output PATH], by default below logs/NAME/export/
   zoo        the paper's models, their size and cost [--json]
   paper      the rows of the paper's tables, each a run: cait paper [TABLE] [--json]
 
@@ -101,6 +103,8 @@ def _run(argv: list[str]) -> None:
         argv = _resume_arguments(rest)
     elif verb == "eval":
         argv = _eval_arguments(rest)
+    elif verb == "export":
+        return _export(rest)
     elif verb == "zoo":
         return _zoo(rest)
     elif verb == "paper":
@@ -175,6 +179,54 @@ def _paper_row(verb: str, rest: list[str]) -> list[str]:
     return [*arguments, *others]
 
 
+class _Options(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; `{self.prog} --help` lists what there is")
+
+
+def _export(rest: list[str]) -> None:
+    from cait.lightning_cli import read_checkpoint
+    from cait.model.cait import create_model
+    from cait.model.export import FILE_NAMES, export
+    from cait.model.weights import load_weights
+
+    options = _Options(prog="cait export", description="Take a run's best weights out.", allow_abbrev=False)
+    options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")
+    options.add_argument("--format", choices=FILE_NAMES, default="timm", help="timm unless given")
+    options.add_argument("--ema", action="store_true", help="the moving average instead of the raw weights")
+    options.add_argument("--output", type=Path, metavar="PATH", help="file, for timm directory, to write")
+    given = options.parse_args(rest)
+    run_dir, _ = _run_dir("export", [given.run] if given.run else [])
+    checkpoint = _best_checkpoint(run_dir, "export")
+    preprocessing = _preprocessing(run_dir) if given.format == "timm" else {}
+    # The run's network, whatever its configuration says today.
+    network = read_checkpoint(str(checkpoint)).get("hyper_parameters", {})
+    try:
+        names = ("name", "img_size", "num_classes", "drop_path_rate")
+        model = create_model(**{name: network[name] for name in names}, **(network["fields"] or {}))
+    except KeyError as error:
+        raise UserError(f"{checkpoint} does not say what its network is: {error} is missing") from error
+    load_weights(model, checkpoint, ema=given.ema)
+    default = Path("ema" if given.ema else "") / FILE_NAMES[given.format]
+    exported = export(model, given.output or run_dir / "export" / default, given.format, preprocessing)
+    for file in exported.files:
+        print(os.path.relpath(file))
+    print(f"read back, the logits differ by {exported.difference:.1e} at most")
+
+
+def _preprocessing(run_dir: Path) -> dict[str, Any]:
+    """What timm's configuration tells of the pictures' way into the network."""
+    import yaml
+
+    _, config = _config(run_dir)
+    try:
+        data = yaml.safe_load(Path(config).read_text())["data"]
+        return {name: data[name] for name in ("mean", "std", "crop_pct", "interpolation")}
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
+        line = " ".join(str(error).split())
+        raise UserError(f"{config} does not say how pictures are prepared: {line}") from error
+
+
 def _resume_arguments(rest: list[str]) -> list[str]:
     run_dir, overrides = _run_dir("resume", rest)
     # The folder may have been moved or renamed since its configuration was written.
@@ -191,11 +243,16 @@ def _resume_arguments(rest: list[str]) -> list[str]:
 
 def _eval_arguments(rest: list[str]) -> list[str]:
     run_dir, overrides = _run_dir("eval", rest)
+    checkpoint = _best_checkpoint(run_dir, "score")
+    return ["validate", *_config(run_dir), "--ckpt_path", str(checkpoint), *overrides]
+
+
+def _best_checkpoint(run_dir: Path, purpose: str) -> Path:
     for name in ("best.ckpt", "last.ckpt"):  # a run that was never validated has no best
         checkpoint = run_dir / "checkpoints" / name
         if checkpoint.is_file():
-            return ["validate", *_config(run_dir), "--ckpt_path", str(checkpoint), *overrides]
-    raise UserError(f"nothing to score: {run_dir} has no checkpoint yet")
+            return checkpoint
+    raise UserError(f"nothing to {purpose}: {run_dir} has no checkpoint yet")
 
 
 def _run_dir(verb: str, rest: list[str]) -> tuple[Path, list[str]]:

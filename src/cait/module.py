@@ -20,7 +20,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from cait.errors import UserError
 from cait.losses import Distillation, Teacher, distillation_loss, timm_teacher
 from cait.model.cait import create_model
-from cait.model.weights import load_weights
+from cait.model.weights import load_pretrained, load_weights
 from cait.optim import param_groups, warmup_cosine
 
 Batch = tuple[Tensor, Tensor]
@@ -69,6 +69,7 @@ class CaiTModule(LightningModule):
         weights: file to start from: the release's, timm's, safetensors or a checkpoint of ours. Positions
             are resized and a head of other classes starts anew. A run that is resumed does not read it.
         weights_ema: take the moving average out of that file.
+        pretrained: start from timm's published weights of the model instead, fitted in the same way.
         lr: peak learning rate, for `lr_base_size` images a step.
         lr_base_size: the rate is scaled by global batch / lr_base_size, the global batch counting
             processes and accumulation; None takes `lr` as it is.
@@ -102,6 +103,7 @@ class CaiTModule(LightningModule):
         fields: dict[str, Any] | None = None,
         weights: str | None = None,
         weights_ema: bool = False,
+        pretrained: bool = False,
         lr: float = 5e-4,
         lr_base_size: int | None = 512,
         warmup_epochs: float = 5,
@@ -129,8 +131,14 @@ class CaiTModule(LightningModule):
             raise UserError(f"lr_base_size must be at least 1 or null, got {lr_base_size}")
         if not 0 <= distillation_alpha <= 1 or distillation_tau <= 0:
             raise UserError("distillation_alpha must be in [0, 1] and distillation_tau above 0")
+        for own in {"name", "img_size", "num_classes", "drop_path_rate", "pretrained"} & set(fields or {}):
+            raise UserError(f"{own} is a setting beside `fields`, not one of them")
+        if pretrained and weights is not None:
+            raise UserError(f"start from the published weights (pretrained) or from {weights} (weights), not from both")
         self.save_hyperparameters()
-        self.weights, self.weights_ema = weights, weights_ema
+        self.name = name
+        self.weights, self.weights_ema, self.pretrained = weights, weights_ema, pretrained
+        self._at_start = True
         self.lr, self.lr_base_size = lr, lr_base_size
         self.warmup_epochs, self.warmup_lr, self.min_lr = warmup_epochs, warmup_lr, min_lr
         self.adamw: dict[str, Any] = dict(betas=tuple(betas), eps=eps)
@@ -148,12 +156,22 @@ class CaiTModule(LightningModule):
         # Under autocast Lightning refuses to clip the gradients of a fused optimiser.
         clipped = self.trainer.gradient_clip_val and isinstance(self.trainer.precision_plugin, MixedPrecision)
         self.adamw["fused"] = not clipped
-        if stage == "fit" and self.weights is not None and self.trainer.ckpt_path is None:
-            notes = load_weights(self.model, self.weights, self.weights_ema)
-            rank_zero_info("; ".join([f"weights from {self.weights}", *notes]))
+        self._load_start()
         if stage == "fit" and self.distillation != "none":
             # Not registered as a submodule: it is not to be saved, trained, averaged or put into train mode.
             self.__dict__["teacher"] = self._load_teacher()
+
+    def _load_start(self) -> None:
+        # Once: what was trained since, or came out of a checkpoint, is not to be overwritten.
+        if self._at_start and self.trainer.ckpt_path is None:
+            notes: list[str] = []
+            if self.pretrained:
+                notes = load_pretrained(self.model, self.name)
+            elif self.weights is not None:
+                notes = [self.weights, *load_weights(self.model, self.weights, self.weights_ema)]
+            if notes:
+                rank_zero_info("weights from " + "; ".join(notes))
+        self._at_start = False
 
     def _load_teacher(self) -> Teacher:
         hparams = self.hparams
@@ -243,6 +261,7 @@ class CaiTModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse another network's weights; let AdamW's settings of now win, as the schedule's do."""
+        self._at_start = False
         ours, theirs = self.state_dict(), checkpoint["state_dict"]
         for key in [*ours, *theirs]:
             shapes = [tuple(state[key].shape) if key in state else None for state in (ours, theirs)]

@@ -22,6 +22,7 @@ from cait.model.residual import (
     residual_scale,
     scalar_bias,
 )
+from cait.model.weights import load_pretrained
 
 
 class PatchEmbed(nn.Module):
@@ -157,13 +158,13 @@ class CaiT(nn.Module):
             x = x + self.pos_embed
         for i, block in enumerate(self.blocks):
             if i == self.config.class_token_at:
-                x = torch.cat((self.cls_token.expand(len(x), -1, -1), x), dim=1)
+                x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
                 x = x + self.pos_embed if i == 0 else x
             x = block(x)
         if self.config.global_pool == "avg":
             return self.norm(x)
         if self.config.class_token_at is None:
-            cls = self.cls_token.expand(len(x), -1, -1)
+            cls = self.cls_token.expand(x.shape[0], -1, -1)
         else:
             cls, x = x[:, :1], x[:, 1:]
         for block in self.blocks_token_only:
@@ -180,19 +181,26 @@ def create_model(
     img_size: int = 224,
     num_classes: int = 1000,
     drop_path_rate: float | None = None,
+    *,
+    pretrained: bool = False,
     **fields: Any,
 ) -> CaiT:
-    """Build one of the paper's models with fresh weights.
+    """Build one of the paper's models, with fresh weights or timm's published ones.
 
     Args:
         name: a row of `cait.model.config.VARIANTS`: xxs24, xxs36, xs24, xs36, s24, s36, s48, m24, m36, m48.
         img_size: side of the square input in pixels, a multiple of the patch size.
         num_classes: width of the head.
         drop_path_rate: stochastic depth; None takes the paper's rate for this model.
+        pretrained: load timm's weights of this model from the Hugging Face hub; see
+            `cait.model.weights.load_pretrained`.
         fields: any other field of `cait.model.config.CaiTConfig`.
 
     Raises:
-        UserError: unknown name or field, or sizes that do not fit together.
+        UserError: unknown name or field, sizes that do not fit together, or weights that cannot be had.
     """
     config = variant_config(name, img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate, **fields)
-    return CaiT(config)
+    model = CaiT(config)
+    if pretrained:
+        load_pretrained(model, name)
+    return model

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from cait.errors import UserError
-from cait.model.cait import CaiT
+from cait.model.config import CaiTConfig, variant_config
+
+if TYPE_CHECKING:  # `create_model` loads published weights, so the network imports this
+    from cait.model.cait import CaiT
 
 StateDict = dict[str, Tensor]
+
+ONLY_IN_TRAINING = ("layer_scale_init", "layer_scale_dist", "drop_path_rate", "drop_path_schedule")
+"""Fields that a trained network's output does not depend on."""
 
 
 def read_state_dict(path: str | Path, ema: bool = False) -> StateDict:
@@ -43,10 +50,9 @@ def read_state_dict(path: str | Path, ema: bool = False) -> StateDict:
     state = _unwrap(content, ema)
     if state is None:
         raise UserError(f"{path} holds no {'moving average of the ' if ema else ''}weights")
-    state = {key.removeprefix("module."): value for key, value in state.items()}
-    if not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise UserError(f"{path} holds no weights")
-    return state
+    return {key.removeprefix("module."): value for key, value in state.items()}
 
 
 def _unwrap(content: Any, ema: bool) -> StateDict | None:
@@ -54,7 +60,7 @@ def _unwrap(content: Any, ema: bool) -> StateDict | None:
         return None
     if "pytorch-lightning_version" in content:
         if ema:
-            return content["callbacks"].get("EMA") or None
+            return content.get("callbacks", {}).get("EMA") or None  # saved with the weights alone: no callbacks
         prefix = "model."
         return {k.removeprefix(prefix): v for k, v in content["state_dict"].items() if k.startswith(prefix)}
     for key in ("state_dict_ema", "model_ema") if ema else ("state_dict", "model"):
@@ -72,14 +78,57 @@ def load_weights(model: CaiT, path: str | Path, ema: bool = False) -> list[str]:
     Raises:
         UserError: the file cannot be used, or is of another network.
     """
-    state, notes = dict(read_state_dict(path, ema)), []
+    return _load(model, read_state_dict(path, ema), str(path))
+
+
+def load_pretrained(model: CaiT, name: str) -> list[str]:
+    """Load the weights that timm publishes of the paper's model `name`: the release's, distilled on ImageNet-1k.
+
+    They are taken at the model's resolution where timm has them, else at the nearest, and fitted as
+    in `load_weights`. Returns timm's name of them, then a line for each thing that was fitted.
+
+    Raises:
+        UserError: timm has none of this model, its fields were changed, or the hub cannot be reached.
+    """
+    import timm
+
+    entries = {_resolution(entry): entry for entry in timm.list_models(f"cait_{name}_*", pretrained=True)}
+    if not entries:
+        published = dict.fromkeys(entry.split("_")[1] for entry in timm.list_models("cait_*", pretrained=True))
+        raise UserError(f"timm has no weights of {name}, only of {', '.join(published)}")
+    row = variant_config(name)
+    for field in dataclasses.fields(CaiTConfig):
+        ours, theirs = getattr(model.config, field.name), getattr(row, field.name)
+        if ours != theirs and field.name not in ("img_size", "num_classes", *ONLY_IN_TRAINING):
+            raise UserError(f"the published weights of {name} are of {field.name} {theirs}, the model has {ours}")
+    entry = entries[min(entries, key=lambda size: abs(size - model.config.img_size))]
+    try:
+        state = timm.create_model(entry, pretrained=True).state_dict()
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"the weights of timm's {entry} could not be had from the Hugging Face hub: {reason}"
+        ) from error
+    return [f"timm's {entry}", *_load(model, state, f"timm's {entry}")]
+
+
+def _resolution(entry: str) -> int:
+    """384 of "cait_xs24_384.fb_dist_in1k"."""
+    return int(entry.split(".")[0].split("_")[-1])
+
+
+def _load(model: CaiT, state: StateDict, source: str) -> list[str]:
+    state, notes = dict(state), []
     own = model.state_dict()
     theirs, ours = state.get("pos_embed"), own.get("pos_embed")
     # A class token with a position of its own (class_token_at 0) is no part of the grid.
     if theirs is not None and ours is not None and model.config.class_token_at != 0:
         widths_agree = theirs.shape[-1] == ours.shape[-1]  # else it is another network, which is told below
         if widths_agree and theirs.shape != ours.shape:
-            state["pos_embed"] = resize_positions(theirs, model.config.num_patches)
+            try:
+                state["pos_embed"] = resize_positions(theirs, model.config.num_patches)
+            except UserError as error:
+                raise UserError(f"{source} is of another network: {error}") from error
             notes.append(f"positions resized from {theirs.shape[1]} to {ours.shape[1]} patches")
     if "head.weight" in state and state["head.weight"].shape[0] != own["head.weight"].shape[0]:
         notes.append(f"the head's {state['head.weight'].shape[0]} classes left out; it starts anew")
@@ -87,7 +136,7 @@ def load_weights(model: CaiT, path: str | Path, ema: bool = False) -> list[str]:
     for key in [*own, *state]:
         shapes = [tuple(side[key].shape) if key in side else "missing" for side in (own, state)]
         if shapes[0] != shapes[1]:
-            raise UserError(f"{path} is of another network: {key} is {shapes[1]} in it, {shapes[0]} in the model")
+            raise UserError(f"{source} is of another network: {key} is {shapes[1]} in it, {shapes[0]} in the model")
     model.load_state_dict(state)
     return notes
 
