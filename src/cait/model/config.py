@@ -49,6 +49,8 @@ class CaiTConfig:
     talking_heads: bool = True
     attention: Literal["dot", "cosine"] = "dot"
     """Scores q·k / sqrt(d/h), or q·k / (|q||k| + 1e-6)."""
+    attention_backend: Literal["auto", "reference", "recompute"] = "auto"
+    """How attention with talking heads is computed; see `cait.model.attention.talking_heads_attention`."""
     cls_in_keys: bool = True
     """Whether the class token is among the keys of class attention."""
     class_token_at: int | None = None
