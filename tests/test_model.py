@@ -1,5 +1,7 @@
 """The network against timm's, which loads the released weights."""
 
+from copy import deepcopy
+
 import pytest
 import timm
 import torch
@@ -7,6 +9,7 @@ from timm.layers import DropPath as TimmDropPath
 
 import cait
 from cait.errors import UserError
+from cait.model.attention import TalkingHeads, talking_heads_attention
 from cait.model.config import VARIANTS
 from cait.model.residual import DropPath
 
@@ -42,7 +45,7 @@ def pair(drop_path_rate: float = 0.0) -> tuple[torch.nn.Module, torch.nn.Module]
         for name, parameter in theirs.named_parameters():
             if "gamma" in name:
                 parameter.uniform_(0.5, 1.0)
-    ours = cait.create_model("xxs24", drop_path_rate=drop_path_rate)
+    ours = cait.create_model("xxs24", drop_path_rate=drop_path_rate, drop_path_mode="mask")
     ours.load_state_dict(theirs.state_dict(), strict=True)
     return theirs, ours
 
@@ -87,6 +90,124 @@ def test_drop_path_draws_and_scales_as_timms() -> None:
     dropped = (results[0] == 0).flatten(1).all(1)
     assert 0 < dropped.sum() < 64
     assert torch.equal(DropPath(0.25).eval()(branch), branch)
+
+
+@pytest.mark.parametrize("mode", ["skip", "subset"])
+@pytest.mark.parametrize("rate", [0.25, 0.97])  # at .97 the draw of "skip" is empty
+def test_skipping_work_is_multiplying_by_zero(mode: str, rate: float) -> None:
+    torch.manual_seed(0)
+    fields: dict = dict(img_size=32, embed_dim=32, num_heads=2, depth=1, layer_scale_init=0.7)
+    block = cait.create_model("s24", drop_path_rate=rate, drop_path_mode=mode, **fields).blocks[0].double()
+    x = torch.randn(9, 4, 32, dtype=torch.float64, requires_grad=True)
+
+    def mask(B: int) -> torch.Tensor:
+        """The factor of each image, from the draw that the block makes."""
+        factors = torch.zeros(B, dtype=torch.float64)
+        if mode == "subset":
+            count = max(1, round((1 - rate) * B))
+            factors[torch.randperm(B)[:count]] = B / count
+        else:
+            factors[torch.rand(B) < 1 - rate] = 1 / (1 - rate)
+        return factors[:, None, None]
+
+    torch.manual_seed(1)
+    got = block(x)
+    torch.manual_seed(1)
+    middle = x + mask(9) * block.gamma_1 * block.attn(block.norm1(x))
+    expected = middle + mask(9) * block.gamma_2 * block.mlp(block.norm2(middle))
+    assert torch.allclose(got, expected, rtol=0, atol=1e-12)
+    leaves = (x, *block.parameters())
+    weights = torch.randn_like(got)
+    gradients = [torch.autograd.grad((out * weights).sum(), leaves) for out in (got, expected)]
+    for ours, reference in zip(*gradients, strict=True):
+        assert torch.allclose(ours, reference, rtol=0, atol=1e-10)  # and no parameter without a gradient
+    assert torch.equal(block.eval()(x[:1]), block(x)[:1])
+
+
+@pytest.mark.parametrize("mode", ["mask", "skip", "subset"])
+def test_expectation_and_variance_of_stochastic_depth(mode: str) -> None:
+    torch.manual_seed(0)
+    layer, B, draws = DropPath(0.25, mode), 8, 4000
+    factors = torch.zeros(draws, B)
+    for row in factors:
+        kept = layer.kept(row)
+        row.copy_(layer(torch.ones(B)) if kept is None else torch.zeros(B).index_fill(0, *kept))
+    variance = 0.25 / 0.75  # of one image: (1 - keep) / keep
+    assert factors.mean(0) == pytest.approx([1.0] * B, abs=0.05)
+    assert factors.var(0) == pytest.approx([variance] * B, abs=0.06)
+    # The mean over the batch varies by a B-th of that, and not at all where the number is fixed.
+    assert factors.mean(1).var().item() == pytest.approx(0 if mode == "subset" else variance / B, abs=0.005)
+
+
+def attention_case(heads: int, N: int, dtype: torch.dtype, width: int = 48, batch: int = 2) -> tuple:
+    generator = torch.Generator().manual_seed(heads * 1000 + N)
+    qkv = torch.randn(batch, N, 3, heads, width, generator=generator, dtype=torch.float64)
+    proj_l, proj_w = torch.nn.Linear(heads, heads), torch.nn.Linear(heads, heads)
+    for parameter in (*proj_l.parameters(), *proj_w.parameters()):
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * heads**-0.5
+    d_out = torch.randn(batch, N, heads * width, generator=generator, dtype=torch.float64)
+    return qkv.to(dtype).requires_grad_(), proj_l.to(dtype), proj_w.to(dtype), d_out.to(dtype)
+
+
+def attention_results(case: tuple, backend: str) -> list[torch.Tensor]:
+    """Output and every gradient."""
+    qkv, proj_l, proj_w, d_out = case
+    out = talking_heads_attention(qkv, proj_l, proj_w, qkv.shape[-1] ** -0.5, backend)
+    leaves = (qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias)
+    return [out.detach(), *torch.autograd.grad(out, leaves, d_out)]
+
+
+@pytest.mark.parametrize("heads", [4, 6, 8, 16])
+@pytest.mark.parametrize("N", [1, 7, 196, 197, 576, 784])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4), (torch.bfloat16, None)]
+)
+def test_recomputing_attention_is_the_reference(
+    heads: int, N: int, dtype: torch.dtype, tolerance: float | None
+) -> None:
+    case = attention_case(heads, N, dtype, batch=1 if N > 500 else 2)
+    plain_case = (case[0].detach().requires_grad_(), *case[1:])
+    exact = [
+        tensor.double()
+        for tensor in attention_results(tuple(deepcopy(part).double() for part in plain_case), "reference")
+    ]
+
+    def errors(backend: str) -> list[float]:
+        got = attention_results(case, backend)
+        return [((a.double() - b).norm() / b.norm().clamp(min=1e-6)).item() for a, b in zip(got, exact, strict=True)]
+
+    for number, (error, plain) in enumerate(zip(errors("recompute"), errors("reference"), strict=True)):
+        if number == 3:  # proj_l's bias cancels: what the reference has there is rounding
+            continue
+        # Where precision is lost, no more than the reference loses.
+        assert error <= (tolerance if tolerance else 1.5 * plain + 4e-3), number
+
+
+def test_recomputing_attention_passes_gradcheck() -> None:
+    qkv, proj_l, proj_w, _ = attention_case(3, 5, torch.float64, width=4)
+    bias_l = proj_l.bias.detach()  # its gradient is 0, which numerical differences only come near
+    inputs = (qkv, proj_l.weight, bias_l, proj_w.weight, proj_w.bias, 0.5)
+    assert torch.autograd.gradcheck(TalkingHeads.apply, inputs)
+
+
+def test_recomputing_keeps_one_map() -> None:
+    kept: dict[str, int] = {}
+    for backend in ("reference", "recompute"):
+        case = attention_case(4, 196, torch.bfloat16)
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
+            if tensor.numel() >= 196 * 196:
+                sizes[tensor.untyped_storage().data_ptr()] = tensor.numel() * tensor.element_size()
+            return tensor
+
+        qkv, proj_l, proj_w, _ = case
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), torch.autocast("cpu", torch.bfloat16):
+            talking_heads_attention(qkv * 1, proj_l.float(), proj_w.float(), 0.1, backend)
+        kept[backend] = sum(size for size in sizes.values() if size >= 2 * 4 * 196 * 196 * 2)
+    one = 2 * 4 * 196 * 196 * 2  # a map of bfloat16
+    assert kept["recompute"] == one
+    assert kept["reference"] >= 3 * one
 
 
 @pytest.mark.parametrize("name", VARIANTS)

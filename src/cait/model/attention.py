@@ -1,13 +1,17 @@
 """The two attentions of CaiT.
 
-Shapes: B images, N patches, h heads, d = embed_dim, k = d / h.
+Shapes: B images, N patches, h heads (g after mixing), d = embed_dim, k = d / h.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from cait.model.config import CaiTConfig
 from cait.model.residual import scalar_bias
@@ -15,16 +19,143 @@ from cait.model.residual import scalar_bias
 COSINE_EPS = 1e-6
 
 
-def mix_heads(maps_BhNN: Tensor, mixer: nn.Linear) -> Tensor:
+def mix_heads(maps_BhNN: Tensor, weight_hh: Tensor, bias_h: Tensor) -> Tensor:
     """Apply an h×h linear map over the heads: out[b,g,n,m] = Σ_h W[g,h] maps[b,h,n,m] + bias[g].
 
     Written as one matrix product over [B, h, N·N], so that the maps are not permuted (and copied)
     to bring the heads last, as nn.Linear would have it.
     """
     batch, heads = maps_BhNN.shape[:2]
-    weight = mixer.weight.expand(batch, heads, heads)
-    mixed = torch.baddbmm(mixer.bias[:, None], weight, maps_BhNN.flatten(2))
+    mixed = torch.baddbmm(bias_h[:, None], weight_hh.expand(batch, heads, heads), maps_BhNN.flatten(2))
     return mixed.view_as(maps_BhNN)
+
+
+class TalkingHeads(torch.autograd.Function):
+    """Talking-heads attention that keeps one of its four N×N maps for the backward pass and recomputes the others.
+
+    With S = Q Kᵀ, L = scale · W_l S, P = softmax(L), A = W_w P and O = A V + b_w Σ_m V, products over the
+    heads where W stands, the backward pass is
+
+        dA = dO Vᵀ     dP = W_wᵀ dA     dL = P ∘ (dP - Σ_m P ∘ dP)     dS = scale · W_lᵀ dL
+
+    and dV, dQ, dK, dW_l, dW_w as usual. S and A are one product each, so P alone is kept. b_l is the
+    same for a whole row, so the softmax cancels it and its gradient is 0; b_w reaches the output
+    through the sum of V and never touches a map. The maps are in the precision of Q, K and V, with the
+    softmax's sums in float32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
+    ) -> Tensor:
+        """qkv [B, N, 3, h, k], weights [h, h] and biases [h] to [B, N, h·k]."""
+        with _no_autocast(qkv):
+            mix_l, mix_w = _mixers(qkv, weight_l * scale, weight_w)
+            q, k, v = _heads(qkv)  # each [B·h, N, k]
+            P = _mix(mix_l, q @ k.transpose(1, 2)).softmax(dim=-1)
+            out = _mix(mix_w, P) @ v
+            out += _per_head(bias_w, qkv) * v.sum(dim=1, keepdim=True)
+        ctx.save_for_backward(qkv, weight_l, bias_l, weight_w, bias_w, P)
+        ctx.scale = scale
+        B, N, _, h, _ = qkv.shape
+        return out.view(B, h, N, -1).transpose(1, 2).reshape(B, N, -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        qkv, weight_l, bias_l, weight_w, bias_w, P = ctx.saved_tensors
+        B, N, _, h, _ = qkv.shape
+        with _no_autocast(qkv):
+            mix_l, mix_w = _mixers(qkv, weight_l * ctx.scale, weight_w)
+            q, k, v = _heads(qkv)
+            dO = d_out.view(B, N, h, -1).transpose(1, 2).reshape(B * h, N, -1)
+            dO_sum = dO.sum(dim=1, keepdim=True)
+            dV = _mix(mix_w, P).transpose(1, 2) @ dO
+            dV += _per_head(bias_w, qkv) * dO_sum
+            dA = dO @ v.transpose(1, 2)
+            d_bias_w = _precise(dO_sum * v.sum(dim=1, keepdim=True)).view(B, h, -1).sum(dim=(0, 2))
+            d_weight_w = _outer(dA, P, h)
+            dP = _mix(mix_w.transpose(1, 2), dA)
+            del dA
+            dL = torch.ops.aten._softmax_backward_data(dP, P, -1, P.dtype)
+            del dP
+            d_weight_l = ctx.scale * _outer(dL, q @ k.transpose(1, 2), h)
+            dS = _mix(mix_l.transpose(1, 2), dL)
+            del dL
+            d_qkv = torch.stack((dS @ k, dS.transpose(1, 2) @ q, dV)).view(3, B, h, N, -1).permute(1, 3, 0, 2, 4)
+        gradients = (d_weight_l, torch.zeros_like(bias_l), d_weight_w, d_bias_w)
+        parameters = (weight_l, bias_l, weight_w, bias_w)
+        return d_qkv, *(grad.to(of.dtype) for grad, of in zip(gradients, parameters, strict=True)), None
+
+
+def _no_autocast(x: Tensor) -> Any:
+    """Autocast would have the softmax give out float32, twice the memory for a map that is rounded again."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
+def _precise(x: Tensor) -> Tensor:
+    """In float32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _heads(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, each [B·h, N, k]."""
+    B, N, _, h, _ = qkv.shape
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).reshape(3, B * h, N, -1).unbind(0)
+    return q, k, v
+
+
+def _mixers(qkv: Tensor, *weights_hh: Tensor) -> list[Tensor]:
+    """The maps over heads in the precision of qkv, one for each image without a copy, [B, h, h]."""
+    return [weight.to(qkv.dtype).expand(len(qkv), -1, -1) for weight in weights_hh]
+
+
+def _mix(mixer_Bhh: Tensor, maps: Tensor) -> Tensor:
+    """Mix maps [B·h, N, N] over the heads."""
+    return torch.bmm(mixer_Bhh, maps.view(*mixer_Bhh.shape[:2], -1)).view_as(maps)
+
+
+def _outer(a: Tensor, b: Tensor, heads: int) -> Tensor:
+    """Σ over images and places of a[g] b[h], for maps [B·h, N, N]: [h, h] in float32 or more."""
+    products = a.view(-1, heads, a[0].numel()) @ b.view(-1, heads, b[0].numel()).transpose(1, 2)
+    return _precise(products).sum(dim=0)
+
+
+def _per_head(bias_h: Tensor, qkv: Tensor) -> Tensor:
+    """A number a head as [B·h, 1, 1]."""
+    return bias_h.to(qkv.dtype).repeat(len(qkv)).view(-1, 1, 1)
+
+
+def talking_heads_attention(
+    qkv: Tensor, proj_l: nn.Linear, proj_w: nn.Linear, scale: float, backend: str = "auto"
+) -> Tensor:
+    """Attention among all tokens whose maps are mixed over heads before (proj_l) and after (proj_w) the softmax.
+
+    Args:
+        qkv: queries, keys and values, [B, N, 3, h, k].
+        backend: "reference" leaves the backward pass to autograd; "recompute" is `TalkingHeads`, the
+            same values with a third of the memory; "auto" takes the fastest that was measured.
+
+    Returns [B, N, h·k].
+    """
+    if backend != "reference":
+        return TalkingHeads.apply(qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias, scale)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
+    return merge_heads(talking_maps(q, k, proj_l, proj_w, scale) @ v)
+
+
+def talking_maps(
+    q: Tensor, k: Tensor, proj_l: nn.Linear, proj_w: nn.Linear, scale: float, cosine: bool = False
+) -> Tensor:
+    """The maps that weigh the values, [B, h, N, N]."""
+    maps = mix_heads(scores(q, k, scale, cosine), proj_l.weight, proj_l.bias).softmax(dim=-1)
+    return mix_heads(maps, proj_w.weight, proj_w.bias)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """[B, h, tokens, k] to [B, tokens, h·k]."""
+    return x.transpose(1, 2).flatten(2)
 
 
 class SelfAttention(nn.Module):
@@ -38,7 +169,7 @@ class SelfAttention(nn.Module):
         d, self.num_heads = config.embed_dim, config.num_heads
         self.scale = (d // self.num_heads) ** -0.5
         self.cosine = config.attention == "cosine"
-        self.talking_heads = config.talking_heads
+        self.talking_heads, self.backend = config.talking_heads, config.attention_backend
         self.bias_qkv, self.bias_proj = scalar_bias(config), scalar_bias(config)
         self.qkv = nn.Linear(d, d * 3, bias=config.qkv_bias)
         self.proj = nn.Linear(d, d)
@@ -49,13 +180,15 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         B, N, d = x.shape
         qkv = self.qkv(self.bias_qkv(x)).reshape(B, N, 3, self.num_heads, d // self.num_heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
-        if self.talking_heads:
-            maps = mix_heads(scores(q, k, self.scale, self.cosine), self.proj_l).softmax(dim=-1)  # [B, h, N, N]
-            out = mix_heads(maps, self.proj_w) @ v
+        if self.talking_heads and not self.cosine:
+            out = talking_heads_attention(qkv, self.proj_l, self.proj_w, self.scale, self.backend)
         else:
-            out = attend(q, k, v, self.scale, self.cosine)
-        return self.proj(self.bias_proj(out.transpose(1, 2).reshape(B, N, d)))
+            q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
+            if self.talking_heads:
+                out = merge_heads(talking_maps(q, k, self.proj_l, self.proj_w, self.scale, self.cosine) @ v)
+            else:
+                out = merge_heads(attend(q, k, v, self.scale, self.cosine))
+        return self.proj(self.bias_proj(out))
 
 
 class ClassAttention(nn.Module):
@@ -86,7 +219,7 @@ class ClassAttention(nn.Module):
         q = self._split_heads(self.q(z[:, :1]))
         k, v = self._split_heads(self.k(keys)), self._split_heads(self.v(keys))
         out = attend(q, k, v, self.scale, self.cosine)  # [B, h, 1, k]
-        return self.proj(self.bias_proj(out.transpose(1, 2).flatten(2)))
+        return self.proj(self.bias_proj(merge_heads(out)))
 
 
 def scores(q: Tensor, k: Tensor, scale: float, cosine: bool) -> Tensor:

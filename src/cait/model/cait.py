@@ -6,6 +6,7 @@ either loads as it is. Shapes: B images, N patches, d = embed_dim.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,15 +73,20 @@ class Block(nn.Module):
         self.gamma_2 = residual_scale(config) if scaled else None
         self.norm1 = norm_layer(config)
         self.attn = attn
-        self.drop_path = DropPath(drop_path_rate)
+        self.drop_path = DropPath(drop_path_rate, config.drop_path_mode if config.residual != "none" else "mask")
         self.norm2 = norm_layer(config)
         self.mlp = Mlp(config)
         self.skip = config.residual != "none"
 
-    def add(self, x: Tensor, branch: Tensor, gamma: nn.Parameter | None) -> Tensor:
-        """x + stochastic depth(γ · branch)"""
-        branch = self.drop_path(branch if gamma is None else gamma * branch)
-        return x + branch if self.skip else branch
+    def add(self, x: Tensor, branch: Callable[[Tensor], Tensor], gamma: nn.Parameter | None) -> Tensor:
+        """x + stochastic depth(γ · branch(x))"""
+        kept = self.drop_path.kept(x)
+        y = branch(x if kept is None else x[kept[0]])
+        y = y if gamma is None else gamma * y
+        if kept is not None:
+            return x.index_add(0, kept[0], y.to(x.dtype), alpha=kept[1])
+        y = self.drop_path(y)
+        return x + y if self.skip else y
 
 
 class SelfAttentionBlock(Block):
@@ -90,8 +96,8 @@ class SelfAttentionBlock(Block):
         super().__init__(config, SelfAttention(config), drop_path_rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.add(x, self.attn(self.norm1(x)), self.gamma_1)
-        return self.add(x, self.mlp(self.norm2(x)), self.gamma_2)
+        x = self.add(x, lambda x: self.attn(self.norm1(x)), self.gamma_1)
+        return self.add(x, lambda x: self.mlp(self.norm2(x)), self.gamma_2)
 
 
 class ClassAttentionBlock(Block):
@@ -102,8 +108,8 @@ class ClassAttentionBlock(Block):
 
     def forward(self, x: Tensor, cls: Tensor) -> Tensor:
         z = torch.cat((cls, x), dim=1)  # [B, 1 + N, d]
-        cls = self.add(cls, self.attn(self.norm1(z)), self.gamma_1)
-        return self.add(cls, self.mlp(self.norm2(cls)), self.gamma_2)
+        cls = self.add(cls, lambda _: self.attn(self.norm1(z)), self.gamma_1)
+        return self.add(cls, lambda cls: self.mlp(self.norm2(cls)), self.gamma_2)
 
 
 class CaiT(nn.Module):

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from cait.errors import UserError
 
+DropPathMode = Literal["mask", "skip", "subset"]
 Residual = Literal["layerscale", "plain", "rezero", "skipinit", "scalar", "fixup", "t-fixup", "none"]
 
 
@@ -45,10 +46,14 @@ class CaiTConfig:
     """Probability of dropping a residual branch of the self-attention blocks; 0 in class attention."""
     drop_path_schedule: Literal["uniform", "linear"] = "uniform"
     """The same rate in every block, or growing with depth from 0 to the rate, as in DeiT."""
+    drop_path_mode: DropPathMode = "skip"
+    """Whether dropped branches are computed and multiplied by 0, or left out; see `cait.model.residual.DropPath`."""
 
     talking_heads: bool = True
     attention: Literal["dot", "cosine"] = "dot"
     """Scores q·k / sqrt(d/h), or q·k / (|q||k| + 1e-6)."""
+    attention_backend: Literal["auto", "reference", "recompute"] = "auto"
+    """How attention with talking heads is computed; see `cait.model.attention.talking_heads_attention`."""
     cls_in_keys: bool = True
     """Whether the class token is among the keys of class attention."""
     class_token_at: int | None = None

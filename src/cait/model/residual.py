@@ -23,7 +23,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cait.model.config import CaiTConfig
+from cait.model.config import CaiTConfig, DropPathMode
 
 SCALAR_START = {"rezero": 0.0, "skipinit": 0.0, "fixup": 1.0}
 
@@ -44,12 +44,33 @@ class DropPath(nn.Module):
     """Stochastic depth, drawn for each image: the branch is dropped with probability `rate`.
 
     Kept branches are divided by 1 - rate, so that the expectation is that of evaluation, where
-    the branch is passed on as it is (Huang et al., arXiv 1603.09382).
+    the branch is passed on as it is (Huang et al., arXiv 1603.09382). With keep = 1 - rate, the modes:
+
+    - mask: the branch is computed for every image, and multiplied by 0 where it is dropped; as published.
+    - skip: the same distribution, each image on its own, but dropped images are left out of the
+      computation, which saves a share of `rate` of the block. Drawn on the CPU, so that the number
+      of images is known without waiting for a GPU.
+    - subset: as in DINOv2, round(keep · B) images of the B are kept, at random, and divided by
+      their share. The expectation is the same and so is the variance of one image; over the batch the
+      draws are negatively correlated. The shapes are always the same, as torch.compile likes it.
     """
 
-    def __init__(self, rate: float = 0.0) -> None:
+    def __init__(self, rate: float = 0.0, mode: DropPathMode = "mask") -> None:
         super().__init__()
-        self.rate = rate
+        self.rate, self.mode = rate, mode
+
+    def kept(self, x: Tensor) -> tuple[Tensor, float] | None:
+        """Indices of the images whose branch is to be computed, and its factor; None leaves it to `forward`."""
+        if self.mode == "mask" or self.rate == 0.0 or not self.training:
+            return None
+        keep, batch = 1.0 - self.rate, len(x)
+        if self.mode == "subset":
+            count = max(1, round(keep * batch))
+            return torch.randperm(batch, device=x.device)[:count], batch / count
+        drawn = torch.rand(batch) < keep
+        if not drawn.any():  # one image, times 0: every parameter takes part in every step
+            return torch.zeros(1, dtype=torch.long, device=x.device), 0.0
+        return drawn.nonzero().squeeze(1).to(x.device, non_blocking=True), 1 / keep
 
     def forward(self, branch: Tensor) -> Tensor:
         if self.rate == 0.0 or not self.training:
@@ -59,7 +80,7 @@ class DropPath(nn.Module):
         return branch * mask.div_(keep)
 
     def extra_repr(self) -> str:
-        return f"rate={self.rate}"
+        return f"rate={self.rate}, mode={self.mode}"
 
 
 class ScalarBias(nn.Module):
