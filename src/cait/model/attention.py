@@ -139,7 +139,7 @@ def talking_heads_attention(
 
     Returns [B, N, h·k].
     """
-    if backend != "reference":
+    if backend != "reference" and not torch.compiler.is_exporting():  # an exported program has no backward pass
         return TalkingHeads.apply(qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias, scale)
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
     return merge_heads(talking_maps(q, k, proj_l, proj_w, scale) @ v)

@@ -19,7 +19,14 @@ if TYPE_CHECKING:  # `create_model` loads published weights, so the network impo
 
 StateDict = dict[str, Tensor]
 
-ONLY_IN_TRAINING = ("layer_scale_init", "layer_scale_dist", "drop_path_rate", "drop_path_schedule")
+ONLY_IN_TRAINING = (
+    "attention_backend",
+    "drop_path_mode",
+    "layer_scale_init",
+    "layer_scale_dist",
+    "drop_path_rate",
+    "drop_path_schedule",
+)
 """Fields that a trained network's output does not depend on."""
 
 
