@@ -69,12 +69,13 @@ def test_every_key_and_shape_is_timms(theirs: str) -> None:
 
 @pytest.mark.parametrize(("theirs", "img_size"), IN_TIMM.items())
 def test_same_weights_same_logits_in_float64_both_ways(theirs: str, img_size: int) -> None:
-    source, model = (net.double().to_empty(device="cpu").eval() for net in pair(theirs, img_size))
+    source, model = (net.double().eval() for net in pair(theirs, img_size))
     images = torch.randn(1, 3, img_size, img_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     outputs = []
+    source.to_empty(device="cpu")
     for seed, (giver, taker) in enumerate([(source, model), (model, source)]):
         fill(giver, seed)
-        taker.load_state_dict(giver.state_dict(), strict=True)
+        taker.load_state_dict(giver.state_dict(), strict=True, assign=True)  # in one memory: M-48 takes 2.9 GB
         with torch.no_grad():
             outputs.append(giver(images))
             assert (taker(images) - outputs[-1]).abs().max() <= 1e-9
