@@ -1,10 +1,10 @@
 """What a step pays for surviving: seeds for every step, the guard against infinities, the watch for signals, saving.
 
-    python benchmarks/survival_cost.py [--model xxs24] [--batch 8] [--steps 12] [--pairs 5] [--out FILE]
+    python benchmarks/survival_cost.py [--model xxs24] [--batch 8] [--steps 60] [--out FILE]
 
-Lightning's Trainer with none of these and with all of them take turns on the same network and
-batch; compared are the medians of the steps' times within each pair. A checkpoint is written once
-in 500 steps, so a 500th of its time is added.
+In one run of Lightning's Trainer these take part in every other step; compared are neighbouring
+steps, so that what else the machine does falls on both. A checkpoint is written once in 500 steps,
+so a 500th of its time is added.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from report import stamp
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint
 from cait.callbacks.guard import NonFiniteGuard
@@ -33,73 +33,86 @@ from cait.module import CaiTModule
 SAVE_EVERY = 500
 
 
-class Clock(Callback):
-    def __init__(self) -> None:
-        self.times: list[float] = []
+class EveryOtherStep(Callback):
+    """Has the callbacks take part in every second step, and takes the time of all."""
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if pl_module.device.type == "cuda":
-            torch.cuda.synchronize()
-        self.times.append(time.perf_counter())
+    def __init__(self, callbacks: list[Callback]) -> None:
+        self.callbacks = callbacks
+        self.seconds: list[float] = []
 
-    def steps(self) -> list[float]:
-        """Seconds of each step but the first two."""
-        return [end - begin for begin, end in zip(self.times[2:], self.times[3:], strict=False)]
+    def _pass_on(self, hook: str, trainer: Trainer, *arguments: Any) -> None:
+        if trainer.global_step % 2 == 0 or hook == "on_train_start":
+            for callback in self.callbacks:
+                getattr(callback, hook)(trainer, *arguments)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._pass_on("on_train_start", trainer, pl_module)
+
+    def on_train_batch_start(self, trainer: Trainer, *arguments: Any) -> None:
+        self.surviving = trainer.global_step % 2 == 0
+        self._begin = now(trainer)
+        self._pass_on("on_train_batch_start", trainer, *arguments)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        optimizer.found_inf = None
+        self._pass_on("on_before_optimizer_step", trainer, pl_module, optimizer)
+
+    def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
+        if self.surviving:
+            for callback in self.callbacks:
+                callback.on_train_batch_end(trainer, *arguments)
+        self.seconds.append(now(trainer) - self._begin)
 
 
-def run(name: str, batch: int, steps: int, survives: bool, folder: Path) -> tuple[float, float]:
-    """(median seconds of a step, seconds of a save)"""
+def now(trainer: Trainer) -> float:
+    if trainer.strategy.root_device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def run(name: str, batch: int, steps: int, folder: Path) -> tuple[list[float], float]:
+    """(seconds of each step, surviving and plain in turns; seconds of a save)"""
     torch.manual_seed(0)
-    module = CaiTModule(name, warmup_epochs=0)
-    # One batch over and over, without workers: the loader is not what is measured.
-    data = TensorDataset(torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch,)))
-    loader = DataLoader(data, batch_size=batch)
-    clock, last = Clock(), LastCheckpoint(folder, SAVE_EVERY)
-    # The clock first, so that a step's time runs from hook to hook with all that lies between.
-    callbacks: list[Callback] = [clock, StepSeed(0), NonFiniteGuard(folder, 10), last] if survives else [clock]
+    module = CaiTModule(name, warmup_epochs=0, lr_base_size=None)
+    images, labels = torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch,))
+    last = LastCheckpoint(folder, SAVE_EVERY)
+    both = EveryOtherStep([StepSeed(0), NonFiniteGuard(folder, 10), last])
     trainer = Trainer(
-        max_epochs=steps,
+        max_epochs=1,
         accelerator="auto",
         devices=1,
         precision="bf16-mixed",
         logger=False,
-        enable_checkpointing=survives,
+        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=callbacks,
-        plugins=[DurableCheckpointIO()] if survives else [],
+        callbacks=[both],
+        plugins=[DurableCheckpointIO()],
     )
-    if survives:
-        last.on_train_epoch_end = lambda *args: None  # an epoch is one batch here
-    trainer.fit(module, loader)
+    # One batch over and over, without workers: the loader is not what is measured.
+    trainer.fit(module, DataLoader([(images, labels)] * steps, batch_size=None))
     begin = time.perf_counter()
-    if survives:
-        last.save(trainer)
-    return statistics.median(clock.steps()), time.perf_counter() - begin
+    last.save(trainer)
+    return both.seconds, time.perf_counter() - begin
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="xxs24")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, help="Markdown file to add the result to")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
-    ratios, saves = [], []
     with tempfile.TemporaryDirectory() as folder:
-        for pair in range(options.pairs):
-            order = (False, True) if pair % 2 else (True, False)
-            times = {mode: run(options.model, options.batch, options.steps, mode, Path(folder)) for mode in order}
-            (plain, _), (guarded, save) = times[False], times[True]
-            ratios.append(guarded / plain)
-            saves.append(save / SAVE_EVERY / plain)
-            print(f"plain {plain * 1e3:.1f} ms, surviving {guarded * 1e3:.1f} ms: {ratios[-1]:.4f}", flush=True)
-    ratio = statistics.median(ratios) + statistics.median(saves)
+        seconds, save = run(options.model, options.batch, options.steps, Path(folder))
+    pairs = list(zip(seconds[4::2], seconds[5::2], strict=False))
+    ratios = sorted(surviving / plain for surviving, plain in pairs)
+    saving = save / SAVE_EVERY / statistics.median(plain for _, plain in pairs)
+    quarters = statistics.quantiles(ratios, n=4)
     verdict = (
-        f"{options.model}@224, batch {options.batch}, bf16: a step takes {ratio:.4f} of the plain loop's time "
-        f"({options.pairs} pairs: {min(ratios):.4f} to {max(ratios):.4f}; saving adds {statistics.median(saves):.4f})"
+        f"{options.model}@224, batch {options.batch}, bf16: steps take {quarters[1] + saving:.4f} of the plain loop's "
+        f"time ({len(ratios)} pairs, quartiles {quarters[0]:.4f} and {quarters[2]:.4f}; saving adds {saving:.4f})"
     )
     print(verdict)
     if options.out:
