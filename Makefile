@@ -56,6 +56,14 @@ test: $(READY) ## Run the tests
 torture: $(READY) ## Kill and resume a run N times and compare its end, bit for bit, with one left alone
 	@$(BIN)/python benchmarks/torture.py --kills $(N) $(ARGS)
 
+.PHONY: bench
+bench: $(READY) ## Time a training step beside timm's CaiT, on this machine
+	@$(BIN)/python benchmarks/step.py --out benchmarks $(ARGS)
+
+.PHONY: bench-gpu
+bench-gpu: $(READY) ## Run the tests and the measurements that want a GPU, in under nine minutes
+	@$(BIN)/python benchmarks/gpu.py $(ARGS)
+
 .PHONY: lint
 lint: $(READY) ## Check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

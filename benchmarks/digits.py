@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from report import stamp
@@ -23,11 +24,11 @@ HERE = Path(__file__).parent
 CONFIG = "configs/digits.yaml"
 
 
-def train(seed: int, root: str) -> tuple[float, float, float]:
+def train(seed: int, root: str, settings: Sequence[str] = ()) -> tuple[float, float, float]:
     """(last val/acc1, best val/acc1, seconds) of one run."""
     start = time.monotonic()
     command = [sys.executable, "-m", "cait", "fit", "--config", CONFIG, "--run_name", f"seed{seed}"]
-    command += ["--seed_everything", str(seed), "--trainer.default_root_dir", root]
+    command += ["--seed_everything", str(seed), "--trainer.default_root_dir", root, *settings]
     subprocess.run(command, cwd=HERE.parent, check=True)
     with (Path(root) / f"seed{seed}" / "metrics.csv").open() as file:
         scores = [float(row["val/acc1"]) for row in csv.DictReader(file) if row["val/acc1"]]

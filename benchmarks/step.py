@@ -187,6 +187,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--out", type=Path, help="folder for a Markdown and a JSON file")
+    parser.add_argument("--tag", help="a word for the files' names")
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
     rows = []
@@ -196,7 +197,7 @@ def main() -> None:
     if options.out:
         date = stamp().split(",")[0]
         words = "".join(letter if letter.isalnum() else "-" for letter in device_name().lower())
-        base = options.out / f"step-{words}-{date}"
+        base = options.out / "-".join(word for word in ("step", words, options.tag, date) if word)
         base.with_suffix(".json").write_text(json.dumps({"stamp": stamp(), "rows": rows}, indent=1) + "\n")
         title = [
             "# A training step, ours beside timm's",

@@ -13,6 +13,8 @@ from cait.model.attention import TalkingHeads, talking_heads_attention
 from cait.model.config import VARIANTS
 from cait.model.residual import DropPath
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 # Parameters at 224 with 1,000 classes, as measured on the released code.
 PARAMETERS = {
     "xxs24": 11_956_264,
@@ -146,7 +148,8 @@ def attention_case(heads: int, N: int, dtype: torch.dtype, width: int = 48, batc
     for parameter in (*proj_l.parameters(), *proj_w.parameters()):
         parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * heads**-0.5
     d_out = torch.randn(batch, N, heads * width, generator=generator, dtype=torch.float64)
-    return qkv.to(dtype).requires_grad_(), proj_l.to(dtype), proj_w.to(dtype), d_out.to(dtype)
+    place = dict(dtype=dtype, device=DEVICE)
+    return qkv.to(**place).requires_grad_(), proj_l.to(**place), proj_w.to(**place), d_out.to(**place)
 
 
 def attention_results(case: tuple, backend: str) -> list[torch.Tensor]:
@@ -202,7 +205,7 @@ def test_recomputing_keeps_one_map() -> None:
             return tensor
 
         qkv, proj_l, proj_w, _ = case
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), torch.autocast("cpu", torch.bfloat16):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), torch.autocast(DEVICE, torch.bfloat16):
             talking_heads_attention(qkv * 1, proj_l.float(), proj_w.float(), 0.1, backend)
         kept[backend] = sum(size for size in sizes.values() if size >= 2 * 4 * 196 * 196 * 2)
     one = 2 * 4 * 196 * 196 * 2  # a map of bfloat16
