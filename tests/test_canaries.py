@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from test_module import loader, module, trainer
 
+from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint
 from cait.datamodule import ImageNetDataModule
 
 
@@ -154,6 +156,22 @@ def test_lightnings_own_answers_to_signals_can_be_replaced() -> None:
     source = inspect.getsource(_SignalConnector.register_signal_handlers)
     assert "signal.SIGTERM" in source
     assert hasattr(_SubprocessScriptLauncher, "kill")
+
+
+def test_a_run_leaves_the_processs_signal_handlers_as_it_found_them(tmp_path: Path) -> None:
+    kinds = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = [signal.getsignal(kind) for kind in kinds]
+    last = LastCheckpoint(tmp_path, every_n_steps=100)
+    during: list[object] = []
+
+    class Watching(Callback):
+        def on_train_batch_start(self, *args: object) -> None:
+            during.extend(signal.getsignal(kind) for kind in kinds)
+
+    common: dict = dict(enable_checkpointing=True, plugins=[DurableCheckpointIO()])
+    trainer(max_epochs=1, callbacks=[last, Watching()], **common).fit(module(), loader(4))
+    assert during == [last.signals._note] * 3
+    assert [signal.getsignal(kind) for kind in kinds] == before
 
 
 def test_torchs_fused_adamw_leaves_a_step_out_at_found_inf() -> None:

@@ -47,6 +47,8 @@ class StopSignals:
         return int(signum)
 
     def restore(self) -> None:
+        """Put back what was found, unless Lightning has put back what it had found before."""
         for signum, handler in self._found.items():
-            signal.signal(signum, handler)
+            if signal.getsignal(signum) == self._note:
+                signal.signal(signum, handler)
         self._found = {}
