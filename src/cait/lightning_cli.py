@@ -139,7 +139,7 @@ class CaiTCLI(LightningCLI):
         # Here the configuration says what the model is, and a checkpoint that does not fit is refused.
         config = self.config[self.config.subcommand]
         if config.ckpt_path is None:
-            if self.config.subcommand != "fit" and not (config.model.weights or config.model.get("pretrained")):
+            if self.config.subcommand != "fit" and not (config.model.weights or config.model.pretrained):
                 raise UserError(
                     "nothing to score: give --ckpt_path or --model.weights FILE, or use `cait eval RUN` for a run"
                 )
@@ -200,7 +200,7 @@ class CaiTCLI(LightningCLI):
                 kwargs["logger"] = run_loggers(self.run_dir, first_step)
             callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
             callbacks.append(FaultReport(self.datamodule))
-            if given.enable_checkpointing is not False:
+            if given.enable_checkpointing is not False and not given.fast_dev_run:
                 folder = self.run_dir / "checkpoints"
                 callbacks += [BestCheckpoint(folder), LastCheckpoint(folder, config.save_every_n_steps)]
                 plugins = given.plugins if isinstance(given.plugins, list) else [given.plugins] * bool(given.plugins)
