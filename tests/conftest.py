@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `cait` has it, before 
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from cait.data.digits import write_digits
@@ -84,6 +86,44 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{REPO / 'src'}{os.pathsep}{REPO / 'tests'}", "COLUMNS": "200"}
 
 
+def python(code: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own, where nothing is imported yet."""
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=300
+    )
+
+
+def heed_ctrl_c() -> None:
+    """A shell that runs the tests in the background has them ignore Ctrl-C, and so would what they start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def start(
+    folder: Path, *arguments: str, command: tuple[str, ...] = (), env: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start `cait` in a process group of its own, behind `command` if there is one."""
+    return subprocess.Popen(
+        [*(command or (sys.executable,)), "-m", "cait", *arguments],
+        cwd=folder,
+        env=env or environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=heed_ctrl_c,
+        start_new_session=True,
+    )
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    """The rows of a run's metrics.csv."""
+    with (run / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def checkpoint(run: Path) -> dict:
+    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+
+
 @pytest.fixture
 def cait(tmp_path: Path, digits_root: Path) -> Cait:
     """Run `cait` as a user does, in a folder of its own that has the digits at data/digits."""
@@ -98,8 +138,7 @@ def cait(tmp_path: Path, digits_root: Path) -> Cait:
             capture_output=True,
             text=True,
             timeout=300,
-            # A shell that runs the tests in the background has them ignore Ctrl-C, and so would this.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+            preexec_fn=heed_ctrl_c,
         )
 
     return run

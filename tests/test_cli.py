@@ -1,7 +1,6 @@
 """The command line as a user meets it: whole runs, in processes of their own."""
 
 import contextlib
-import csv
 import math
 import os
 import pty
@@ -14,24 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO, SMALL, Cait, environment
+from conftest import REPO, SMALL, Cait, checkpoint, environment, python, rows, start
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cait.cli import main
 from cait.module import CaiTModule
 
 
-def rows(run: Path) -> list[dict[str, str]]:
-    with (run / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
 def steps_and_rates(run: Path) -> list[tuple[int, float]]:
     return [(int(row["step"]), float(row["lr"])) for row in rows(run) if row["lr"]]
-
-
-def checkpoint(run: Path) -> dict:
-    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
 
 
 def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> None:
@@ -68,19 +58,6 @@ def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> No
     shown = next(line for line in scored.stdout.splitlines() if "val/acc1" in line).split("│")[2]
     assert float(shown) == pytest.approx(best, abs=1e-3)
     assert "val_ema/acc1" in scored.stdout
-
-
-def start(folder: Path, *arguments: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "cait", *arguments],
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
-        start_new_session=True,
-    )
 
 
 def test_killed_and_resumed_is_as_if_never_killed(cait: Cait, tmp_path: Path) -> None:
@@ -291,10 +268,17 @@ def test_another_models_checkpoint_is_told(cait: Cait, tmp_path: Path) -> None:
     assert done.stderr.strip().splitlines()[-1].startswith("cait: error: the checkpoint is of another network")
 
 
+def test_a_fast_dev_run_writes_nothing(digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    main(["fit", *SMALL, f"--data.root={digits_root}", "--data.num_workers=0", "--trainer.fast_dev_run=1"])
+    assert not [path for path in (tmp_path / "logs").rglob("*") if path.is_file()]
+
+
 def test_help_is_quick_and_lists_the_verbs() -> None:
     # In a process that cannot import torch, so that it cannot become slow.
     code = "import sys; sys.modules['torch'] = None; from cait.cli import main; main(['--help'])"
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    done = python(code)
     assert done.returncode == 0, done.stderr
     assert all(verb in done.stdout for verb in ("fit", "resume", "eval", "validate", "test", "predict"))
 

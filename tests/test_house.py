@@ -1,11 +1,9 @@
 """Imports run one way, from the command line down to the model, and the light parts stay light."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
-from conftest import REPO, environment
+from conftest import REPO, python
 
 # From the top; a module may import from its own floor and from those below it.
 FLOORS = [
@@ -61,5 +59,5 @@ def test_the_model_needs_torch_alone() -> None:
         "for name in ('lightning', 'torchmetrics', 'torchvision', 'jsonargparse', 'timm'): sys.modules[name] = None\n"
         "import cait; print(sum(p.numel() for p in cait.create_model('xxs24').parameters()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    done = python(code)
     assert done.stdout.strip() == "11956264", done.stderr

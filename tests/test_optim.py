@@ -1,13 +1,11 @@
 """Parameter groups against timm's; the learning rate of every step against its closed form and torch's cosine."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 import timm
 import torch
-from conftest import environment
+from conftest import python
 from timm.optim import param_groups_weight_decay
 
 import cait
@@ -96,5 +94,5 @@ def test_importing_lightning_bolts_says_nothing() -> None:
         "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)\n"
         "warmup_cosine(optimizer, warmup_steps=2, total_steps=4, warmup_lr=0, min_lr=0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    done = python(code)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, Cait, environment
+from conftest import SMALL, Cait, checkpoint, environment, rows, start
 from PIL import Image
 from test_module import loader, module, trainer
 
@@ -64,29 +64,6 @@ def ended(place: Path, name: str, recipe: list[str]) -> Path:
     output = job.stdout.read()
     assert job.wait() == 0, output
     return place / "logs" / name
-
-
-def start(
-    folder: Path, *arguments: str, command: tuple[str, ...] = (), env: dict[str, str] | None = None
-) -> subprocess.Popen:
-    return subprocess.Popen(
-        [*(command or (sys.executable,)), "-m", "cait", *arguments],
-        cwd=folder,
-        env=env or environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def rows(run: Path) -> list[dict[str, str]]:
-    with (run / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
-def checkpoint(run: Path) -> dict:
-    return torch.load(run / "checkpoints/last.ckpt", weights_only=True)
 
 
 def assert_same(run: Path, whole: Path) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import timm
 import torch
-from conftest import REPO, SMALL, environment
+from conftest import REPO, SMALL, python
 from lightning.pytorch import Trainer
 from safetensors.torch import save_file
 from timm.layers import resample_abs_pos_embed
@@ -298,9 +297,7 @@ except cait.errors.UserError as error:
 
 
 def test_published_weights_come_through_timm(hub, theirs, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PRETRAINED], cwd=tmp_path, env=environment(), capture_output=True, text=True
-    )
+    done = python(PRETRAINED, tmp_path)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()  # timm has its own at 384, but it is not in the cache
     assert "timm's cait_xxs24_384.fb_dist_in1k could not be had from the Hugging Face hub" in line

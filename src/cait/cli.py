@@ -158,7 +158,7 @@ def _paper_row(verb: str, rest: list[str]) -> list[str]:
         raise UserError("--paper takes a row, as table1/layerscale-36; `cait paper` lists them") from error
     if options.paper is None:
         return rest
-    from cait.analysis.paper import find, last_checkpoint
+    from cait.analysis.paper import find
 
     row = find(options.paper)
     names = {argument.split("=")[0] for argument in others}
@@ -170,7 +170,7 @@ def _paper_row(verb: str, rest: list[str]) -> list[str]:
             arguments.append(f"--run_name={row.run_name}")
     start = row if verb != "fit" and not row.evaluate else row.weights_of and find(row.weights_of, row.table)
     if start and not names & {"--model.weights", "--model.pretrained", "--ckpt_path"}:
-        weights = last_checkpoint(start)
+        weights = start.run_dir / "checkpoints" / "last.ckpt"
         if not weights.is_file() and "--print_config" not in names:
             raise UserError(
                 f"{row.id} needs the weights of {start.id}, and there is no {weights}: "

@@ -65,6 +65,15 @@ class Row:
         return f"{self.table}-{self.name}"
 
     @property
+    def run_dir(self) -> Path:
+        return Path("logs") / self.run_name
+
+    @property
+    def files(self) -> list[Path]:
+        """The configurations that the settings are laid over."""
+        return [RECIPE, *([CONFIGS / self.overlay] if self.overlay else [])]
+
+    @property
     def differs(self) -> str:
         """What the row says, without what was published."""
         parts = [f"{word} {row}" for word, row in (("as", self.base), ("weights of", self.weights_of)) if row]
@@ -90,9 +99,8 @@ class Row:
 
     def arguments(self) -> list[str]:
         """The row for `cait fit` and the like: configurations and settings, without weights."""
-        files = [RECIPE, *([CONFIGS / self.overlay] if self.overlay else [])]
         return [
-            *(f"--config={file}" for file in files),
+            *(f"--config={file}" for file in self.files),
             *(f"--{key}={_text(value)}" for key, value in self.settings.items()),
         ]
 
@@ -103,8 +111,8 @@ class Row:
             UserError: a field or a value that does not exist.
         """
         settings: Settings = {}
-        for file in (RECIPE, *([CONFIGS / self.overlay] if self.overlay else [])):
-            settings |= _flat(yaml.safe_load(file.read_text()))
+        for file in self.files:
+            settings |= _settings_of(file)
         settings |= self.settings
         fields = {k.removeprefix("model.fields."): v for k, v in settings.items() if k.startswith("model.fields.")}
         rate = settings["model.drop_path_rate"]
@@ -150,10 +158,6 @@ def find(id: str, table: str | None = None) -> Row:
     return known[full]
 
 
-def last_checkpoint(row: Row) -> Path:
-    return Path("logs") / row.run_name / "checkpoints" / "last.ckpt"
-
-
 def _defaults(table: str) -> Settings:
     return _flat(tables()[table].get("defaults", {}))
 
@@ -165,6 +169,11 @@ def _flat(nested: Settings, prefix: str = "") -> Settings:
     return flat
 
 
+@functools.cache
+def _settings_of(file: Path) -> Settings:
+    return _flat(yaml.safe_load(file.read_text()))
+
+
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
@@ -173,7 +182,7 @@ def _reproduced(row: Row) -> str:
     """The row's own figure, else the last of the run in logs/, else "not run"."""
     if row.reproduced is not None:
         return f"{row.reproduced}"
-    file = Path("logs") / row.run_name / "metrics.csv"
+    file = row.run_dir / "metrics.csv"
     if file.is_file():
         with file.open(newline="") as lines:
             scored = [line for line in csv.DictReader(lines) if line.get("val/acc1")]
