@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from cait.model.config import CaiTConfig
-from cait.model.residual import scalar_bias
+from cait.model.residual import scalar_bias, scaled_linear
 
 COSINE_EPS = 1e-6
 
@@ -49,31 +49,33 @@ class TalkingHeads(torch.autograd.Function):
         ctx: Any, qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
     ) -> Tensor:
         """qkv [B, N, 3, h, k], weights [h, h] and biases [h] to [B, N, h·k]."""
-        with _no_autocast(qkv):
-            mix_l, mix_w = _mixers(qkv, weight_l * scale, weight_w)
-            q, k, v = _heads(qkv)  # each [B·h, N, k]
-            P = _mix(mix_l, q @ k.transpose(1, 2)).softmax(dim=-1)
-            out = _mix(mix_w, P) @ v
-            out += _per_head(bias_w, qkv) * v.sum(dim=1, keepdim=True)
-        ctx.save_for_backward(qkv, weight_l, bias_l, weight_w, bias_w, P)
-        ctx.scale = scale
         B, N, _, h, _ = qkv.shape
-        return out.view(B, h, N, -1).transpose(1, 2).reshape(B, N, -1)
+        with _no_autocast(qkv):
+            mix_l, mix_w = _mixers(B, qkv.dtype, weight_l * scale, weight_w)
+            heads = qkv.permute(2, 0, 3, 1, 4).reshape(3, B * h, N, -1)  # contiguous: kept in place of qkv
+            q, k, v = heads.unbind(0)
+            P = _mix(mix_l, q @ k.transpose(1, 2)).softmax(dim=-1)
+            out = (_mix(mix_w, P) @ v).view(B, h, N, -1).transpose(1, 2).reshape(B, N, -1)
+            out += _per_channel(bias_w, v) * _token_sum(v, B)
+        ctx.save_for_backward(heads, weight_l, bias_l, weight_w, bias_w, P)
+        ctx.scale, ctx.batch = scale, B
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        qkv, weight_l, bias_l, weight_w, bias_w, P = ctx.saved_tensors
-        B, N, _, h, _ = qkv.shape
-        with _no_autocast(qkv):
-            mix_l, mix_w = _mixers(qkv, weight_l * ctx.scale, weight_w)
-            q, k, v = _heads(qkv)
+        heads, weight_l, bias_l, weight_w, bias_w, P = ctx.saved_tensors
+        B, N, h = ctx.batch, heads.shape[2], len(bias_w)
+        q, k, v = heads.unbind(0)
+        with _no_autocast(heads):
+            mix_l, mix_w = _mixers(B, heads.dtype, weight_l * ctx.scale, weight_w)
             dO = d_out.view(B, N, h, -1).transpose(1, 2).reshape(B * h, N, -1)
-            dO_sum = dO.sum(dim=1, keepdim=True)
-            dV = _mix(mix_w, P).transpose(1, 2) @ dO
-            dV += _per_head(bias_w, qkv) * dO_sum
+            d_heads = torch.empty_like(heads)
+            dQ, dK, dV = d_heads.unbind(0)
+            torch.bmm(_mix(mix_w, P).transpose(1, 2), dO, out=dV)
             dA = dO @ v.transpose(1, 2)
-            d_bias_w = _precise(dO_sum * v.sum(dim=1, keepdim=True)).view(B, h, -1).sum(dim=(0, 2))
+            dO_sum = _token_sum(dO, B)
+            d_bias_w = _precise(dO_sum * _token_sum(v, B)).view(B, h, -1).sum(dim=(0, 2))
             d_weight_w = _outer(dA, P, h)
             dP = _mix(mix_w.transpose(1, 2), dA)
             del dA
@@ -82,7 +84,10 @@ class TalkingHeads(torch.autograd.Function):
             d_weight_l = ctx.scale * _outer(dL, q @ k.transpose(1, 2), h)
             dS = _mix(mix_l.transpose(1, 2), dL)
             del dL
-            d_qkv = torch.stack((dS @ k, dS.transpose(1, 2) @ q, dV)).view(3, B, h, N, -1).permute(1, 3, 0, 2, 4)
+            torch.bmm(dS, k, out=dQ)
+            torch.bmm(dS.transpose(1, 2), q, out=dK)
+            d_qkv = d_heads.view(3, B, h, N, -1).permute(1, 3, 0, 2, 4).contiguous()
+            d_qkv[:, :, 2] += (_per_channel(bias_w, v) * dO_sum).view(B, 1, h, -1)
         gradients = (d_weight_l, torch.zeros_like(bias_l), d_weight_w, d_bias_w)
         parameters = (weight_l, bias_l, weight_w, bias_w)
         return d_qkv, *(grad.to(of.dtype) for grad, of in zip(gradients, parameters, strict=True)), None
@@ -99,16 +104,9 @@ def _precise(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _heads(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, each [B·h, N, k]."""
-    B, N, _, h, _ = qkv.shape
-    q, k, v = qkv.permute(2, 0, 3, 1, 4).reshape(3, B * h, N, -1).unbind(0)
-    return q, k, v
-
-
-def _mixers(qkv: Tensor, *weights_hh: Tensor) -> list[Tensor]:
-    """The maps over heads in the precision of qkv, one for each image without a copy, [B, h, h]."""
-    return [weight.to(qkv.dtype).expand(len(qkv), -1, -1) for weight in weights_hh]
+def _mixers(batch: int, dtype: torch.dtype, *weights_hh: Tensor) -> list[Tensor]:
+    """The maps over heads in the precision of the scores, one for each image without a copy, [B, h, h]."""
+    return [weight.to(dtype).expand(batch, -1, -1) for weight in weights_hh]
 
 
 def _mix(mixer_Bhh: Tensor, maps: Tensor) -> Tensor:
@@ -122,9 +120,14 @@ def _outer(a: Tensor, b: Tensor, heads: int) -> Tensor:
     return _precise(products).sum(dim=0)
 
 
-def _per_head(bias_h: Tensor, qkv: Tensor) -> Tensor:
-    """A number a head as [B·h, 1, 1]."""
-    return bias_h.to(qkv.dtype).repeat(len(qkv)).view(-1, 1, 1)
+def _per_channel(bias_h: Tensor, heads: Tensor) -> Tensor:
+    """A number a head for each of its channels, [h·k], for heads [B·h, N, k]."""
+    return bias_h.to(heads.dtype).repeat_interleave(heads.shape[-1])
+
+
+def _token_sum(heads: Tensor, batch: int) -> Tensor:
+    """Heads [B·h, N, k] summed over the tokens: [B, 1, h·k]."""
+    return heads.sum(dim=1).view(batch, 1, -1)
 
 
 def talking_heads_attention(
@@ -177,7 +180,7 @@ class SelfAttention(nn.Module):
             self.proj_l = nn.Linear(self.num_heads, self.num_heads)
             self.proj_w = nn.Linear(self.num_heads, self.num_heads)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, gamma: Tensor | None = None) -> Tensor:
         B, N, d = x.shape
         qkv = self.qkv(self.bias_qkv(x)).reshape(B, N, 3, self.num_heads, d // self.num_heads)
         if self.talking_heads and not self.cosine:
@@ -188,7 +191,7 @@ class SelfAttention(nn.Module):
                 out = merge_heads(talking_maps(q, k, self.proj_l, self.proj_w, self.scale, self.cosine) @ v)
             else:
                 out = merge_heads(attend(q, k, v, self.scale, self.cosine))
-        return self.proj(self.bias_proj(out))
+        return scaled_linear(self.proj, self.bias_proj(out), gamma)
 
 
 class ClassAttention(nn.Module):
@@ -213,13 +216,13 @@ class ClassAttention(nn.Module):
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, h, tokens, k]
 
-    def forward(self, z: Tensor) -> Tensor:
+    def forward(self, z: Tensor, gamma: Tensor | None = None) -> Tensor:
         z = self.bias_qkv(z)
         keys = z if self.cls_in_keys else z[:, 1:]
         q = self._split_heads(self.q(z[:, :1]))
         k, v = self._split_heads(self.k(keys)), self._split_heads(self.v(keys))
         out = attend(q, k, v, self.scale, self.cosine)  # [B, h, 1, k]
-        return self.proj(self.bias_proj(merge_heads(out)))
+        return scaled_linear(self.proj, self.bias_proj(merge_heads(out)), gamma)
 
 
 def scores(q: Tensor, k: Tensor, scale: float, cosine: bool) -> Tensor:

@@ -22,6 +22,7 @@ from cait.model.residual import (
     init_t_fixup,
     residual_scale,
     scalar_bias,
+    scaled_linear,
 )
 from cait.model.weights import load_pretrained
 
@@ -59,9 +60,9 @@ class Mlp(nn.Module):
         self.act = nn.LeakyReLU() if config.act == "leaky_relu" else nn.GELU()
         self.fc2 = nn.Linear(hidden, d)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, gamma: Tensor | None = None) -> Tensor:
         hidden = self.act(self.bias_act(self.fc1(self.bias_fc1(x))))
-        return self.fc2(self.bias_fc2(hidden))
+        return scaled_linear(self.fc2, self.bias_fc2(hidden), gamma)
 
 
 class Block(nn.Module):
@@ -78,11 +79,10 @@ class Block(nn.Module):
         self.mlp = Mlp(config)
         self.skip = config.residual != "none"
 
-    def add(self, x: Tensor, branch: Callable[[Tensor], Tensor], gamma: nn.Parameter | None) -> Tensor:
-        """x + stochastic depth(γ · branch(x))"""
+    def add(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        """x + stochastic depth(branch(x)), the branch with its γ"""
         kept = self.drop_path.kept(x)
         y = branch(x if kept is None else x[kept[0]])
-        y = y if gamma is None else gamma * y
         if kept is not None:
             return x.index_add(0, kept[0], y.to(x.dtype), alpha=kept[1])
         y = self.drop_path(y)
@@ -96,8 +96,8 @@ class SelfAttentionBlock(Block):
         super().__init__(config, SelfAttention(config), drop_path_rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.add(x, lambda x: self.attn(self.norm1(x)), self.gamma_1)
-        return self.add(x, lambda x: self.mlp(self.norm2(x)), self.gamma_2)
+        x = self.add(x, lambda x: self.attn(self.norm1(x), self.gamma_1))
+        return self.add(x, lambda x: self.mlp(self.norm2(x), self.gamma_2))
 
 
 class ClassAttentionBlock(Block):
@@ -108,8 +108,8 @@ class ClassAttentionBlock(Block):
 
     def forward(self, x: Tensor, cls: Tensor) -> Tensor:
         z = torch.cat((cls, x), dim=1)  # [B, 1 + N, d]
-        cls = self.add(cls, lambda _: self.attn(self.norm1(z)), self.gamma_1)
-        return self.add(cls, lambda cls: self.mlp(self.norm2(cls)), self.gamma_2)
+        cls = self.add(cls, lambda _: self.attn(self.norm1(z), self.gamma_1))
+        return self.add(cls, lambda cls: self.mlp(self.norm2(cls), self.gamma_2))
 
 
 class CaiT(nn.Module):

@@ -21,6 +21,7 @@ therefore coincide. The authors' Fixup and T-Fixup are unreleased; here they fol
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cait.model.config import CaiTConfig, DropPathMode
@@ -38,6 +39,19 @@ def residual_scale(config: CaiTConfig) -> nn.Parameter | None:
     if config.residual in ("plain", "t-fixup", "none"):
         return None
     return nn.Parameter(torch.full((1,), SCALAR_START.get(config.residual, config.epsilon)))
+
+
+def scaled_linear(linear: nn.Linear, x: Tensor, gamma: Tensor | None) -> Tensor:
+    """γ · linear(x): the last layer of a branch, with γ taken into its weights where those are fewer than the outputs.
+
+    γ(Wx + b) = (γW)x + γb, and γ's gradient then comes out of W's, so that the branch's output is
+    neither read again nor kept. Not in float16, in which γW of small γ would vanish.
+    """
+    if gamma is None:
+        return linear(x)
+    if x.dtype == torch.float16 or x.numel() // linear.in_features < linear.in_features:
+        return gamma * linear(x)
+    return F.linear(x, gamma[:, None] * linear.weight, gamma * linear.bias)
 
 
 class DropPath(nn.Module):
