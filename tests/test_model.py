@@ -133,7 +133,7 @@ def test_expectation_and_variance_of_stochastic_depth(mode: str) -> None:
     factors = torch.zeros(draws, B)
     for row in factors:
         kept = layer.kept(row)
-        row.copy_(layer(torch.ones(B)) if kept is None else torch.zeros(B).index_fill(0, *kept))
+        row.copy_(layer(torch.ones(B)) if kept is None else torch.zeros(B).index_put(kept[:1], kept[1]))
     variance = 0.25 / 0.75  # of one image: (1 - keep) / keep
     assert factors.mean(0) == pytest.approx([1.0] * B, abs=0.05)
     assert factors.var(0) == pytest.approx([variance] * B, abs=0.06)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from cait.errors import UserError
 from cait.model.attention import ClassAttention, SelfAttention
@@ -25,6 +26,9 @@ from cait.model.residual import (
     scaled_linear,
 )
 from cait.model.weights import load_pretrained
+
+Kept = tuple[Tensor, Tensor] | None
+"""What `DropPath.kept` returns."""
 
 
 class PatchEmbed(nn.Module):
@@ -58,9 +62,12 @@ class Mlp(nn.Module):
         self.bias_fc1, self.bias_act, self.bias_fc2 = (scalar_bias(config) for _ in range(3))
         self.fc1 = nn.Linear(d, hidden)
         self.act = nn.LeakyReLU() if config.act == "leaky_relu" else nn.GELU()
+        self.fused = config.act == "gelu" and config.residual != "fixup"  # nothing between GELU and fc2
         self.fc2 = nn.Linear(hidden, d)
 
     def forward(self, x: Tensor, gamma: Tensor | None = None) -> Tensor:
+        if self.fused:
+            return scaled_linear(self.fc2, self.fc1(x), gamma, gelu=True)
         hidden = self.act(self.bias_act(self.fc1(self.bias_fc1(x))))
         return scaled_linear(self.fc2, self.bias_fc2(hidden), gamma)
 
@@ -78,15 +85,20 @@ class Block(nn.Module):
         self.norm2 = norm_layer(config)
         self.mlp = Mlp(config)
         self.skip = config.residual != "none"
+        self.run: Callable[..., Tensor] = type(self).body
+        """`body`, or its compiled form. It is given the block, so that a copy of a block runs its own weights."""
 
-    def add(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        """x + stochastic depth(branch(x)), the branch with its γ"""
-        kept = self.drop_path.kept(x)
-        y = branch(x if kept is None else x[kept[0]])
-        if kept is not None:
-            return x.index_add(0, kept[0], y.to(x.dtype), alpha=kept[1])
-        y = self.drop_path(y)
-        return x + y if self.skip else y
+    def body(self, *args: Any) -> Tensor:
+        raise NotImplementedError
+
+    def add(self, x: Tensor, kept: Kept, branch: Callable[..., Tensor], gamma: nn.Parameter | None) -> Tensor:
+        """x + stochastic depth(branch(x, γ)), the branch for the images that `kept` names."""
+        if kept is None:
+            y = self.drop_path(branch(x, gamma))
+            return x + y if self.skip else y
+        index, factor = kept
+        y = branch(x[index], factor if gamma is None else factor * gamma)
+        return x.index_add(0, index, y.to(x.dtype))
 
 
 class SelfAttentionBlock(Block):
@@ -96,8 +108,11 @@ class SelfAttentionBlock(Block):
         super().__init__(config, SelfAttention(config), drop_path_rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.add(x, lambda x: self.attn(self.norm1(x), self.gamma_1))
-        return self.add(x, lambda x: self.mlp(self.norm2(x), self.gamma_2))
+        return self.run(self, x, self.drop_path.kept(x), self.drop_path.kept(x))
+
+    def body(self, x: Tensor, kept_1: Kept, kept_2: Kept) -> Tensor:
+        x = self.add(x, kept_1, lambda x, gamma: self.attn(self.norm1(x), gamma), self.gamma_1)
+        return self.add(x, kept_2, lambda x, gamma: self.mlp(self.norm2(x), gamma), self.gamma_2)
 
 
 class ClassAttentionBlock(Block):
@@ -107,9 +122,29 @@ class ClassAttentionBlock(Block):
         super().__init__(config, ClassAttention(config), 0.0, scaled=config.layer_scale_token_only)
 
     def forward(self, x: Tensor, cls: Tensor) -> Tensor:
+        return self.run(self, x, cls)
+
+    def body(self, x: Tensor, cls: Tensor) -> Tensor:
         z = torch.cat((cls, x), dim=1)  # [B, 1 + N, d]
-        cls = self.add(cls, lambda _: self.attn(self.norm1(z), self.gamma_1))
-        return self.add(cls, lambda cls: self.mlp(self.norm2(cls), self.gamma_2))
+        cls = self.add(cls, None, lambda _, gamma: self.attn(self.norm1(z), gamma), self.gamma_1)
+        return self.add(cls, None, lambda cls, gamma: self.mlp(self.norm2(cls), gamma), self.gamma_2)
+
+
+def compiled(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A block's `body` compiled for any number of images.
+
+    From the first call on, not from the first change, as torch would have it: a kernel for one size may
+    round otherwise than that for all, and a resumed run would begin with the former.
+    """
+    fast = torch.compile(body)
+
+    def run(block: Block, *args: Any) -> Tensor:
+        for arg in args:
+            if arg is not None:
+                torch._dynamo.maybe_mark_dynamic(arg[0] if isinstance(arg, tuple) else arg, 0)
+        return fast(block, *args)
+
+    return run
 
 
 class CaiT(nn.Module):
@@ -118,6 +153,8 @@ class CaiT(nn.Module):
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
         self.config = config
+        self.grad_checkpointing = False
+        """Whether the activations of self-attention blocks are computed again in the backward pass, not kept."""
         d = config.embed_dim
         if config.global_pool == "token":
             self.cls_token = nn.Parameter(torch.zeros(1, 1, d))
@@ -150,6 +187,18 @@ class CaiT(nn.Module):
         elif self.config.residual == "t-fixup":
             init_t_fixup(blocks)
 
+    def compile_blocks(self) -> None:
+        """Compile the blocks with torch.compile: each kind once for all its blocks, whatever the batch size.
+
+        What stochastic depth draws stays outside, so that the number of images that it keeps is no
+        cause for a graph break or a recompilation.
+        """
+        for kind in (SelfAttentionBlock, ClassAttentionBlock):
+            run = compiled(kind.body)
+            for block in self.modules():
+                if isinstance(block, kind):
+                    block.run = run
+
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters of two and more dimensions that are not decayed."""
         return {"pos_embed", "cls_token"}
@@ -166,11 +215,14 @@ class CaiT(nn.Module):
             if i == self.config.class_token_at:
                 x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
                 x = x + self.pos_embed if i == 0 else x
-            x = block(x)
+            if self.grad_checkpointing and self.training and torch.is_grad_enabled():
+                x = checkpoint(block, x, use_reentrant=False)
+            else:
+                x = block(x)
         if self.config.global_pool == "avg":
             return self.norm(x)
         if self.config.class_token_at is None:
-            cls = self.cls_token.expand(x.shape[0], -1, -1)
+            cls = self.cls_token.repeat(x.shape[0], 1, 1)
         else:
             cls, x = x[:, :1], x[:, 1:]
         for block in self.blocks_token_only:

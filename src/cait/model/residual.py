@@ -20,9 +20,12 @@ therefore coincide. The authors' Fixup and T-Fixup are unreleased; here they fol
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from cait.model.config import CaiTConfig, DropPathMode
 
@@ -41,17 +44,39 @@ def residual_scale(config: CaiTConfig) -> nn.Parameter | None:
     return nn.Parameter(torch.full((1,), SCALAR_START.get(config.residual, config.epsilon)))
 
 
-def scaled_linear(linear: nn.Linear, x: Tensor, gamma: Tensor | None) -> Tensor:
-    """γ · linear(x): the last layer of a branch, with γ taken into its weights where those are fewer than the outputs.
+class GeluLinear(torch.autograd.Function):
+    """gelu(x) Wᵀ + b that keeps x alone for the backward pass and computes gelu(x) there again."""
 
-    γ(Wx + b) = (γW)x + γb, and γ's gradient then comes out of W's, so that the branch's output is
-    neither read again nor kept. Not in float16, in which γW of small γ would vanish.
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(F.gelu(x), weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        flat = d_out.flatten(0, -2)
+        d_weight = flat.t() @ F.gelu(x).flatten(0, -2)
+        return torch.ops.aten.gelu_backward(d_out @ weight, x), d_weight, flat.sum(dim=0)
+
+
+def scaled_linear(linear: nn.Linear, x: Tensor, gamma: Tensor | None, gelu: bool = False) -> Tensor:
+    """γ · linear(x), or γ · linear(gelu(x)): the last layer of a branch.
+
+    γ is taken into the weights where those are fewer than the outputs: γ(Wx + b) = (γW)x + γb, and γ's
+    gradient then comes out of W's, so that the branch's output is neither read again nor kept. Not in
+    float16, in which γW of a small γ would vanish.
     """
-    if gamma is None:
-        return linear(x)
-    if x.dtype == torch.float16 or x.numel() // linear.in_features < linear.in_features:
-        return gamma * linear(x)
-    return F.linear(x, gamma[:, None] * linear.weight, gamma * linear.bias)
+    weight: Tensor = linear.weight
+    bias: Tensor = linear.bias
+    if gamma is not None and x.dtype != torch.float16 and x.shape[:-1].numel() >= linear.in_features:
+        weight, bias, gamma = gamma[:, None] * weight, gamma * bias, None
+    if gelu and torch.is_grad_enabled() and not torch.compiler.is_exporting():
+        y = GeluLinear.apply(x, weight.to(x.dtype), bias.to(x.dtype))
+    else:
+        y = F.linear(F.gelu(x) if gelu else x, weight, bias)
+    return y if gamma is None else gamma * y
 
 
 class DropPath(nn.Module):
@@ -73,18 +98,18 @@ class DropPath(nn.Module):
         super().__init__()
         self.rate, self.mode = rate, mode
 
-    def kept(self, x: Tensor) -> tuple[Tensor, float] | None:
-        """Indices of the images whose branch is to be computed, and its factor; None leaves it to `forward`."""
+    def kept(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Indices of the images whose branch is to be computed, and its factor [1]; None leaves it to `forward`."""
         if self.mode == "mask" or self.rate == 0.0 or not self.training:
             return None
         keep, batch = 1.0 - self.rate, len(x)
         if self.mode == "subset":
             count = max(1, round(keep * batch))
-            return torch.randperm(batch, device=x.device)[:count], batch / count
+            return torch.randperm(batch, device=x.device)[:count], x.new_full((1,), batch / count)
         drawn = torch.rand(batch) < keep
         if not drawn.any():  # one image, times 0: every parameter takes part in every step
-            return torch.zeros(1, dtype=torch.long, device=x.device), 0.0
-        return drawn.nonzero().squeeze(1).to(x.device, non_blocking=True), 1 / keep
+            return torch.zeros(1, dtype=torch.long, device=x.device), x.new_zeros(1)
+        return drawn.nonzero().squeeze(1).to(x.device, non_blocking=True), x.new_full((1,), 1 / keep)
 
     def forward(self, branch: Tensor) -> Tensor:
         if self.rate == 0.0 or not self.training:
