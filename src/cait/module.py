@@ -66,6 +66,9 @@ class CaiTModule(LightningModule):
         num_classes: width of the head; the command line takes it from the data.
         drop_path_rate: stochastic depth; None takes the paper's rate for the model.
         fields: further fields of the network that differ from the model's row, as {"patch_size": 8}.
+        compile: compile the blocks with torch.compile, see `CaiT.compile_blocks`; the first steps take longer.
+        grad_checkpointing: compute the activations of the self-attention blocks again in the backward pass
+            instead of keeping them; for the largest models and resolutions.
         weights: file to start from: the release's, timm's, safetensors or a checkpoint of ours. Positions
             are resized and a head of other classes starts anew. A run that is resumed does not read it.
         weights_ema: take the moving average out of that file.
@@ -101,6 +104,8 @@ class CaiTModule(LightningModule):
         num_classes: int = 1000,
         drop_path_rate: float | None = None,
         fields: dict[str, Any] | None = None,
+        compile: bool = False,
+        grad_checkpointing: bool = False,
         weights: str | None = None,
         weights_ema: bool = False,
         pretrained: bool = False,
@@ -145,6 +150,7 @@ class CaiTModule(LightningModule):
         self.weight_decay = weight_decay
         self.num_classes = num_classes
         self.model = create_model(name, img_size, num_classes, drop_path_rate, **(fields or {}))
+        self.compile_blocks, self.model.grad_checkpointing = compile, grad_checkpointing
         self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
         self.distillation = distillation
         self.distillation_alpha, self.distillation_tau = distillation_alpha, distillation_tau
@@ -157,6 +163,8 @@ class CaiTModule(LightningModule):
         clipped = self.trainer.gradient_clip_val and isinstance(self.trainer.precision_plugin, MixedPrecision)
         self.adamw["fused"] = not clipped
         self._load_start()
+        if stage == "fit" and self.compile_blocks:
+            self.model.compile_blocks()
         if stage == "fit" and self.distillation != "none":
             # Not registered as a submodule: it is not to be saved, trained, averaged or put into train mode.
             self.__dict__["teacher"] = self._load_teacher()

@@ -58,21 +58,20 @@ class TalkingHeads(torch.autograd.Function):
             out = (_mix(mix_w, P) @ v).view(B, h, N, -1).transpose(1, 2).reshape(B, N, -1)
             out += _per_channel(bias_w, v) * _token_sum(v, B)
         ctx.save_for_backward(heads, weight_l, bias_l, weight_w, bias_w, P)
-        ctx.scale, ctx.batch = scale, B
+        ctx.scale = scale
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         heads, weight_l, bias_l, weight_w, bias_w, P = ctx.saved_tensors
-        B, N, h = ctx.batch, heads.shape[2], len(bias_w)
+        N, h = heads.shape[2], len(bias_w)
+        B = heads.shape[1] // h
         q, k, v = heads.unbind(0)
         with _no_autocast(heads):
             mix_l, mix_w = _mixers(B, heads.dtype, weight_l * ctx.scale, weight_w)
             dO = d_out.view(B, N, h, -1).transpose(1, 2).reshape(B * h, N, -1)
-            d_heads = torch.empty_like(heads)
-            dQ, dK, dV = d_heads.unbind(0)
-            torch.bmm(_mix(mix_w, P).transpose(1, 2), dO, out=dV)
+            dV = _mix(mix_w, P).transpose(1, 2) @ dO
             dA = dO @ v.transpose(1, 2)
             dO_sum = _token_sum(dO, B)
             d_bias_w = _precise(dO_sum * _token_sum(v, B)).view(B, h, -1).sum(dim=(0, 2))
@@ -84,9 +83,8 @@ class TalkingHeads(torch.autograd.Function):
             d_weight_l = ctx.scale * _outer(dL, q @ k.transpose(1, 2), h)
             dS = _mix(mix_l.transpose(1, 2), dL)
             del dL
-            torch.bmm(dS, k, out=dQ)
-            torch.bmm(dS.transpose(1, 2), q, out=dK)
-            d_qkv = d_heads.view(3, B, h, N, -1).permute(1, 3, 0, 2, 4).contiguous()
+            dQ, dK = dS @ k, dS.transpose(1, 2) @ q
+            d_qkv = torch.stack([d.view(B, h, N, -1).transpose(1, 2) for d in (dQ, dK, dV)], dim=2)
             d_qkv[:, :, 2] += (_per_channel(bias_w, v) * dO_sum).view(B, 1, h, -1)
         gradients = (d_weight_l, torch.zeros_like(bias_l), d_weight_w, d_bias_w)
         parameters = (weight_l, bias_l, weight_w, bias_w)

@@ -39,7 +39,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(in_chans, embed_dim, kernel_size=patch_size, stride=patch_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.proj(x).flatten(2).transpose(1, 2)
+        return self.proj(x).flatten(2).transpose(1, 2).contiguous()
 
 
 class TokenBatchNorm(nn.BatchNorm1d):
@@ -136,7 +136,7 @@ def compiled(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
     From the first call on, not from the first change, as torch would have it: a kernel for one size may
     round otherwise than that for all, and a resumed run would begin with the former.
     """
-    fast = torch.compile(body)
+    fast = torch.compile(body, fullgraph=True)
 
     def run(block: Block, *args: Any) -> Tensor:
         for arg in args:
@@ -192,7 +192,17 @@ class CaiT(nn.Module):
 
         What stochastic depth draws stays outside, so that the number of images that it keeps is no
         cause for a graph break or a recompilation.
+
+        Raises:
+            UserError: there is no C++ compiler, which torch.compile needs on the CPU and beside a GPU.
         """
+        from torch._inductor.cpp_builder import get_cpp_compiler
+        from torch._inductor.exc import InvalidCxxCompiler
+
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler as error:
+            raise UserError("torch.compile needs a C++ compiler: install g++, or leave `compile` off") from error
         for kind in (SelfAttentionBlock, ClassAttentionBlock):
             run = compiled(kind.body)
             for block in self.modules():

@@ -64,13 +64,13 @@ class GeluLinear(torch.autograd.Function):
 def scaled_linear(linear: nn.Linear, x: Tensor, gamma: Tensor | None, gelu: bool = False) -> Tensor:
     """γ · linear(x), or γ · linear(gelu(x)): the last layer of a branch.
 
-    γ is taken into the weights where those are fewer than the outputs: γ(Wx + b) = (γW)x + γb, and γ's
-    gradient then comes out of W's, so that the branch's output is neither read again nor kept. Not in
-    float16, in which γW of a small γ would vanish.
+    γ is taken into the weights, γ(Wx + b) = (γW)x + γb, and its gradient then comes out of W's, so that
+    the branch's output is neither read again nor kept. Not for the class token alone, of which there is
+    less than of weights; and not in float16, in which γW of a small γ would vanish.
     """
     weight: Tensor = linear.weight
     bias: Tensor = linear.bias
-    if gamma is not None and x.dtype != torch.float16 and x.shape[:-1].numel() >= linear.in_features:
+    if gamma is not None and x.dtype != torch.float16 and x.shape[-2] > 1:
         weight, bias, gamma = gamma[:, None] * weight, gamma * bias, None
     if gelu and torch.is_grad_enabled() and not torch.compiler.is_exporting():
         y = GeluLinear.apply(x, weight.to(x.dtype), bias.to(x.dtype))
