@@ -66,8 +66,9 @@ class CaiTModule(LightningModule):
         num_classes: width of the head; the command line takes it from the data.
         drop_path_rate: stochastic depth; None takes the paper's rate for the model.
         fields: further fields of the network that differ from the model's row, as {"patch_size": 8}.
-        weights: file to start from: the release's, timm's, safetensors or a checkpoint of ours. Positions
-            are resized and a head of other classes starts anew. A run that is resumed does not read it.
+        weights: file to start from: the release's, timm's, safetensors or a checkpoint of ours. Positions are
+            resized. A head of other classes starts anew; from a checkpoint of ours it keeps the classes that
+            the data has too, by name. A run that is resumed does not read it.
         weights_ema: take the moving average out of that file.
         pretrained: start from timm's published weights of the model instead, fitted in the same way.
         lr: peak learning rate, for `lr_base_size` images a step.
@@ -168,10 +169,18 @@ class CaiTModule(LightningModule):
             if self.pretrained:
                 notes = load_pretrained(self.model, self.name)
             elif self.weights is not None:
-                notes = [self.weights, *load_weights(self.model, self.weights, self.weights_ema)]
+                notes = [self.weights]
+                notes += load_weights(self.model, self.weights, self.weights_ema, self._class_names())
             if notes:
                 rank_zero_info("weights from " + "; ".join(notes))
         self._at_start = False
+
+    def _class_names(self) -> list[str] | None:
+        """The data's classes; None from bare loaders, and in prediction without the training folder."""
+        try:
+            return self.trainer.datamodule.class_names  # type: ignore[attr-defined]
+        except (AttributeError, UserError):
+            return None
 
     def _load_teacher(self) -> Teacher:
         hparams = self.hparams
