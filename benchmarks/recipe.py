@@ -18,7 +18,7 @@ import logging
 import random
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ import torch
 import yaml
 from lightning.pytorch import Callback, Trainer
 from report import REPO, stamp
-from timm.data import Mixup, create_transform
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup, create_transform
 from timm.data.distributed_sampler import RepeatAugSampler
 from timm.loss import SoftTargetCrossEntropy
 from timm.optim import param_groups_weight_decay
@@ -146,12 +146,12 @@ def ours(
 
 
 class TokenHead(nn.Module):
-    """timm's CaiT as timm's task wants its student: the distillation head is the class head, as in the release."""
+    """A CaiT as timm's task wants its student: the distillation head is the class head, as in the release."""
 
-    def __init__(self, student: nn.Module) -> None:
+    def __init__(self, student: nn.Module, num_classes: int, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self.student = student
-        self.num_classes, self.in_chans, self.pretrained_cfg = CLASSES, 3, student.pretrained_cfg
+        self.num_classes, self.in_chans, self.pretrained_cfg = num_classes, 3, dict(mean=mean, std=std)
 
     def set_distilled_training(self, enable: bool) -> None:
         pass
@@ -224,7 +224,11 @@ def timms(folder: Path, kind: Distillation, batches: int, start: dict[str, Tenso
     if kind != "none":
         teacher = DistillationTeacher(TEACHER, num_classes=CLASSES, pretrained_path=str(folder / "teacher.pth"))
         task = TokenDistillationTask(
-            TokenHead(model), teacher, criterion=criterion, distill_type=kind, task_loss_weight=0.5
+            TokenHead(model, CLASSES, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
+            teacher,
+            criterion=criterion,
+            distill_type=kind,
+            task_loss_weight=0.5,
         ).train()
     for step, (images, targets) in enumerate(timms_batches(folder, batches)):
         # lightning-bolts' warm-up of W steps is timm's of W - 1, its peak held for one step more.
