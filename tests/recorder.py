@@ -9,10 +9,14 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 
 
 class Recorder(Callback):
-    """One JSON line a batch and process in `<folder>/<rank>.jsonl`: step, digest of each picture, loss."""
+    """One JSON line a batch and process in `<folder>/<rank>.jsonl`: step, digest of each picture, loss.
+
+    Of validation, the digests of each batch in `<folder>/val-<rank>.jsonl`.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
@@ -21,8 +25,26 @@ class Recorder(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, i: int
     ) -> None:
         images, targets = batch
-        seen = [hashlib.sha1(image.numpy().tobytes()).hexdigest()[:10] for image in images]
-        line = dict(step=trainer.global_step, batch=i, seen=seen, targets=targets.tolist(), loss=float(outputs["loss"]))
+        line = dict(
+            step=trainer.global_step,
+            batch=i,
+            seen=digests(images),
+            targets=targets.tolist(),
+            loss=float(outputs["loss"]),
+        )
+        self._write(f"{trainer.global_rank}.jsonl", line)
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, i: int
+    ) -> None:
+        if not trainer.sanity_checking:
+            self._write(f"val-{trainer.global_rank}.jsonl", digests(batch[0]))
+
+    def _write(self, name: str, line: Any) -> None:
         self.folder.mkdir(exist_ok=True)
-        with (self.folder / f"{trainer.global_rank}.jsonl").open("a") as file:
+        with (self.folder / name).open("a") as file:
             file.write(json.dumps(line) + "\n")
+
+
+def digests(images: Tensor) -> list[str]:
+    return [hashlib.sha1(image.numpy().tobytes()).hexdigest()[:10] for image in images]

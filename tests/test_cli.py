@@ -1,6 +1,7 @@
 """The command line as a user meets it: whole runs, in processes of their own."""
 
 import contextlib
+import json
 import math
 import os
 import pty
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -154,8 +156,14 @@ def test_steps_amid_an_epoch_are_resumed_at_the_next_batch(cait: Cait, tmp_path:
 def test_two_processes_count_every_picture_once(cait: Cait, tmp_path: Path, mixed_root: Path) -> None:
     folder = [f"--data.root={mixed_root}", "--data.eval_batch_size=2"]
     two = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
-    done = cait("fit", *SMALL, *folder, *two, "--data.batch_size=4", "--trainer.max_epochs=3", "--run_name=ddp")
+    record = ["--trainer.callbacks+=recorder.Recorder", "--trainer.callbacks.folder=seen"]
+    brief = ["--data.batch_size=4", "--trainer.max_epochs=3", "--run_name=ddp"]
+    done = cait("fit", *SMALL, *folder, *two, *brief, *record)
     assert done.returncode == 0, done.stderr
+    seen = [json.loads(line) for r in (0, 1) for line in (tmp_path / f"seen/val-{r}.jsonl").read_text().splitlines()]
+    counts = Counter(picture for batch in seen for picture in batch)
+    assert len(counts) == 15
+    assert set(counts.values()) == {3}  # once an epoch
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["ddp"]
     with_two = [row for row in rows(tmp_path / "logs/ddp") if row["val/acc1"]][-1]
     scored = cait("eval", "ddp", "--ckpt_path=logs/ddp/checkpoints/last.ckpt", "--trainer.devices=1")

@@ -214,6 +214,7 @@ def test_mixing_and_smoothing_are_timms(mixed_root: Path, mode: str) -> None:
         expected_images, expected_targets = theirs(images.clone(), labels)
         got_images, got_targets = data.on_after_batch_transfer((images.clone(), labels), 0)
         assert torch.equal(got_images, expected_images)
+        assert torch.allclose(0.9 * got_targets + 0.1 / 3, expected_targets, rtol=0, atol=1e-6)  # effective
         used.add("cutmix" if torch.isin(got_images[0], torch.cat([images[0], images[3]])).all() else "mixup")
         logits = torch.randn(4, 3)
         ours = torch.nn.functional.cross_entropy(logits, got_targets, label_smoothing=0.1)

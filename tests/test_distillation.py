@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from recipe import TokenHead
 from test_module import FIELDS, loader, module, trainer
 from timm.loss import SoftTargetCrossEntropy
 from timm.task import DistillationTeacher, TokenDistillationTask
@@ -37,30 +38,13 @@ def distilled(path: Path, **settings: object):
     return module(**(common | dict(mean=STUDENT_MEAN, std=STUDENT_STD) | settings))
 
 
-class WithTokenHead(nn.Module):
-    """A student as timm's task wants it: its distillation head is the class head, as in the release."""
-
-    def __init__(self, student: nn.Module) -> None:
-        super().__init__()
-        self.student = student
-        self.num_classes, self.in_chans = 7, 3
-        self.pretrained_cfg = dict(mean=STUDENT_MEAN, std=STUDENT_STD)
-
-    def set_distilled_training(self, enable: bool) -> None:
-        pass
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.student(images)
-        return logits, logits
-
-
 @pytest.mark.parametrize(("kind", "alpha", "tau"), [("hard", 0.5, 1.0), ("soft", 0.5, 1.0), ("soft", 0.3, 3.0)])
 def test_loss_and_gradients_are_those_of_timms_task(kind: str, alpha: float, tau: float, teacher_file: Path) -> None:
     net = distilled(teacher_file, distillation=kind, distillation_alpha=alpha, distillation_tau=tau, lr=1e-2)
     fit = trainer(max_epochs=1)
     fit.fit(net, loader())
     task = TokenDistillationTask(
-        WithTokenHead(net.model),
+        TokenHead(net.model, 7, STUDENT_MEAN, STUDENT_STD),
         DistillationTeacher(TEACHER, num_classes=7, pretrained_path=str(teacher_file)),
         criterion=SoftTargetCrossEntropy(),
         distill_type=kind,

@@ -187,17 +187,17 @@ def test_a_checkpoint_loads_without_the_command_line(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "words"),
     [
-        dict(label_smoothing=1.0),
-        dict(lr=-1),
-        dict(lr_base_size=0),
-        dict(fields={"dept": 2}),
-        dict(fields={"img_size": 16}),
+        (dict(label_smoothing=1.0), r"label_smoothing must be in \[0, 1\), got 1.0"),
+        (dict(lr=-1), "must be at least 0"),
+        (dict(lr_base_size=0), "lr_base_size must be at least 1 or null, got 0"),
+        (dict(fields={"dept": 2}), "did you mean depth"),
+        (dict(fields={"img_size": 16}), "img_size is a setting beside `fields`"),
     ],
 )
-def test_bad_settings_are_told(settings: dict) -> None:
-    with pytest.raises(UserError):
+def test_bad_settings_are_told(settings: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
         module(**settings)
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from cait.data.sampler import ShardSampler, TrainBatchSampler, TrainLoader
 from cait.errors import UserError
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+MixMode = Literal["batch", "pair", "elem"]
 CHECKED_PICTURES = 20_000
 """Data sets up to this size have every file's header looked at before training, a matter of a second."""
 
@@ -50,17 +51,21 @@ class ImageNetDataModule(LightningDataModule):
         repeats: repeated augmentation: how often each sampled picture stands in an epoch, each time
             augmented anew; the epoch is as long as without.
         scale: range of the area of the random crop, as a share of the picture.
-        ratio: range of the aspect ratio of the random crop.
+        ratio: range of the aspect ratio (width / height) of the random crop.
         hflip: probability of a horizontal flip.
-        auto_augment: timm's policy string, as "rand-m9-mstd0.5-inc1"; None turns it off.
-        color_jitter: strength of brightness, contrast and saturation jitter; only without auto_augment.
+        auto_augment: timm's policy string, as "rand-m9-mstd0.5-inc1" (RandAugment) or "3a" (ThreeAugment of
+            DeiT III: grey, solarised or blurred; with color_jitter 0.3 there); None turns it off.
+        color_jitter: strength of brightness, contrast and saturation jitter, or three numbers for the three of
+            them, and a fourth of at most 0.5 for the hue. As in timm it comes after "3a", or without
+            auto_augment, and is left out beside any other policy.
         erase_prob: probability of erasing a box of pixels.
         interpolation: timm's name of the resampling filter, for training and evaluation.
         mixup: alpha of Mixup's beta distribution; 0 turns it off.
         cutmix: alpha of CutMix's beta distribution; 0 turns it off.
         mix_prob: probability that a batch (a pair, an image) is mixed at all.
         mix_switch_prob: probability of CutMix where both are on.
-        mix_mode: one draw for the "batch", for each "pair" or for each image ("elem").
+        mix_mode: one draw for the whole "batch", for each "pair" of images, or for each image ("elem"). Image i of
+            a batch of B is always mixed with image B - 1 - i.
         crop_pct: evaluation resizes the shorter side to img_size / crop_pct, then crops the centre.
         mean: of the normalisation, for each channel, of pixels in [0, 1].
         std: of the normalisation.
@@ -91,14 +96,14 @@ class ImageNetDataModule(LightningDataModule):
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         hflip: float = 0.5,
         auto_augment: str | None = "rand-m9-mstd0.5-inc1",
-        color_jitter: float | None = None,
+        color_jitter: float | Sequence[float] | None = None,
         erase_prob: float = 0.25,
         interpolation: str = "bicubic",
         mixup: float = 0.8,
         cutmix: float = 1.0,
         mix_prob: float = 1.0,
         mix_switch_prob: float = 0.5,
-        mix_mode: Literal["batch", "pair", "elem"] = "batch",
+        mix_mode: MixMode = "batch",
         crop_pct: float = 1.0,
         mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
         std: Sequence[float] = IMAGENET_DEFAULT_STD,
@@ -144,8 +149,27 @@ class ImageNetDataModule(LightningDataModule):
         ):
             if not 0 <= probability <= 1:
                 raise UserError(f"{name} must be in [0, 1], got {probability}")
+        if not 0 < scale[0] <= scale[1] <= 1:
+            raise UserError(f"scale must be two shares above 0 and at most 1, the smaller first, got {list(scale)}")
+        if not 0 < ratio[0] <= ratio[1]:
+            raise UserError(f"ratio must be two numbers above 0, the smaller first, got {list(ratio)}")
+        if isinstance(color_jitter, Sequence):
+            in_range = (
+                len(color_jitter) in (3, 4) and min(color_jitter) >= 0 and max(color_jitter[3:], default=0) <= 0.5
+            )
+        else:
+            in_range = color_jitter is None or color_jitter >= 0
+        if not in_range:
+            raise UserError(
+                "color_jitter must be a number of at least 0, or three, or four of which the last, "
+                f"for the hue, is at most 0.5; got {color_jitter}"
+            )
+        if color_jitter is not None and auto_augment and "3a" not in auto_augment:
+            rank_zero_info(f"color_jitter {color_jitter} is left out beside auto_augment {auto_augment}, as in timm")
         if mixup < 0 or cutmix < 0:
             raise UserError("mixup and cutmix must be at least 0")
+        if mix_mode not in get_args(MixMode):
+            raise UserError(f"mix_mode must be one of {', '.join(get_args(MixMode))}, got {mix_mode!r}")
         self.mixes = mixup > 0 or cutmix > 0
         if self.mixes and batch_size % 2:
             raise UserError(f"Mixup and CutMix pair the images of a batch: batch_size must be even, got {batch_size}")

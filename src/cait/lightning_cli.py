@@ -30,6 +30,7 @@ from cait.callbacks.progress import EpochLines, ModelTable, RunProgressBar, RunS
 from cait.callbacks.seeding import StepSeed
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
+from cait.model.weights import class_names
 from cait.module import CaiTModule
 
 # What Lightning says at every start and a user can do nothing about, or has asked for.
@@ -150,7 +151,7 @@ class CaiTCLI(LightningCLI):
             self.checkpoint_step = int(checkpoint["global_step"])
             if self.config.subcommand == "predict" and config.data.predict_root is not None:
                 # A run's classes are known without the folder that it was trained on.
-                config.data.class_names = checkpoint.get("ImageNetDataModule", {}).get("class_names")
+                config.data.class_names = class_names(checkpoint)
 
     def _claim_run_dir(self) -> Path:
         config = self.config.fit

@@ -69,8 +69,9 @@ class CaiTModule(LightningModule):
         compile: compile the blocks with torch.compile, see `CaiT.compile_blocks`; the first steps take longer.
         grad_checkpointing: compute the activations of the self-attention blocks again in the backward pass
             instead of keeping them; for the largest models and resolutions.
-        weights: file to start from: the release's, timm's, safetensors or a checkpoint of ours. Positions
-            are resized and a head of other classes starts anew. A run that is resumed does not read it.
+        weights: file to start from: the release's, timm's, safetensors or a checkpoint of ours. Positions are
+            resized. A head of other classes starts anew; from a checkpoint of ours it keeps the classes that
+            the data has too, by name. A run that is resumed does not read it.
         weights_ema: take the moving average out of that file.
         pretrained: start from timm's published weights of the model instead, fitted in the same way.
         lr: peak learning rate, for `lr_base_size` images a step.
@@ -176,10 +177,18 @@ class CaiTModule(LightningModule):
             if self.pretrained:
                 notes = load_pretrained(self.model, self.name)
             elif self.weights is not None:
-                notes = [self.weights, *load_weights(self.model, self.weights, self.weights_ema)]
+                notes = [self.weights]
+                notes += load_weights(self.model, self.weights, self.weights_ema, self._class_names())
             if notes:
                 rank_zero_info("weights from " + "; ".join(notes))
         self._at_start = False
+
+    def _class_names(self) -> list[str] | None:
+        """The data's classes; None from bare loaders, and in prediction without the training folder."""
+        try:
+            return self.trainer.datamodule.class_names  # type: ignore[attr-defined]
+        except (AttributeError, UserError):
+            return None
 
     def _load_teacher(self) -> Teacher:
         hparams = self.hparams

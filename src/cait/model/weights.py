@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,15 @@ def read_state_dict(path: str | Path, ema: bool = False) -> StateDict:
     Raises:
         UserError: no such file, no weights in it, or no moving average where one is asked for.
     """
+    return _state_dict(_read(path), path, ema)
+
+
+def class_names(checkpoint: Any) -> list[str] | None:
+    """Names of the classes in the content of a checkpoint of our runs; None in any other."""
+    return checkpoint.get("ImageNetDataModule", {}).get("class_names") if isinstance(checkpoint, dict) else None
+
+
+def _read(path: str | Path) -> Any:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"the weights {path} do not exist")
@@ -47,13 +57,15 @@ def read_state_dict(path: str | Path, ema: bool = False) -> StateDict:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            content: Any = load_file(path)
-        else:
-            # The release keeps the command line of its training beside the weights.
-            with torch.serialization.safe_globals([argparse.Namespace]):
-                content = torch.load(path, map_location="cpu", weights_only=True)
+            return load_file(path)
+        # The release keeps the command line of its training beside the weights.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise UserError(f"{path} cannot be read as weights") from error
+
+
+def _state_dict(content: Any, path: str | Path, ema: bool) -> StateDict:
     state = _unwrap(content, ema)
     if state is None:
         raise UserError(f"{path} holds no {'moving average of the ' if ema else ''}weights")
@@ -76,16 +88,41 @@ def _unwrap(content: Any, ema: bool) -> StateDict | None:
     return None if ema or not content else content
 
 
-def load_weights(model: CaiT, path: str | Path, ema: bool = False) -> list[str]:
+def load_weights(
+    model: CaiT, path: str | Path, ema: bool = False, own_classes: Sequence[str] | None = None
+) -> list[str]:
     """Load a file's weights into `model`, strictly but for what may rightly differ.
 
-    Positions of another resolution are resized; a head of another number of classes is left as it
-    is in `model`. Returns a line for each of these.
+    Positions of another resolution are resized. Where `own_classes` names the model's classes, and the
+    file is a checkpoint of our runs that knows some of them, the head's rows are put where those classes
+    stand now, and only new classes are left as they are in `model`. Else a head of another number of
+    classes is left whole. Returns a line for each of these.
 
     Raises:
         UserError: the file cannot be used, or is of another network.
     """
-    return _load(model, read_state_dict(path, ema), str(path))
+    content = _read(path)
+    state = _state_dict(content, path, ema)
+    notes = _take_known_classes(model, state, class_names(content) or [], own_classes or [])
+    return [*_load(model, state, str(path)), *notes]
+
+
+def _take_known_classes(model: CaiT, state: StateDict, theirs: Sequence[str], ours: Sequence[str]) -> list[str]:
+    """Make the head in `state` one of our classes: their rows for those that they know, `model`'s for the others."""
+    rows = {name: row for row, name in enumerate(theirs)}
+    known = {row: rows[name] for row, name in enumerate(ours) if name in rows}
+    own = model.state_dict()
+    shapes = [tuple(side[key].shape) for side in (own, state) for key in ("head.weight", "head.bias") if key in side]
+    width = own["head.weight"].shape[1]
+    fitting = [shape for count in (len(ours), len(theirs)) for shape in ((count, width), (count,))]
+    if not known or list(ours) == list(theirs) or shapes != fitting:
+        return []  # nothing to sort; or another network, which `_load` tells
+    for key in ("head.weight", "head.bias"):
+        head = own[key].clone()
+        head[list(known)] = state[key][list(known.values())].to(head)
+        state[key] = head
+    anew = len(ours) - len(known)
+    return [f"the head's rows of {len(known)} classes kept by name" + (f", {anew} new" if anew else "")]
 
 
 def load_pretrained(model: CaiT, name: str) -> list[str]:

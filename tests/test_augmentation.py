@@ -1,0 +1,260 @@
+"""Training and evaluation transforms: the same pixels as timm's, and drawn from the same distributions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import REPO, save_mixed
+from PIL import Image
+from scipy.stats import chi2_contingency, ks_2samp
+from timm.data import create_transform
+from timm.data.auto_augment import RandAugment, rand_augment_transform
+from timm.data.transforms import RandomResizedCropAndInterpolation
+from torch import Tensor
+
+from cait.data.dataset import TrainPictures, mix_seeds
+from cait.data.faults import Faults
+from cait.data.folder import load_rgb
+from cait.datamodule import ImageNetDataModule
+from cait.errors import UserError
+
+SHIPPED = yaml.safe_load((REPO / "configs/imagenet/xxs24_224.yaml").read_text())["data"]
+SIZE = 48
+RECIPE = dict(auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.25)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Image]) -> Path:
+    """Two classes of pictures of every mode and of many sizes, 12 to train on and 12 to validate on."""
+    root = tmp_path_factory.mktemp("pictures")
+    for seed, place in enumerate(("train/cat", "train/dog", "val/cat", "val/dog")):
+        save_mixed(photographs, root / place, 6, seed)
+    return root
+
+
+def module(root: Path, **settings: object) -> ImageNetDataModule:
+    defaults: dict = dict(img_size=SIZE, batch_size=4, num_workers=0)
+    return ImageNetDataModule(root=str(root), **(defaults | settings))
+
+
+def train_set(root: Path, **settings: object) -> TrainPictures:
+    data = module(root, **settings)
+    data.setup("fit")
+    return data.train_pictures
+
+
+KEYS = [(0, index, repeat) for index in range(12) for repeat in range(2)]
+
+
+# Settings of ours beside what they are called in timm, where they are left out they are the recipe's.
+@pytest.mark.parametrize(
+    ("settings", "theirs"),
+    [
+        ({}, RECIPE),
+        (dict(auto_augment="3a"), RECIPE | dict(auto_augment="3a")),
+        (dict(auto_augment="3a", color_jitter=0.3), RECIPE | dict(auto_augment="3a", color_jitter=0.3)),
+        (dict(auto_augment=None), dict(re_prob=0.25)),
+        (dict(auto_augment=None, color_jitter=0.4), dict(re_prob=0.25, color_jitter=0.4)),
+        (
+            dict(auto_augment=None, color_jitter=[0.4, 0.2, 0.1, 0.5]),
+            dict(re_prob=0.25, color_jitter=(0.4, 0.2, 0.1, 0.5)),
+        ),
+        (dict(auto_augment="original-mstd0.5"), RECIPE | dict(auto_augment="original-mstd0.5")),
+        (dict(auto_augment="augmix-m5-w4"), RECIPE | dict(auto_augment="augmix-m5-w4")),
+        (dict(erase_prob=1.0), RECIPE | dict(re_prob=1.0)),
+        (dict(interpolation="bilinear"), RECIPE | dict(interpolation="bilinear")),
+        (dict(scale=[0.5, 0.6], ratio=[1.0, 2.0]), RECIPE | dict(scale=(0.5, 0.6), ratio=(1.0, 2.0))),
+        (dict(hflip=1.0), RECIPE | dict(hflip=1.0)),
+        (dict(mean=[0.5, 0.4, 0.3], std=[0.1, 0.2, 0.3]), RECIPE | dict(mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))),
+    ],
+)
+def test_training_pixels_are_timms(pictures: Path, settings: dict, theirs: dict) -> None:
+    ours = train_set(pictures, **settings)
+    plain = train_set(pictures)
+    common: dict = dict(input_size=SIZE, is_training=True, interpolation="bicubic", re_mode="pixel", color_jitter=None)
+    reference = TrainPictures(ours.samples, create_transform(**(common | theirs)), seed=0, faults=ours.faults)
+    for key in KEYS:
+        assert torch.equal(ours[key][0], reference[key][0])
+    if settings:  # else this would show nothing
+        assert any(not torch.equal(ours[key][0], plain[key][0]) for key in KEYS)
+
+
+def test_colour_jitter_is_left_out_beside_randaugment_aloud(pictures: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    ours, plain = train_set(pictures, color_jitter=0.4), train_set(pictures)
+    assert all(torch.equal(ours[key][0], plain[key][0]) for key in KEYS)
+    (line,) = [record.message for record in caplog.records if "color_jitter" in record.message]
+    assert line == "color_jitter 0.4 is left out beside auto_augment rand-m9-mstd0.5-inc1, as in timm"
+
+
+@pytest.mark.parametrize("img_size", [32, 50, 96])
+@pytest.mark.parametrize("crop_pct", [1.0, 0.95, 0.875, 0.5])
+def test_evaluation_pixels_are_timms(pictures: Path, img_size: int, crop_pct: float) -> None:
+    data = module(pictures, img_size=img_size, crop_pct=crop_pct)
+    data.setup("validate")
+    theirs = create_transform(img_size, interpolation="bicubic", crop_pct=crop_pct)
+    for index, (path, _) in enumerate(data.val_pictures.samples):
+        assert torch.equal(data.val_pictures[index][0], theirs(load_rgb(path)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (dict(scale=[0.9, 0.1]), r"scale must be two shares .*got \[0.9, 0.1\]"),
+        (dict(scale=[0.0, 1.0]), "scale must be"),
+        (dict(scale=[0.5, 1.5]), "scale must be"),
+        (dict(ratio=[0.0, 1.0]), "ratio must be"),
+        (dict(ratio=[2.0, 1.0]), "ratio must be"),
+        (dict(color_jitter=-0.1), "color_jitter must be a number of at least 0.*got -0.1"),
+        (dict(color_jitter=-0.1, auto_augment="3a"), "color_jitter must be"),
+        (dict(color_jitter=[0.1, 0.2]), "color_jitter must be"),
+        (dict(color_jitter=[0.1, 0.2, -0.3]), "color_jitter must be"),
+        (dict(color_jitter=[0.1, 0.2, 0.3, 0.6]), "color_jitter must be"),
+        (dict(erase_prob=1.1), "erase_prob must be"),
+        (dict(auto_augment="4a"), "auto_augment '4a'"),
+        (dict(auto_augment="rand-q9"), "auto_augment 'rand-q9'"),
+        (dict(mix_mode="pairs"), "mix_mode must be one of batch, pair, elem, got 'pairs'"),
+        (dict(cutmix=-1.0), "mixup and cutmix must be at least 0"),
+        (dict(mix_prob=1.5), "mix_prob must be"),
+        (dict(mix_switch_prob=-0.5), "mix_switch_prob must be"),
+    ],
+)
+def test_settings_out_of_range_are_told_in_one_line(tmp_path: Path, settings: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        module(tmp_path, **settings)
+    assert "\n" not in str(caught.value)
+
+
+# What follows holds a pipeline against timm's by what it draws, not by how: another one has only to yield its
+# images of a picture of ramps, and its RandAugment's operations.
+
+DRAWS = 10_000
+WIDTH, HEIGHT, SIDE = 256, 192, 32
+RAMPS = Image.fromarray(
+    np.stack(np.broadcast_arrays(np.arange(WIDTH)[None], np.arange(HEIGHT)[:, None], 0), axis=2).astype(np.uint8)
+)
+"""Red is the column, green the row, so that an image cut out of it shows where it lay."""
+
+
+def boxes(images: Iterable[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """(left, top, width, height) [N, 4] in pixels, and whether mirrored [N], of images of RAMPS in [0, 1]."""
+    inside = np.arange(4, SIDE - 4)  # the resampling filter reaches over the borders
+    found = []
+    for image in images:
+        columns, rows = 255 * image[0].mean(dim=0)[inside].numpy(), 255 * image[1].mean(dim=1)[inside].numpy()
+        # Pixel u of the image lies at left + (u + 1/2) · width / SIDE - 1/2 of the picture.
+        (slope, first), (down, top) = (np.polyfit(inside + 0.5, values + 0.5, 1) for values in (columns, rows))
+        found.append((min(first, first + slope * SIDE), top, abs(slope) * SIDE, down * SIDE, slope < 0))
+    array = np.array(found)
+    return array[:, :4].round(), array[:, 4]
+
+
+def timms_boxes(count: int) -> np.ndarray:
+    drawn = [RandomResizedCropAndInterpolation.get_params(RAMPS, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(count)]
+    return np.array([(left, top, width, height) for top, left, height, width in drawn])
+
+
+def images_of(picture: Image.Image, data: ImageNetDataModule, count: int, seed: int) -> Iterator[Tensor]:
+    """The picture as it comes in each of `count` epochs."""
+    source = TrainPictures([("", 0)], data.train_transform, seed, Faults(None, 0))
+    source._read = lambda key: (picture, 0)  # type: ignore[method-assign]  # there is no file to open
+    return (source[epoch, 0, 0][0] for epoch in range(count))
+
+
+def box_settings(**settings: object) -> ImageNetDataModule:
+    plain: dict = dict(auto_augment=None, erase_prob=0.0, mean=[0.0] * 3, std=[1.0] * 3, img_size=SIDE)
+    return ImageNetDataModule(**(SHIPPED | plain | settings))
+
+
+def box_p_values(found: np.ndarray, expected: np.ndarray) -> list[float]:
+    """Of the left and upper border, the area, and width / height, by Kolmogorov-Smirnov."""
+    figures = [(b[:, 0], b[:, 1], b[:, 2] * b[:, 3], b[:, 2] / b[:, 3]) for b in (found, expected)]
+    return [ks_2samp(ours, theirs).pvalue for ours, theirs in zip(*figures, strict=True)]
+
+
+def test_boxes_are_read_off_the_pixels() -> None:
+    data = box_settings()
+    for epoch, image in enumerate(images_of(RAMPS, data, 50, seed=3)):
+        random.seed(mix_seeds(3, epoch, 0, 0))
+        assert np.abs(boxes([image])[0] - timms_boxes(1)).max() <= 1
+
+
+def test_crop_boxes_and_flips_are_distributed_as_timms() -> None:
+    random.seed(0)
+    expected = timms_boxes(DRAWS)
+    found, mirrored = boxes(images_of(RAMPS, box_settings(), DRAWS, seed=1))
+    assert min(box_p_values(found, expected)) > 1e-3
+    assert mirrored.mean() == pytest.approx(0.5, abs=4 * 0.5 / DRAWS**0.5)
+    # Other crops would have been noticed, with a fifth of the draws.
+    for other in (dict(scale=[0.12, 1.0]), dict(ratio=[0.8, 1.25])):
+        narrower, _ = boxes(images_of(RAMPS, box_settings(**other), DRAWS // 5, seed=1))
+        assert min(box_p_values(narrower, expected)) < 1e-4
+
+
+Operation = tuple[str, tuple[float, ...], str]
+"""Name, arguments, and the settings that all draws share."""
+
+
+def operations(augment: RandAugment, draws: Iterable[Any]) -> list[list[Operation]]:
+    """What `augment` applied in each of the draws, nothing of which is carried out."""
+    applied: list[Operation] = []
+
+    def note(name: str, image: Any, *arguments: float, **settings: Any) -> Any:
+        applied.append((name, arguments, str(sorted(settings.items()))))
+        return image
+
+    for op in augment.ops:
+        op.aug_fn = partial(note, op.name)
+    found = []
+    for _ in draws:
+        found.append(applied.copy())
+        applied.clear()
+    return found
+
+
+def our_operations(count: int, seed: int, **settings: object) -> list[list[Operation]]:
+    data = ImageNetDataModule(**(SHIPPED | dict(img_size=SIDE, erase_prob=0.0) | settings))
+    (augment,) = (part for part in data.train_transform.transforms if isinstance(part, RandAugment))
+    return operations(augment, images_of(Image.new("RGB", (8, 8)), data, count, seed))
+
+
+def operation_p_values(found: list[list[Operation]], expected: list[list[Operation]]) -> dict[str, float]:
+    """Of how many there are to a picture, of which, and of the argument of each."""
+    both = [[operation for picture in side for operation in picture] for side in (found, expected)]
+    names = sorted({name for name, _, _ in both[1]})
+    assert {name for name, _, _ in both[0]} == set(names)
+    assert {settings for _, _, settings in both[0]} == {settings for _, _, settings in both[1]}
+    many = [[sum(len(picture) == number for picture in side) for number in range(3)] for side in (found, expected)]
+    counts = [[sum(name == other for other, _, _ in side) for name in names] for side in both]
+    values = {"number": chi2_contingency(many).pvalue, "operations": chi2_contingency(counts).pvalue}
+    for name in names:
+        arguments = [[arguments for other, arguments, _ in side if other == name] for side in both]
+        assert {len(one) for one in arguments[0]} == {len(one) for one in arguments[1]}
+        if arguments[1][0]:
+            values[name] = ks_2samp(*([first for first, *_ in side] for side in arguments)).pvalue
+    return values
+
+
+def test_randaugments_operations_are_distributed_as_timms() -> None:
+    shared = dict(
+        translate_const=int(SIDE * 0.45), img_mean=(124, 116, 104), interpolation=Image.Resampling.BICUBIC
+    )  # as timm's own create_transform hands them over
+    augment = rand_augment_transform("rand-m9-mstd0.5-inc1", shared)
+    random.seed(0)
+    np.random.seed(0)
+    picture = Image.new("RGB", (8, 8))
+    expected = operations(augment, (augment(picture) for _ in range(DRAWS)))
+    values = operation_p_values(our_operations(DRAWS, seed=1), expected)
+    assert len(values) == 2 + 12  # three of the fifteen have no argument
+    assert min(values.values()) > 1e-3, values
+    # Other policies would have been noticed, with a fifth of the draws.
+    for other in ("rand-m8-mstd0.5-inc1", "rand-m9-mstd1-inc1", "rand-m9-mstd0.5-inc1-p0.6"):
+        assert min(operation_p_values(our_operations(DRAWS // 5, 1, auto_augment=other), expected).values()) < 1e-4
