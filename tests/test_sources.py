@@ -227,15 +227,16 @@ def test_the_pixels_and_labels_are_those_of_the_files(written: str) -> None:
         assert label == index
 
 
-def test_grey_pictures_become_rgb(tmp_path: Path) -> None:
-    raw = tmp_path / "MNIST" / "raw"
+@pytest.mark.parametrize(("name", "kind"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
+def test_grey_pictures_become_rgb(tmp_path: Path, name: str, kind: str) -> None:
+    raw = tmp_path / kind / "raw"
     raw.mkdir(parents=True)
     for part in ("train", "t10k"):
         (raw / f"{part}-images-idx3-ubyte").write_bytes(
             b"\0\0\x08\x03" + (4).to_bytes(4, "big") + 2 * (28).to_bytes(4, "big") + bytes(range(256)) * 12 + bytes(64)
         )
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + (4).to_bytes(4, "big") + bytes([7, 2, 1, 0]))
-    data = module("torch/mnist", val_split="test", data_dir=str(tmp_path))
+    data = module(f"torch/{name}", val_split="test", data_dir=str(tmp_path))
     data.setup("fit")
     picture, label = data.train_pictures.samples.read(0)
     assert (picture.mode, picture.size, label) == ("RGB", (28, 28), 7)
