@@ -9,6 +9,7 @@ CONFIG ?= configs/digits.yaml
 PAPER ?=
 RUN ?=
 N ?= 50
+DATA ?=
 ARGS ?=
 
 VENV := .venv
@@ -18,7 +19,7 @@ READY := $(VENV)/.ready
 .PHONY: help
 help: ## Show this list
 	@echo "make TARGET [CONFIG=file.yaml | PAPER=table/row] [RUN=name] [ARGS=\"--key value ...\"]"
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
 .PHONY: train
 train: $(READY) ## Train: by default CaiT on the embedded digits, about 2 minutes on 2 cores
@@ -43,6 +44,10 @@ zoo: $(READY) ## Show the paper's ten models, their size, cost and published acc
 .PHONY: paper
 paper: $(READY) ## List the rows of the paper's tables, each a run: PAPER=table1/layerscale-36
 	@$(BIN)/cait paper $(ARGS)
+
+.PHONY: imagenet-check
+imagenet-check: $(READY) ## Count the classes and pictures of the folder DATA, decode some, name what is wrong
+	@$(BIN)/cait imagenet-check $(if $(DATA),'$(DATA)') $(ARGS)
 
 .PHONY: tensorboard
 tensorboard: $(READY) ## Show the curves of all runs in a browser

@@ -28,6 +28,7 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
              [--ema] [--output PATH], by default below logs/NAME/export/
   zoo        the paper's models, their size and cost [--json]
   paper      the rows of the paper's tables, each a run: cait paper [TABLE] [--json]
+  imagenet-check   count a data folder, decode a sample: cait imagenet-check DIR [--pictures 2000]
 
 `cait fit --paper table1/layerscale-36` trains a row of the paper, `cait validate --paper ...`
 scores it; the settings of the row can be overridden like any.
@@ -110,6 +111,8 @@ def _run(argv: list[str]) -> None:
         return _zoo(rest)
     elif verb == "paper":
         return _paper(rest)
+    elif verb == "imagenet-check":
+        return _imagenet_check(rest)
     elif verb in ("fit", "validate", "test"):
         argv = [verb, *_paper_row(verb, rest)]
     elif verb != "predict":
@@ -146,6 +149,28 @@ def _paper(rest: list[str]) -> None:
     from cait.analysis.paper import show
 
     show(named[0] if named else None, as_json="--json" in rest)
+
+
+def _imagenet_check(rest: list[str]) -> None:
+    from cait.data.check import check
+
+    options = _Options(
+        prog="cait imagenet-check",
+        description="Count the pictures of a data folder and decode some.",
+        allow_abbrev=False,
+    )
+    options.add_argument("root", metavar="DIR", type=Path, help="with train/<class>/ and val/<class>/")
+    options.add_argument(
+        "--pictures",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="how many to decode, 2000 unless given, over all classes",
+    )
+    given = options.parse_args(rest)
+    if given.pictures < 0:
+        raise UserError(f"--pictures must be at least 0, got {given.pictures}")
+    check(given.root, given.pictures)
 
 
 def _paper_row(verb: str, rest: list[str]) -> list[str]:

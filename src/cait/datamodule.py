@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,8 +17,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup, create_transform
 from torch.utils.data import DataLoader
 
-from cait.data import digits, folder
-from cait.data.dataset import EvalPictures, TrainPictures, mix_seeds
+from cait.data import digits, folder, imagenet, named
+from cait.data.dataset import EvalPictures, Samples, TrainPictures, mix_seeds
 from cait.data.faults import Faults
 from cait.data.sampler import ShardSampler, TrainBatchSampler, TrainLoader
 from cait.errors import UserError
@@ -29,7 +30,7 @@ CHECKED_PICTURES = 20_000
 
 
 class ImageNetDataModule(LightningDataModule):
-    """ImageNet, or any folder of class folders, under the paper's augmentation.
+    """ImageNet, any folder of class folders, or a data set with a name, under the paper's augmentation.
 
     Training batches are images [B, 3, img_size, img_size] in float32, normalised, and labels: class
     indices [B] in int64, or after Mixup or CutMix class probabilities [B, num_classes]. Order,
@@ -39,9 +40,16 @@ class ImageNetDataModule(LightningDataModule):
 
     Args:
         root: `root/train/<class>/*` and `root/val/<class>/*`, or `root/<class>/*`, of which
-            `val_fraction` is then held out. At "data/digits" scikit-learn's digits are written first.
-        train_split: name of the training folder in `root`.
-        val_split: name of the validation folder in `root`.
+            `val_fraction` is then held out. At "data/digits" scikit-learn's digits are written first. A
+            folder with ImageNet's archives as they are downloaded is unpacked first. Or the name of a
+            data set: "torch/cifar10", torchvision's, or "hfds/uoft-cs/cifar10", Hugging Face's.
+        train_split: name of the training folder in `root`, or of the data set's split, of several "train+val".
+        val_split: the same for validation. A data set without a split of its own for it, as CIFAR, has
+            "test": the best checkpoint is then chosen by what it is scored on, so report the last.
+        data_dir: where a data set with a name lies; None means data/<set>, Hugging Face's own cache for theirs.
+        download: fetch a data set with a name that is not there.
+        input_key: column of the pictures in a Hugging Face set.
+        target_key: column of the classes in a Hugging Face set.
         val_fraction: share of each class that is held out where `root` has no training folder.
         img_size: side of the square images in pixels.
         batch_size: images in a batch of one process; even with Mixup or CutMix.
@@ -78,7 +86,8 @@ class ImageNetDataModule(LightningDataModule):
         seed: of order, augmentation and mixing.
 
     Raises:
-        UserError: settings that do not fit together, or (in `num_classes`, `setup`) unusable folders.
+        UserError: settings that do not fit together, an unknown data set, or (in `num_classes`, `setup`)
+            unusable folders and sets that are not there.
     """
 
     def __init__(
@@ -86,6 +95,10 @@ class ImageNetDataModule(LightningDataModule):
         root: str = "data/imagenet",
         train_split: str = "train",
         val_split: str = "val",
+        data_dir: str | None = None,
+        download: bool = False,
+        input_key: str = "image",
+        target_key: str = "label",
         val_fraction: float = 0.1,
         img_size: int = 224,
         batch_size: int = 128,
@@ -115,6 +128,10 @@ class ImageNetDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         self.root = Path(root)
+        self._named = named.is_named(root)
+        self._open_settings: dict[str, Any] = dict(
+            folder=Path(data_dir) if data_dir else None, download=download, input_key=input_key, target_key=target_key
+        )
         self.train_split, self.val_split, self.val_fraction = train_split, val_split, val_fraction
         self.img_size = img_size
         self.batch_size = batch_size
@@ -198,7 +215,7 @@ class ImageNetDataModule(LightningDataModule):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes, read off the folder names; it needs no `setup`."""
+        """Number of classes, read off the folder or the data set; it needs no `setup`."""
         return len(self.class_names)
 
     @property
@@ -208,29 +225,49 @@ class ImageNetDataModule(LightningDataModule):
             return self._class_names
         if self.root == digits.ROOT and not digits.is_written(self.root):  # before prepare_data
             return digits.CLASS_NAMES
+        if self._named:
+            return self._sets[0].class_names
+        self.prepare_data()  # now, for the model's head wants their number before Lightning calls it
         return folder.class_names(self.root, self.train_split)
 
     def prepare_data(self) -> None:
-        """Write the embedded data set; called once on each node."""
+        """Write the embedded data set, or unpack ImageNet's archives; any number of processes may call it."""
         if self.root == digits.ROOT:
             digits.write_digits(self.root)
+        elif not self._named:  # those are fetched when they are opened, which `cait predict` can do without
+            imagenet.unpack(self.root, self.train_split, self.val_split)
+
+    @cached_property
+    def _sets(self) -> tuple[named.NamedSet, named.NamedSet]:
+        """The training and the validation set of a data set with a name."""
+        splits = (self.train_split, self.val_split)
+        train, val = (named.open_set(str(self.root), split, **self._open_settings) for split in splits)
+        if train.class_names != val.class_names:
+            raise UserError(f"{self.root}: {train.split} and {val.split} do not have the same classes")
+        return train, val
 
     def setup(self, stage: str | None = None) -> None:
         """List the pictures. Raises UserError where they cannot be used."""
         if self.trainer is None:
             self.prepare_data()
         if stage == "predict" and self.predict_root is not None:
-            self.predict_samples = folder.scan_flat(self.predict_root)
+            self.predict_samples: Samples = folder.scan_flat(self.predict_root)
             return
-        train, val = folder.scan(self.root, self.train_split, self.val_split, self.val_fraction)
+        train: Samples
+        val: Samples
+        if self._named:
+            train, val = self._sets
+        else:
+            train, val = folder.scan(self.root, self.train_split, self.val_split, self.val_fraction)
         self.faults = Faults(self.faults_path, int(self.max_bad_share * (len(train) + len(val))))
         self.train_pictures = TrainPictures(train, self.train_transform, self.seed, self.faults)
         self.val_pictures = EvalPictures(val, self.eval_transform, self.faults)
         self.predict_samples = val
         self.batch_mixer = Mixup(num_classes=self.num_classes, label_smoothing=0.0, **self._mixing)
         if stage == "fit":
-            if len(train) + len(val) <= CHECKED_PICTURES:
-                folder.check_headers(train + val, self.faults)
+            for samples in (train, val):
+                if isinstance(samples, folder.Files) and len(train) + len(val) <= CHECKED_PICTURES:
+                    folder.check_headers(samples, self.faults)
             rank_zero_info(
                 f"{self.root}: {len(train):,} training and {len(val):,} validation pictures, {self.num_classes} classes"
             )
@@ -271,8 +308,9 @@ class ImageNetDataModule(LightningDataModule):
         if self._digested is None:  # once; ImageNet's takes a second
             start = len(str(self.root)) + 1
             digest = hashlib.sha256()
-            for path, _ in self.train_pictures.samples:
-                digest.update(f"{path[start:]}\n".encode())
+            samples = self.train_pictures.samples
+            for index in range(len(samples)):
+                digest.update(f"{samples.name(index)[start:]}\n".encode())
             self._digested = digest.hexdigest()[:16]
         return self._digested
 

@@ -26,7 +26,8 @@ class PredictionsFile(Callback):
         if trainer.world_size > 1:
             self.path = self.path.with_stem(f"{self.path.stem}-{trainer.global_rank}")
         self._names = self.data.class_names
-        self._paths = [path for path, _ in self.data.predict_samples][trainer.global_rank :: trainer.world_size]
+        samples = self.data.predict_samples
+        self._paths = [samples.name(i) for i in range(trainer.global_rank, len(samples), trainer.world_size)]
         self._done = 0
         try:
             self._file = self.path.open("x", newline="")

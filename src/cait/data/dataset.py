@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,12 +13,25 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cait.data.faults import Faults
-from cait.data.folder import Samples, load_rgb
 from cait.data.sampler import Key
 from cait.errors import UserError
 
 NO_LABEL = -1
 """Label of a picture that is not to be counted."""
+
+
+class Samples(Protocol):
+    """Pictures by index, from files or out of a data set."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, index: int) -> str:
+        """What the picture is called in messages, in lists and in a run's digest: its path if it has one."""
+        ...
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        """The picture as RGB and the index of its class. Raises UserError where it cannot be read."""
+        ...
 
 
 def mix_seeds(*numbers: int) -> int:
@@ -52,11 +65,10 @@ class TrainPictures(Dataset[tuple[Tensor, int]]):
     def _read(self, key: Key) -> tuple[Any, int]:
         index, attempt = key[1], 0
         while True:  # `faults` ends it where there is nothing left to read
-            path, label = self.samples[index]
             try:
-                return load_rgb(path), label
+                return self.samples.read(index)
             except UserError as error:
-                self.faults.note(path, str(error))
+                self.faults.note(self.samples.name(index), str(error))
             attempt += 1
             index = mix_seeds(self.seed, *key, attempt) % len(self.samples)
 
@@ -74,11 +86,11 @@ class EvalPictures(Dataset[tuple[Tensor, int]]):
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        path, label = self.samples[index]
         try:
-            return self.transform(load_rgb(path)), label
+            picture, label = self.samples.read(index)
         except UserError as error:
             if self.faults is None:
                 raise
-            self.faults.note(path, str(error))
+            self.faults.note(self.samples.name(index), str(error))
             return torch.zeros_like(self.transform(Image.new("RGB", (8, 8)))), NO_LABEL
+        return self.transform(picture), label

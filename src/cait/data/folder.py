@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from PIL import Image
@@ -12,18 +13,26 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from cait.data.faults import Faults
 from cait.errors import UserError
 
-Samples = list[tuple[str, int]]
-"""Pairs of a picture's path and the index of its class."""
+
+class Files(list[tuple[str, int]]):
+    """Pairs of a picture's path and the index of its class, as `cait.data.dataset.Samples` has them."""
+
+    def name(self, index: int) -> str:
+        return self[index][0]
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        path, label = self[index]
+        return load_rgb(path), label
 
 
-def load_rgb(path: str) -> Image.Image:
-    """Read a picture in any of Pillow's formats and modes as RGB.
+def load_rgb(picture: str | Path | IO[bytes] | Image.Image, name: str | None = None) -> Image.Image:
+    """Read a picture in any of Pillow's formats and modes as RGB; `name` stands for it in errors.
 
     Raises:
         UserError: the file is missing, truncated or not a picture.
     """
     try:
-        with Image.open(path) as image:
+        with picture if isinstance(picture, Image.Image) else Image.open(picture) as image:
             if image.mode == "P" and "transparency" in image.info:
                 return image.convert("RGBA").convert("RGB")  # straight to RGB, Pillow warns about each such file
             if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255 instead of scaling
@@ -31,10 +40,10 @@ def load_rgb(path: str) -> Image.Image:
             return image.convert("RGB")
     except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error ...
         reason = "not a picture" if isinstance(error, Image.UnidentifiedImageError) else str(error)
-        raise UserError(f"cannot read the picture {path}: {reason}") from error
+        raise UserError(f"cannot read the picture {name or picture}: {reason}") from error
 
 
-def check_headers(samples: Samples, faults: Faults) -> None:
+def check_headers(samples: list[tuple[str, int]], faults: Faults) -> None:
     """Open each file without decoding it, and note those that are no picture."""
     for path, _ in samples:
         try:
@@ -62,7 +71,7 @@ def class_names(root: Path, train_split: str) -> list[str]:
     return names
 
 
-def scan(root: Path, train_split: str, val_split: str, val_fraction: float) -> tuple[Samples, Samples]:
+def scan(root: Path, train_split: str, val_split: str, val_fraction: float) -> tuple[Files, Files]:
     """List the training and validation pictures below `root`.
 
     With `root/train_split` and `root/val_split` these are the two sets. A `root` that holds the
@@ -85,7 +94,7 @@ def scan(root: Path, train_split: str, val_split: str, val_fraction: float) -> t
     return _pictures(root / train_split, names), _pictures(val_root, names)
 
 
-def scan_flat(root: Path) -> Samples:
+def scan_flat(root: Path) -> Files:
     """List every picture below `root`, sorted, under the label -1.
 
     Raises:
@@ -96,7 +105,7 @@ def scan_flat(root: Path) -> Samples:
     paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS and path.is_file())
     if not paths:
         raise UserError(f"no pictures below {root}")
-    return [(str(path), -1) for path in paths]
+    return Files((str(path), -1) for path in paths)
 
 
 def _folder_names(folder: Path) -> list[str]:
@@ -109,7 +118,7 @@ def _class_root(root: Path, train_split: str) -> Path:
     return root / train_split if (root / train_split).is_dir() else root
 
 
-def _pictures(folder: Path, names: list[str]) -> Samples:
+def _pictures(folder: Path, names: list[str]) -> Files:
     class Pictures(ImageFolder):
         def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
             return names, {name: index for index, name in enumerate(names)}
@@ -118,15 +127,14 @@ def _pictures(folder: Path, names: list[str]) -> Samples:
     empty = set(names) - {names[label] for _, label in samples}
     if empty:
         raise UserError(f"no pictures in the class folder {some([str(folder / name) for name in sorted(empty)])}")
-    return samples
+    return Files(samples)
 
 
-def _hold_out(samples: Samples, fraction: float, root: Path) -> tuple[Samples, Samples]:
-    by_class: dict[int, Samples] = {}
+def _hold_out(samples: Files, fraction: float, root: Path) -> tuple[Files, Files]:
+    by_class: dict[int, list[tuple[str, int]]] = {}
     for sample in samples:
         by_class.setdefault(sample[1], []).append(sample)
-    train: Samples = []
-    val: Samples = []
+    train, val = Files(), Files()
     for members in by_class.values():
         if len(members) < 2:
             raise UserError(f"{Path(members[0][0]).parent} holds one picture; two are needed to hold one out")

@@ -1,0 +1,29 @@
+"""One process at a time, for what only one should do: a download, the unpacking of archives."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cait.errors import UserError
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Wait for the lock on the file `path`, then hold it; it ends with the process, however that ends.
+
+    It holds between the processes of a machine, and over a shared file system where that has locks.
+
+    Raises:
+        UserError: the file cannot be written or locked.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        raise UserError(f"cannot lock {path}, so nothing can be put into {path.parent}: {error.strerror}") from error
+    with file:
+        yield

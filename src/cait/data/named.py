@@ -1,0 +1,205 @@
+"""Data sets by name: torchvision's, as "torch/cifar10", and Hugging Face's, as "hfds/uoft-cs/cifar10"."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from timm.data.readers import create_reader
+from torch.utils.data import ConcatDataset, Dataset, Subset
+from torchvision import datasets
+from torchvision.datasets.utils import verify_str_arg
+
+from cait.data.folder import load_rgb
+from cait.data.lock import alone
+from cait.errors import UserError
+
+TORCHVISION: dict[str, type[Dataset[Any]]] = {
+    "cifar10": datasets.CIFAR10,
+    "cifar100": datasets.CIFAR100,
+    "mnist": datasets.MNIST,
+    "fashion_mnist": datasets.FashionMNIST,
+    "flowers102": datasets.Flowers102,
+    "stanford_cars": datasets.StanfordCars,
+    "inaturalist": datasets.INaturalist,
+}
+STREAMS = ("hfids", "tfds", "wds")
+"""timm's prefixes of data sets that are read in an order of their own."""
+
+
+class NamedSet:
+    """One split of a data set with a name: pictures by index, as `cait.data.dataset.Samples` has them.
+
+    Args:
+        root: name with its prefix.
+        split: name of the split.
+        pictures: pairs of a picture (an image or an open file) and the index of its class.
+        class_names: names of the classes, in order.
+    """
+
+    def __init__(self, root: str, split: str, pictures: Dataset[Any], class_names: Sequence[str]) -> None:
+        self.root, self.split, self.pictures, self.class_names = root, split, pictures, list(class_names)
+
+    def __len__(self) -> int:
+        return len(self.pictures)  # type: ignore[arg-type]
+
+    def name(self, index: int) -> str:
+        return f"{self.root}/{self.split}/{index}"
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        try:
+            picture, label = self.pictures[index]
+        except UserError:  # from load_rgb, with the file's name
+            raise
+        except Exception as error:
+            raise UserError(f"cannot read the picture {self.name(index)}: {error}") from error
+        return load_rgb(picture, self.name(index)), int(label)
+
+
+def is_named(root: str) -> bool:
+    """Whether `root` names a data set and not a folder.
+
+    Raises:
+        UserError: a name that none goes by, or one of a set that cannot be read by index.
+    """
+    prefix, slash, name = root.partition("/")
+    if not slash:
+        return False
+    if prefix in STREAMS:
+        raise UserError(
+            f"{root} is read as a stream, in an order that a run could not be resumed in; "
+            "sets that can be used are torch/NAME and hfds/NAME"
+        )
+    if prefix == "torch" and name not in TORCHVISION:
+        known = ", ".join(f"torch/{known}" for known in TORCHVISION)
+        raise UserError(f"there is no data set {root}, but {known}; a folder of that name is ./{root}")
+    return prefix in ("torch", "hfds")
+
+
+def open_set(
+    root: str,
+    split: str,
+    folder: Path | None = None,
+    download: bool = False,
+    input_key: str = "image",
+    target_key: str = "label",
+) -> NamedSet:
+    """Open a split of a data set.
+
+    Args:
+        root: "torch/<set>", one of TORCHVISION, or "hfds/<owner>/<set>", read by timm's reader.
+        split: the set's own name for it. Several together are "train+val". iNaturalist's are
+            "2021_train", "2021_train_mini", "2021_valid" and, by the lists `train2018.json` and the like
+            that go with it, "2017_train", "2017_val" ... "2019_val".
+        folder: where the set lies; None means data/<set>, and Hugging Face's own cache for theirs.
+        download: fetch what is not there.
+        input_key: column of the pictures in a Hugging Face set.
+        target_key: column of the classes in a Hugging Face set.
+
+    Raises:
+        UserError: the set is not there, or has no such split, or the package that reads it is not installed.
+    """
+    if root.startswith("hfds/"):
+        return _open_huggingface(root, split, folder, download, input_key=input_key, target_key=target_key)
+    name = root.partition("/")[2]
+    folder = folder or Path("data") / name
+    try:
+        return _open_torchvision(root, name, split, folder, False)
+    except _NotThereError as error:
+        if not download:
+            raise UserError(f"{root} is not in {folder}, or not whole; to fetch it add --data.download true") from error
+    with alone(folder.parent / f".{folder.name}.lock"):
+        try:
+            return _open_torchvision(root, name, split, folder, True)
+        except _NotThereError as error:
+            raise UserError(f"cannot fetch {root}: {' '.join(str(error).split())}") from error
+
+
+class _NotThereError(Exception):
+    pass
+
+
+def _open_torchvision(root: str, name: str, split: str, folder: Path, download: bool) -> NamedSet:
+    if not download and not folder.is_dir():
+        raise _NotThereError
+    kind: Any = TORCHVISION[name]
+    parts: list[Dataset[Any]] = []
+    names: Sequence[str] = []
+    for part in split.split("+"):
+        try:
+            pictures, names = _torchvision_part(kind, part, folder, download)
+        except UserError:
+            raise
+        except ValueError as error:  # no such split, or no longer to be fetched
+            raise UserError(f"{root} with --data.train_split or --data.val_split {part}: {error}") from error
+        except (RuntimeError, OSError) as error:
+            raise _NotThereError(str(error)) from error
+        parts.append(pictures)
+    return NamedSet(root, split, parts[0] if len(parts) == 1 else ConcatDataset(parts), names)
+
+
+def _torchvision_part(kind: Any, split: str, folder: Path, download: bool) -> tuple[Dataset[Any], Sequence[str]]:
+    """Pictures and class names of one split; raises what torchvision raises."""
+    if kind is datasets.INaturalist:
+        return _inaturalist(split, folder, download)
+    parameters = inspect.signature(kind).parameters
+    options: dict[str, Any] = {"loader": load_rgb} if "loader" in parameters else {}
+    if "train" in parameters:
+        options["train"] = verify_str_arg(split, "split", ("train", "test")) == "train"
+    else:
+        options["split"] = split
+    pictures = kind(folder, download=download, **options)
+    return pictures, pictures.classes
+
+
+def _inaturalist(split: str, folder: Path, download: bool) -> tuple[Dataset[Any], Sequence[str]]:
+    # Up to 2019 the pictures of both splits lie in one folder, and lists tell them apart.
+    listed = {f"{year}_{part}": (year, part) for year in ("2017", "2018", "2019") for part in ("train", "val")}
+    verify_str_arg(split, "split", (*listed, "2021_train", "2021_train_mini", "2021_valid"))
+    year, part = listed.get(split, (split, ""))
+    pictures = datasets.INaturalist(folder, year, download=download, loader=load_rgb)
+    pictures.index.sort()  # torchvision's order is the file system's
+    if not part:
+        return pictures, pictures.all_categories
+    path = folder / f"{part}{year}.json"
+    try:
+        # train_val2018/<super category>/<category>/<picture>.jpg
+        names = {"/".join(image["file_name"].split("/")[-3:]) for image in json.loads(path.read_text())["images"]}
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{path}, the list of the split's pictures, is missing: github.com/visipedia/inat_comp"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is not a list of iNaturalist's pictures: {error!r}") from error
+    places = [
+        place
+        for place, (label, file) in enumerate(pictures.index)
+        if f"{pictures.all_categories[label]}/{file}" in names
+    ]
+    if len(places) != len(names):
+        raise UserError(f"{path} lists {len(names):,} pictures, of which {len(places):,} are in {folder / year}")
+    return Subset(pictures, places), pictures.all_categories
+
+
+def _open_huggingface(root: str, split: str, folder: Path | None, download: bool, **columns: str) -> NamedSet:
+    if not download:
+        os.environ.setdefault("HF_DATASETS_OFFLINE", "1")  # heeded when the package is imported
+    try:
+        importlib.import_module("datasets")
+    except ImportError as error:
+        raise UserError(f"{root} needs Hugging Face's package: .venv/bin/pip install datasets") from error
+    try:
+        reader = create_reader(root, root=str(folder) if folder else None, split=split, **columns)
+    except Exception as error:  # of many kinds, with lines of advice
+        hint = "" if download else "; to fetch it add --data.download true"
+        raise UserError(f"cannot open {root}, split {split!r}: {' '.join(str(error).split())}{hint}") from error
+    names = sorted(reader.class_to_idx, key=reader.class_to_idx.__getitem__)
+    if not names:
+        raise UserError(f"{root} names no classes in its column {columns['target_key']}; see --data.target_key")
+    return NamedSet(root, split, reader, names)

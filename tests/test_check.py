@@ -1,0 +1,154 @@
+"""`cait imagenet-check`: what it counts, and every mistake that it is for."""
+
+import os
+import shutil
+from pathlib import Path
+
+import formats
+import pytest
+from PIL import Image
+
+from cait.cli import main
+from cait.data import check
+from cait.data.imagenet import ARCHIVES
+
+
+def run(root: Path, *options: str) -> int:
+    try:
+        main(["imagenet-check", str(root), *options])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_a_folder_without_fault(mixed_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(mixed_root) == 0
+    said = capsys.readouterr().out
+    assert f"{mixed_root}/train: 3 classes, 36 pictures" in said
+    assert f"{mixed_root}/val: 3 classes, 15 pictures" in said
+    assert "decoded 51 pictures" in said
+    assert "ImageNet" not in said
+    assert run(mixed_root / "train", "--pictures", "7") == 0  # class folders alone
+    assert "decoded 7 pictures" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("no val", "/val does not exist"),
+        ("flat val", "/val holds 15 pictures and no class folders"),
+        ("some flat", "1 picture(s) in "),
+        ("empty class", "1 class(es) without pictures in "),
+        ("class only in train", "1 class(es) only in {root}/train: owl"),
+        ("class only in val", "1 class(es) only in {root}/val: emu"),
+        ("text", "1 file(s) without a picture's extension, which are left out: {root}/train/cat/0.jpg.part"),
+        ("truncated", "cannot read the picture {root}/val/dog/5.JPEG: "),
+        ("packed classes", "/train holds 1 archives: n01440764.tar; unpack each into a folder of its name"),
+        ("nothing", "/train holds no class folders"),
+    ],
+)
+def test_every_mistake_is_named_in_a_line(
+    mixed_root: Path, capsys: pytest.CaptureFixture[str], kind: str, words: str
+) -> None:
+    train, val = mixed_root / "train", mixed_root / "val"
+    if kind == "no val":
+        shutil.rmtree(val)
+    elif kind == "flat val":
+        for number, path in enumerate(sorted(val.rglob("*.*"))):
+            path.rename(val / f"{number}{path.suffix}")
+        for name in ("cat", "dog", "owl"):
+            (val / name).rmdir()
+    elif kind == "some flat":
+        (val / "cat" / "0.jpg").rename(val / "0.jpg")
+    elif kind == "empty class":
+        shutil.rmtree(train / "cat")
+        (train / "cat").mkdir()
+    elif kind == "class only in train":
+        shutil.rmtree(val / "owl")
+    elif kind == "class only in val":
+        shutil.copytree(val / "owl", val / "emu")
+    elif kind == "text":
+        (train / "cat" / "0.jpg").rename(train / "cat" / "0.jpg.part")
+    elif kind == "truncated":
+        (val / "dog" / "5.JPEG").write_bytes((train / "dog" / "5.JPEG").read_bytes()[:1500])
+    elif kind == "packed classes":
+        (train / "n01440764.tar").touch()
+    else:
+        shutil.rmtree(train)
+        train.mkdir()
+    assert run(mixed_root) == 2
+    said = capsys.readouterr()
+    wrong = [line for line in said.out.splitlines() if line.startswith("wrong: ")]
+    assert len(wrong) == 1
+    assert words.format(root=mixed_root) in wrong[0]
+    assert said.err == f"cait: error: 1 thing(s) wrong with {mixed_root}\n"
+
+
+def test_archives_instead_of_folders_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: list[Image.Image], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "imagenet"
+    formats.write_imagenet(root, monkeypatch, photographs)
+    assert run(root) == 2
+    assert "still packed: the first run with this --data.root unpacks them" in capsys.readouterr().out
+    (root / ARCHIVES["devkit"]).unlink()
+    assert run(root) == 2
+    assert f"to have them unpacked put {ARCHIVES['devkit']} there too" in capsys.readouterr().out
+
+
+def test_imagenets_numbers_are_compared(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    photographs: list[Image.Image],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    formats.save(photographs, tmp_path / "one.JPEG", 0)
+    root = tmp_path / "imagenet"
+    for label in range(1000):
+        for part in ("train", "val"):
+            folder = root / part / f"n{label:08d}"
+            folder.mkdir(parents=True)
+            os.link(tmp_path / "one.JPEG", folder / "0.JPEG")
+    assert run(root, "--pictures", "3") == 2
+    said = capsys.readouterr().out
+    assert "ImageNet's numbers: 1,000 classes, pictures: 1,281,167 in train, 50,000 in val" in said
+    assert f"wrong: {root}/train holds 1,000 pictures, ImageNet 1,281,167" in said
+    assert f"wrong: {root}/val holds 1,000 pictures, ImageNet 50,000" in said
+    monkeypatch.setattr(check, "IMAGENET_PICTURES", {"train": 1000, "val": 1000})
+    assert run(root, "--pictures", "3") == 0
+    for part in ("train", "val"):
+        shutil.rmtree(root / part / "n00000007")
+    assert run(root, "--pictures", "0") == 0
+    assert "named like ImageNet's, but are 999: a part of it, or another set" in capsys.readouterr().out
+
+
+def test_the_sample_is_spread_over_classes_and_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(check, "load_rgb", read.append)
+    found = {"train": {f"c{label}": [f"c{label}/{i:02d}" for i in range(20)] for label in range(10)}}
+    assert list(check._decode(found, 25)) == []
+    counts = [sum(name.startswith(f"c{label}/") for name in read) for label in range(10)]
+    assert sum(counts) == 25
+    assert set(counts) == {2, 3}
+    assert [name for name in read if name.startswith("c0/")] == ["c0/05", "c0/15"]
+    read.clear()
+    assert list(check._decode(found, 5)) == []
+    assert len({name.split("/")[0] for name in read}) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "the data folder nowhere does not exist"),
+        ([], "required: DIR; `cait imagenet-check --help`"),
+        (["x", "--pictures=many"], "--pictures"),
+        (["x", "--pictures=-1"], "--pictures must be at least 0"),
+    ],
+)
+def test_bad_arguments_are_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["imagenet-check", *arguments])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
