@@ -20,9 +20,9 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
 
   fit        train:              cait fit --config configs/digits.yaml --run_name NAME
   resume     go on with a run:   cait resume NAME [--trainer.max_epochs 100 ...]
-  eval       score a run:        cait eval NAME [--ckpt_path FILE ...]
-  validate   score a checkpoint on the validation set, logged as val/...
-  test       the same, logged as test/...
+  eval       score a run:        cait eval NAME [--v2 DIR --real FILE --ckpt_path FILE ...]
+  validate   score a checkpoint or weights on the validation set, as `eval` does
+  test       loss and accuracy alone, logged as test/...
   predict    write a CSV of classes and probabilities for a folder of pictures
   export     take a run out:     cait export NAME [--format timm|release|onnx|torch_export]
              [--ema] [--output PATH], by default below logs/NAME/export/
@@ -47,8 +47,12 @@ or from --ckpt_path FILE. What is given now wins over the run's own settings."""
     "eval": """\
 usage: cait eval RUN [options of validate]
 
-Score a run, a name in logs/ or the path of its folder, on the validation set:
-its best checkpoint, or --ckpt_path FILE.""",
+Score a run, a name in logs/ or the path of its folder, on the validation set: its best
+checkpoint, or --ckpt_path FILE; raw weights and moving average. evaluation.json in the
+run's folder, or --output FILE, has accuracy by class and the confusion matrix too.
+
+  --v2 DIR      score it on ImageNet-V2 as well, or on more pictures of the same classes
+  --real FILE   score it on ReaL's labels (real.json); ImageNet needs no file""",
     "zoo": """\
 usage: cait zoo [--json]
 
@@ -187,7 +191,7 @@ def _paper_row(verb: str, rest: list[str]) -> list[str]:
 
     row = find(options.paper)
     names = {argument.split("=")[0] for argument in others}
-    arguments = row.arguments()
+    arguments = [*row.arguments(), f"--paper_row={row.id}"]
     if verb == "fit":
         if row.evaluate:
             raise UserError(f"nothing is trained in {row.id}, it is scored: `{row.command}`")
@@ -201,7 +205,10 @@ def _paper_row(verb: str, rest: list[str]) -> list[str]:
                 f"{row.id} needs the weights of {start.id}, and there is no {weights}: "
                 f"`{start.command}` first, or give --model.weights FILE"
             )
-        arguments.append(f"--model.weights={weights}")
+        # A run of the row itself is read whole, for its moving average.
+        arguments.append(f"--{'ckpt_path' if start is row else 'model.weights'}={weights}")
+        if verb == "validate":
+            arguments.append(f"--output={row.run_dir / 'evaluation.json'}")
     return [*arguments, *others]
 
 
@@ -270,7 +277,8 @@ def _resume_arguments(rest: list[str]) -> list[str]:
 def _eval_arguments(rest: list[str]) -> list[str]:
     run_dir, overrides = _run_dir("eval", rest)
     checkpoint = _best_checkpoint(run_dir, "score")
-    return ["validate", *_config(run_dir), "--ckpt_path", str(checkpoint), *overrides]
+    output = run_dir / "evaluation.json"
+    return ["validate", *_config(run_dir), "--ckpt_path", str(checkpoint), "--output", str(output), *overrides]
 
 
 def _best_checkpoint(run_dir: Path, purpose: str) -> Path:

@@ -334,6 +334,11 @@ class ImageNetDataModule(LightningDataModule):
     def predict_dataloader(self) -> DataLoader[Any]:
         return self._eval_loader(EvalPictures(self.predict_samples, self.eval_transform), "prediction")
 
+    def further_dataloader(self, samples: folder.Samples) -> DataLoader[Any]:
+        """Loader of another evaluation set of the same classes, under the same transform."""
+        faults = Faults(None, int(self.max_bad_share * len(samples)))
+        return self._eval_loader(EvalPictures(samples, self.eval_transform, faults), "further")
+
     def _eval_loader(self, pictures: EvalPictures, purpose: str) -> DataLoader[Any]:
         rank, world_size = self._place()
         if len(pictures) < world_size:  # a process without a batch would not join in adding up the figures

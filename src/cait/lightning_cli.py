@@ -19,15 +19,19 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_only
+from rich.console import Console
 
+from cait.analysis.paper import find, released
 from cait.callbacks.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint
 from cait.callbacks.ema import EMA
+from cait.callbacks.evaluation import Evaluation, as_table, check_place, write
 from cait.callbacks.faults import FaultReport
 from cait.callbacks.files import run_argument, run_loggers
 from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.predictions import PredictionsFile
 from cait.callbacks.progress import EpochLines, ModelTable, RunProgressBar, RunSummary
 from cait.callbacks.seeding import StepSeed
+from cait.data.folder import scan_further
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.model.weights import class_names
@@ -59,6 +63,11 @@ VERBS = ("fit", "validate", "test", "predict")
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to those that Lightning starts."""
 RUN_NAME = "Name of the run's folder below logs/; null calls it after the configuration, with a number if need be."
+
+OUTPUT = "File to write, by default predictions.csv (cait predict) or evaluation.json (cait validate)."
+REAL = "File of ReaL labels, real.json, to validate on too; null takes timm's copy where the data is ImageNet."
+V2 = "Folder of ImageNet-V2, or of more pictures of the same classes, to validate on too."
+PAPER_ROW = "The row of the paper that the run is, as --paper notes it, whose figures are shown beside the run's."
 
 
 class SaveConfig(SaveConfigCallback):
@@ -98,9 +107,10 @@ class CaiTCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--run_name", type=str | None, default=None, help=RUN_NAME)
-        parser.add_argument(
-            "--output", type=str, default="predictions.csv", help="The file that `cait predict` writes."
-        )
+        parser.add_argument("--output", type=str | None, default=None, help=OUTPUT)
+        parser.add_argument("--real", type=str | None, default=None, help=REAL)
+        parser.add_argument("--v2", type=str | None, default=None, help=V2)
+        parser.add_argument("--paper_row", type=str | None, default=None, help=PAPER_ROW)
         parser.add_argument(
             "--save_every_n_steps", type=int, default=500, help="Steps between checkpoints, which epochs end with too."
         )
@@ -148,7 +158,7 @@ class CaiTCLI(LightningCLI):
             raise UserError(f"the checkpoint {config.ckpt_path} does not exist")
         else:
             checkpoint = read_checkpoint(config.ckpt_path)
-            self.checkpoint_step = int(checkpoint["global_step"])
+            self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
             if self.config.subcommand == "predict" and config.data.predict_root is not None:
                 # A run's classes are known without the folder that it was trained on.
                 config.data.class_names = class_names(checkpoint)
@@ -214,7 +224,9 @@ class CaiTCLI(LightningCLI):
             self.save_config_callback = None
             kwargs.update(logger=False, enable_checkpointing=False)
             if self.subcommand == "predict":
-                callbacks.append(PredictionsFile(Path(self.config.predict.output), self.datamodule))
+                callbacks.append(
+                    PredictionsFile(Path(self.config.predict.output or "predictions.csv"), self.datamodule)
+                )
         try:
             return super().instantiate_trainer(**kwargs, callbacks=[*(given.callbacks or []), *callbacks])
         except Exception:
@@ -222,6 +234,52 @@ class CaiTCLI(LightningCLI):
                 with contextlib.suppress(OSError):  # it holds something
                     self.run_dir.rmdir()  # its name stays free
             raise
+
+    def before_validate(self) -> None:
+        # What cannot be is told now, not after an hour.
+        config = self.config.validate
+        if self.trainer.limit_val_batches == 0:
+            raise UserError("--trainer.limit_val_batches 0 scores nothing")
+        self.output = Path(config.output or "evaluation.json")
+        check_place(self.output)
+        self.further = scan_further(Path(config.v2), self.datamodule.class_names) if config.v2 else None
+        self.paper_row = find(config.paper_row) if config.paper_row else None
+        if self.paper_row is None and config.model.pretrained and config.ckpt_path is None:
+            self.paper_row = released(self.model.name, self.datamodule.img_size)
+        self.evaluation = Evaluation(self.datamodule, config.real)
+        self.trainer.callbacks.append(self.evaluation)  # type: ignore[attr-defined]  # behind EMA
+
+    def after_validate(self) -> None:
+        """Show and write what was found, and before that go through ImageNet-V2."""
+        config, model, data = self.config.validate, self.model, self.datamodule
+        figures = self.evaluation.figures
+        if self.further is not None:
+            self.trainer.datamodule = None  # type: ignore[attr-defined]  # it would list all its pictures again
+            self.trainer.validate(model, data.further_dataloader(self.further), verbose=False)
+            for weights, further in self.evaluation.figures.items():
+                figures[weights]["v2"] = further
+        if not self.trainer.is_global_zero:
+            return
+        row = self.paper_row
+        about = {
+            "weights": config.ckpt_path or config.model.weights or f"timm's {model.name}",
+            "epoch": self.checkpoint_epoch if config.ckpt_path else None,
+            "step": self.checkpoint_step if config.ckpt_path else None,
+            "model": model.name,
+            "img_size": data.img_size,
+            "crop_pct": config.data.crop_pct,
+            "root": str(data.root),
+            "real": (config.real or "timm's") if "real" in figures["raw"] else None,
+            "v2": config.v2,
+            "paper_row": row.id if row else None,
+            "published": row.published if row else {},
+            "class_names": data.class_names,
+        }
+        result = about | figures
+        print(f"{result['weights']} at {data.img_size} pixels, crop {config.data.crop_pct}")
+        Console().print(as_table(result))
+        write(result, self.output)
+        print(f"by class, and the confusion matrix: {self.output}")
 
     def _first_step(self) -> int:
         """Steps of this run that the checkpoint has behind it; 0 in a new run, whatever checkpoint it starts from."""

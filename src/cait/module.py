@@ -234,9 +234,12 @@ class CaiTModule(LightningModule):
         self.log_dict({"train/loss_epoch": loss, "train/acc1_epoch": acc1}, on_step=False, on_epoch=True, logger=False)
         return loss
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Count a batch; its logits [B, num_classes] are for callbacks."""
         images, labels = batch
-        self.val_metrics.update(self.model(images), labels)
+        logits = self.model(images)
+        self.val_metrics.update(logits, labels)
+        return logits
 
     def on_validation_epoch_end(self) -> None:
         self.log_dict(self.val_metrics.compute("val"), prog_bar=True)

@@ -47,6 +47,8 @@ class Row:
     """Nothing is trained; the weights of `weights_of` are scored."""
     top1: float | None = None
     """Published top-1 on ImageNet in per cent."""
+    timm: dict[str, float] = field(default_factory=dict)
+    """What timm published of the release's weights, top-1: `acc1` on ImageNet, on `real` and on `v2`."""
     failed: bool = False
     """The published run broke down before its end."""
     parameters: float | None = None
@@ -80,6 +82,12 @@ class Row:
         parts += [Path(self.overlay).stem] if self.overlay else []
         parts += ["evaluated"] if self.evaluate else []
         return ", ".join(parts + [f"{key.split('.')[-1]} {_text(value)}" for key, value in self.own.items()])
+
+    @property
+    def published(self) -> dict[str, dict[str, float]]:
+        """Top-1 in per cent by who published it, then by set: `acc1` is ImageNet's validation set."""
+        found = {"paper": {} if self.top1 is None else {"acc1": self.top1}, "timm": self.timm}
+        return {source: figures for source, figures in found.items() if figures}
 
     @property
     def command(self) -> str:
@@ -156,6 +164,13 @@ def find(id: str, table: str | None = None) -> Row:
         hint = f"; did you mean {near[0]}?" if near else "; `cait paper` lists them"
         raise UserError(f"the paper has no row {id!r}{hint}")
     return known[full]
+
+
+def released(name: str, img_size: int) -> Row | None:
+    """The row that the weights published by timm of a model at a resolution are of, None where there is none."""
+    known = rows().values() if RECIPE.is_file() else ()
+    own = (row for row in known if row.timm and row.settings["model.name"] == name)
+    return next((row for row in own if row.network().img_size == img_size), None)
 
 
 def _defaults(table: str) -> Settings:

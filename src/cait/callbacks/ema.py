@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from cait.errors import UserError
@@ -14,7 +15,7 @@ from cait.module import EvalMetrics
 
 
 class EMA(Callback):
-    """Average `module.model` after every optimiser step and validate the average as `val_ema/...`.
+    """Average `module.model` after every optimiser step; score the average as `val_ema/...` and `test_ema/...`.
 
     The average starts from the initial weights, as timm's ModelEma. It lives in this callback's part
     of the checkpoint, of which `cait eval` scores it too; since nothing is ever swapped, the raw
@@ -29,6 +30,8 @@ class EMA(Callback):
             raise UserError(f"ema.decay must be in [0, 1) or null, got {decay}")
         self.decay = decay
         self.average: AveragedModel | None = None
+        self.logits: Tensor | None = None
+        """What the average says of the batch that is being validated, [B, num_classes]."""
         self._loaded: dict[str, Any] = {}
         self._last_step = 0
 
@@ -40,6 +43,8 @@ class EMA(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         if self.average is None and self._loaded:  # a checkpoint is scored
             self._start(pl_module)
+
+    on_test_start = on_validation_start
 
     def _start(self, pl_module: Any) -> None:
         if self.decay is None:
@@ -63,11 +68,19 @@ class EMA(Callback):
         if self.average is not None:
             images, labels = batch
             with torch.no_grad(), trainer.precision_plugin.forward_context():
-                self._metrics.update(self.average.module(images), labels)
+                self.logits = self.average.module(images)
+                self._metrics.update(self.logits, labels)
+
+    def on_test_batch_end(self, *arguments: Any) -> None:
+        self.on_validation_batch_end(*arguments)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         if self.average is not None:
             pl_module.log_dict(self._metrics.compute("val_ema"))
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if self.average is not None:
+            pl_module.log_dict(self._metrics.compute("test_ema"))
 
     def state_dict(self) -> dict[str, Any]:
         return self.average.module.state_dict() if self.average is not None else {}

@@ -108,6 +108,28 @@ def scan_flat(root: Path) -> Files:
     return Files((str(path), -1) for path in paths)
 
 
+def scan_further(root: Path, names: list[str]) -> Samples:
+    """List the pictures of another set of the same classes, as ImageNet-V2.
+
+    The class folders bear the classes' names, or as in ImageNet-V2 their indices, which sorted as
+    text would stand in another order: 0, 1, 10, 100, 101, ...
+
+    Raises:
+        UserError: no such folder, or other classes than `names`.
+    """
+    if not root.is_dir():
+        raise UserError(f"the folder {root} does not exist")
+    found, indices = set(_folder_names(root)), [str(index) for index in range(len(names))]
+    if found == set(names):
+        return _pictures(root, names)
+    if found == set(indices):
+        return _pictures(root, indices)
+    raise UserError(
+        f"{root} holds {len(found)} class folders, which are neither the model's {len(names)} classes by name "
+        f"nor 0 to {len(names) - 1}"
+    )
+
+
 def _folder_names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 

@@ -1,0 +1,61 @@
+"""ReaL: the several right classes of each validation picture ("Are we done with ImageNet?", arXiv 2006.07159)."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from pathlib import Path
+
+import torch
+from timm.data import ImageNetInfo
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from cait.data.folder import Samples
+from cait.errors import UserError
+
+
+def is_imagenet(class_names: list[str]) -> bool:
+    """Whether the classes are ImageNet-1k's, by WordNet's numbers, which ReaL's indices count."""
+    return class_names == ImageNetInfo().label_names()
+
+
+def real_labels(path: str | None, samples: Samples, num_classes: int) -> Tensor:
+    """Read the right classes of each of `samples`: [len(samples), most classes of a picture], filled up with -1.
+
+    The file is the authors' `real.json`, a list by the number in ILSVRC2012_val_00000001.JPEG of lists of class
+    indices; a list may be empty. None takes the copy that timm ships.
+
+    Raises:
+        UserError: no such file, another format, not one list for each picture, or a name without a number.
+    """
+    file = resources.files("timm.data") / "_info" / "imagenet_real_labels.json" if path is None else Path(path)
+    if not file.is_file():
+        raise UserError(f"the ReaL labels {file} do not exist")
+    try:
+        lists = json.loads(file.read_text())
+    except ValueError as error:  # json's and Unicode's
+        raise UserError(f"{file} is not JSON: {error}") from error
+    if not isinstance(lists, list) or not all(_classes(labels, num_classes) for labels in lists):
+        raise UserError(f"{file} is not a list of lists of class indices from 0 to {num_classes - 1}")
+    if len(lists) != len(samples):
+        raise UserError(f"{file} has labels for {len(lists):,} pictures, the validation set has {len(samples):,}")
+    numbers = [_number(picture) for picture, _ in samples]
+    for (picture, _), number in zip(samples, numbers, strict=True):
+        if not 1 <= number <= len(lists):
+            raise UserError(f"{picture} is number {number:,}, {file} has labels for {len(lists):,} pictures")
+    if len(set(numbers)) != len(numbers):
+        raise UserError("two validation pictures have one number, so ReaL's labels cannot be told apart")
+    return pad_sequence([torch.tensor(lists[number - 1], dtype=torch.long) for number in numbers], True, -1)
+
+
+def _classes(labels: object, num_classes: int) -> bool:
+    return isinstance(labels, list) and all(type(label) is int and 0 <= label < num_classes for label in labels)
+
+
+def _number(picture: str) -> int:
+    found = re.search(r"ILSVRC2012_val_(\d+)", Path(picture).name)
+    if not found:
+        raise UserError(f"ReaL goes by numbers as in ILSVRC2012_val_00000001.JPEG, and {picture} has none")
+    return int(found[1])

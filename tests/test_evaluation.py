@@ -1,0 +1,351 @@
+"""Evaluation: what `cait eval` counts, held against scikit-learn and timm; ReaL, ImageNet-V2, what was published."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import REPO, SMALL, start
+from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.metrics import confusion_matrix
+from timm.data import ImageNetInfo
+from timm.data.real_labels import RealLabelsImagenet
+from torch import Tensor
+
+from cait.analysis.paper import released, rows
+from cait.callbacks.evaluation import Counts, Evaluation, RealAccuracy, write
+from cait.cli import main
+from cait.data.folder import load_rgb, scan_further
+from cait.data.real import real_labels
+from cait.datamodule import ImageNetDataModule
+from cait.errors import UserError
+from cait.model.weights import load_weights
+from cait.module import CaiTModule
+
+NAMES = [f"n{index:02d}" for index in range(12)]
+BROKEN = "ILSVRC2012_val_00000005.JPEG"
+"""The validation picture that cannot be read."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits as ImageNet is laid out, in twelve classes (0 and 1 in negative too), and a run that has seen them."""
+    place = tmp_path_factory.mktemp("evaluation")
+    digits = load_digits()
+    pictures = [(digit, pixels * 255 / 16) for digit, pixels in zip(digits.target, digits.images, strict=True)]
+    pictures += [(digit + 10, 255 - pixels) for digit, pixels in pictures if digit < 2]
+    order = np.random.default_rng(0).permutation(len(pictures))  # numbers do not follow the classes
+    real: list[list[int]] = []
+    for place_in_order, picture in enumerate(order):
+        label, pixels = pictures[picture]
+        number = place_in_order + 1
+        if place_in_order < 301:  # over two processes 151 and 150
+            path = place / "data" / "val" / NAMES[label] / f"ILSVRC2012_val_{number:08d}.JPEG"
+            real.append([[], [int(label)], [int(label), (int(label) + 3) % 12]][number % 3])
+        elif place_in_order < 500:
+            path = place / "v2" / str(label) / f"{number}.jpeg"
+        else:
+            path = place / "data" / "train" / NAMES[label] / f"{number}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.round().astype(np.uint8)).save(path, format="JPEG", quality=95)
+        if path.name == BROKEN:
+            path.write_bytes(b"no picture")
+            real[-1] = []  # timm's evaluator knows of none
+    (place / "real.json").write_text(json.dumps(real))
+    run = [*SMALL, "--data.root=data", "--data.num_workers=0", "--trainer.max_epochs=2", "--run_name=mine"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setattr(sys, "argv", ["cait"])
+        patch.setenv("CAIT_RUN", "")
+        main(["fit", *run, "--ema.decay=0.9", "--data.mixup=0", "--data.cutmix=0", "--data.eval_batch_size=32"])
+    assert not (place / "logs/mine/evaluation.json").exists()  # training does not count this
+    return place
+
+
+@pytest.fixture(scope="module")
+def evaluated(place: Path) -> dict:
+    """What two processes find, in batches that the pictures do not fill."""
+    two = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--data.eval_batch_size=13"]
+    done = start(place, "eval", "mine", "--real=real.json", "--v2=v2", *two)
+    shown, _ = done.communicate(timeout=200)
+    assert done.returncode == 0, shown
+    return {"shown": shown, **json.loads((place / "logs/mine/evaluation.json").read_text())}
+
+
+def logits_of(place: Path, weights: str, paths: list[Path]) -> Tensor:
+    """[len(paths), 12], a picture at a time, without a loader."""
+    checkpoint = place / "logs/mine/checkpoints/best.ckpt"
+    model = CaiTModule.load_from_checkpoint(checkpoint, map_location="cpu").model.eval()
+    load_weights(model, checkpoint, ema=weights == "ema")
+    transform = ImageNetDataModule(root=str(place / "data"), img_size=16, batch_size=2).eval_transform
+    with torch.no_grad():
+        return torch.cat([model(transform(load_rgb(str(path)))[None]) for path in paths])
+
+
+@pytest.mark.parametrize("weights", ["raw", "ema"])
+@pytest.mark.parametrize("part", ["val", "v2"])
+def test_counts_are_scikit_learns_over_two_processes(place: Path, evaluated: dict, weights: str, part: str) -> None:
+    figures = evaluated[weights] if part == "val" else evaluated[weights]["v2"]
+    paths = [path for path in (place / ("data/val" if part == "val" else "v2")).glob("*/*") if path.name != BROKEN]
+    labels = [int(path.parent.name.removeprefix("n")) for path in paths]
+    logits = logits_of(place, weights, paths)
+    guesses = logits.argmax(dim=1)
+    expected = confusion_matrix(labels, guesses, labels=range(12))
+    assert figures["confusion"] == expected.tolist()
+    assert figures["images"] == len(paths) == (300 if part == "val" else 199)
+    shares = 100 * expected.diagonal() / expected.sum(axis=1)
+    assert figures["per_class"] == pytest.approx(dict(zip(NAMES, shares, strict=True)))
+    assert figures["acc1"] == pytest.approx(100 * expected.trace() / len(paths), rel=1e-5)
+    among_five = (logits.topk(5).indices == torch.tensor(labels)[:, None]).any(dim=1)
+    assert figures["acc5"] == pytest.approx(100 * among_five.float().mean().item(), rel=1e-5)
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(labels)).item()
+    assert figures["loss"] == pytest.approx(loss, rel=1e-4)
+    # Class folders in the order of text, 0, 1, 10, 11, 2, ..., would have given others.
+    as_text = sorted(range(12), key=str)
+    assert not np.array_equal(expected, confusion_matrix([as_text.index(label) for label in labels], guesses))
+
+
+@pytest.mark.parametrize("weights", ["raw", "ema"])
+def test_real_is_timms(place: Path, evaluated: dict, weights: str) -> None:
+    paths = sorted((place / "data/val").glob("*/*"))
+    broken = next(path for path in paths if path.name == BROKEN)
+    logits = logits_of(place, weights, [path for path in paths if path != broken])
+    logits = torch.cat([logits[: paths.index(broken)], torch.zeros(1, 12), logits[paths.index(broken) :]])
+    theirs = RealLabelsImagenet([str(path) for path in paths], real_json=str(place / "real.json"))
+    theirs.add_result(logits)
+    figures = evaluated[weights]["real"]
+    assert (figures["acc1"], figures["acc5"]) == pytest.approx((theirs.get_accuracy(1), theirs.get_accuracy(5)))
+    assert figures["images"] == len(theirs.is_correct[1]) < 250
+    assert figures["acc1"] != pytest.approx(evaluated[weights]["acc1"])
+
+
+def test_what_is_said_of_it(evaluated: dict) -> None:
+    shown = evaluated["shown"]
+    assert shown.count("by class, and the confusion matrix: logs/mine/evaluation.json") == 1  # one process speaks
+    for line in (
+        ("top-1", evaluated["raw"]["acc1"], evaluated["ema"]["acc1"]),
+        ("ReaL top-1", evaluated["raw"]["real"]["acc1"], evaluated["ema"]["real"]["acc1"]),
+        ("V2 top-5", evaluated["raw"]["v2"]["acc5"], evaluated["ema"]["v2"]["acc5"]),
+    ):
+        assert "│".join((f" {line[0]:<11} ", *(f" {figure:.2f} % " for figure in line[1:]))) in shown
+    about = {"weights": "logs/mine/checkpoints/best.ckpt", "model": "xxs24", "img_size": 16, "crop_pct": 1.0}
+    about |= {"root": "data", "real": "real.json", "v2": "v2", "paper_row": None, "published": {}, "class_names": NAMES}
+    assert about.items() <= evaluated.items()
+    assert evaluated["step"] == (evaluated["epoch"] + 1) * ((1797 + 360 - 500) // 64)
+
+
+def imagenet() -> list[tuple[str, int]]:
+    """The names of ImageNet's validation pictures, in another order than their numbers."""
+    return [(f"val/ILSVRC2012_val_{1 + number * 7 % 50_000:08d}.JPEG", 0) for number in range(50_000)]
+
+
+def test_timms_copy_of_the_labels_is_used_for_imagenet() -> None:
+    samples = imagenet()
+    names = ImageNetInfo().label_names()
+    data = SimpleNamespace(class_names=names, val_pictures=SimpleNamespace(samples=samples))
+    labels = Evaluation(data, None)._real_labels()  # type: ignore[arg-type]
+    assert labels is not None
+    theirs, ours = RealLabelsImagenet([path for path, _ in samples]), RealAccuracy()
+    generator = torch.Generator().manual_seed(0)
+    for first in range(0, 50_000, 5_000):
+        part = labels[first : first + 5_000]
+        logits = torch.randn(5_000, 1000, generator=generator)
+        # A boost that puts the first right class first, among five, or neither.
+        boost = 6 * torch.rand(5_000, generator=generator) * (part[:, 0] >= 0)
+        logits[torch.arange(5_000), part[:, 0].clamp(min=0)] += boost
+        theirs.add_result(logits)
+        ours.update(logits, part)
+    figures = ours.compute()
+    assert (figures["acc1"], figures["acc5"]) == pytest.approx((theirs.get_accuracy(1), theirs.get_accuracy(5)))
+    assert 10 < figures["acc1"] < figures["acc5"] < 90
+    assert figures["images"] == 50_000 - 3_163
+
+    data.val_pictures.samples = samples[:100]  # a part of ImageNet is scored without ReaL
+    assert Evaluation(data, None)._real_labels() is None  # type: ignore[arg-type]
+    data.class_names = names[:10]  # and so is anything else
+    assert Evaluation(data, None)._real_labels() is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("content", "names", "words"),
+    [
+        (None, (1, 2), "real.json do not exist"),
+        ("[[1], [", (1, 2), "real.json is not JSON"),
+        ('{"a": [1]}', (1, 2), "not a list of lists of class indices from 0 to 9"),
+        ("[[1], [10]]", (1, 2), "not a list of lists of class indices from 0 to 9"),
+        ("[[1], [true]]", (1, 2), "not a list of lists of class indices from 0 to 9"),
+        ("[[1], [2], [3]]", (1, 2), "has labels for 3 pictures, the validation set has 2"),
+        ("[[1], [2]]", (1, 3), "00000003.JPEG is number 3, "),
+        ("[[1], [2]]", (1, 1), "have one number"),
+    ],
+)
+def test_labels_that_cannot_be_used(content: str | None, names: tuple, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "real.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError, match=words):
+        real_labels(str(path), [(f"a/ILSVRC2012_val_{number:08d}.JPEG", 0) for number in names], 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--real=nowhere.json"], "nowhere.json do not exist"),
+        (["--real=real.json", "--data.val_split=train"], "real.json has labels for 301 pictures"),
+        (["--real=short.json", "--data.val_split=../v2-named"], "v2-named/n00/1.jpeg has none"),
+        (["--v2=nowhere"], "nowhere does not exist"),
+        (["--v2=v2-short"], "v2-short holds 2 class folders, which are neither the model's 12 classes by name"),
+        (["--output=data"], "data is a folder"),
+        (["--trainer.limit_val_batches=0"], "limit_val_batches 0 scores nothing"),
+    ],
+)
+def test_what_cannot_be_scored_is_told_in_one_line(
+    arguments: list[str], words: str, place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("v2-short/0", "v2-short/1"):
+        (place / name).mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        (place / "v2-named" / name).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8)).save(place / "v2-named" / name / "1.jpeg")
+    (place / "short.json").write_text(json.dumps([[]] * 12))
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    with pytest.raises(SystemExit) as stop:
+        main(["eval", "mine", "--data.num_workers=0", *arguments])
+    assert stop.value.code == 2
+    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("cait: error:")]
+    assert len(told) == 1
+    assert words in told[0]
+
+
+def test_folders_with_the_classes_names_go_by_name(tmp_path: Path) -> None:
+    names = sorted(str(index) for index in range(12))  # classes that are called by numbers, in the order of text
+    for name in names:
+        (tmp_path / name).mkdir()
+        Image.new("L", (8, 8)).save(tmp_path / name / "1.jpeg")
+    assert {Path(path).parent.name: label for path, label in scan_further(tmp_path, names)} == {
+        name: index for index, name in enumerate(names)
+    }
+
+
+def test_the_test_verb_scores_the_average_too(place: Path, evaluated: dict, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    run = ["--config=logs/mine/config.yaml", "--ckpt_path=logs/mine/checkpoints/best.ckpt", "--data.num_workers=0"]
+    main(["test", *run])
+    lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if "acc1" in line]
+    scored = {line[1].strip(): float(line[2]) for line in lines}
+    expected = {"test/acc1": evaluated["raw"]["acc1"], "test_ema/acc1": evaluated["ema"]["acc1"]}
+    assert scored == pytest.approx(expected, rel=1e-4)
+
+
+# timm's results, written down once more: model and resolution, then ImageNet, ReaL and ImageNet-V2.
+TIMM = {
+    "xxs24-224": (78.400, 85.240, 67.29),
+    "xxs36-224": (79.750, 86.323, 68.37),
+    "xxs24-384": (80.954, 87.414, 70.55),
+    "xxs36-384": (82.204, 88.161, 72.14),
+    "s24-224": (83.484, 88.447, 73.01),
+    "xs24-384": (84.064, 89.169, 74.11),
+    "s24-384": (85.048, 89.510, 75.38),
+    "s36-384": (85.458, 89.829, 76.01),
+    "m36-384": (86.060, 90.049, 76.37),
+    "m48-448": (86.480, 90.181, 76.84),
+}
+
+
+def test_timms_figures_stand_with_the_released_weights() -> None:
+    listed = {row.name.removesuffix("-distilled"): tuple(row.timm.values()) for row in rows().values() if row.timm}
+    assert listed == TIMM
+    for id, (acc1, real, v2) in TIMM.items():
+        name, img_size = id.split("-")
+        row = released(name, int(img_size))
+        assert row is not None
+        assert row.settings["model.distillation"] == "hard"
+        assert row.timm == {"acc1": acc1, "real": real, "v2": v2}
+        assert abs(acc1 - row.published["paper"]["acc1"]) < 0.06  # the same weights, as the paper rounds them
+    assert released("s36", 224) is None
+
+
+def test_a_run_of_a_row_is_scored_beside_what_was_published(
+    tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    row = "models/s36-384-distilled"
+    small = [f"--data.root={digits_root}", "--data.img_size=16", "--data.batch_size=64", "--data.num_workers=0"]
+    fields = {"patch_size": 4, "embed_dim": 48, "depth": 2, "num_heads": 4}
+    small += [f"--model.fields.{name}={value}" for name, value in fields.items()]
+    brief = ["--trainer.max_steps=1", "--model.warmup_epochs=0", "--model.distillation=none", "--run_name=mine"]
+    main(["fit", "--paper", row, *small, *brief, "--model.weights=null", "--trainer.limit_val_batches=1"])
+    capsys.readouterr()
+
+    published = {"paper": {"acc1": 85.4}, "timm": {"acc1": 85.458, "real": 89.829, "v2": 76.01}}
+    main(["eval", "mine", "--v2", str(digits_root / "val"), "--output=found/mine.json"])  # the run knows its row
+    shown = capsys.readouterr().out
+    found = json.loads(Path("found/mine.json").read_text())
+    assert (found["paper_row"], found["published"]) == (row, published)
+    assert found["raw"]["v2"]["confusion"] == found["raw"]["confusion"]
+    for title, *figures in (("top-1", "85.4 %", "85.458 %"), ("ReaL top-1", "89.829 %"), ("V2 top-1", "76.01 %")):
+        line = next(line for line in shown.splitlines() if line.startswith(f"│ {title} "))
+        assert [cell.strip() for cell in line.split("│")[-len(figures) - 1 : -1]] == figures
+
+    # By the row's name the run is found in logs/, its average with it, and scored alike.
+    Path("logs/mine").rename("logs/models-s36-384-distilled")
+    main(["validate", "--paper", row, *small])
+    again = json.loads(Path("logs/models-s36-384-distilled/evaluation.json").read_text())
+    assert again["weights"] == "logs/models-s36-384-distilled/checkpoints/last.ckpt"
+    assert again["published"] == published
+    found["raw"].pop("v2"), found["ema"].pop("v2")
+    assert (again["raw"], again["ema"]) == (found["raw"], found["ema"])
+    # Weights from elsewhere are not the run's.
+    weights = "--model.weights=logs/models-s36-384-distilled/checkpoints/last.ckpt"
+    main(["validate", "--paper", row, *small, weights])
+    other = json.loads(Path("evaluation.json").read_text())
+    assert (other["raw"], other["step"], "ema" in other) == (found["raw"], None, False)
+
+
+def test_timms_weights_are_scored_beside_timms_figures(
+    tmp_path: Path, mixed_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    monkeypatch.setattr("cait.module.load_pretrained", lambda model, name: [])  # nothing is fetched
+    recipe = ["--config", str(REPO / "configs/imagenet/xxs24_224.yaml"), f"--data.root={mixed_root}"]
+    main(["validate", *recipe, "--data.num_workers=0", "--trainer.precision=32-true", "--model.pretrained=true"])
+    found = json.loads(Path("evaluation.json").read_text())
+    assert (found["weights"], found["paper_row"]) == ("timm's xxs24", "models/xxs24-224-distilled")
+    assert found["published"]["timm"] == {"acc1": 78.4, "real": 85.24, "v2": 67.29}
+    assert found["raw"]["images"] == 15
+
+
+def test_what_is_not_counted() -> None:
+    counts = Counts(3)
+    logits = torch.eye(3)[[0, 1, 1, 2]]
+    counts.update(logits, torch.tensor([0, 0, 1, -1]), torch.tensor([[0, -1], [-1, -1], [0, 2], [2, -1]]))
+    figures = counts.compute(["a", "b", "c"], with_real=True)
+    assert figures["per_class"] == {"a": 50.0, "b": 100.0, "c": None}  # no picture, no accuracy
+    assert (figures["images"], figures["confusion"][0]) == (3, [1, 1, 0])
+    # Of the three that could be read the second has no right class.
+    assert figures["real"] == {"acc1": 50.0, "acc5": 100.0, "images": 2}
+
+
+def test_the_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "evaluation.json"
+    write({"first": 1}, path)
+
+    def full(self: Path, text: str) -> None:
+        with self.open("w") as file:
+            file.write(text[:5])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        write({"second": 2}, path)
+    assert json.loads(path.read_text()) == {"first": 1}
