@@ -21,7 +21,7 @@ from torch import Tensor
 from cait.analysis.paper import released, rows
 from cait.callbacks.evaluation import Counts, Evaluation, RealAccuracy, write
 from cait.cli import main
-from cait.data.folder import load_rgb, scan_further
+from cait.data.folder import Files, load_rgb, scan_further
 from cait.data.real import real_labels
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
@@ -140,9 +140,9 @@ def test_what_is_said_of_it(evaluated: dict) -> None:
     assert evaluated["step"] == (evaluated["epoch"] + 1) * ((1797 + 360 - 500) // 64)
 
 
-def imagenet() -> list[tuple[str, int]]:
+def imagenet() -> Files:
     """The names of ImageNet's validation pictures, in another order than their numbers."""
-    return [(f"val/ILSVRC2012_val_{1 + number * 7 % 50_000:08d}.JPEG", 0) for number in range(50_000)]
+    return Files((f"val/ILSVRC2012_val_{1 + number * 7 % 50_000:08d}.JPEG", 0) for number in range(50_000))
 
 
 def test_timms_copy_of_the_labels_is_used_for_imagenet() -> None:
@@ -166,7 +166,7 @@ def test_timms_copy_of_the_labels_is_used_for_imagenet() -> None:
     assert 10 < figures["acc1"] < figures["acc5"] < 90
     assert figures["images"] == 50_000 - 3_163
 
-    data.val_pictures.samples = samples[:100]  # a part of ImageNet is scored without ReaL
+    data.val_pictures.samples = Files(samples[:100])  # a part of ImageNet is scored without ReaL
     assert Evaluation(data, None)._real_labels() is None  # type: ignore[arg-type]
     data.class_names = names[:10]  # and so is anything else
     assert Evaluation(data, None)._real_labels() is None  # type: ignore[arg-type]
@@ -190,7 +190,7 @@ def test_labels_that_cannot_be_used(content: str | None, names: tuple, words: st
     if content is not None:
         path.write_text(content)
     with pytest.raises(UserError, match=words):
-        real_labels(str(path), [(f"a/ILSVRC2012_val_{number:08d}.JPEG", 0) for number in names], 10)
+        real_labels(str(path), Files((f"a/ILSVRC2012_val_{number:08d}.JPEG", 0) for number in names), 10)
 
 
 @pytest.mark.parametrize(

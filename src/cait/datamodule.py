@@ -334,7 +334,7 @@ class ImageNetDataModule(LightningDataModule):
     def predict_dataloader(self) -> DataLoader[Any]:
         return self._eval_loader(EvalPictures(self.predict_samples, self.eval_transform), "prediction")
 
-    def further_dataloader(self, samples: folder.Samples) -> DataLoader[Any]:
+    def further_dataloader(self, samples: Samples) -> DataLoader[Any]:
         """Loader of another evaluation set of the same classes, under the same transform."""
         faults = Faults(None, int(self.max_bad_share * len(samples)))
         return self._eval_loader(EvalPictures(samples, self.eval_transform, faults), "further")

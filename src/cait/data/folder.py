@@ -108,7 +108,7 @@ def scan_flat(root: Path) -> Files:
     return Files((str(path), -1) for path in paths)
 
 
-def scan_further(root: Path, names: list[str]) -> Samples:
+def scan_further(root: Path, names: list[str]) -> Files:
     """List the pictures of another set of the same classes, as ImageNet-V2.
 
     The class folders bear the classes' names, or as in ImageNet-V2 their indices, which sorted as

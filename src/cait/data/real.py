@@ -12,7 +12,7 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from cait.data.folder import Samples
+from cait.data.dataset import Samples
 from cait.errors import UserError
 
 
@@ -41,8 +41,9 @@ def real_labels(path: str | None, samples: Samples, num_classes: int) -> Tensor:
         raise UserError(f"{file} is not a list of lists of class indices from 0 to {num_classes - 1}")
     if len(lists) != len(samples):
         raise UserError(f"{file} has labels for {len(lists):,} pictures, the validation set has {len(samples):,}")
-    numbers = [_number(picture) for picture, _ in samples]
-    for (picture, _), number in zip(samples, numbers, strict=True):
+    names = [samples.name(index) for index in range(len(samples))]
+    numbers = [_number(picture) for picture in names]
+    for picture, number in zip(names, numbers, strict=True):
         if not 1 <= number <= len(lists):
             raise UserError(f"{picture} is number {number:,}, {file} has labels for {len(lists):,} pictures")
     if len(set(numbers)) != len(numbers):
