@@ -27,8 +27,9 @@ def jobs(out: Path) -> list[list[str]]:
     files = ["--out", str(out)]
     return [
         ["-m", "pytest", "tests/test_model.py"],
+        ["benchmarks/profile_step.py", "--batch", "128", *files],
         [*STEP, "--batch", "256", "--cases", "s24-224", "xxs24-224", *files, "--tag", "eager"],
-        [*STEP, "--batch", "256", "--cases", "s24-224", "--compile", *files, "--tag", "compiled"],
+        [*STEP, "--batch", "256", "--cases", "s24-224-compiled", *files, "--tag", "compiled"],
         [*STEP, "--batch", "64", "--cases", "s24-384", *files, "--tag", "384"],
         ["benchmarks/survival_cost.py", "--model", "s24", "--batch", "128", "--out", str(out / "survival_cost.md")],
     ]

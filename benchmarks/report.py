@@ -30,3 +30,9 @@ def commit() -> str:
 def stamp() -> str:
     """Date, device, versions and commit."""
     return f"{datetime.date.today()}, {device()}, torch {torch.__version__}, commit {commit()}"
+
+
+def file_name(what: str, tag: str | None = None) -> str:
+    """Of a measurement's files, without an ending: what was measured, on what device, and when."""
+    words = "".join(letter if letter.isalnum() else "-" for letter in device().lower())
+    return "-".join(word for word in (what, words, tag, str(datetime.date.today())) if word).replace("--", "-")

@@ -1,8 +1,9 @@
 """A training step of ours beside one of timm's CaiT: time and peak memory, in one run, interleaved.
 
-    python benchmarks/step.py [--cases s24-224 xxs24-224 ...] [--batch 8] [--rounds 7] [--compile] [--out FOLDER]
+    python benchmarks/step.py [--cases s24-224 s36-224-dp.2 s24-224-compiled ...] [--batch 8] [--out FOLDER]
 
-A case is model-resolution, with `-dp.2` for stochastic depth at that rate in both. Both models have
+A case is model-resolution, followed by `-dp.2` for stochastic depth at that rate in both, `-fp32`
+(otherwise bf16 autocast) and `-compiled` (torch.compile over the blocks of both). Both models have
 the same weights, the same batch and torch's AdamW over the same parameter groups; ours is fused, as
 the template has it, timm's is torch's default. In each round they take turns; reported are medians
 and the median of the rounds' ratios. Peak memory is taken in a process of its own for each.
@@ -11,6 +12,7 @@ and the median of the rounds' ratios. Peak memory is taken in a process of its o
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import multiprocessing
 import os
@@ -26,26 +28,42 @@ import timm
 import torch
 import torch.nn.functional as F
 from report import device as device_name
-from report import stamp
+from report import file_name, stamp
 from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
 
 import cait
-from cait.model.config import VARIANTS
+from cait.analysis import cost
+from cait.model.config import VARIANTS, variant_config
 from cait.optim import param_groups
 
-CASES = ["s24-224", "xxs24-224", "xxs24-384", "s36-224-dp.2"]
+if hasattr(ctypes.CDLL(None), "mallopt"):
+    # glibc gives freed memory back to the system and faults it in again, which for either side may take as
+    # long as the computing. M_TRIM_THRESHOLD and M_MMAP_THRESHOLD: it keeps what it has.
+    for parameter in (-1, -3):
+        ctypes.CDLL(None).mallopt(parameter, 2**31 - 1)
+
+CASES = ["s24-224", "xxs24-224", "xxs24-384", "s36-224-dp.2", "s24-224-fp32", "s24-224-compiled"]
+PEAK_TFLOPS = {"H200": 989, "H100": 989, "A100": 312, "RTX 4090": 165}
+"""Dense bf16 products a second, by the makers' data sheets."""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Case:
-    """A case by its name, as "s36-224-dp.2"."""
+    """A case by its name, as "s36-224-dp.2-compiled"."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        model, size, *rest = name.split("-")
-        self.model, self.img_size = model, int(size)
-        self.drop_path_rate = float(rest[0].removeprefix("dp")) if rest else 0.0
+        self.model, size, *rest = name.split("-")
+        self.img_size = int(size)
+        self.drop_path_rate, self.dtype, self.compiled = 0.0, torch.bfloat16, False
+        for word in rest:
+            if word == "compiled":
+                self.compiled = True
+            elif word == "fp32":
+                self.dtype = torch.float32
+            else:
+                self.drop_path_rate = float(word.removeprefix("dp"))
 
     def build(self, which: str) -> nn.Module:
         """Our model or timm's, with the same weights; LayerScale at 1 so that every branch counts."""
@@ -64,30 +82,37 @@ class Case:
         return theirs.to(DEVICE)
 
 
-def stepper(case: Case, which: str, batch: int, dtype: torch.dtype, compiled: bool) -> dict[str, Callable[[], Any]]:
+def optimizer_of(model: nn.Module, which: str) -> torch.optim.Optimizer:
+    if which == "ours":
+        return torch.optim.AdamW(param_groups(model, 0.05), lr=1e-4, fused=True)
+    return torch.optim.AdamW(param_groups_weight_decay(model, 0.05, no_weight_decay_list=()), lr=1e-4)
+
+
+def stepper(case: Case, which: str, batch: int) -> dict[str, Callable[[], Any]]:
     """Calls for a forward pass in evaluation and for a whole training step."""
     model = case.build(which)
-    if which == "ours":
-        optimizer = torch.optim.AdamW(param_groups(model, 0.05), lr=1e-4, fused=True)
-    else:
-        optimizer = torch.optim.AdamW(param_groups_weight_decay(model, 0.05, no_weight_decay_list=()), lr=1e-4)
-    run = torch.compile(model) if compiled else model
+    if case.compiled and which == "ours":
+        model.compile_blocks()
+    elif case.compiled:
+        for block in [*model.blocks, *model.blocks_token_only]:
+            block.compile()
+    optimizer = optimizer_of(model, which)
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch, 3, case.img_size, case.img_size, generator=generator).to(DEVICE)
     targets = torch.rand(batch, 1000, generator=generator).softmax(dim=1).to(DEVICE)
 
     def autocast() -> Any:
-        return torch.autocast(DEVICE, dtype=dtype, enabled=dtype != torch.float32)
+        return torch.autocast(DEVICE, dtype=case.dtype, enabled=case.dtype != torch.float32)
 
     def forward() -> Tensor:
         model.eval()
         with torch.no_grad(), autocast():
-            return run(images)
+            return model(images)
 
     def step() -> Tensor:
         model.train()
         with autocast():
-            loss = F.cross_entropy(run(images).float(), targets)
+            loss = F.cross_entropy(model(images).float(), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -112,10 +137,10 @@ def resident(what: str) -> float:
     return next(int(line.split()[1]) / 2**10 for line in lines if line.startswith(what))
 
 
-def peak_memory(case: str, which: str, batch: int, dtype: torch.dtype, compiled: bool, out: Any) -> None:
+def peak_memory(case: str, which: str, batch: int, out: Any) -> None:
     """Put the MiB that training steps need, weights and optimiser included."""
     before = resident("VmRSS")
-    step = stepper(Case(case), which, batch, dtype, compiled)["step"]
+    step = stepper(Case(case), which, batch)["step"]
     for _ in range(2):  # the second has the optimiser's moments
         step()
     if DEVICE == "cuda":
@@ -136,18 +161,19 @@ def in_a_process(*arguments: Any) -> float:
     return value
 
 
-def measure(name: str, batch: int, rounds: int, dtype: torch.dtype, compiled: bool) -> dict[str, Any]:
-    sides = {which: stepper(Case(name), which, batch, dtype, compiled) for which in ("timm", "ours")}
-    found: dict[str, Any] = {
-        "case": name,
-        "batch": batch,
-        "dtype": str(dtype).removeprefix("torch."),
-        "compiled": compiled,
-    }
+def model_flops(case: Case, batch: int) -> float:
+    """Of a training step: a forward pass and a backward pass of twice its work, without what is recomputed."""
+    return 6e9 * batch * cost.measure(variant_config(case.model, img_size=case.img_size)).gmacs
+
+
+def measure(name: str, batch: int, rounds: int) -> dict[str, Any]:
+    case = Case(name)
+    sides = {which: stepper(case, which, batch) for which in ("timm", "ours")}
+    found: dict[str, Any] = {"case": name, "batch": batch}
     for what in ("forward", "step"):
         times: dict[str, list[float]] = {which: [] for which in sides}
         for side in sides.values():
-            for _ in range(3 if compiled else 1):
+            for _ in range(3):
                 side[what]()
         for turn in range(rounds):
             for which in ("timm", "ours") if turn % 2 else ("ours", "timm"):
@@ -157,7 +183,11 @@ def measure(name: str, batch: int, rounds: int, dtype: torch.dtype, compiled: bo
         )
         found[f"{what}_ratio"] = statistics.median(a / b for a, b in zip(times["timm"], times["ours"], strict=True))
     del sides
-    memory = [in_a_process(name, which, batch, dtype, compiled) for which in ("timm", "ours")]
+    tflops = next((peak for part, peak in PEAK_TFLOPS.items() if part in device_name()), None)
+    if tflops and case.dtype == torch.bfloat16:
+        for which in ("timm", "ours"):
+            found[f"mfu_{which}"] = model_flops(case, batch) / (found[f"step_{which}_ms"] / 1e3) / (tflops * 1e12)
+    memory = [in_a_process(name, which, batch) for which in ("timm", "ours")]
     found["memory_timm_mib"], found["memory_ours_mib"] = memory
     found["memory_ratio"] = memory[1] / memory[0]
     return found
@@ -165,17 +195,17 @@ def measure(name: str, batch: int, rounds: int, dtype: torch.dtype, compiled: bo
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "| case | batch | precision | forward: timm, ours, ratio | step: the same | peak memory: the same |",
+        "| case | batch | forward: timm, ours, ratio | step: the same | peak memory: the same | MFU: timm, ours |",
         "|---|---|---|---|---|---|",
     ]
     for r in rows:
-        precision = r["dtype"] + (", compiled" if r["compiled"] else "")
         times = (
             f"{r[f'{what}_timm_ms']:.0f} ms, {r[f'{what}_ours_ms']:.0f} ms, **{r[f'{what}_ratio']:.2f}×**"
             for what in ("forward", "step")
         )
         memory = f"{r['memory_timm_mib']:.0f} MiB, {r['memory_ours_mib']:.0f} MiB, {r['memory_ratio']:.2f}×"
-        lines.append(f"| {r['case']} | {r['batch']} | {precision} | {' | '.join(times)} | {memory} |")
+        mfu = f"{r['mfu_timm']:.1%}, {r['mfu_ours']:.1%}" if "mfu_ours" in r else ""
+        lines.append(f"| {r['case']} | {r['batch']} | {' | '.join(times)} | {memory} | {mfu} |")
     return lines
 
 
@@ -183,21 +213,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", default=CASES)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, help="folder for a Markdown and a JSON file")
     parser.add_argument("--tag", help="a word for the files' names")
     options = parser.parse_args()
-    dtype = getattr(torch, options.dtype)
     rows = []
     for name in options.cases:
-        rows.append(measure(name, options.batch, options.rounds, dtype, options.compile))
+        rows.append(measure(name, options.batch, options.rounds))
         print(*table(rows)[-1:], sep="\n", flush=True)
     if options.out:
-        date = stamp().split(",")[0]
-        words = "".join(letter if letter.isalnum() else "-" for letter in device_name().lower())
-        base = options.out / "-".join(word for word in ("step", words, options.tag, date) if word)
+        base = options.out / file_name("step", options.tag)
         base.with_suffix(".json").write_text(json.dumps({"stamp": stamp(), "rows": rows}, indent=1) + "\n")
         title = [
             "# A training step, ours beside timm's",
