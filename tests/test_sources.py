@@ -462,28 +462,28 @@ def test_hugging_faces_package_is_asked_for(
 def test_hugging_faces_sets_are_read_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: list[Image.Image]
 ) -> None:
-    hf = pytest.importorskip("datasets")
+    pytest.importorskip("datasets")
     monkeypatch.chdir(tmp_path)
-    features = hf.Features({"img": hf.Image(), "label": hf.ClassLabel(names=["cat", "dog"])})
-    Path("sets/pets").mkdir(parents=True)
     for split, count in (("train", 8), ("test", 4)):
-        pictures = [photographs[i % 2].crop((i, i, i + 60, i + 40)) for i in range(count)]
-        table = hf.Dataset.from_dict({"img": pictures, "label": [i % 2 for i in range(count)]}, features=features)
-        table.to_parquet(f"sets/pets/{split}-00000-of-00001.parquet")
-    settings: dict = dict(val_split="test", input_key="img", data_dir=str(tmp_path / "cache"))
+        for i in range(count):
+            path = Path(f"sets/pets/{split}/{('cat', 'dog')[i % 2]}/{i}.png")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            photographs[i % 2].crop((i, i, i + 60, i + 40)).save(path)
+    settings: dict = dict(val_split="test", data_dir=str(tmp_path / "cache"))
     data = module("hfds/sets/pets", **settings)
     assert data.class_names == ["cat", "dog"]
     data.setup("fit")
     assert (len(data.train_pictures), len(data.val_pictures)) == (8, 4)
-    picture, label = data.val_pictures.samples.read(3)
-    assert picture.tobytes() == photographs[1].crop((3, 3, 63, 43)).tobytes()
-    assert label == 1
-    expected = data.train_pictures[1, 5, 0][0]
+    found = [data.val_pictures.samples.read(i) for i in range(4)]
+    assert sorted(label for _, label in found) == [0, 0, 1, 1]
+    expected = {photographs[i % 2].crop((i, i, i + 60, i + 40)).tobytes(): i % 2 for i in range(4)}
+    assert {picture.tobytes(): label for picture, label in found} == expected
+    pixels = data.train_pictures[1, 5, 0][0]
     again = module("hfds/sets/pets", **settings, num_workers=1)
     again.setup("fit")
-    assert torch.equal(again.train_pictures[1, 5, 0][0], expected)
+    assert torch.equal(again.train_pictures[1, 5, 0][0], pixels)
     assert len(list(again.train_dataloader())) == 2
-    for wrong in (dict(val_split="validation"), dict(input_key="image"), dict(target_key="labels")):
+    for wrong in (dict(val_split="validation"), dict(input_key="img"), dict(target_key="labels")):
         with pytest.raises(UserError, match="hfds/sets/pets") as caught:
             module("hfds/sets/pets", **(settings | wrong)).setup("fit")
         assert "\n" not in str(caught.value)

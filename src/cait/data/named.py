@@ -199,6 +199,9 @@ def _open_huggingface(root: str, split: str, folder: Path | None, download: bool
     except Exception as error:  # of many kinds, with lines of advice
         hint = "" if download else "; to fetch it add --data.download true"
         raise UserError(f"cannot open {root}, split {split!r}: {' '.join(str(error).split())}{hint}") from error
+    if columns["input_key"] not in reader.dataset.column_names:
+        known = ", ".join(reader.dataset.column_names)
+        raise UserError(f"{root} has no column {columns['input_key']} (--data.input_key), but {known}")
     names = sorted(reader.class_to_idx, key=reader.class_to_idx.__getitem__)
     if not names:
         raise UserError(f"{root} names no classes in its column {columns['target_key']}; see --data.target_key")
