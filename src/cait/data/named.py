@@ -199,9 +199,10 @@ def _open_huggingface(root: str, split: str, folder: Path | None, download: bool
     except Exception as error:  # of many kinds, with lines of advice
         hint = "" if download else "; to fetch it add --data.download true"
         raise UserError(f"cannot open {root}, split {split!r}: {' '.join(str(error).split())}{hint}") from error
-    if columns["input_key"] not in reader.dataset.column_names:
-        known = ", ".join(reader.dataset.column_names)
-        raise UserError(f"{root} has no column {columns['input_key']} (--data.input_key), but {known}")
+    key = columns["input_key"]
+    if reader.dataset[0][key] is None:  # where there is no such column, timm's reader makes one of nothing
+        known = ", ".join(sorted(set(reader.dataset.column_names) - {key}))
+        raise UserError(f"{root} has no pictures in a column {key}; it has {known}: see --data.input_key")
     names = sorted(reader.class_to_idx, key=reader.class_to_idx.__getitem__)
     if not names:
         raise UserError(f"{root} names no classes in its column {columns['target_key']}; see --data.target_key")
