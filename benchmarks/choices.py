@@ -19,6 +19,7 @@ COMMON = ["--trainer.max_epochs=10", "--model.drop_path_rate=0.2"]
 CHOICES = {
     "attention recomputed, drop path skip (the defaults)": [],
     "attention reference": ["--model.fields.attention_backend=reference"],
+    "compiled": ["--model.compile=true"],
     "drop path mask, as published": ["--model.fields.drop_path_mode=mask"],
     "drop path subset": ["--model.fields.drop_path_mode=subset"],
 }

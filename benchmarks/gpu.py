@@ -26,7 +26,7 @@ def jobs(out: Path) -> list[list[str]]:
     """The most wanted first: what the time does not suffice for is left out and said."""
     files = ["--out", str(out)]
     return [
-        ["-m", "pytest", "tests/test_model.py"],
+        ["-m", "pytest", "tests/test_model.py", "tests/test_gpu.py"],
         ["benchmarks/profile_step.py", "--batch", "128", *files],
         [*STEP, "--batch", "256", "--cases", "s24-224", "xxs24-224", *files, "--tag", "eager"],
         [*STEP, "--batch", "256", "--cases", "s24-224-compiled", *files, "--tag", "compiled"],

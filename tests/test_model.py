@@ -291,3 +291,16 @@ def test_bfloat16_autocast_stays_near_float32() -> None:
             logits = ours(images)
     assert logits.dtype == torch.bfloat16
     assert (logits.float() - reference).norm() / reference.norm() < 0.05
+
+
+@pytest.mark.parametrize("fields", [{}, {"attention": "cosine"}, {"talking_heads": False}, {"cls_in_keys": False}])
+def test_the_maps_on_request_are_those_that_weigh_the_values(fields: dict) -> None:
+    torch.manual_seed(0)
+    model = cait.create_model("xxs24", 32, depth=1, embed_dim=48, patch_size=8, **fields).eval()
+    attn, class_attn = model.blocks[0].attn, model.blocks_token_only[0].attn
+    x = torch.randn(2, 16, 48)
+    v = attn.qkv(x).view(2, 16, 3, 4, 12)[:, :, 2].transpose(1, 2)
+    torch.testing.assert_close(attn.proj((attn.maps(x) @ v).transpose(1, 2).flatten(2)), attn(x))
+    z = torch.randn(2, 17, 48)
+    v = class_attn.v(z if class_attn.cls_in_keys else z[:, 1:]).unflatten(-1, (4, 12)).transpose(1, 2)
+    torch.testing.assert_close(class_attn.proj((class_attn.maps(z) @ v).transpose(1, 2).flatten(2)), class_attn(z))

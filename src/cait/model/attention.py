@@ -178,9 +178,19 @@ class SelfAttention(nn.Module):
             self.proj_l = nn.Linear(self.num_heads, self.num_heads)
             self.proj_w = nn.Linear(self.num_heads, self.num_heads)
 
+    def _qkv(self, x: Tensor) -> Tensor:
+        """[B, N, d] to [B, N, 3, h, k]"""
+        return self.qkv(self.bias_qkv(x)).unflatten(-1, (3, self.num_heads, -1))
+
+    def maps(self, x: Tensor) -> Tensor:
+        """The weights of the values that `forward` gives the input x, [B, h, N, N]: a row a query."""
+        q, k, _ = self._qkv(x).permute(2, 0, 3, 1, 4).unbind(0)
+        if self.talking_heads:
+            return talking_maps(q, k, self.proj_l, self.proj_w, self.scale, self.cosine)
+        return scores(q, k, self.scale, self.cosine).softmax(dim=-1)
+
     def forward(self, x: Tensor, gamma: Tensor | None = None) -> Tensor:
-        B, N, d = x.shape
-        qkv = self.qkv(self.bias_qkv(x)).reshape(B, N, 3, self.num_heads, d // self.num_heads)
+        qkv = self._qkv(x)
         if self.talking_heads and not self.cosine:
             out = talking_heads_attention(qkv, self.proj_l, self.proj_w, self.scale, self.backend)
         else:
@@ -213,6 +223,13 @@ class ClassAttention(nn.Module):
 
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, h, tokens, k]
+
+    def maps(self, z: Tensor) -> Tensor:
+        """The weights of the values that `forward` gives the input z, [B, h, 1, keys]: the paper's pictures."""
+        z = self.bias_qkv(z)
+        keys = z if self.cls_in_keys else z[:, 1:]
+        q, k = self._split_heads(self.q(z[:, :1])), self._split_heads(self.k(keys))
+        return scores(q, k, self.scale, self.cosine).softmax(dim=-1)
 
     def forward(self, z: Tensor, gamma: Tensor | None = None) -> Tensor:
         z = self.bias_qkv(z)
