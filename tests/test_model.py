@@ -11,7 +11,7 @@ import cait
 from cait.errors import UserError
 from cait.model.attention import TalkingHeads, talking_heads_attention
 from cait.model.config import VARIANTS
-from cait.model.residual import DropPath
+from cait.model.residual import DropPath, scaled_linear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -304,3 +304,27 @@ def test_the_maps_on_request_are_those_that_weigh_the_values(fields: dict) -> No
     z = torch.randn(2, 17, 48)
     v = class_attn.v(z if class_attn.cls_in_keys else z[:, 1:]).unflatten(-1, (4, 12)).transpose(1, 2)
     torch.testing.assert_close(class_attn.proj((class_attn.maps(z) @ v).transpose(1, 2).flatten(2)), class_attn(z))
+
+
+@pytest.mark.parametrize("width", [0, 1, 5])  # of gamma: none, a scalar, one a channel
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("gelu", [False, True])
+def test_gamma_taken_into_the_weights_is_gamma_times_the_layer(width: int, tokens: int, gelu: bool) -> None:
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(4, 5).double()
+    x = torch.randn(2, tokens, 4, dtype=torch.float64, requires_grad=True)
+    gamma = torch.randn(width, dtype=torch.float64, requires_grad=True) if width else None
+    expected = linear(torch.nn.functional.gelu(x) if gelu else x) * (1 if gamma is None else gamma)
+    got = scaled_linear(linear, x, gamma, gelu)
+    torch.testing.assert_close(got, expected)
+    leaves = [x, linear.weight, linear.bias, *([gamma] if width else [])]
+    weights = torch.randn_like(expected)
+    gradients = [torch.autograd.grad((out * weights).sum(), leaves) for out in (got, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_small_gamma_does_not_vanish_in_float16() -> None:
+    linear = torch.nn.Linear(4, 5).half()
+    torch.nn.init.constant_(linear.weight, 0.02)
+    out = scaled_linear(linear, torch.full((1, 3, 4), 50.0).half(), torch.full((5,), 1e-6))
+    torch.testing.assert_close(out.double(), 1e-6 * (4.0 + linear.bias.double()).expand(1, 3, 5), rtol=1e-2, atol=0)
