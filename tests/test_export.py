@@ -52,7 +52,7 @@ def read(path: Path, format: str) -> Callable[[torch.Tensor], torch.Tensor]:
     return torch.export.load(path).module()
 
 
-UNLIKE_TIMM = dict(TINY, norm="batchnorm", class_token_at=0, attention="cosine")
+UNLIKE_TIMM = dict(TINY, norm="batchnorm", class_token_at=0, distillation_token=True, attention="cosine")
 
 
 @pytest.mark.parametrize(
@@ -165,6 +165,7 @@ def test_the_release_is_read_by_timm(tmp_path: Path) -> None:
         dict(norm="batchnorm"),
         dict(act="leaky_relu"),
         dict(layer_scale_token_only=False),
+        dict(distillation_token=True),
     ],
     ids=str,
 )

@@ -7,6 +7,7 @@ import json
 import pytest
 import timm
 import torch
+from timm.models.cait import ClassAttn
 from torch.utils.flop_counter import FlopCounterMode
 
 import cait
@@ -14,6 +15,7 @@ from cait.analysis.cost import measure
 from cait.analysis.zoo import ZooRow, zoo
 from cait.cli import main
 from cait.errors import UserError
+from cait.model.cait import CaiT
 from cait.model.config import VARIANTS, variant_config
 
 # GMACs at 224 and 384 counted on timm's models, M-48 at 448 in place of 384 at the end.
@@ -69,7 +71,12 @@ def test_multiply_adds_are_those_counted_on_timms_models(rows: dict[tuple[str, i
 
 @pytest.mark.parametrize(
     "fields",
-    [dict(name="xxs24"), dict(name="s24", class_token_at=5), dict(name="s24", global_pool="avg", depth_token_only=0)],
+    [
+        dict(name="xxs24"),
+        dict(name="s24", class_token_at=5),
+        dict(name="s24", class_token_at=5, distillation_token=True),
+        dict(name="s24", global_pool="avg", depth_token_only=0),
+    ],
     ids=str,
 )
 def test_counting_one_block_for_all_is_counting_the_whole(fields: dict) -> None:
@@ -143,6 +150,22 @@ def test_deit_falls_out() -> None:
         assert (theirs(images) - ours(images)).abs().max() <= 1e-5
     rates = [block.drop_path.rate for block in ours.blocks]
     assert rates == pytest.approx([0.1 * i / 11 for i in range(12)])
+
+
+def test_distilled_deit_falls_out() -> None:
+    torch.manual_seed(0)
+    theirs = timm.create_model("deit_small_distilled_patch16_224", img_size=32)
+    fields = DEIT_S | dict(drop_path_rate=0.0, img_size=32)
+    ours = cait.create_model(**fields, class_token_at=0, distillation_token=True)
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    images = torch.randn(2, 3, 32, 32)
+    theirs.set_distilled_training()
+    for expected, got in zip(theirs(images), ours.forward_heads(images), strict=True):
+        assert (got - expected).abs().max() <= 1e-5
+    expected = theirs.eval()(images)
+    for network in (ours, ours.eval()):
+        assert (network(images) - expected).abs().max() <= 1e-5
+    assert not torch.allclose(ours.forward_heads(images)[0], expected, atol=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +264,9 @@ def test_every_depth_has_finite_gradients_in_bfloat16(depth: int) -> None:
         dict(num_heads=32),
         dict(residual="fixup", talking_heads=False),
         dict(residual="t-fixup"),
+        dict(distillation_token=True),
+        dict(distillation_token=True, class_token_at=1),
+        dict(distillation_token=True, residual="fixup", norm="batchnorm", attention="cosine"),
     ],
     ids=str,
 )
@@ -273,6 +299,48 @@ def test_class_token_out_of_the_keys_does_not_attend_to_itself() -> None:
     assert not torch.allclose(inside.blocks_token_only[0].attn(z), expected, atol=1e-4)
 
 
+def two_tokens(**fields: object) -> tuple[CaiT, torch.Tensor]:
+    """A network of two tokens whose class attention has effect, and an input for that: [2, 2 + 5, 32]."""
+    torch.manual_seed(0)
+    model = cait.create_model(**SMALL, depth=1, layer_scale_init=0.5, distillation_token=True, **fields).double()
+    return model, torch.randn(2, 7, 32, dtype=torch.float64)
+
+
+def test_class_attention_with_two_queries_is_timms_with_each() -> None:
+    model, z = two_tokens()
+    block = model.blocks_token_only[0]
+    theirs = ClassAttn(32, num_heads=4, qkv_bias=True).double()
+    theirs.load_state_dict(block.attn.state_dict())
+    swapped = z[:, [1, 0, *range(2, 7)]]
+    assert torch.allclose(block.attn(z), torch.cat((theirs(z), theirs(swapped)), dim=1), rtol=0, atol=1e-12)
+    middle = z[:, :2] + 0.5 * block.attn(block.norm1(z))
+    expected = middle + 0.5 * block.mlp(block.norm2(middle))
+    assert torch.allclose(block(z[:, 2:], z[:, :2]), expected, rtol=0, atol=1e-12)
+
+
+def test_both_class_tokens_out_of_the_keys_attend_to_the_patches_alone() -> None:
+    model, z = two_tokens(cls_in_keys=False)
+    attention = model.blocks_token_only[0].attn
+    alone = cait.create_model(**SMALL, depth=1, cls_in_keys=False).double().blocks_token_only[0].attn
+    alone.load_state_dict(attention.state_dict())
+    each = [alone(torch.cat((z[:, i : i + 1], z[:, 2:]), dim=1)) for i in (0, 1)]
+    assert torch.allclose(attention(z), torch.cat(each, dim=1), rtol=0, atol=1e-12)
+
+
+def test_each_head_teaches_its_token() -> None:
+    model, _ = two_tokens(cls_in_keys=False)
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    for taught, other in ((0, 1), (1, 0)):
+        model.zero_grad()
+        model.forward_heads(images)[taught].square().sum().backward()
+        tokens, heads = (model.cls_token, model.dist_token), (model.head.weight, model.head_dist.weight)
+        assert tokens[taught].grad.any()
+        assert heads[taught].grad.any()
+        assert heads[other].grad is None
+        assert not tokens[other].grad.any()  # neither is among the keys
+        assert model.blocks[0].attn.qkv.weight.grad.any()
+
+
 def test_cosine_scores() -> None:
     torch.manual_seed(0)
     attention = cait.create_model(**SMALL, depth=1, attention="cosine", talking_heads=False).blocks[0].attn
@@ -299,6 +367,8 @@ def test_cosine_scores() -> None:
         (dict(drop_path_rate="0.1"), "drop_path_rate must be a number"),
         (dict(global_pool="avg"), "depth_token_only must be 0"),
         (dict(depth_token_only=0), "never updated"),
+        (dict(global_pool="avg", depth_token_only=0, distillation_token=True), "no class token"),
+        (dict(distillation_token=1), "true or false"),
     ],
 )
 def test_choices_that_cannot_be_are_told(fields: dict, words: str) -> None:

@@ -139,6 +139,58 @@ def test_rows_of_the_head_follow_their_classes(known: Path, classes: list[str] |
             assert torch.equal(value, theirs[key])
 
 
+@pytest.mark.parametrize("class_token_at", [None, 0])
+def test_a_distillation_token_starts_anew_or_is_left_out(class_token_at: int | None, tmp_path: Path) -> None:
+    one, two = (dict(NETWORK, class_token_at=class_token_at, distillation_token=token) for token in (False, True))
+    extra = {"dist_token", "head_dist.weight", "head_dist.bias"}
+    for source, target, note in (
+        (one, two, "the distillation token and its head start anew"),
+        (two, one, "the distillation token and its head left out"),
+    ):
+        state = create_model(num_classes=4, **source).state_dict()
+        torch.save(state, tmp_path / "x.pth")
+        model = create_model(num_classes=4, **target)
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        assert load_weights(model, tmp_path / "x.pth") == [note]
+        after = model.state_dict()
+        if class_token_at == 0:  # positions of the class, the distillation token, the patches
+            theirs, ours, old = (side.pop("pos_embed")[0] for side in (state, after, before))
+            assert torch.equal(ours[0], theirs[0])
+            assert torch.equal(ours[-4:], theirs[-4:])
+            assert torch.equal(ours[1:-4], old[1:-4])
+        for key, value in after.items():
+            assert torch.equal(value, (before if key in extra else state)[key]), key
+        assert load_weights(create_model(num_classes=3, **target), tmp_path / "x.pth") == [
+            note,
+            "the head's 4 classes left out; it starts anew",
+        ]
+        with pytest.raises(UserError, match="is of another network"):
+            load_weights(create_model(num_classes=4, **target | dict(embed_dim=32)), tmp_path / "x.pth")
+
+
+def test_both_heads_follow_their_classes(known: Path) -> None:
+    content = torch.load(known, weights_only=True)
+    two = create_model(num_classes=4, **NETWORK, distillation_token=True).state_dict()
+    content["state_dict"] = {f"model.{key}": value for key, value in two.items()}
+    torch.save(content, known)
+    model = create_model(num_classes=2, **NETWORK, distillation_token=True)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    assert load_weights(model, known, own_classes=["dog", "eel"]) == [
+        "the head's rows of 1 classes kept by name, 1 new"
+    ]
+    for key in ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias"):
+        assert torch.equal(model.state_dict()[key], torch.stack((two[key][3], before[key][1])))
+    other = create_model(num_classes=3, **NETWORK, distillation_token=True)  # of no class that it knows
+    assert load_weights(other, known, own_classes=["eel", "fox", "gnu"]) == [
+        "the head's 4 classes left out; it starts anew"
+    ]
+    assert torch.equal(other.state_dict()["dist_token"], two["dist_token"])
+    plain = create_model(num_classes=2, **NETWORK)
+    notes = load_weights(plain, known, own_classes=["dog", "bee"])
+    assert notes[0] == "the distillation token and its head left out"
+    assert torch.equal(plain.state_dict()["head.weight"], two["head.weight"][[3, 1]])
+
+
 def test_another_network_is_told_as_ever(known: Path) -> None:
     with pytest.raises(UserError, match="is of another network: cls_token"):
         load_weights(create_model(num_classes=2, **NETWORK | dict(embed_dim=32)), known, own_classes=["dog", "bee"])

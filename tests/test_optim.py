@@ -11,14 +11,20 @@ from timm.optim import param_groups_weight_decay
 import cait
 from cait.optim import param_groups, warmup_cosine
 
+DISTILLED_DEIT: dict = dict(depth=12, num_heads=3, talking_heads=False, residual="plain", depth_token_only=0)
+DISTILLED_DEIT |= dict(class_token_at=0, distillation_token=True)
 
-def test_groups_are_timms() -> None:
-    theirs = timm.create_model("cait_xxs24_224")
+
+@pytest.mark.parametrize(
+    ("model", "fields"), [("cait_xxs24_224", {}), ("deit_tiny_distilled_patch16_224", DISTILLED_DEIT)]
+)
+def test_groups_are_timms(model: str, fields: dict) -> None:
+    theirs = timm.create_model(model)
     expected = param_groups_weight_decay(theirs, 0.05, no_weight_decay_list=theirs.no_weight_decay())
     names = {id(p): name for name, p in theirs.named_parameters()}
     expected_names = [sorted(names[id(p)] for p in group["params"]) for group in expected]
 
-    ours = cait.create_model("xxs24")
+    ours = cait.create_model("xxs24", **fields)
     groups = param_groups(ours, 0.05)
     names = {id(p): name for name, p in ours.named_parameters()}
     assert [group["weight_decay"] for group in groups] == [group["weight_decay"] for group in expected]

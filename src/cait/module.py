@@ -58,7 +58,8 @@ class CaiTModule(LightningModule):
     """CaiT with AdamW, per-step warm-up and cosine, label smoothing or soft targets, distillation.
 
     With a teacher the loss is (1 - α) · cross entropy + α · `cait.losses.distillation_loss`, both on the
-    one class output, as released. The teacher is no part of checkpoints or of the moving average.
+    one class output, as released, or with the network's field `distillation_token` the second on that
+    token's head, as in DeiT. The teacher is no part of checkpoints or of the moving average.
 
     Args:
         name: one of the paper's models, as "xxs24"; see `cait.create_model`.
@@ -151,6 +152,8 @@ class CaiTModule(LightningModule):
         self.weight_decay = weight_decay
         self.num_classes = num_classes
         self.model = create_model(name, img_size, num_classes, drop_path_rate, **(fields or {}))
+        if self.model.config.distillation_token and distillation == "none":
+            raise UserError("a distillation_token learns from a teacher alone: set distillation to hard or soft")
         self.compile_blocks, self.model.grad_checkpointing = compile, grad_checkpointing
         self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
         self.distillation = distillation
@@ -218,13 +221,15 @@ class CaiTModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One step on images and labels [B] or class probabilities [B, num_classes].
 
-        `train/acc1` counts, under Mixup and CutMix, the class with the larger share.
+        `train/acc1` counts, under Mixup and CutMix, the class with the larger share; with a distillation
+        token it is of the class head alone.
         """
         images, targets = batch
-        logits = self.model(images)
+        heads = self.model.forward_heads(images) if self.model.config.distillation_token else (self.model(images),)
+        logits = heads[0]
         loss = self.loss(logits, targets)
         if self.teacher is not None:
-            judged = distillation_loss(logits, self.teacher(images), self.distillation, self.distillation_tau)
+            judged = distillation_loss(heads[-1], self.teacher(images), self.distillation, self.distillation_tau)
             loss = (1 - self.distillation_alpha) * loss + self.distillation_alpha * judged
         heaviest = targets.argmax(dim=1) if targets.ndim == 2 else targets
         acc1 = 100 * (logits.detach().argmax(dim=1) == heaviest).float().mean()

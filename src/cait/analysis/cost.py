@@ -33,13 +33,13 @@ def measure(config: CaiTConfig) -> Cost:
     with torch.device("meta"):
         model = CaiT(config).eval().requires_grad_(False)
         images = torch.empty(1, config.in_chans, config.img_size, config.img_size)
-        tokens = {count: torch.empty(1, count, config.embed_dim) for count in (n, n + 1)}
+        tokens = {count: torch.empty(1, count, config.embed_dim) for count in (n, n + 1, n + config.num_class_tokens)}
     parameters = sum(parameter.numel() for parameter in model.parameters())
     block = {count: _gmacs(model.blocks[0], x) for count, x in tokens.items()} if config.depth else {}
     model.blocks = nn.Sequential(*(nn.Identity() for _ in range(config.depth)))
     rest = _gmacs(model, images)
     with_token = 0 if at is None else config.depth - at
-    gmacs = rest + sum(block[n + (i < with_token)] for i in range(config.depth))
+    gmacs = rest + sum(block[n + (config.num_class_tokens if i < with_token else 0)] for i in range(config.depth))
     return Cost(parameters, gmacs, rest + sum(block[n + 1] for _ in range(config.depth)))
 
 

@@ -206,7 +206,7 @@ class ClassAttention(nn.Module):
     """Attention with one query, the class token, over itself and the patches.
 
     Its cost is linear in the number of patches. Input [B, 1 + N, d] with the class token first,
-    output [B, 1, d].
+    output [B, 1, d]. A distillation token is a second query beside it: [B, 2 + N, d] to [B, 2, d].
     """
 
     def __init__(self, config: CaiTConfig) -> None:
@@ -214,7 +214,7 @@ class ClassAttention(nn.Module):
         d, self.num_heads = config.embed_dim, config.num_heads
         self.scale = (d // self.num_heads) ** -0.5
         self.cosine = config.attention == "cosine"
-        self.cls_in_keys = config.cls_in_keys
+        self.queries, self.cls_in_keys = config.num_class_tokens, config.cls_in_keys
         self.bias_qkv, self.bias_proj = scalar_bias(config), scalar_bias(config)
         self.q = nn.Linear(d, d, bias=config.qkv_bias)
         self.k = nn.Linear(d, d, bias=config.qkv_bias)
@@ -225,18 +225,18 @@ class ClassAttention(nn.Module):
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, h, tokens, k]
 
     def maps(self, z: Tensor) -> Tensor:
-        """The weights of the values that `forward` gives the input z, [B, h, 1, keys]: the paper's pictures."""
+        """The weights of the values that `forward` gives the input z, [B, h, T, keys]: the paper's pictures."""
         z = self.bias_qkv(z)
-        keys = z if self.cls_in_keys else z[:, 1:]
-        q, k = self._split_heads(self.q(z[:, :1])), self._split_heads(self.k(keys))
+        keys = z if self.cls_in_keys else z[:, self.queries :]
+        q, k = self._split_heads(self.q(z[:, : self.queries])), self._split_heads(self.k(keys))
         return scores(q, k, self.scale, self.cosine).softmax(dim=-1)
 
     def forward(self, z: Tensor, gamma: Tensor | None = None) -> Tensor:
         z = self.bias_qkv(z)
-        keys = z if self.cls_in_keys else z[:, 1:]
-        q = self._split_heads(self.q(z[:, :1]))
+        keys = z if self.cls_in_keys else z[:, self.queries :]
+        q = self._split_heads(self.q(z[:, : self.queries]))
         k, v = self._split_heads(self.k(keys)), self._split_heads(self.v(keys))
-        out = attend(q, k, v, self.scale, self.cosine)  # [B, h, 1, k]
+        out = attend(q, k, v, self.scale, self.cosine)  # [B, h, 1 or 2, k]
         return scaled_linear(self.proj, self.bias_proj(merge_heads(out)), gamma)
 
 

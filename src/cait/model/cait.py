@@ -1,7 +1,8 @@
 """The whole network, top to bottom.
 
 Parameter names, order and shapes are those of timm's `cait_*` and of the released weights, so that
-either loads as it is. Shapes: B images, N patches, d = embed_dim.
+either loads as it is. Shapes: B images, N patches, d = embed_dim, T = 1 class token, or 2 with the
+distillation token, whose names are DeiT's and timm's too.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class SelfAttentionBlock(Block):
 
 
 class ClassAttentionBlock(Block):
-    """The same for the class token [B, 1, d] alone: the patches are read, never written; no stochastic depth."""
+    """The same for the class tokens [B, T, d] alone: the patches are read, never written; no stochastic depth."""
 
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__(config, ClassAttention(config), 0.0, scaled=config.layer_scale_token_only)
@@ -125,7 +126,7 @@ class ClassAttentionBlock(Block):
         return self.run(self, x, cls)
 
     def body(self, x: Tensor, cls: Tensor) -> Tensor:
-        z = torch.cat((cls, x), dim=1)  # [B, 1 + N, d]
+        z = torch.cat((cls, x), dim=1)  # [B, T + N, d]
         cls = self.add(cls, None, lambda _, gamma: self.attn(self.norm1(z), gamma), self.gamma_1)
         return self.add(cls, None, lambda cls, gamma: self.mlp(self.norm2(cls), gamma), self.gamma_2)
 
@@ -158,24 +159,30 @@ class CaiT(nn.Module):
         d = config.embed_dim
         if config.global_pool == "token":
             self.cls_token = nn.Parameter(torch.zeros(1, 1, d))
+        if config.distillation_token:
+            self.dist_token = nn.Parameter(torch.zeros(1, 1, d))
         # A class token that is there from the first block on has a position too, as in DeiT.
-        positions = config.num_patches + (config.class_token_at == 0)
+        positions = config.num_patches + (config.num_class_tokens if config.class_token_at == 0 else 0)
         self.pos_embed = nn.Parameter(torch.zeros(1, positions, d))
         self.patch_embed = PatchEmbed(config.in_chans, config.patch_size, d)
         self.blocks = nn.Sequential(*(SelfAttentionBlock(config, rate) for rate in drop_path_rates(config)))
         self.blocks_token_only = nn.ModuleList(ClassAttentionBlock(config) for _ in range(config.depth_token_only))
         self.norm = norm_layer(config)
         self.head = nn.Linear(d, config.num_classes)
+        if config.distillation_token:
+            self.head_dist = nn.Linear(d, config.num_classes)
         self._init_weights()
 
     def _init_weights(self) -> None:
-        """Linear weights, positions and class token from a normal of std .02 cut at ±2, biases 0.
+        """Linear weights, positions and class tokens from a normal of std .02 cut at ±2, biases 0.
 
         The patch projection keeps PyTorch's default, as in the released code.
         """
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         if self.config.global_pool == "token":
             nn.init.trunc_normal_(self.cls_token, std=0.02)
+        if self.config.distillation_token:
+            nn.init.trunc_normal_(self.dist_token, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -183,7 +190,7 @@ class CaiT(nn.Module):
                     nn.init.zeros_(module.bias)
         blocks = [*self.blocks, *self.blocks_token_only]
         if self.config.residual == "fixup":
-            init_fixup(blocks, self.head)
+            init_fixup(blocks, [self.head, self.head_dist] if self.config.distillation_token else [self.head])
         elif self.config.residual == "t-fixup":
             init_t_fixup(blocks)
 
@@ -211,10 +218,16 @@ class CaiT(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters of two and more dimensions that are not decayed."""
-        return {"pos_embed", "cls_token"}
+        return {"pos_embed", "cls_token", "dist_token"}
+
+    def class_tokens(self) -> Tensor:
+        """The class token and the distillation token where there is one, [1, T, d]."""
+        if not self.config.distillation_token:
+            return self.cls_token
+        return torch.cat((self.cls_token, self.dist_token), dim=1)
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """All tokens after the last norm: [B, 1 + N, d] with the class token first, [B, N, d] without one."""
+        """All tokens after the last norm: [B, T + N, d] with the class tokens first, [B, N, d] without one."""
         size = self.config.img_size
         if images.shape[-2:] != (size, size):
             raise UserError(f"the model takes {size}×{size} pixels, got {images.shape[-2]}×{images.shape[-1]}")
@@ -223,7 +236,7 @@ class CaiT(nn.Module):
             x = x + self.pos_embed
         for i, block in enumerate(self.blocks):
             if i == self.config.class_token_at:
-                x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
+                x = torch.cat((self.class_tokens().expand(x.shape[0], -1, -1), x), dim=1)
                 x = x + self.pos_embed if i == 0 else x
             if self.grad_checkpointing and self.training and torch.is_grad_enabled():
                 x = checkpoint(block, x, use_reentrant=False)
@@ -232,16 +245,24 @@ class CaiT(nn.Module):
         if self.config.global_pool == "avg":
             return self.norm(x)
         if self.config.class_token_at is None:
-            cls = self.cls_token.repeat(x.shape[0], 1, 1)
+            cls = self.class_tokens().repeat(x.shape[0], 1, 1)
         else:
-            cls, x = x[:, :1], x[:, 1:]
+            T = self.config.num_class_tokens
+            cls, x = x[:, :T], x[:, T:]
         for block in self.blocks_token_only:
             cls = block(x, cls)
         return self.norm(torch.cat((cls, x), dim=1))
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward_heads(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Logits [B, num_classes] of each head: of the class, and of the distillation token where there is one."""
         tokens = self.forward_features(images)
-        return self.head(tokens.mean(dim=1) if self.config.global_pool == "avg" else tokens[:, 0])
+        logits = self.head(tokens.mean(dim=1) if self.config.global_pool == "avg" else tokens[:, 0])
+        return (logits, self.head_dist(tokens[:, 1])) if self.config.distillation_token else (logits,)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The prediction: with a distillation token the mean of both heads' logits, as in DeiT."""
+        logits, *distilled = self.forward_heads(images)
+        return (logits + distilled[0]) / 2 if distilled else logits
 
 
 def create_model(

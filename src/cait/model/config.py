@@ -55,9 +55,11 @@ class CaiTConfig:
     attention_backend: Literal["auto", "reference", "recompute"] = "auto"
     """How attention with talking heads is computed; see `cait.model.attention.talking_heads_attention`."""
     cls_in_keys: bool = True
-    """Whether the class token is among the keys of class attention."""
+    """Whether the class token, and the distillation token, are among the keys of class attention."""
     class_token_at: int | None = None
     """Self-attention block before which the class token joins the patches; None leaves it to class attention."""
+    distillation_token: bool = False
+    """A token beside the class token, with a head of its own that learns from the teacher (DeiT, arXiv 2012.12877)."""
     global_pool: Literal["token", "avg"] = "token"
     """The head reads the class token, or the mean of the patches of a network without one."""
     norm: Literal["layernorm", "batchnorm"] = "layernorm"
@@ -93,6 +95,9 @@ class CaiTConfig:
         if self.global_pool == "token" and at is None and not self.depth_token_only:
             raise UserError("the class token is never updated: set class_token_at or depth_token_only")
 
+        if self.global_pool == "avg" and self.distillation_token:
+            raise UserError("global_pool avg has no class token, beside which a distillation_token could stand")
+
     @property
     def epsilon(self) -> float:
         """The initial value of LayerScale and of the scalar form: the given one, else by the paper's rule.
@@ -106,6 +111,11 @@ class CaiTConfig:
     @property
     def num_patches(self) -> int:
         return (self.img_size // self.patch_size) ** 2
+
+    @property
+    def num_class_tokens(self) -> int:
+        """T: the class token, and the distillation token after it."""
+        return (self.global_pool == "token") + self.distillation_token
 
 
 _WHOLE_NUMBERS = {

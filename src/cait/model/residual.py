@@ -65,12 +65,13 @@ def scaled_linear(linear: nn.Linear, x: Tensor, gamma: Tensor | None, gelu: bool
     """γ · linear(x), or γ · linear(gelu(x)): the last layer of a branch.
 
     γ is taken into the weights, γ(Wx + b) = (γW)x + γb, and its gradient then comes out of W's, so that
-    the branch's output is neither read again nor kept. Not for the class token alone, of which there is
-    less than of weights; and not in float16, in which γW of a small γ would vanish.
+    the branch's output is neither read again nor kept. Not for the class token alone, or it and the
+    distillation token, of which there is less than of weights; and not in float16, in which γW of a small
+    γ would vanish.
     """
     weight: Tensor = linear.weight
     bias: Tensor = linear.bias
-    if gamma is not None and x.dtype != torch.float16 and x.shape[-2] > 1:
+    if gamma is not None and x.dtype != torch.float16 and x.shape[-2] > 2:
         weight, bias, gamma = gamma[:, None] * weight, gamma * bias, None
     if gelu and torch.is_grad_enabled() and not torch.compiler.is_exporting():
         y = GeluLinear.apply(x, weight.to(x.dtype), bias.to(x.dtype))
@@ -146,14 +147,15 @@ def drop_path_rates(config: CaiTConfig) -> list[float]:
 
 
 @torch.no_grad()
-def init_fixup(blocks: list[nn.Module], head: nn.Linear) -> None:
-    """Fixup: classifier and last layer of every branch 0, the branch's first layer times L^(-1/(2m-2)).
+def init_fixup(blocks: list[nn.Module], heads: list[nn.Linear]) -> None:
+    """Fixup: classifiers and last layer of every branch 0, the branch's first layer times L^(-1/(2m-2)).
 
     L counts the residual branches, two a block; each has m = 2 layers in sequence (qkv and proj,
     fc1 and fc2), so the factor is L^(-1/2).
     """
     factor = (2 * len(blocks)) ** -0.5
-    nn.init.zeros_(head.weight)
+    for head in heads:
+        nn.init.zeros_(head.weight)
     for block in blocks:
         for name, module in block.named_modules():
             if isinstance(module, nn.Linear):

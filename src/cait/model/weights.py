@@ -30,6 +30,11 @@ ONLY_IN_TRAINING = (
 )
 """Fields that a trained network's output does not depend on."""
 
+FITTED = ("img_size", "num_classes", "distillation_token")
+"""Fields in which a network may differ from that of the weights which it starts from."""
+
+HEADS = ("head.", "head_dist.")
+
 
 def read_state_dict(path: str | Path, ema: bool = False) -> StateDict:
     """Read the weights of a network under timm's names, whatever they are wrapped in.
@@ -96,7 +101,8 @@ def load_weights(
     Positions of another resolution are resized. Where `own_classes` names the model's classes, and the
     file is a checkpoint of our runs that knows some of them, the head's rows are put where those classes
     stand now, and only new classes are left as they are in `model`. Else a head of another number of
-    classes is left whole. Returns a line for each of these.
+    classes is left whole, and so are a distillation token and its head that the file has not; those that
+    the model has not are left out. Returns a line for each of these.
 
     Raises:
         UserError: the file cannot be used, or is of another network.
@@ -108,16 +114,16 @@ def load_weights(
 
 
 def _take_known_classes(model: CaiT, state: StateDict, theirs: Sequence[str], ours: Sequence[str]) -> list[str]:
-    """Make the head in `state` one of our classes: their rows for those that they know, `model`'s for the others."""
+    """Make the heads in `state` ones of our classes: their rows for those that they know, `model`'s for the others."""
     rows = {name: row for row, name in enumerate(theirs)}
     known = {row: rows[name] for row, name in enumerate(ours) if name in rows}
     own = model.state_dict()
-    shapes = [tuple(side[key].shape) for side in (own, state) for key in ("head.weight", "head.bias") if key in side]
-    width = own["head.weight"].shape[1]
-    fitting = [shape for count in (len(ours), len(theirs)) for shape in ((count, width), (count,))]
+    heads = [key for key in own if key.startswith(HEADS) and key in state]
+    shapes = [tuple(side[key].shape) for side in (own, state) for key in heads]
+    fitting = [(count, *own[key].shape[1:]) for count in (len(ours), len(theirs)) for key in heads]
     if not known or list(ours) == list(theirs) or shapes != fitting:
         return []  # nothing to sort; or another network, which `_load` tells
-    for key in ("head.weight", "head.bias"):
+    for key in heads:
         head = own[key].clone()
         head[list(known)] = state[key][list(known.values())].to(head)
         state[key] = head
@@ -143,7 +149,7 @@ def load_pretrained(model: CaiT, name: str) -> list[str]:
     row = variant_config(name)
     for field in dataclasses.fields(CaiTConfig):
         ours, theirs = getattr(model.config, field.name), getattr(row, field.name)
-        if ours != theirs and field.name not in ("img_size", "num_classes", *ONLY_IN_TRAINING):
+        if ours != theirs and field.name not in (*FITTED, *ONLY_IN_TRAINING):
             raise UserError(f"the published weights of {name} are of {field.name} {theirs}, the model has {ours}")
     entry = entries[min(entries, key=lambda size: abs(size - model.config.img_size))]
     try:
@@ -162,8 +168,8 @@ def _resolution(entry: str) -> int:
 
 
 def _load(model: CaiT, state: StateDict, source: str) -> list[str]:
-    state, notes = dict(state), []
-    own = model.state_dict()
+    state, own = dict(state), model.state_dict()
+    notes = _fit_distillation_token(model, state)
     theirs, ours = state.get("pos_embed"), own.get("pos_embed")
     # A class token with a position of its own (class_token_at 0) is no part of the grid.
     if theirs is not None and ours is not None and model.config.class_token_at != 0:
@@ -176,13 +182,30 @@ def _load(model: CaiT, state: StateDict, source: str) -> list[str]:
             notes.append(f"positions resized from {theirs.shape[1]} to {ours.shape[1]} patches")
     if "head.weight" in state and state["head.weight"].shape[0] != own["head.weight"].shape[0]:
         notes.append(f"the head's {state['head.weight'].shape[0]} classes left out; it starts anew")
-        state.update({key: own[key] for key in ("head.weight", "head.bias")})
+        state.update({key: own[key] for key in own if key.startswith(HEADS)})
     for key in [*own, *state]:
         shapes = [tuple(side[key].shape) if key in side else "missing" for side in (own, state)]
         if shapes[0] != shapes[1]:
             raise UserError(f"{source} is of another network: {key} is {shapes[1]} in it, {shapes[0]} in the model")
     model.load_state_dict(state)
     return notes
+
+
+def _fit_distillation_token(model: CaiT, state: StateDict) -> list[str]:
+    """Put `model`'s token and head into a `state` that has none, or take them out for a model without."""
+    ours, theirs = model.config.distillation_token, "dist_token" in state
+    if ours == theirs:
+        return []
+    own, parts = model.state_dict(), ("dist_token", "head_dist.weight", "head_dist.bias")
+    for key in parts:
+        state.pop(key, None)
+    state.update({key: own[key] for key in parts if ours})
+    after, before = own["pos_embed"], state.get("pos_embed")
+    if model.config.class_token_at == 0 and before is not None and before.shape[::2] == after.shape[::2]:
+        # Positions of the class token, of the distillation token where there is one, of the patches.
+        kept = before[:, :1], after[:, 1 : 1 + ours].to(before), before[:, 1 + theirs :]
+        state["pos_embed"] = torch.cat(kept, dim=1)
+    return ["the distillation token and its head " + ("start anew" if ours else "left out")]
 
 
 def resize_positions(pos_embed: Tensor, num_patches: int) -> Tensor:
