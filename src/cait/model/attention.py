@@ -13,10 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from cait.errors import UserError
 from cait.model.config import CaiTConfig
 from cait.model.residual import scalar_bias, scaled_linear
 
 COSINE_EPS = 1e-6
+
+FUSED_WINS: frozenset[tuple[int, int]] = frozenset()
+"""Compute capabilities on which "fused" was measured to be faster than "recompute", in training and in inference.
+
+Empty: nothing has been measured yet, so "auto" never takes it. `benchmarks/kernel.py` measures.
+"""
 
 
 def mix_heads(maps_BhNN: Tensor, weight_hh: Tensor, bias_h: Tensor) -> Tensor:
@@ -136,14 +143,44 @@ def talking_heads_attention(
     Args:
         qkv: queries, keys and values, [B, N, 3, h, k].
         backend: "reference" leaves the backward pass to autograd; "recompute" is `TalkingHeads`, the
-            same values with a third of the memory; "auto" takes the fastest that was measured.
+            same values with a third of the memory; "fused" is `cait.model.fused`, whose maps never
+            reach memory; "auto" takes the fastest that was measured.
 
     Returns [B, N, h·k].
+
+    Raises:
+        UserError: "fused" is asked for where it cannot run.
     """
-    if backend != "reference" and not torch.compiler.is_exporting():  # an exported program has no backward pass
+    if torch.compiler.is_exporting() or qkv.is_meta:  # no backward pass, and operators that every program knows
+        backend = "reference"
+    if backend == "fused" or (backend == "auto" and _fused_wins(qkv)):
+        return _fused(qkv, proj_l, proj_w, scale)
+    if backend != "reference":
         return TalkingHeads.apply(qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias, scale)
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
     return merge_heads(talking_maps(q, k, proj_l, proj_w, scale) @ v)
+
+
+def _fused_wins(qkv: Tensor) -> bool:
+    if not FUSED_WINS or not qkv.is_cuda:
+        return False
+    device = torch.cuda.get_device_properties(qkv.device)
+    if (device.major, device.minor) not in FUSED_WINS:
+        return False
+    from cait.model import fused
+
+    return fused.refusal(qkv) is None
+
+
+def _fused(qkv: Tensor, proj_l: nn.Linear, proj_w: nn.Linear, scale: float) -> Tensor:
+    try:
+        from cait.model import fused  # here, for Triton is not on every machine
+    except ImportError as error:
+        raise UserError(f"attention_backend fused needs Triton ({error}); take auto or recompute") from error
+    if reason := fused.refusal(qkv):
+        raise UserError(f"attention_backend fused needs {reason}; take auto or recompute")
+    out, _ = fused.talking_heads(qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias, scale)
+    return out
 
 
 def talking_maps(

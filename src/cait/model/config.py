@@ -52,7 +52,7 @@ class CaiTConfig:
     talking_heads: bool = True
     attention: Literal["dot", "cosine"] = "dot"
     """Scores q·k / sqrt(d/h), or q·k / (|q||k| + 1e-6)."""
-    attention_backend: Literal["auto", "reference", "recompute"] = "auto"
+    attention_backend: Literal["auto", "reference", "recompute", "fused"] = "auto"
     """How attention with talking heads is computed; see `cait.model.attention.talking_heads_attention`."""
     cls_in_keys: bool = True
     """Whether the class token, and the distillation token, are among the keys of class attention."""

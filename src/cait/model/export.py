@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from cait.errors import UserError
+from cait.model.attention import SelfAttention
 from cait.model.cait import CaiT
 from cait.model.config import VARIANTS, CaiTConfig, variant_config
 from cait.model.weights import ONLY_IN_TRAINING
@@ -89,6 +90,9 @@ def export(model: CaiT, output: str | Path, format: Format, preprocessing: Mappi
     if format in ("timm", "release"):
         _refuse_what_timm_has_not(model.config)
     model = copy.deepcopy(model).float().cpu().eval()
+    for module in model.modules():
+        if isinstance(module, SelfAttention):
+            module.backend = "auto"  # "fused" needs a GPU, and here is none
     logits = [_logits(model, model.config, batch) for batch in CHECKED_BATCHES]
     if not all(expected.isfinite().all() for expected in logits):
         raise UserError("the network's logits are not finite: there is nothing to export")
