@@ -55,6 +55,10 @@ looked up here and never timed at run time. `benchmarks/kernel.py` times tiles a
 """
 
 
+def default(heads: int) -> Tiling:
+    return DEFAULTS[min(most for most in DEFAULTS if heads <= most)]
+
+
 def tiling(qkv: Tensor) -> Tiling:
     """The measured one, else the default one, else the narrow one: what fits the device.
 
@@ -68,8 +72,7 @@ def tiling(qkv: Tensor) -> Tiling:
     measured = TILINGS.get(((device.major, device.minor), qkv.dtype, h, k, N))
     if measured:
         return measured
-    default = DEFAULTS[next(most for most in DEFAULTS if h <= most)]
-    for tiles in (default, Tiling(*[NARROW] * 4)):
+    for tiles in (default(h), Tiling(*[NARROW] * 4)):
         if max(shared_memory(tile, h, k, qkv.dtype) for tile in tiles) <= device.shared_memory_per_block_optin:
             return tiles
     raise UserError(f"attention_backend fused: {h} heads of {qkv.dtype} do not fit {device.name}; take auto")
@@ -105,14 +108,26 @@ def _prepared(qkv: Tensor) -> Tensor:
     return qkv if qkv.stride()[2:] == (h * k, k, 1) else qkv.contiguous()
 
 
-def _launch(kernel: Any, tile: Tile, qkv: Tensor, *arguments: Tensor, parts: int = 1, **constants: int) -> None:
+def constants(kernel: Any, tile: Tile, heads: int, k: int) -> dict[str, int]:
+    """What a kernel is compiled for."""
+    group = heads_at_once(heads)
+    every = dict(H=heads, K=k, BK=_width(k), G=group, LEVELS=(group * heads - 1).bit_length())
+    every |= dict(M=tile.rows, BN=tile.columns, WARPS=tile.warps)
+    return {name: value for name, value in every.items() if name in kernel.arg_names}
+
+
+def heads_at_once(heads: int) -> int:
+    """Of the heads g, those whose gradients of W_l and W_w one program sums: h² sums have no place in its registers."""
+    return max(group for group in range(1, 5) if heads % group == 0)
+
+
+def _launch(kernel: Any, tile: Tile, qkv: Tensor, *arguments: Tensor, parts: int = 1) -> None:
     B, N, _, h, k = qkv.shape
-    constants |= dict(H=h, K=k, BK=_width(k), M=tile.rows, BN=tile.columns)
+    grid = (triton.cdiv(N, tile.rows), B, parts)
+    numbers = (N, qkv.stride(0), qkv.stride(1), 0)
+    options = constants(kernel, tile, h, k) | dict(num_warps=tile.warps, num_stages=tile.stages)
     with torch.cuda.device_of(qkv):
-        kernel[triton.cdiv(N, tile.rows), B, parts](
-            qkv, *arguments, N, qkv.stride(0), qkv.stride(1), 0, **constants, num_warps=tile.warps,
-            num_stages=tile.stages,
-        )  # fmt: skip
+        kernel[grid](qkv, *arguments, *numbers, **options)
 
 
 def _token_sums(x: Tensor) -> Tensor:
@@ -136,9 +151,7 @@ def talking_heads(
     qkv = _prepared(qkv)
     out, lse = _outputs(qkv)
     shift = bias_w.float()[:, None] * _token_sums(qkv[:, :, 2])
-    tile = tiling(qkv).forward
-    mixers = _mixers(weight_l, weight_w, scale)
-    _launch(kernels.forward_kernel, tile, qkv, *mixers, shift, out, lse, WARPS=tile.warps)
+    _launch(kernels.forward_kernel, tiling(qkv).forward, qkv, *_mixers(weight_l, weight_w, scale), shift, out, lse)
     return out, lse
 
 
@@ -174,17 +187,14 @@ def talking_heads_backward(
     _, weights, queries, keys = tiling(qkv)
     mixers = _mixers(weight_l, weight_w, scale)
     D, d_qkv = torch.empty_like(lse), qkv.new_empty(qkv.shape)
-    group = max(g for g in range(1, 5) if h % g == 0)
-    shares = lse.new_empty(2, B, triton.cdiv(N, weights.rows), h // group, h, group)  # of dW_lᵀ and dW_w
-    _launch(
-        kernels.weights_kernel, weights, qkv, d_out, lse, *mixers, D, *shares, parts=h // group, G=group,
-        LEVELS=(group * h - 1).bit_length(), WARPS=weights.warps,
-    )  # fmt: skip
+    group = heads_at_once(h)
+    shares = lse.new_empty(2, B, triton.cdiv(N, weights.rows), h // group, h, group)  # of dW_lᵀ and of dW_w
+    _launch(kernels.weights_kernel, weights, qkv, d_out, lse, *mixers, D, *shares, parts=h // group)
     _launch(kernels.queries_kernel, queries, qkv, d_out, lse, D, *mixers, d_qkv)
     sum_v, sum_dO = _token_sums(qkv[:, :, 2]), _token_sums(d_out.view(B, N, h, k))
     shift = bias_w.float()[:, None] * sum_dO
     _launch(kernels.keys_kernel, keys, qkv, d_out, lse, D, *mixers, shift, d_qkv)
-    d_weight_l, d_weight_w = shares.sum(dim=(1, 2)).transpose(1, 2).reshape(2, h, h)
+    d_weight_l, d_weight_w = (share.sum(dim=(0, 1)).transpose(0, 1).reshape(h, h) for share in shares)
     d_bias_w = (sum_v * sum_dO).sum(dim=(0, 2))
     gradients = (d_weight_l.T * scale, d_weight_w, d_bias_w)
     parameters = (weight_l, weight_w, bias_w)
