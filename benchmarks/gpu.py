@@ -19,6 +19,7 @@ import torch
 from report import REPO
 
 SECONDS = 520
+TAX = ["benchmarks/tax.py", "--rounds", "7", "--backend", "recompute", "fused"]
 STEP = ["benchmarks/step.py", "--rounds", "7"]
 
 
@@ -26,12 +27,16 @@ def jobs(out: Path) -> list[list[str]]:
     """The most wanted first: what the time does not suffice for is left out and said."""
     files = ["--out", str(out)]
     return [
-        ["-m", "pytest", "tests/test_model.py", "tests/test_gpu.py"],
+        ["-m", "pytest", "tests/test_fused.py", "tests/test_model.py", "tests/test_gpu.py"],
+        ["benchmarks/kernel.py", *files],
+        [*TAX, "--batch", "128", "--cases", "s24-224", "s24-224-compiled", *files, "--tag", "224"],
+        [*TAX, "--batch", "32", "--cases", "s24-384", *files, "--tag", "384"],
         ["benchmarks/profile_step.py", "--batch", "128", *files],
         [*STEP, "--batch", "256", "--cases", "s24-224", "xxs24-224", *files, "--tag", "eager"],
         [*STEP, "--batch", "256", "--cases", "s24-224-compiled", *files, "--tag", "compiled"],
         [*STEP, "--batch", "64", "--cases", "s24-384", *files, "--tag", "384"],
         ["benchmarks/survival_cost.py", "--model", "s24", "--batch", "128", "--out", str(out / "survival_cost.md")],
+        ["benchmarks/kernel.py", "--shapes", "8x196", "4x196", "--tune"],
     ]
 
 

@@ -28,8 +28,8 @@ DEVICE = "cuda" if CUDA else "cpu"
 runs = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="run under Triton's interpreter, in another process")
 on_gpu = pytest.mark.skipif(not CUDA, reason="no GPU here")
 
-# A few shapes for the interpreter, which takes seconds for each; on a GPU all that there may be.
-# It has no products of bfloat16, which have their turn on the GPU.
+# A few shapes for the interpreter, which takes seconds for each and has no products of bfloat16; on a GPU the
+# models' own shapes in bfloat16, and little else, for there each number of heads takes long to compile.
 FEW = [(4, 1), (4, 196), (6, 50), (8, 7), (8, 197), (16, 20), (3, 33), (1, 130)]
 MANY = [(h, N) for h in (4, 6, 8, 16) for N in (1, 7, 50, 196, 197, 576, 784)]
 
@@ -86,16 +86,15 @@ def no_less_exact(given: list[Tensor]) -> None:
 @pytest.mark.parametrize(("heads", "N"), FEW)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_no_less_exact_than_the_reference(heads: int, N: int, dtype: torch.dtype) -> None:
-    if N > 100 and dtype == torch.float32 and INTERPRETED:
-        pytest.skip("one of the types will do")
+    if (N > 100 and dtype == torch.float32) if INTERPRETED else heads != 4:
+        pytest.skip("takes long for what it tells")
     no_less_exact(case(heads, N, dtype))
 
 
 @on_gpu
 @pytest.mark.parametrize(("heads", "N"), MANY)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_no_less_exact_compiled(heads: int, N: int, dtype: torch.dtype) -> None:
-    no_less_exact(case(heads, N, dtype, batch=2))
+def test_no_less_exact_compiled(heads: int, N: int) -> None:
+    no_less_exact(case(heads, N, torch.bfloat16, batch=2))
 
 
 @runs
