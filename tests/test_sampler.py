@@ -102,11 +102,12 @@ def loaded(root: Path, rank: int, world_size: int) -> list[tuple[tuple[int, int,
     data.trainer = SimpleNamespace(
         global_rank=rank,
         world_size=world_size,
+        num_devices=world_size,
         current_epoch=1,
         fit_loop=SimpleNamespace(epoch_loop=progress),
     )
     loader = data.train_dataloader()
-    images = [image.numpy().tobytes() for batch, _ in loader for image in batch]
+    images = [image.numpy().tobytes() for batch in loader for image in data._finished(batch)[0]]
     keys = [key for batch in loader.batch_sampler for key in batch]
     return list(zip(keys, images, strict=True))
 

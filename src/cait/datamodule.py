@@ -366,9 +366,14 @@ class ImageNetDataModule(LightningDataModule):
         return self._eval_loader(EvalPictures(self.predict_samples, self.eval_transform), "prediction")
 
     def further_dataloader(self, samples: Samples) -> Loader:
-        """Loader of another evaluation set of the same classes, under the same transform."""
+        """Loader of another evaluation set of the same classes, under the same transform.
+
+        It finishes its batches itself: given to the Trainer beside the data module, it comes without its hooks.
+        """
         faults = Faults(None, int(self.max_bad_share * len(samples)))
-        return self._eval_loader(EvalPictures(samples, self.eval_transform, faults), "further")
+        loader = self._eval_loader(EvalPictures(samples, self.eval_transform, faults), "further")
+        loader.finish = self._finished
+        return loader
 
     def _eval_loader(self, pictures: EvalPictures, purpose: str) -> Loader:
         rank, world_size = self._place()
@@ -407,11 +412,12 @@ class ImageNetDataModule(LightningDataModule):
         self._own_epoch += 1
         return self._own_epoch, 0
 
+    def workers(self, processes: int) -> int:
+        """Loader processes for each of the training processes on this node."""
+        return self.num_workers if self.num_workers is not None else max(1, min(16, cores() // processes))
+
     def _loading(self) -> dict[str, Any]:
-        workers = self.num_workers
-        if workers is None:
-            processes = self.trainer.num_devices if self.trainer is not None else 1  # on this node
-            workers = max(1, min(16, _cores() // processes))
+        workers = self.workers(self.trainer.num_devices if self.trainer is not None else 1)
         return dict(
             num_workers=workers,
             prefetch_factor=self.prefetch if workers else None,
@@ -426,7 +432,7 @@ def _open_whole(source: folder.Source, name: str, whole: bool) -> Image.Image:
     return folder.load_rgb(source, name)
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores that this process may use, which a container or a scheduler may have made fewer than there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
