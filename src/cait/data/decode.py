@@ -72,11 +72,12 @@ class JpegStream:
 
     def crop(self, box: Box) -> np.ndarray:
         top, left, height, width = box
-        region = self.codec.Region(top, left, top + height, left + width)
+        right = min(max(left + width, 2), self.size[0])  # the first column alone may come out another
+        region = self.codec.Region(top, left, top + height, right)
         image = self.decoder.decode(self.stream.get_sub_code_stream(region=region), params=self.params)
         if image is None:
             return Decoded(np.asarray(load_rgb(BytesIO(self.data), self.name))).crop(box)
-        return np.asarray(image)
+        return np.asarray(image)[:, :width]
 
 
 def open_picture(source: Source, name: str, whole: bool, decoder: Decoder) -> Picture:
