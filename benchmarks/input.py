@@ -64,9 +64,9 @@ RECIPE: dict[str, Any] = dict(
 )
 BACKENDS = [name for name in get_args(Backend) if name != "auto"]
 LEVELS = {
-    "decode": "Decoding, one thread, from memory: ratio to Pillow's time",
-    "crop": f"Decoding, cropping and resizing to {SIZE}, one thread, from memory: ratio to Pillow's time",
-    "transform": "From the file to one augmented picture, one thread: ratio to the time of timm's transform",
+    "decode": "Decoding, one thread, from memory: ratio to Pillow's processor time",
+    "crop": f"Decoding, cropping and resizing to {SIZE}, one thread, from memory: ratio to Pillow's processor time",
+    "transform": "From the file to one augmented picture, one thread: ratio to the processor time of timm's transform",
     "loader": "A loader with {workers} workers and batches of {batch}: ratio to the pictures a second of timm's loader",
 }
 NOTES = [
@@ -159,9 +159,9 @@ def one_by_one(
                 random.seed(number)
                 np.random.seed(number % 2**32)
                 torch.default_generator.manual_seed(number)
-            begin = time.perf_counter()
+            begin = time.process_time()  # of all threads, and without what other processes take
             call(item)
-            seconds += time.perf_counter() - begin
+            seconds += time.process_time() - begin
         return seconds / len(chosen) / images
 
     run(0, most=4)  # what is made once
