@@ -1,5 +1,6 @@
 """Metrics, the moving average and the module's settings, against torch's and timm's own."""
 
+import re
 from copy import deepcopy
 
 import pytest
