@@ -1,6 +1,6 @@
 """The input pipeline beside its rivals, in one run, interleaved: decoding, one picture's transform, loaders.
 
-    python benchmarks/input.py [--levels decode transform loader] [--rounds 3] [--files 600] [--out FOLDER]
+    python benchmarks/input.py [--levels decode operations transform loader] [--rounds 3] [--files 600] [--out FOLDER]
     python benchmarks/input.py --levels --batches 1000 [--backends nvimgcodec torchvision pillow]
 
 The pictures are made for it: crops of scikit-learn's two photographs, some mirrored, scaled by Lanczos
@@ -46,12 +46,13 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop, v2
 from cait.data import decode
 from cait.data.augment import resize
 from cait.data.dataset import mix_seeds
+from cait.data.ops import on_arrays
 from cait.data.sampler import Key
 from cait.datamodule import Backend, ImageNetDataModule
 from cait.errors import UserError
 
 SIZE, CLASSES, FILE_BYTES = 224, 4, 100_000
-A_TURN = 9
+A_TURN = 45
 """Pictures of a turn where they come one by one; a multiple of the 3 repeats."""
 RECIPE: dict[str, Any] = dict(
     scale=(0.08, 1.0),
@@ -64,11 +65,13 @@ RECIPE: dict[str, Any] = dict(
 )
 BACKENDS = [name for name in get_args(Backend) if name != "auto"]
 LEVELS = {
+    "operations": "RandAugment's operations at the recipe's magnitudes, one thread, from memory to memory",
     "decode": "Decoding, one thread, from memory: ratio to Pillow's processor time",
     "crop": f"Decoding, cropping and resizing to {SIZE}, one thread, from memory: ratio to Pillow's processor time",
     "transform": "From the file to one augmented picture, one thread: ratio to the processor time of timm's transform",
     "loader": "A loader with {workers} workers and batches of {batch}: ratio to the pictures a second of timm's loader",
 }
+CHOICES = ["decode", "operations", "transform", "loader"]
 NOTES = [
     "The crops are RandomResizedCrop's, bicubic. Difference: the mean of all pixels' from Pillow's, in levels of 255.",
     "Torchvision's reference transforms are those of its references/classification with `--auto-augment ra",
@@ -228,6 +231,41 @@ def measure_decode(root: Path, backends: list[str], rounds: int, turns: int) -> 
     return found
 
 
+def measure_operations(rounds: int, pictures: int) -> list[Row]:
+    """Of RandAugment's operations, at magnitudes drawn as the recipe draws them: Pillow's time, ours, and pixels."""
+    photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+    rows = []
+    for op in create_transform(SIZE, is_training=True, separate=True, **RECIPE)[1].transforms[0].ops:
+        theirs, op.prob = op.aug_fn, 1.0
+        ours_ = on_arrays(theirs)
+        times: dict[Any, list[float]] = {theirs: [], ours_: []}
+        differences = []
+        for number in range(rounds * pictures):
+            rng = random.Random(number)
+            side = rng.randint(100, 375)
+            corner = rng.randint(0, 640 - side), rng.randint(0, 427 - side)
+            box = (*corner, corner[0] + side, corner[1] + side)
+            picture = photographs[number % 2].resize((SIZE, SIZE), Image.Resampling.BICUBIC, box=box)
+            found = []
+            for function, given in ((theirs, picture), (ours_, np.array(picture))):
+                op.aug_fn = function
+                random.seed(number)
+                begin = time.process_time()
+                found.append(op(given))
+                times[function].append(time.process_time() - begin)
+            differences.append(np.abs(np.asarray(found[0]).astype(int) - found[1]))
+        rows.append(
+            {
+                "operation": op.name,
+                "pillow": statistics.mean(times[theirs]),
+                "ours": statistics.mean(times[ours_]),
+                "mean": float(np.mean(differences)),
+                "largest": int(np.max(differences)),
+            }
+        )
+    return rows
+
+
 def torchvision_reference(over: str) -> v2.Compose:
     """The transform of torchvision's references/classification, over "pil" or "tensor"."""
     bilinear = InterpolationMode.BILINEAR
@@ -377,6 +415,12 @@ def versions() -> str:
 
 
 def table(level: str, rows: list[Row]) -> list[str]:
+    if level == "operations":
+        lines = ["| | Pillow, µs | ours, µs | mean difference | largest difference |", "|---|---|---|---|---|"]
+        for row in rows:
+            times = " | ".join(f"{1e6 * row[side]:.0f}" for side in ("pillow", "ours"))
+            lines.append(f"| {row['operation']} | {times} | {row['mean']:.4f} | {row['largest']} |")
+        return lines
     rate, differs = level == "loader", "difference" in rows[0]
     heads = ["", "pictures a second" if rate else "ms a picture", "ratio", *(["difference"] if differs else [])]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
@@ -389,10 +433,10 @@ def table(level: str, rows: list[Row]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--levels", nargs="*", choices=["decode", "transform", "loader"])
+    parser.add_argument("--levels", nargs="*", choices=CHOICES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--files", type=int, default=600)
-    parser.add_argument("--turns", type=int, default=20, help=f"of {A_TURN} pictures, in a round of the first levels")
+    parser.add_argument("--turns", type=int, default=5, help=f"of {A_TURN} pictures, in a round of the first levels")
     parser.add_argument("--pass-batches", type=int, default=10, help="batches of a loader's round")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batches", type=int, default=0, help="to draw from the loader of each of --backends")
@@ -401,7 +445,7 @@ def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
     parser.add_argument("--out", type=Path, help="folder for a Markdown and a JSON file")
     given = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(given)
-    levels = ["decode", "transform", "loader"] if options.levels is None else options.levels
+    levels = CHOICES if options.levels is None else options.levels
     batch = 128
     if options.quick:
         options.rounds, options.files, options.turns, options.pass_batches, batch = 1, 8, 1, 6, 4
@@ -424,6 +468,8 @@ def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
         if "decode" in levels:
             for level, rows in measure_decode(root, backends, options.rounds, options.turns).items():
                 show(level, rows)
+        if "operations" in levels:
+            show("operations", measure_operations(options.rounds, options.turns))
         if "transform" in levels:
             show("transform", measure_transform(root, backends, options.rounds, options.turns))
         torch.set_num_threads(threads)

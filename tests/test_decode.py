@@ -327,7 +327,10 @@ def test_workers_outlive_every_kind_of_file_and_note_the_unreadable(files: dict[
     backends = ["torchvision", "pillow", "timm"] + ["nvimgcodec"] * (decode.choose(None) == "nvimgcodec")
     (tmp_path / "script.py").write_text(EVERY_KIND.replace("BACKENDS", repr(backends)))
     done = python("if __name__ == '__main__': exec(open('script.py').read())", tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    assert len(said) == len(backends)  # what each data module is, and of the files nothing
+    assert all(line.startswith("all: ") for line in said)
     count, same, noted = json.loads(done.stdout)
     assert count == 3 * (len(good) + len(bad)) // 8
     assert same == [True] * (len(backends) - 2)

@@ -16,10 +16,15 @@ def test_every_side_is_measured(tmp_path: Path) -> None:
     assert {level: len(rows) for level, rows in found.items()} == {
         "decode": 2 + 2 * codec,
         "crop": 2 + codec,
+        "operations": 15,
         "transform": 4 + 2 * len(backends),
         "loader": 4 + len(backends) + 2,
     }
     written = "".join(path.read_text() for path in tmp_path.glob("input-*.md"))
+    operations = found.pop("operations")
+    assert all(
+        row["largest"] <= 1 and row["mean"] < 0.1 and f"| {row['operation']} | " in written for row in operations
+    )
     for rows in found.values():
         assert rows[0]["ratio"] == 1
         assert all(f"| {row['side']} | " in written for row in rows)

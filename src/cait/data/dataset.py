@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from hashlib import blake2b
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -39,7 +40,7 @@ class Samples(Protocol):
 
 def mix_seeds(*numbers: int) -> int:
     """One 64-bit seed from several numbers; near numbers give unrelated seeds."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+    return int.from_bytes(blake2b(" ".join(map(str, numbers)).encode(), digest_size=8).digest())
 
 
 class TrainPictures(Dataset[tuple[Any, int]]):

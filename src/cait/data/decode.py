@@ -6,6 +6,7 @@ files; all else, and every file that they decline, is left to Pillow.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import warnings
@@ -29,6 +30,8 @@ Box = tuple[int, int, int, int]
 """top, left, height, width, in pixels"""
 
 JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
+BASELINE = (0xC0, 0xC1)
+FRAMES = {0xC0 + number for number in range(16)} - {0xC4, 0xC8, 0xCC}
 MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")  # other than those that restart a scan
 
 # Past MAX_IMAGE_PIXELS, 89 million, Pillow warns, and from twice that on it refuses, which will do.
@@ -111,16 +114,32 @@ def open_picture(source: Source, name: str, whole: bool, decoder: Decoder) -> Pi
 
 def _fast(data: bytes, name: str, decoder: Decoder) -> Picture:
     """Raises an error of any kind where Pillow must decide."""
-    file = BytesIO(data)
-    header = Image.open(file)  # refuses damaged headers, and what is too large; it stops at the first scan
-    # Its RGB of CMYK is another, and a progressive file that lacks its last scans it smooths otherwise in a box.
-    if decoder == "nvimgcodec" and header.mode in ("L", "RGB") and "progressive" not in header.info:
-        # Nor is damage seen that it does not come upon: a marker within the scan, which must be last in the file.
-        marker = MARKER.search(data, file.tell())
+    kind, components, pixels, scan = _header(data)
+    if pixels > 2 * (Image.MAX_IMAGE_PIXELS or math.inf):
+        raise ValueError("Pillow refuses so large a picture")
+    # nvImageCodec's RGB of CMYK is another, and a progressive file that lacks its last scans it smooths otherwise in a
+    # box. Nor does it see damage that it does not come upon: a marker within the scan, which must be last in the file.
+    if decoder == "nvimgcodec" and kind in BASELINE and components in (1, 3):
+        marker = MARKER.search(data, scan)
         if marker and marker.start() == len(data) - len(JPEG_END):
             return JpegStream(data, name)
-    pixels = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
-    return Decoded(pixels.permute(1, 2, 0).numpy())
+    tensor = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
+    return Decoded(tensor.permute(1, 2, 0).numpy())
+
+
+def _header(data: bytes) -> tuple[int, int, int, int]:
+    """(the frame's marker, its components, width × height, where the scan begins); any error where there is none."""
+    place, kind, components, pixels = 2, 0, 0, 0
+    while True:
+        start, marker = data[place], data[place + 1]
+        if start != 0xFF:
+            raise ValueError("no marker where one should be")
+        if marker in FRAMES:
+            kind, components = marker, data[place + 9]
+            pixels = int.from_bytes(data[place + 5 : place + 7]) * int.from_bytes(data[place + 7 : place + 9])
+        place += 2 + int.from_bytes(data[place + 2 : place + 4])
+        if marker == 0xDA:  # start of scan
+            return kind, components, pixels, place
 
 
 def choose(wanted: Decoder | None) -> Decoder:
