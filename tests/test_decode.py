@@ -76,7 +76,8 @@ def files(photographs: list[Image.Image]) -> dict[str, bytes]:
         "la.png": encoded(photo.convert("LA"), "PNG"),
         "one bit.png": encoded(photo.convert("1"), "PNG"),
         "deep.png": encoded(Image.fromarray(np.arange(0, 65536, 11, dtype=np.uint16)[:5900].reshape(59, 100)), "PNG"),
-        **{f"{kind}.{kind}": encoded(photo, kind) for kind in ("gif", "webp", "bmp", "tiff")},
+        "gif.jpg": encoded(photo, "GIF"),
+        **{f"{kind}.{kind}": encoded(photo, kind) for kind in ("webp", "bmp", "tiff")},
     }
     for size in ((1, 1), (3, 2), (1, 40)):
         tiny = photo.resize(size)
