@@ -295,7 +295,6 @@ for backend in backends:
     )
     data.faults_path = Path(f"{backend}.csv")
     data.setup("fit")
-    Path(f"{backend}.csv").unlink()  # what the look at the headers noted; the workers come upon them, too
     loader = data.train_dataloader()
     loader.batch_sampler.repeats, loader.batch_sampler.entries = 3, 3 * len(data.train_pictures)  # each of them
     batches[backend] = [images for images, _ in loader]
