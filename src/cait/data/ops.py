@@ -6,6 +6,7 @@ but for a level here and there where a float was rounded otherwise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -17,8 +18,7 @@ from PIL import Image
 from timm.data import auto_augment
 from torch import Tensor
 
-BESIDE = np.array([-4, -3, -2, -1])
-"""Places outside a row at which the filter meets pixels of it."""
+Fill = tuple[int, int, int]
 
 
 def on_arrays(timms: Callable[..., Image.Image]) -> Callable[..., np.ndarray]:
@@ -57,19 +57,12 @@ def _sharpness(pixels: np.ndarray, factor: float, **_: Any) -> np.ndarray:
     return x.astype(np.uint8).reshape(pixels.shape)
 
 
-def _shift(name: str, pixels: np.ndarray, amount: float, **settings: Any) -> np.ndarray:
-    """A shear or a translation."""
-    if settings["resample"] != Image.Resampling.BICUBIC:
-        return _by_pillow(getattr(auto_augment, name), pixels, amount, **settings)
-    along_x = "_x" in name
-    rows = pixels if along_x else _transposed(pixels)
-    height, width, _ = rows.shape
-    if name.startswith("shear"):
-        shifts = (np.arange(height) + 0.5) * amount
-    else:
-        shifts = np.full(height, amount * (width if name.endswith("rel") else 1))
-    moved = _shifted(rows, shifts, settings["fillcolor"])
-    return moved if along_x else _transposed(moved)
+def _shear(name: str, pixels: np.ndarray, factor: float, resample: Any, fillcolor: Fill) -> np.ndarray:
+    if resample != Image.Resampling.BICUBIC:
+        return _by_pillow(getattr(auto_augment, name), pixels, factor, resample=resample, fillcolor=fillcolor)
+    if name == "shear_x":
+        return _sheared(pixels, factor, fillcolor)
+    return _transposed(_sheared(_transposed(pixels), factor, fillcolor))
 
 
 def _transposed(pixels: np.ndarray) -> np.ndarray:
@@ -79,53 +72,96 @@ def _transposed(pixels: np.ndarray) -> np.ndarray:
     return turned
 
 
-def _shifted(pixels: np.ndarray, shifts: np.ndarray, fill: tuple[int, int, int]) -> np.ndarray:
-    """Pixel x of row y from place x + shifts[y] by Pillow's bicubic filter; `fill` where that is outside.
-
-    Each row moves by a number of pixels of its own, so the 4 × 4 taps of the filter come to 4.
-    """
+def _sheared(pixels: np.ndarray, factor: float, fill: Fill) -> np.ndarray:
+    """Pixel x of row y from place x + (y + ½) · factor, each row by a number of pixels of its own."""
     height, width, _ = pixels.shape
-    margin, padded, windows, taps, values = _memory(height, width, fill)
-    padded[:, margin : margin + width] = pixels
-    padded[:, margin - 2 : margin] = pixels[:, :1]  # the filter finds the outermost again beyond them
-    padded[:, margin + width : margin + width + 2] = pixels[:, -1:]
+    padded, windows = _rows(height, width, fill)
+    margin = width + 4
+    padded[:, margin:-margin] = _with_edges(pixels, axis=1)
+    shifts = (np.arange(height) + 0.5) * factor
     whole = np.floor(shifts).clip(-width - 4, width + 4)
-    d = (shifts - whole).clip(0, 1)
-    begin = margin - 1 + whole.astype(np.intp)
-    taps.copy_(torch.from_numpy(windows[np.arange(height), 3 * begin]))
-    weights = np.stack([d * (d * (2 - d) - 1), d * d * (d - 2) + 1, d * (d * (1 - d) + 1), d * d * (d - 1)])
-    for tap, weight in enumerate(torch.from_numpy(weights.astype(np.float32))[..., None]):
-        shifted = taps[:, 3 * tap : 3 * (tap + width)]
-        values.addcmul_(shifted, weight) if tap else torch.mul(shifted, weight, out=values)
-    values.add_(2e-4).clamp_(0, 255)  # Pillow cuts fractions off: a whole number must not lie below itself
-    moved = values.numpy().astype(np.uint8).reshape(pixels.shape)
-    first = np.ceil(-shifts - 0.5).clip(-width - 9, width + 9).astype(np.intp)[:, None]  # whose centre lies inside
-    columns = np.concatenate([first + BESIDE, first + width - 1 - BESIDE], axis=1)
+    begin = margin + 1 + whole.astype(np.intp)
+    moved = _filtered(windows[np.arange(height), 3 * begin], shifts - whole, axis=1).reshape(pixels.shape)
+    # The filter mixes the fill with up to four pixels on either side; they lie outside.
+    first = np.ceil(-shifts - 0.5).clip(-width - 9, width + 9).astype(np.intp)[:, None]
+    columns = np.concatenate([first + np.arange(-4, 0), first + width + np.arange(4)], axis=1)
     rows, which = np.nonzero((columns >= 0) & (columns < width))
     moved[rows, columns[rows, which]] = fill
     return moved
 
 
 @cache
-def _memory(height: int, width: int, fill: tuple[int, int, int]) -> tuple[int, np.ndarray, np.ndarray, Tensor, Tensor]:
-    """Rows between margins in the colour of `fill`, all windows of them as wide as a row's taps, and room to work.
-
-    It is kept, for freed it would go back to the system, and to be given it anew takes longer than the work.
-    """
-    margin = width + 6
-    padded = np.empty((height, width + 2 * margin, 3), np.uint8)
+def _rows(height: int, width: int, fill: Fill) -> tuple[np.ndarray, np.ndarray]:
+    """Rows to be set between margins in the colour of `fill`, and of each row all windows of its width + 3 pixels."""
+    padded = np.empty((height, 3 * width + 12, 3), np.uint8)
     padded[:] = fill
-    windows = sliding_window_view(padded.reshape(height, -1), 3 * (width + 3), axis=1)
-    return margin, padded, windows, torch.empty(height, 3 * (width + 3)), torch.empty(height, 3 * width)
+    return padded, sliding_window_view(padded.reshape(height, -1), 3 * (width + 3), axis=1)
 
 
-SHIFTS = ["shear_x", "shear_y", "translate_x_rel", "translate_y_rel", "translate_x_abs", "translate_y_abs"]
+def _translation(name: str, pixels: np.ndarray, amount: float, resample: Any, fillcolor: Fill) -> np.ndarray:
+    if resample != Image.Resampling.BICUBIC:
+        return _by_pillow(getattr(auto_augment, name), pixels, amount, resample=resample, fillcolor=fillcolor)
+    height, width, _ = pixels.shape
+    axis = 1 if "_x" in name else 0
+    size = pixels.shape[axis]
+    shift = amount * size if name.endswith("rel") else amount
+    whole = math.floor(shift)
+    moved = np.empty_like(pixels)
+    moved.reshape(height, -1)[:] = np.tile(np.array(fillcolor, np.uint8), width)
+    first, last = max(0, math.ceil(-shift - 0.5)), min(size, math.ceil(size - shift - 0.5))  # of those inside
+    if first < last:
+        before = (slice(None),) * axis
+        taps = _with_edges(pixels, axis)[(*before, slice(first + whole + 1, last + whole + 4))]
+        inside = moved[(*before, slice(first, last))]
+        filtered = _filtered(taps.reshape(len(taps), -1), np.array([shift - whole]), axis)
+        inside[:] = filtered.reshape(inside.shape)
+    return moved
+
+
+def _with_edges(pixels: np.ndarray, axis: int) -> np.ndarray:
+    """With the first and the last along the axis twice more, for the filter finds them again beyond the picture."""
+    first, last = np.take(pixels, [0, 0], axis), np.take(pixels, [-1, -1], axis)
+    return np.concatenate([first, pixels, last], axis)
+
+
+def _filtered(taps: np.ndarray, d: np.ndarray, axis: int) -> np.ndarray:
+    """Pillow's bicubic filter, a = -1, along one axis: uint8 [h, 3 (w + 3)] to [h, 3 w], or [h + 3, w] to [h, w].
+
+    Args:
+        d: distance of the places from the second of their four taps, in [0, 1], for each row or for all.
+    """
+    d = np.clip(d, 0, 1)
+    weights = [d * (d * (2 - d) - 1), d * d * (d - 2) + 1, d * (d * (1 - d) + 1), d * d * (d - 1)]
+    step = 3 if axis else 1
+    length = taps.shape[axis] - 3 * step
+    floats = _room(0, taps.shape).copy_(torch.from_numpy(taps))
+    values = _room(1, (len(taps), length) if axis else (length, taps.shape[1]))
+    for tap, weight in enumerate(torch.from_numpy(np.stack(weights).astype(np.float32))[..., None]):
+        part = floats.narrow(axis, step * tap, length)
+        values.addcmul_(part, weight) if tap else torch.mul(part, weight, out=values)
+    values.add_(2e-4).clamp_(0, 255)  # Pillow cuts fractions off: a whole number must not lie below itself
+    return values.numpy().astype(np.uint8)
+
+
+def _room(number: int, shape: tuple[int, ...]) -> Tensor:
+    """Memory to work in. It is kept, for to be given it anew by the system takes longer than the work."""
+    size = math.prod(shape)
+    if number not in ROOM or len(ROOM[number]) < size:
+        ROOM[number] = torch.empty(size)
+    return ROOM[number][:size].view(shape)
+
+
+ROOM: dict[int, Tensor] = {}
 OPERATIONS: dict[Callable[..., Image.Image], Callable[..., np.ndarray]] = {
     auto_augment.invert: _invert,
     auto_augment.posterize: _posterize,
     auto_augment.sharpness: _sharpness,
     auto_augment.solarize: _solarize,
     auto_augment.solarize_add: _solarize_add,
-    **{getattr(auto_augment, name): partial(_shift, name) for name in SHIFTS},
+    **{getattr(auto_augment, f"shear_{axis}"): partial(_shear, f"shear_{axis}") for axis in "xy"},
+    **{
+        getattr(auto_augment, name): partial(_translation, name)
+        for name in (f"translate_{axis}_{unit}" for axis in "xy" for unit in ("rel", "abs"))
+    },
 }
 """By the functions of timm's of which they take the place."""
