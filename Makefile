@@ -65,6 +65,10 @@ torture: $(READY) ## Kill and resume a run N times and compare its end, bit for 
 bench: $(READY) ## Time a training step beside timm's CaiT, on this machine
 	@$(BIN)/python benchmarks/step.py --out benchmarks $(ARGS)
 
+.PHONY: bench-input
+bench-input: $(READY) ## Time decoding, augmentation and loaders beside timm's and torchvision's, in 6 minutes
+	@$(BIN)/python benchmarks/input.py --out benchmarks $(ARGS)
+
 .PHONY: bench-gpu
 bench-gpu: $(READY) ## Run the tests and the measurements that want a GPU, in under nine minutes
 	@$(BIN)/python benchmarks/gpu.py $(ARGS)

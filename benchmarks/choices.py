@@ -17,11 +17,14 @@ from report import stamp
 
 COMMON = ["--trainer.max_epochs=10", "--model.drop_path_rate=0.2"]
 CHOICES = {
-    "attention recomputed, drop path skip (the defaults)": [],
+    "the defaults: attention recomputed, drop path skip, pictures by nvImageCodec": [],
     "attention reference": ["--model.fields.attention_backend=reference"],
     "compiled": ["--model.compile=true"],
     "drop path mask, as published": ["--model.fields.drop_path_mode=mask"],
     "drop path subset": ["--model.fields.drop_path_mode=subset"],
+    "pictures by torchvision": ["--data.backend=torchvision"],
+    "pictures by Pillow": ["--data.backend=pillow"],
+    "pictures by timm's transform": ["--data.backend=timm"],
 }
 
 

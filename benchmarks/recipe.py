@@ -124,7 +124,7 @@ def ours(
 ) -> tuple[list[Step], dict[str, Tensor]]:
     """(the steps, the weights before them) of a run of EPOCHS epochs of `batches` steps, some settings changed."""
     recipe = yaml.safe_load((REPO / "configs/imagenet/xxs24_224.yaml").read_text())
-    small = dict(root=str(folder / "digits"), img_size=SIZE, batch_size=BATCH, num_workers=0, seed=SEED)
+    small = dict(root=str(folder / "digits"), img_size=SIZE, batch_size=BATCH, num_workers=0, seed=SEED, backend="timm")
     datamodule = ImageNetDataModule(**recipe["data"] | small | data)
     small = dict(img_size=SIZE, num_classes=CLASSES, drop_path_rate=0.0, fields=NETWORK)
     teacher = dict(distillation=kind, teacher=TEACHER, teacher_path=str(folder / "teacher.pth"))

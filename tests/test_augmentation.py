@@ -15,14 +15,16 @@ import yaml
 from conftest import REPO, save_mixed
 from PIL import Image
 from scipy.stats import chi2_contingency, ks_2samp
-from timm.data import create_transform
+from timm.data import IMAGENET_DEFAULT_STD, create_transform
 from timm.data.auto_augment import RandAugment, rand_augment_transform
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 
 from cait.data.dataset import TrainPictures, mix_seeds
+from cait.data.decode import Decoded
 from cait.data.faults import Faults
-from cait.data.folder import load_rgb
+from cait.data.folder import Files, load_rgb
+from cait.data.sampler import Key
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 
@@ -45,10 +47,22 @@ def module(root: Path, **settings: object) -> ImageNetDataModule:
     return ImageNetDataModule(root=str(root), **(defaults | settings))
 
 
-def train_set(root: Path, **settings: object) -> TrainPictures:
+def train_set(root: Path, **settings: object) -> ImageNetDataModule:
     data = module(root, **settings)
     data.setup("fit")
-    return data.train_pictures
+    return data
+
+
+def finished(data: ImageNetDataModule, item: Any) -> Tensor:
+    """An augmented picture as the network sees it, whatever the backend."""
+    if isinstance(item, Tensor):
+        return item
+    pixels, erased = item
+    return data.finish(pixels[None], [(0, erased)] if erased else [])[0]
+
+
+def trained_on(data: ImageNetDataModule, key: Key) -> Tensor:
+    return finished(data, data.train_pictures[key][0])
 
 
 KEYS = [(0, index, repeat) for index in range(12) for repeat in range(2)]
@@ -77,20 +91,35 @@ KEYS = [(0, index, repeat) for index in range(12) for repeat in range(2)]
     ],
 )
 def test_training_pixels_are_timms(pictures: Path, settings: dict, theirs: dict) -> None:
-    ours = train_set(pictures, **settings)
-    plain = train_set(pictures)
+    exact, plain = train_set(pictures, backend="timm", **settings), train_set(pictures, backend="timm")
+    fast = train_set(pictures, **settings)
     common: dict = dict(input_size=SIZE, is_training=True, interpolation="bicubic", re_mode="pixel", color_jitter=None)
-    reference = TrainPictures(ours.samples, create_transform(**(common | theirs)), seed=0, faults=ours.faults)
+    transform = create_transform(**(common | theirs))
+    std = torch.tensor(settings.get("std", IMAGENET_DEFAULT_STD)).view(3, 1, 1)
+    levels, moved = [], False
     for key in KEYS:
-        assert torch.equal(ours[key][0], reference[key][0])
-    if settings:  # else this would show nothing
-        assert any(not torch.equal(ours[key][0], plain[key][0]) for key in KEYS)
+        index = key[1]
+        source, _ = exact.train_pictures.samples.source(index)
+        exact.train_pictures._seed(key)
+        reference = transform(load_rgb(source))
+        image = trained_on(exact, key)
+        assert torch.equal(image, reference)
+        moved = moved or not torch.equal(image, trained_on(plain, key))
+        (pixels, erased), _ = fast.train_pictures[key]
+        difference = (fast.finish(pixels[None])[0] - reference).abs() * std * 255
+        if erased is not None:  # whose noise is another
+            _, top, left, height, width = erased
+            difference[:, top : top + height, left : left + width] = 0
+        levels.append(difference.mean().item())
+    assert moved or not settings  # else this would show nothing
+    assert np.mean(levels) < 0.1
+    assert max(levels) < 1
 
 
 def test_colour_jitter_is_left_out_beside_randaugment_aloud(pictures: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     ours, plain = train_set(pictures, color_jitter=0.4), train_set(pictures)
-    assert all(torch.equal(ours[key][0], plain[key][0]) for key in KEYS)
+    assert all(torch.equal(trained_on(ours, key), trained_on(plain, key)) for key in KEYS)
     (line,) = [record.message for record in caplog.records if "color_jitter" in record.message]
     assert line == "color_jitter 0.4 is left out beside auto_augment rand-m9-mstd0.5-inc1, as in timm"
 
@@ -102,7 +131,7 @@ def test_evaluation_pixels_are_timms(pictures: Path, img_size: int, crop_pct: fl
     data.setup("validate")
     theirs = create_transform(img_size, interpolation="bicubic", crop_pct=crop_pct)
     for index, (path, _) in enumerate(data.val_pictures.samples):
-        assert torch.equal(data.val_pictures[index][0], theirs(load_rgb(path)))
+        assert torch.equal(data.finish(data.val_pictures[index][0][None])[0], theirs(load_rgb(path)))
 
 
 @pytest.mark.parametrize(
@@ -137,6 +166,7 @@ def test_settings_out_of_range_are_told_in_one_line(tmp_path: Path, settings: di
 # images of a picture of ramps, and its RandAugment's operations.
 
 DRAWS = 10_000
+BACKENDS = ["timm", "auto"]
 WIDTH, HEIGHT, SIDE = 256, 192, 32
 RAMPS = Image.fromarray(
     np.stack(np.broadcast_arrays(np.arange(WIDTH)[None], np.arange(HEIGHT)[:, None], 0), axis=2).astype(np.uint8)
@@ -164,9 +194,9 @@ def timms_boxes(count: int) -> np.ndarray:
 
 def images_of(picture: Image.Image, data: ImageNetDataModule, count: int, seed: int) -> Iterator[Tensor]:
     """The picture as it comes in each of `count` epochs."""
-    source = TrainPictures([("", 0)], data.train_transform, seed, Faults(None, 0))
-    source._read = lambda key: (picture, 0)  # type: ignore[method-assign]  # there is no file to open
-    return (source[epoch, 0, 0][0] for epoch in range(count))
+    opened = picture if data.decoder is None else Decoded(np.asarray(picture))
+    source = TrainPictures(Files([("", 0)]), lambda *_: opened, data.train_transform, seed, Faults(None, 0))
+    return (finished(data, source[epoch, 0, 0][0]) for epoch in range(count))
 
 
 def box_settings(**settings: object) -> ImageNetDataModule:
@@ -180,22 +210,24 @@ def box_p_values(found: np.ndarray, expected: np.ndarray) -> list[float]:
     return [ks_2samp(ours, theirs).pvalue for ours, theirs in zip(*figures, strict=True)]
 
 
-def test_boxes_are_read_off_the_pixels() -> None:
-    data = box_settings()
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_boxes_are_read_off_the_pixels(backend: str) -> None:
+    data = box_settings(backend=backend)
     for epoch, image in enumerate(images_of(RAMPS, data, 50, seed=3)):
         random.seed(mix_seeds(3, epoch, 0, 0))
         assert np.abs(boxes([image])[0] - timms_boxes(1)).max() <= 1
 
 
-def test_crop_boxes_and_flips_are_distributed_as_timms() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_crop_boxes_and_flips_are_distributed_as_timms(backend: str) -> None:
     random.seed(0)
     expected = timms_boxes(DRAWS)
-    found, mirrored = boxes(images_of(RAMPS, box_settings(), DRAWS, seed=1))
+    found, mirrored = boxes(images_of(RAMPS, box_settings(backend=backend), DRAWS, seed=1))
     assert min(box_p_values(found, expected)) > 1e-3
     assert mirrored.mean() == pytest.approx(0.5, abs=4 * 0.5 / DRAWS**0.5)
     # Other crops would have been noticed, with a fifth of the draws.
     for other in (dict(scale=[0.12, 1.0]), dict(ratio=[0.8, 1.25])):
-        narrower, _ = boxes(images_of(RAMPS, box_settings(**other), DRAWS // 5, seed=1))
+        narrower, _ = boxes(images_of(RAMPS, box_settings(backend=backend, **other), DRAWS // 5, seed=1))
         assert min(box_p_values(narrower, expected)) < 1e-4
 
 
@@ -222,7 +254,8 @@ def operations(augment: RandAugment, draws: Iterable[Any]) -> list[list[Operatio
 
 def our_operations(count: int, seed: int, **settings: object) -> list[list[Operation]]:
     data = ImageNetDataModule(**(SHIPPED | dict(img_size=SIDE, erase_prob=0.0) | settings))
-    (augment,) = (part for part in data.train_transform.transforms if isinstance(part, RandAugment))
+    parts = data.train_transform.transforms if data.decoder is None else data.train_transform.policy
+    (augment,) = (part for part in parts if isinstance(part, RandAugment))
     return operations(augment, images_of(Image.new("RGB", (8, 8)), data, count, seed))
 
 
@@ -243,7 +276,8 @@ def operation_p_values(found: list[list[Operation]], expected: list[list[Operati
     return values
 
 
-def test_randaugments_operations_are_distributed_as_timms() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_randaugments_operations_are_distributed_as_timms(backend: str) -> None:
     shared = dict(
         translate_const=int(SIDE * 0.45), img_mean=(124, 116, 104), interpolation=Image.Resampling.BICUBIC
     )  # as timm's own create_transform hands them over
@@ -252,9 +286,16 @@ def test_randaugments_operations_are_distributed_as_timms() -> None:
     np.random.seed(0)
     picture = Image.new("RGB", (8, 8))
     expected = operations(augment, (augment(picture) for _ in range(DRAWS)))
-    values = operation_p_values(our_operations(DRAWS, seed=1), expected)
+    values = operation_p_values(our_operations(DRAWS, seed=1, backend=backend), expected)
     assert len(values) == 2 + 12  # three of the fifteen have no argument
     assert min(values.values()) > 1e-3, values
     # Other policies would have been noticed, with a fifth of the draws.
     for other in ("rand-m8-mstd0.5-inc1", "rand-m9-mstd1-inc1", "rand-m9-mstd0.5-inc1-p0.6"):
-        assert min(operation_p_values(our_operations(DRAWS // 5, 1, auto_augment=other), expected).values()) < 1e-4
+        assert (
+            min(
+                operation_p_values(
+                    our_operations(DRAWS // 5, 1, backend=backend, auto_augment=other), expected
+                ).values()
+            )
+            < 1e-4
+        )

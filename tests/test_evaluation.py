@@ -14,7 +14,7 @@ from conftest import REPO, SMALL, start
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.metrics import confusion_matrix
-from timm.data import ImageNetInfo
+from timm.data import ImageNetInfo, create_transform
 from timm.data.real_labels import RealLabelsImagenet
 from torch import Tensor
 
@@ -23,7 +23,6 @@ from cait.callbacks.evaluation import Counts, Evaluation, RealAccuracy, write
 from cait.cli import main
 from cait.data.folder import Files, load_rgb, scan_further
 from cait.data.real import real_labels
-from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.model.weights import load_weights
 from cait.module import CaiTModule
@@ -83,7 +82,7 @@ def logits_of(place: Path, weights: str, paths: list[Path]) -> Tensor:
     checkpoint = place / "logs/mine/checkpoints/best.ckpt"
     model = CaiTModule.load_from_checkpoint(checkpoint, map_location="cpu").model.eval()
     load_weights(model, checkpoint, ema=weights == "ema")
-    transform = ImageNetDataModule(root=str(place / "data"), img_size=16, batch_size=2).eval_transform
+    transform = create_transform(16, interpolation="bicubic", crop_pct=1.0)
     with torch.no_grad():
         return torch.cat([model(transform(load_rgb(str(path)))[None]) for path in paths])
 

@@ -1,5 +1,6 @@
 """Metrics, the moving average and the module's settings, against torch's and timm's own."""
 
+import re
 from copy import deepcopy
 
 import pytest
@@ -9,6 +10,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from timm.utils import ModelEmaV2
 from torch.utils.data import DataLoader, TensorDataset
 
+from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA
 from cait.callbacks.progress import EpochLines
 from cait.errors import UserError
@@ -110,10 +112,13 @@ def test_the_average_is_scored_with_a_checkpoint_and_given_up_aloud(tmp_path, ca
 def test_the_epochs_line_has_the_means_of_the_epoch(capsys) -> None:
     losses: list[float] = []
     steps = LambdaCallback(on_train_batch_end=lambda *args: losses.append(args[2]["loss"].item()))
-    trainer(max_epochs=2, callbacks=[steps, EpochLines()]).fit(module(lr=1e-2, warmup_epochs=0), loader())
+    wait = DataWait(data=None, speaks=False)
+    callbacks = [steps, wait, EpochLines(wait)]
+    trainer(max_epochs=2, callbacks=callbacks).fit(module(lr=1e-2, warmup_epochs=0), loader())
     lines = capsys.readouterr().out.splitlines()
     for line, part in zip(lines, (losses[:6], losses[6:]), strict=True):
         assert f"loss: {sum(part) / 6:.3f}  " in line
+        assert re.search(r" s, waited \d+\.\d s of \d+\.\d s for pictures \(\d+%\)$", line)
 
 
 @pytest.mark.parametrize(("base", "accumulate", "peak"), [(None, 1, 0.01), (512, 1, 0.01 * 4 / 512), (8, 3, 0.015)])

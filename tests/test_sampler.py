@@ -3,6 +3,7 @@
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,19 +95,25 @@ def noise_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def loaded(root: Path, rank: int, world_size: int) -> list[tuple[tuple[int, int, int], bytes]]:
-    """Key and pixels of every picture that a rank's loader gives in epoch 1."""
-    data = ImageNetDataModule(root=str(root), img_size=16, batch_size=32, num_workers=0, repeats=3)
+def loaded(
+    root: Path, rank: int, world_size: int, opened: list[str] | None = None, **settings: Any
+) -> list[tuple[tuple[int, int, int], bytes]]:
+    """Key and pixels of every picture that a rank's loader gives in epoch 1; `opened` notes what it decodes."""
+    data = ImageNetDataModule(root=str(root), img_size=16, batch_size=32, num_workers=0, repeats=3, **settings)
     data.setup("fit")
+    if opened is not None:
+        read = data.train_pictures.open_picture
+        data.train_pictures.open_picture = lambda *given: opened.append(str(given[0])) or read(*given)
     progress = SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(ready=0)))
     data.trainer = SimpleNamespace(
         global_rank=rank,
         world_size=world_size,
+        num_devices=world_size,
         current_epoch=1,
         fit_loop=SimpleNamespace(epoch_loop=progress),
     )
     loader = data.train_dataloader()
-    images = [image.numpy().tobytes() for batch, _ in loader for image in batch]
+    images = [image.numpy().tobytes() for batch in loader for image in data._finished(batch)[0]]
     keys = [key for batch in loader.batch_sampler for key in batch]
     return list(zip(keys, images, strict=True))
 
@@ -131,6 +138,25 @@ def test_the_ranks_share_out_one_set_of_repeats_each_augmented_anew(noise_root: 
         assert dict(together) == whole  # the same keys, the same pixels
     # Over four ranks no rank sees a picture twice.
     assert all(len({index for (_, index, _), _ in mine}) == len(mine) for mine in ranks)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_picture_is_decoded_once_where_its_repeats_are_together(noise_root: Path, world_size: int) -> None:
+    published = dict(loaded(noise_root, 0, 1, backend="pillow"))
+    seen: dict[tuple[int, int, int], bytes] = {}
+    for rank in range(world_size):
+        opened: list[str] = []
+        mine = loaded(noise_root, rank, world_size, opened, decode_once=True, backend="pillow")
+        assert len(mine) == 256 // world_size // 32 * 32
+        pictures = {index for (_, index, _), _ in mine}
+        assert len(pictures) == -(-len(mine) // 3)
+        between_batches = len(mine) // 32 - 1  # where a batch may end amid a picture
+        assert len(pictures) <= len(opened) <= len(pictures) + between_batches
+        assert not seen.keys() & dict(mine).keys()
+        seen |= dict(mine)
+    # The same draws of the same pictures, of which other ranks' last repeats may have been cut off.
+    assert all(published.get(key, pixels) == pixels for key, pixels in seen.items())
+    assert len(seen.keys() & published.keys()) > 0.9 * len(seen)
 
 
 def test_without_a_trainer_each_pass_is_the_next_epoch(digits_root: Path) -> None:

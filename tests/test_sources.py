@@ -24,6 +24,7 @@ from torchvision.datasets.imagenet import ARCHIVE_META
 
 from cait.cli import main
 from cait.data import imagenet
+from cait.data.folder import load_rgb
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 
@@ -202,13 +203,13 @@ def test_torchvisions_sets_are_read_by_name(written: str) -> None:
     for key in ((3, train - 1, 0), (0, 1, 2)):
         expected, label = data.train_pictures[key]
         got, same = again.train_pictures[key]
-        assert torch.equal(expected, got)
-        assert label == same
+        assert torch.equal(expected[0], got[0])
+        assert (expected[1], label) == (got[1], same)
     assert all(torch.equal(a[0], b[0]) for a, b in zip(data.val_dataloader(), again.val_dataloader(), strict=True))
     assert again.state_dict() == data.state_dict()
     # No picture in both sets.
     pictures = [
-        {s.read(i)[0].tobytes() for i in range(len(s))}
+        {load_rgb(s.source(i)[0]).tobytes() for i in range(len(s))}
         for s in (data.train_pictures.samples, data.val_pictures.samples)
     ]
     if not written.startswith(("cifar", "cars")):  # whose two sets are written with the same numbers here
@@ -222,7 +223,7 @@ def test_the_pixels_and_labels_are_those_of_the_files(written: str) -> None:
     assert data.class_names == [f"class {i}" for i in range(10)]
     expected = formats.pixels(6, 0).transpose(0, 2, 3, 1)
     for index in range(6):
-        picture, label = data.val_pictures.samples.read(index)
+        picture, label = data.val_pictures.samples.source(index)
         assert np.array_equal(np.asarray(picture), expected[index])
         assert label == index
 
@@ -238,7 +239,8 @@ def test_grey_pictures_become_rgb(tmp_path: Path, name: str, kind: str) -> None:
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + (4).to_bytes(4, "big") + bytes([7, 2, 1, 0]))
     data = module(f"torch/{name}", val_split="test", data_dir=str(tmp_path))
     data.setup("fit")
-    picture, label = data.train_pictures.samples.read(0)
+    source, label = data.train_pictures.samples.source(0)
+    picture = load_rgb(source)
     assert (picture.mode, picture.size, label) == ("RGB", (28, 28), 7)
     assert next(iter(data.train_dataloader()))[0].shape == (4, 3, 32, 32)
 
@@ -252,7 +254,7 @@ def test_a_broken_picture_of_a_set_is_replaced_and_listed(written: str, tmp_path
     broken.write_bytes(broken.read_bytes()[:700])
     stand_in, label = data.train_pictures[0, 2, 0]
     assert label != 3 * 5 - 1
-    assert torch.equal(stand_in, data.train_pictures[0, 2, 0][0])
+    assert torch.equal(stand_in[0], data.train_pictures[0, 2, 0][0][0])
     assert "image_00003.jpg" in data.faults.read()["torch/flowers102/train/2"]
 
 
@@ -278,7 +280,7 @@ def test_the_order_of_a_folder_is_not_the_file_systems(written: str, monkeypatch
         data = module("torch/inaturalist", train_split="2018_train", val_split="2018_val")
         data.setup("fit")
         samples = data.train_pictures.samples
-        orders.append([samples.read(index)[0].tobytes() for index in range(len(samples))])
+        orders.append([load_rgb(samples.source(index)[0]).tobytes() for index in range(len(samples))])
     assert orders[0] == orders[1]
 
 
@@ -474,14 +476,14 @@ def test_hugging_faces_sets_are_read_by_name(
     assert data.class_names == ["cat", "dog"]
     data.setup("fit")
     assert (len(data.train_pictures), len(data.val_pictures)) == (8, 4)
-    found = [data.val_pictures.samples.read(i) for i in range(4)]
+    found = [(load_rgb(source), label) for source, label in map(data.val_pictures.samples.source, range(4))]
     assert sorted(label for _, label in found) == [0, 0, 1, 1]
     expected = {photographs[i % 2].crop((i, i, i + 60, i + 40)).tobytes(): i % 2 for i in range(4)}
     assert {picture.tobytes(): label for picture, label in found} == expected
-    pixels = data.train_pictures[1, 5, 0][0]
+    pixels, _ = data.train_pictures[1, 5, 0][0]
     again = module("hfds/sets/pets", **settings, num_workers=1)
     again.setup("fit")
-    assert torch.equal(again.train_pictures[1, 5, 0][0], pixels)
+    assert torch.equal(again.train_pictures[1, 5, 0][0][0], pixels)
     assert len(list(again.train_dataloader())) == 2
     for wrong in (dict(val_split="validation"), dict(input_key="img"), dict(target_key="labels")):
         with pytest.raises(UserError, match="hfds/sets/pets") as caught:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import signal
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,17 +14,25 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
+from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup, create_transform
-from torch.utils.data import DataLoader
+from torch import Tensor
 
-from cait.data import digits, folder, imagenet, named
+from cait.data import augment, decode, digits, folder, imagenet, named
 from cait.data.dataset import EvalPictures, Samples, TrainPictures, mix_seeds
 from cait.data.faults import Faults
-from cait.data.sampler import ShardSampler, TrainBatchSampler, TrainLoader
+from cait.data.sampler import Loader, ShardSampler, TrainBatchSampler, TrainLoader
 from cait.errors import UserError
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 MixMode = Literal["batch", "pair", "elem"]
+Backend = Literal["auto", "nvimgcodec", "torchvision", "pillow", "timm"]
+HOW_READ = {
+    "nvimgcodec": "of JPEG files nvImageCodec decodes the crop",
+    "torchvision": "torchvision decodes JPEG files (nvidia-nvimgcodec-cu13 would be faster)",
+    "pillow": "Pillow decodes",
+    None: "timm's own transform",
+}
 CHECKED_PICTURES = 20_000
 """Data sets up to this size have every file's header looked at before training, a matter of a second."""
 
@@ -34,9 +42,10 @@ class ImageNetDataModule(LightningDataModule):
 
     Training batches are images [B, 3, img_size, img_size] in float32, normalised, and labels: class
     indices [B] in int64, or after Mixup or CutMix class probabilities [B, num_classes]. Order,
-    augmentation and mixing depend on (seed, epoch, step) alone. `setup("fit")` and the loaders work
-    without a Trainer too; Mixup and CutMix are then up to the caller, for they are applied in
-    Lightning's hook after the transfer to the device.
+    augmentation and mixing depend on (seed, epoch, step) alone. The workers hand on uint8; batches are
+    normalised, erased and mixed in Lightning's hook after the transfer to the device. `setup("fit")` and
+    the loaders work without a Trainer too, and then finish the batches but for Mixup and CutMix, which
+    are up to the caller.
 
     Args:
         root: `root/train/<class>/*` and `root/val/<class>/*`, or `root/<class>/*`, of which
@@ -54,8 +63,15 @@ class ImageNetDataModule(LightningDataModule):
         img_size: side of the square images in pixels.
         batch_size: images in a batch of one process; even with Mixup or CutMix.
         eval_batch_size: the same for validation, test and prediction; None means `batch_size`.
-        num_workers: loader processes for each training process; None means the cores that there are,
-            shared out, at most 16.
+        backend: what reads the training pictures. "nvimgcodec" decodes of a JPEG file the crop alone,
+            "torchvision" and "pillow" decode all of it; these three give the same pixels, and "auto" takes the
+            first that is installed. Their draws are timm's, their pixels nearly: see `cait.data.augment.Augment`.
+            "timm" is timm's own transform, to the last bit. Evaluation has timm's pixels in any case.
+        decode_once: have the repeats of a picture in one process, which then decodes it once. Not as published: see
+            `cait.data.sampler.TrainBatchSampler`. On one process that is so anyway.
+        num_workers: loader processes for each training process, each on one core; None means the cores that
+            there are, shared out, at most 16.
+        prefetch: batches that each of them has ready ahead.
         repeats: repeated augmentation: how often each sampled picture stands in an epoch, each time
             augmented anew; the epoch is as long as without.
         scale: range of the area of the random crop, as a share of the picture.
@@ -103,7 +119,10 @@ class ImageNetDataModule(LightningDataModule):
         img_size: int = 224,
         batch_size: int = 128,
         eval_batch_size: int | None = None,
+        backend: Backend = "auto",
+        decode_once: bool = False,
         num_workers: int | None = None,
+        prefetch: int = 2,
         repeats: int = 3,
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
@@ -136,7 +155,7 @@ class ImageNetDataModule(LightningDataModule):
         self.img_size = img_size
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size or batch_size
-        self.num_workers = num_workers
+        self.decode_once, self.num_workers, self.prefetch = decode_once, num_workers, prefetch
         self.repeats = repeats
         self.predict_root = Path(predict_root) if predict_root else None
         self._class_names = class_names
@@ -148,6 +167,10 @@ class ImageNetDataModule(LightningDataModule):
             raise UserError("batch_size, eval_batch_size and repeats must be at least 1")
         if num_workers is not None and num_workers < 0:
             raise UserError(f"num_workers must be at least 0, got {num_workers}")
+        if prefetch < 1:
+            raise UserError(f"prefetch must be at least 1, got {prefetch}")
+        if backend not in get_args(Backend):
+            raise UserError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
         if not 0 <= max_bad_share < 1:
             raise UserError(f"max_bad_share must be in [0, 1), got {max_bad_share}")
         if not 0 < val_fraction < 1:
@@ -195,21 +218,21 @@ class ImageNetDataModule(LightningDataModule):
         )
         common: dict[str, Any] = dict(input_size=(3, img_size, img_size), interpolation=interpolation)
         common.update(mean=tuple(mean), std=tuple(std))
+        training: dict[str, Any] = dict(
+            scale=scale, ratio=ratio, hflip=hflip, auto_augment=auto_augment, color_jitter=color_jitter
+        )
+        training.update(re_prob=erase_prob, re_mode="pixel", **common)
+        self.decoder: decode.Decoder | None = None
         try:
-            self.train_transform = create_transform(
-                is_training=True,
-                scale=scale,
-                ratio=ratio,
-                hflip=hflip,
-                auto_augment=auto_augment,
-                color_jitter=color_jitter,
-                re_prob=erase_prob,
-                re_mode="pixel",
-                **common,
-            )
+            if backend == "timm":
+                self.train_transform: Any = create_transform(is_training=True, **training)
+            else:
+                self.decoder = decode.choose(None if backend == "auto" else backend)
+                self.train_transform = augment.Augment(**training)
         except (AssertionError, KeyError, ValueError) as error:
             raise UserError(f"bad augmentation settings (auto_augment {auto_augment!r}): {error}") from error
-        self.eval_transform = create_transform(is_training=False, crop_pct=crop_pct, **common)
+        self.eval_transform = create_transform(is_training=False, crop_pct=crop_pct, normalize=False, **common)
+        self.finish = augment.Finish(mean, std)
         self._own_epoch = -1
         self._digested: str | None = None
 
@@ -260,7 +283,8 @@ class ImageNetDataModule(LightningDataModule):
         else:
             train, val = folder.scan(self.root, self.train_split, self.val_split, self.val_fraction)
         self.faults = Faults(self.faults_path, int(self.max_bad_share * (len(train) + len(val))))
-        self.train_pictures = TrainPictures(train, self.train_transform, self.seed, self.faults)
+        opened = partial(decode.open_picture, decoder=self.decoder) if self.decoder else _open_whole
+        self.train_pictures = TrainPictures(train, opened, self.train_transform, self.seed, self.faults)
         self.val_pictures = EvalPictures(val, self.eval_transform, self.faults)
         self.predict_samples = val
         self.batch_mixer = Mixup(num_classes=self.num_classes, label_smoothing=0.0, **self._mixing)
@@ -269,7 +293,8 @@ class ImageNetDataModule(LightningDataModule):
                 if isinstance(samples, folder.Files) and len(train) + len(val) <= CHECKED_PICTURES:
                     folder.check_headers(samples, self.faults)
             rank_zero_info(
-                f"{self.root}: {len(train):,} training and {len(val):,} validation pictures, {self.num_classes} classes"
+                f"{self.root}: {len(train):,} training and {len(val):,} validation pictures, "
+                f"{self.num_classes} classes; {HOW_READ[self.decoder]}"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -278,6 +303,8 @@ class ImageNetDataModule(LightningDataModule):
         depends = {
             "seed": self.seed,
             "repeats": self.repeats,
+            "decode_once": self.decode_once,
+            "pixels by": "cait" if self.decoder else "timm",
             "images a batch, over all processes": self.batch_size * (trainer.world_size if trainer else 1),
             "batches accumulated": trainer.accumulate_grad_batches if trainer else 1,
             "training pictures": len(self.train_pictures),
@@ -298,10 +325,11 @@ class ImageNetDataModule(LightningDataModule):
         if not self.check_resume or self.trainer is None or not self.trainer.training:
             return
         for name, value in self.state_dict()["depends_on"].items():
-            if state_dict["depends_on"][name] != value:
+            theirs = state_dict["depends_on"].get(name, value)
+            if theirs != value:
                 raise UserError(
-                    f"the checkpoint is of a run with other data or settings: {name} was "
-                    f"{state_dict['depends_on'][name]}, is {value}; to go on all the same add --data.check_resume false"
+                    f"the checkpoint is of a run with other data or settings: {name} was {theirs}, is {value}; "
+                    "to go on all the same add --data.check_resume false"
                 )
 
     def _digest(self) -> str:
@@ -317,49 +345,61 @@ class ImageNetDataModule(LightningDataModule):
     def train_dataloader(self) -> TrainLoader:
         rank, world_size = self._place()
         sampler = TrainBatchSampler(
-            len(self.train_pictures), self.batch_size, self.seed, self.repeats, rank, world_size
+            len(self.train_pictures), self.batch_size, self.seed, self.repeats, rank, world_size, self.decode_once
         )
         if len(sampler) == 0:
             raise UserError(
                 f"{len(self.train_pictures)} training pictures do not fill one batch of "
                 f"{self.batch_size} on {world_size} process(es); lower --data.batch_size"
             )
-        return TrainLoader(self.train_pictures, batch_sampler=sampler, position=self._position, **self._loading())
+        collate = augment.collate if self.decoder else None
+        return TrainLoader(
+            self.train_pictures, batch_sampler=sampler, position=self._position, collate_fn=collate, **self._loading()
+        )
 
-    def val_dataloader(self) -> DataLoader[Any]:
+    def val_dataloader(self) -> Loader:
         return self._eval_loader(self.val_pictures, "validation")
 
     test_dataloader = val_dataloader
 
-    def predict_dataloader(self) -> DataLoader[Any]:
+    def predict_dataloader(self) -> Loader:
         return self._eval_loader(EvalPictures(self.predict_samples, self.eval_transform), "prediction")
 
-    def further_dataloader(self, samples: Samples) -> DataLoader[Any]:
-        """Loader of another evaluation set of the same classes, under the same transform."""
-        faults = Faults(None, int(self.max_bad_share * len(samples)))
-        return self._eval_loader(EvalPictures(samples, self.eval_transform, faults), "further")
+    def further_dataloader(self, samples: Samples) -> Loader:
+        """Loader of another evaluation set of the same classes, under the same transform.
 
-    def _eval_loader(self, pictures: EvalPictures, purpose: str) -> DataLoader[Any]:
+        It finishes its batches itself: given to the Trainer beside the data module, it comes without its hooks.
+        """
+        faults = Faults(None, int(self.max_bad_share * len(samples)))
+        loader = self._eval_loader(EvalPictures(samples, self.eval_transform, faults), "further")
+        loader.finish = self._finished
+        return loader
+
+    def _eval_loader(self, pictures: EvalPictures, purpose: str) -> Loader:
         rank, world_size = self._place()
         if len(pictures) < world_size:  # a process without a batch would not join in adding up the figures
             raise UserError(f"{len(pictures)} {purpose} pictures cannot be shared out over {world_size} processes")
         sampler = ShardSampler(len(pictures), rank, world_size)
-        return DataLoader(pictures, batch_size=self.eval_batch_size, sampler=sampler, **self._loading())
+        return Loader(pictures, batch_size=self.eval_batch_size, sampler=sampler, **self._loading())
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Mix a training batch on its device, with timm's Mixup and CutMix; others pass unchanged.
+        """Finish a batch on its device, and mix it if it is a training one, with timm's Mixup and CutMix.
 
         Label smoothing is left to the loss: it is linear, so smoothing the mixed labels is what timm
         does in smoothing before it mixes.
         """
+        images, labels = self._finished(batch)
         trainer = self.trainer
         if trainer is None or not trainer.training or not self.mixes:
-            return batch
-        images, labels = batch
+            return images, labels
         # timm draws from numpy's global generator. `ready` counts this epoch's batches before this one.
         step = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         np.random.seed(mix_seeds(self.seed, trainer.current_epoch, step, trainer.global_rank) % 2**32)
         return self.batch_mixer(images, labels)
+
+    def _finished(self, batch: Any) -> tuple[Tensor, Tensor]:
+        images, labels, *erased = batch
+        return (self.finish(images, *erased) if images.dtype == torch.uint8 else images), labels
 
     def _place(self) -> tuple[int, int]:
         """(rank, world size)"""
@@ -372,28 +412,35 @@ class ImageNetDataModule(LightningDataModule):
         self._own_epoch += 1
         return self._own_epoch, 0
 
+    def workers(self, processes: int) -> int:
+        """Loader processes for each of the training processes on this node."""
+        return self.num_workers if self.num_workers is not None else max(1, min(16, cores() // processes))
+
     def _loading(self) -> dict[str, Any]:
-        workers = self.num_workers
-        if workers is None:
-            processes = self.trainer.num_devices if self.trainer is not None else 1  # on this node
-            workers = max(1, min(16, _cores() // processes))
+        workers = self.workers(self.trainer.num_devices if self.trainer is not None else 1)
         return dict(
             num_workers=workers,
+            prefetch_factor=self.prefetch if workers else None,
+            finish=None if self.trainer is not None else self._finished,
             persistent_workers=workers > 0,
-            worker_init_fn=_init_worker,
+            worker_init_fn=partial(_init_worker, under_trainer=self.trainer is not None),
             pin_memory=torch.cuda.is_available(),
         )
 
 
-def _cores() -> int:
+def _open_whole(source: folder.Source, name: str, whole: bool) -> Image.Image:
+    return folder.load_rgb(source, name)
+
+
+def cores() -> int:
     """Cores that this process may use, which a container or a scheduler may have made fewer than there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _init_worker(worker_id: int) -> None:
-    # A scheduler signals the whole group of processes; workers are needed until the step is finished and
-    # end with the process that started them.
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+def _init_worker(worker_id: int, under_trainer: bool) -> None:
+    # A scheduler signals the whole group of processes; workers are needed until the step is finished, and the
+    # Trainer ends them. A script of one's own ends them with SIGTERM, when it comes to its end.
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) if under_trainer else ():
         signal.signal(signum, signal.SIG_IGN)
     # Workers share the cores among themselves; threads of their own would only get in each other's way.
     torch.set_num_threads(1)

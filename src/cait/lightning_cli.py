@@ -23,6 +23,7 @@ from rich.console import Console
 
 from cait.analysis.paper import find, released
 from cait.callbacks.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint
+from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA
 from cait.callbacks.evaluation import Evaluation, as_table, check_place, write
 from cait.callbacks.faults import FaultReport
@@ -188,10 +189,11 @@ class CaiTCLI(LightningCLI):
         given = self.config_init[self.subcommand].trainer
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
         if given.enable_progress_bar is not False:
+            wait = DataWait(self.datamodule, speaks=sys.stdout.isatty())
             if sys.stdout.isatty():
-                callbacks.append(RunProgressBar())
+                callbacks += [wait, RunProgressBar()]
             else:
-                callbacks.append(EpochLines())
+                callbacks += [wait, EpochLines(wait)]
                 kwargs["enable_progress_bar"] = False
         if self.subcommand == "fit":
             config = self.config.fit

@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.progress import TimeRemainingColumn
 from rich.table import Table
 
+from cait.callbacks.data_wait import DataWait
 from cait.callbacks.files import run_argument
 
 # Name on the screen and format; what is not here is in metrics.csv.
@@ -75,7 +76,14 @@ class ModelTable(ModelSummary):
 
 
 class EpochLines(Callback):
-    """One line for each epoch, for screens that cannot redraw: files, pipes, schedulers' logs."""
+    """One line for each epoch, for screens that cannot redraw: files, pipes, schedulers' logs.
+
+    Args:
+        wait: stands before this one among the callbacks, and what it has to say comes at the end of the line.
+    """
+
+    def __init__(self, wait: DataWait) -> None:
+        self.wait = wait
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start = time.monotonic()  # a run that is resumed amid an epoch does not start one
@@ -88,7 +96,10 @@ class EpochLines(Callback):
             metrics = trainer.callback_metrics
             means = {name: metrics.get(f"{name}_epoch", value) for name, value in metrics.items()}
             figures = "  ".join(f"{name}: {value}" for name, value in shown_metrics(means).items())
-            print(f"{epoch_label(trainer)}  {figures}  {time.monotonic() - self._start:.1f} s", flush=True)
+            print(
+                f"{epoch_label(trainer)}  {figures}  {time.monotonic() - self._start:.1f} s, {self.wait.line}",
+                flush=True,
+            )
 
 
 class RunSummary(Callback):

@@ -13,6 +13,9 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from cait.data.faults import Faults
 from cait.errors import UserError
 
+Source = str | Path | IO[bytes] | Image.Image
+"""A picture as a data set has it: a path, an open file, or decoded already."""
+
 
 class Files(list[tuple[str, int]]):
     """Pairs of a picture's path and the index of its class, as `cait.data.dataset.Samples` has them."""
@@ -20,13 +23,12 @@ class Files(list[tuple[str, int]]):
     def name(self, index: int) -> str:
         return self[index][0]
 
-    def read(self, index: int) -> tuple[Image.Image, int]:
-        path, label = self[index]
-        return load_rgb(path), label
+    def source(self, index: int) -> tuple[Source, int]:
+        return self[index]
 
 
-def load_rgb(picture: str | Path | IO[bytes] | Image.Image, name: str | None = None) -> Image.Image:
-    """Read a picture in any of Pillow's formats and modes as RGB; `name` stands for it in errors.
+def load_rgb(picture: Source, name: str = "") -> Image.Image:
+    """Read a picture in any of Pillow's formats and modes as RGB; `name` stands in errors for one without a path.
 
     Raises:
         UserError: the file is missing, truncated or not a picture.
@@ -40,7 +42,8 @@ def load_rgb(picture: str | Path | IO[bytes] | Image.Image, name: str | None = N
             return image.convert("RGB")
     except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error ...
         reason = "not a picture" if isinstance(error, Image.UnidentifiedImageError) else str(error)
-        raise UserError(f"cannot read the picture {name or picture}: {reason}") from error
+        path = picture if isinstance(picture, str | Path) else name
+        raise UserError(f"cannot read the picture {path}: {reason}") from error
 
 
 def check_headers(samples: list[tuple[str, int]], faults: Faults) -> None:

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from timm.data.readers import create_reader
 from torch.utils.data import ConcatDataset, Dataset, Subset
 from torchvision import datasets
 from torchvision.datasets.utils import verify_str_arg
 
-from cait.data.folder import load_rgb
+from cait.data.folder import Source
 from cait.data.lock import alone
 from cait.errors import UserError
 
@@ -39,7 +38,7 @@ class NamedSet:
     Args:
         root: name with its prefix.
         split: name of the split.
-        pictures: pairs of a picture (an image or an open file) and the index of its class.
+        pictures: pairs of a picture (an image, a path or an open file) and the index of its class.
         class_names: names of the classes, in order.
     """
 
@@ -52,14 +51,12 @@ class NamedSet:
     def name(self, index: int) -> str:
         return f"{self.root}/{self.split}/{index}"
 
-    def read(self, index: int) -> tuple[Image.Image, int]:
+    def source(self, index: int) -> tuple[Source, int]:
         try:
             picture, label = self.pictures[index]
-        except UserError:  # from load_rgb, with the file's name
-            raise
         except Exception as error:
             raise UserError(f"cannot read the picture {self.name(index)}: {error}") from error
-        return load_rgb(picture, self.name(index)), int(label)
+        return picture, int(label)
 
 
 def is_named(root: str) -> bool:
@@ -149,7 +146,7 @@ def _torchvision_part(kind: Any, split: str, folder: Path, download: bool) -> tu
     if kind is datasets.INaturalist:
         return _inaturalist(split, folder, download)
     parameters = inspect.signature(kind).parameters
-    options: dict[str, Any] = {"loader": load_rgb} if "loader" in parameters else {}
+    options: dict[str, Any] = {"loader": Path} if "loader" in parameters else {}
     if "train" in parameters:
         options["train"] = verify_str_arg(split, "split", ("train", "test")) == "train"
     else:
@@ -163,7 +160,7 @@ def _inaturalist(split: str, folder: Path, download: bool) -> tuple[Dataset[Any]
     listed = {f"{year}_{part}": (year, part) for year in ("2017", "2018", "2019") for part in ("train", "val")}
     verify_str_arg(split, "split", (*listed, "2021_train", "2021_train_mini", "2021_valid"))
     year, part = listed.get(split, (split, ""))
-    pictures = datasets.INaturalist(folder, year, download=download, loader=load_rgb)
+    pictures = datasets.INaturalist(folder, year, download=download, loader=Path)
     pictures.index.sort()  # torchvision's order is the file system's
     if not part:
         return pictures, pictures.all_categories

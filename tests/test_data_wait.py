@@ -1,0 +1,105 @@
+"""What an epoch says of the time that its steps waited for pictures."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from cait import ImageNetDataModule
+from cait.callbacks import data_wait
+from cait.callbacks.data_wait import DataWait, advice
+from cait.data import decode
+from cait.data.sampler import Loader
+
+
+class Busy(LightningModule):
+    """Steps that take some time each."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds, self.weight = seconds, torch.nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        time.sleep(self.seconds)
+        return (self.weight * batch.sum()).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+
+class Slow(list):
+    """Items that take some time each."""
+
+    seconds = 0.0
+
+    def __getitem__(self, index: Any) -> Any:
+        time.sleep(self.seconds)
+        return super().__getitem__(index)
+
+
+def said(step: float, item: float, root: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What is printed in two epochs of ten steps."""
+    items = Slow(torch.zeros(10, 1))
+    items.seconds = item
+    wait = DataWait(ImageNetDataModule(root=str(root), num_workers=0), speaks=True)
+    settings: dict[str, Any] = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer = Trainer(max_epochs=2, accelerator="cpu", callbacks=[wait], enable_model_summary=False, **settings)
+    trainer.fit(Busy(step), Loader(items, batch_size=None))
+    return capsys.readouterr().out
+
+
+LINE = r"^epoch (\d): waited (\d\.\d) s of (\d\.\d) s for pictures \((\d+)%\)$"
+
+
+def test_steps_that_starve_are_told_and_once_how_to_feed_them(
+    digits_root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_wait, "SECONDS", 0.5)
+    printed = said(0.01, 0.1, digits_root, capsys)
+    lines = re.findall(LINE, printed, re.MULTILINE)
+    assert [epoch for epoch, *_ in lines] == ["1", "2"]
+    for _, waited, whole, share in lines:
+        assert 1.0 <= float(waited) <= float(whole)
+        assert int(share) > 50
+    assert printed.count("The steps wait for pictures: ") == 1
+
+
+def test_steps_that_are_fed_say_so_and_no_more(digits_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = said(0.05, 0.0, digits_root, capsys)
+    assert [int(share) < 20 for *_, share in re.findall(LINE, printed, re.MULTILINE)] == [True, True]
+    assert "wait for pictures" not in printed
+
+
+@pytest.mark.parametrize(
+    ("settings", "processes", "world_size", "words"),
+    [
+        (dict(num_workers=1), 1, 1, "each process has 8 cores and num_workers is 1; try --data.num_workers 8"),
+        (dict(num_workers=1), 4, 4, "each process has 2 cores and num_workers is 1; try --data.num_workers 2"),
+        (dict(backend="torchvision"), 1, 1, "nvidia-nvimgcodec-cu13 decodes faster, with the same pixels"),
+        (dict(backend="pillow"), 8, 8, "nvidia-nvimgcodec-cu13"),
+        (dict(backend="timm"), 1, 1, "--data.backend auto is about twice as fast"),
+        (dict(backend="nvimgcodec", repeats=3), 4, 8, "--data.decode_once true"),
+        (dict(backend="nvimgcodec", repeats=3), 1, 1, "all 8 cores of each process are at work"),
+        (dict(backend="nvimgcodec", repeats=3, decode_once=True), 4, 8, "all 2 cores of each process"),
+    ],
+)
+def test_the_advice_is_what_would_help(
+    digits_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    processes: int,
+    world_size: int,
+    words: str,
+) -> None:
+    if settings.get("backend") == "nvimgcodec" and decode.choose(None) != "nvimgcodec":
+        pytest.skip("nvImageCodec is not installed")
+    monkeypatch.setattr(data_wait, "cores", lambda: 8)
+    monkeypatch.setattr("cait.datamodule.cores", lambda: 8)
+    assert words in advice(ImageNetDataModule(root=str(digits_root), **settings), processes, world_size)

@@ -1,0 +1,35 @@
+"""The measurement of the input pipeline, from end to end, on a few pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import input as bench
+
+
+def test_every_side_is_measured(tmp_path: Path) -> None:
+    found = bench.main(["--quick", "--batches", "2", "--backends", "pillow", "--out", str(tmp_path)])
+    backends, missing = bench.available()
+    codec = "nvimgcodec" in backends
+    assert codec or "nvimgcodec" in missing[0]
+    assert {level: len(rows) for level, rows in found.items()} == {
+        "decode": 2 + 2 * codec,
+        "crop": 2 + codec,
+        "operations": 15,
+        "transform": 4 + 2 * len(backends),
+        "loader": 4 + len(backends) + 2,
+    }
+    written = "".join(path.read_text() for path in tmp_path.glob("input-*.md"))
+    operations = found.pop("operations")
+    assert all(
+        row["largest"] <= 1 and row["mean"] < 0.1 and f"| {row['operation']} | " in written for row in operations
+    )
+    for rows in found.values():
+        assert rows[0]["ratio"] == 1
+        assert all(f"| {row['side']} | " in written for row in rows)
+        assert all(row["seconds"] > 0 and row["ratio"] > 0 for row in rows)
+    assert all(row["difference"] < 0.1 for row in found["crop"])
+    assert "pillow: 2 batches of 4" in written
+    (record,) = tmp_path.glob("input-*.json")
+    assert 80 < json.loads(record.read_text())["kilobytes_a_file"] < 120
