@@ -57,6 +57,11 @@ tensorboard: $(READY) ## Show the curves of all runs in a browser
 test: $(READY) ## Run the tests
 	@$(BIN)/python -m pytest $(ARGS)
 
+.PHONY: test-kernel
+test-kernel: $(READY) ## Hold the fused attention against the reference at the models' own shapes; without a GPU in MINUTES
+	@TRITON_INTERPRET=$$($(BIN)/python -c 'import torch; print(int(not torch.cuda.is_available()))') \
+	  $(BIN)/python -m pytest tests/test_fused.py -m kernel -s $(ARGS)
+
 .PHONY: torture
 torture: $(READY) ## Kill and resume a run N times and compare its end, bit for bit, with one left alone
 	@$(BIN)/python benchmarks/torture.py --kills $(N) $(ARGS)

@@ -28,8 +28,8 @@ from report import file_name, stamp
 from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.runtime.errors import OutOfResources
 
+from cait.errors import UserError
 from cait.model import fused, kernels
 from cait.model.attention import merge_heads, talking_heads_attention
 from cait.model.fused import NARROW, SMALL, TALL, WIDE, Tile, Tiling
@@ -136,7 +136,7 @@ def tune(layer: Layer) -> str:
             fused.TILINGS[key] = best._replace(**{name: tile})
             try:
                 times[tile] = layer.times("fused")[name != "forward"]
-            except OutOfResources:
+            except UserError:  # it does not fit
                 continue
             print(f"  {name} {tuple(tile)}: {times[tile]:.3f} ms", flush=True)
         best = best._replace(**{name: min(times, key=times.__getitem__)})

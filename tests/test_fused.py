@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from conftest import environment, python
+from conftest import environment
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -28,15 +30,23 @@ DEVICE = "cuda" if CUDA else "cpu"
 runs = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="run under Triton's interpreter, in another process")
 on_gpu = pytest.mark.skipif(not CUDA, reason="no GPU here")
 
-# A few shapes for the interpreter, which takes seconds for each and has no products of bfloat16; on a GPU the
-# models' own shapes in bfloat16, and little else, for there each number of heads takes long to compile.
-FEW = [(4, 1), (4, 196), (6, 50), (8, 7), (8, 197), (16, 20), (3, 33), (1, 130)]
-MANY = [(h, N) for h in (4, 6, 8, 16) for N in (1, 7, 50, 196, 197, 576, 784)]
+# Few shapes, for the interpreter takes seconds for each, by blocks of 128 × 128, and on a GPU each number of heads
+# takes long to compile. The interpreter has no products of bfloat16.
+FEW = [
+    (4, 1, torch.float32),
+    (3, 33, torch.float32),
+    (1, 130, torch.float32),
+    (4, 196, torch.float16),
+    (6, 50, torch.float16),
+    (8, 131, torch.float16),
+    (16, 5, torch.float16),
+]
+MODELS = [(heads, N) for N in (196, 197, 576, 784) for heads in (4, 6, 8, 16)]
 
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested here, not in another process")
 def test_the_kernels_under_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", __file__]
+    command = [sys.executable, "-m", "pytest", __file__]  # `make test-kernel` has the models' own shapes
     done = subprocess.run(
         command, env=environment() | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600
     )
@@ -68,7 +78,8 @@ def errors(got: list[Tensor], exact: list[Tensor]) -> list[float]:
     return [((a.double() - b).norm() / b.norm().clamp(min=1)).item() for a, b in zip(got, exact, strict=True)]
 
 
-def no_less_exact(given: list[Tensor]) -> None:
+def no_less_exact(given: list[Tensor], luck: float = 1.2) -> str:
+    """Hold the fused attention's errors to the reference's, both beside the reference in float64; and tell them."""
     exact = results([tensor.double() for tensor in given], "reference")
     fused, plain = results(given, "fused"), results(given, "reference")
     for tensors in (fused, plain, exact):
@@ -78,23 +89,39 @@ def no_less_exact(given: list[Tensor]) -> None:
     # The maps are rounded at most where the reference rounds them, so it loses no more than the reference
     # does, but for luck; and in float32, for the order of its sums, some last bits.
     few_bits = 4 * torch.finfo(torch.float32).eps
-    for number, (error, of_plain) in enumerate(zip(errors(fused, exact), errors(plain, exact), strict=True)):
-        assert error <= 1.2 * of_plain + few_bits, number
+    pairs = list(zip(errors(fused, exact), errors(plain, exact), strict=True))
+    told = " | ".join(f"{error:.1e}, {of_plain:.1e}" for error, of_plain in pairs)
+    assert all(error <= luck * of_plain + few_bits for error, of_plain in pairs), told
+    return told
 
 
 @runs
-@pytest.mark.parametrize(("heads", "N"), FEW)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("heads", "N", "dtype"), FEW)
 def test_no_less_exact_than_the_reference(heads: int, N: int, dtype: torch.dtype) -> None:
-    if (N > 100 and dtype == torch.float32) if INTERPRETED else heads != 4:
-        pytest.skip("takes long for what it tells")
     no_less_exact(case(heads, N, dtype))
 
 
-@on_gpu
-@pytest.mark.parametrize(("heads", "N"), MANY)
-def test_no_less_exact_compiled(heads: int, N: int) -> None:
-    no_less_exact(case(heads, N, torch.bfloat16, batch=2))
+@runs
+@pytest.mark.kernel
+@pytest.mark.parametrize(("heads", "N"), MODELS)
+def test_no_less_exact_at_the_models_own_shapes(heads: int, N: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cait.model import fused
+
+    monkeypatch.setattr(fused, "INTERPRETED", fused.Tile(256, 256, 4, 1))  # fewer programs, so less time
+    given = case(heads, N, torch.bfloat16 if CUDA else torch.float16, batch=2 if CUDA else 1)
+    print(f"| {heads} × {N} | {no_less_exact(given, luck=1.0)} |", flush=True)
+    if CUDA or N < 200:  # the interpreter has but one order
+        the_same_bits_twice(given)
+
+
+@runs
+@pytest.mark.parametrize("name", ["WIDE", "TALL", "SMALL", "NARROW", "HIGH"])
+def test_every_tile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cait.model import fused
+
+    tile = getattr(fused, name, fused.Tile(64, 32, 4, 1))  # HIGH: the warps share its rows out, not its columns
+    monkeypatch.setattr(fused, "tiling", lambda qkv: fused.Tiling(*[tile] * 4))
+    no_less_exact(case(2, 70, torch.float16, k=16))
 
 
 @runs
@@ -125,18 +152,29 @@ def test_scores_far_from_zero() -> None:
     assert all(tensor.isfinite().all() for tensor in results(given, "fused"))
 
 
-@runs
-def test_the_same_bits_twice() -> None:
-    given = case(4, 70, torch.float16, k=16, batch=2)
+def the_same_bits_twice(given: list[Tensor]) -> None:
     for first, second in zip(results(given, "fused"), results(given, "fused"), strict=True):
         assert torch.equal(first, second)
+
+
+@runs
+def test_the_same_bits_twice() -> None:
+    the_same_bits_twice(case(2, 140, torch.float16, k=16, batch=2))
+
+
+@runs
+def test_no_image_at_all() -> None:
+    out, d_qkv, *others = results(case(2, 5, torch.float32, k=16, batch=0), "fused")
+    assert out.shape == (0, 5, 32)
+    assert d_qkv.shape == (0, 5, 3, 2, 16)
+    assert not any(gradient.any() for gradient in others)
 
 
 @runs
 def test_the_operators_keep_pytorchs_rules() -> None:
     from cait.model import fused
 
-    qkv, *parameters, d_out = case(2, 5, torch.float32, k=16)
+    qkv, *parameters, d_out = case(1, 5, torch.float32, k=16)
     inputs = [tensor.requires_grad_() for tensor in (qkv, *parameters)]
     torch.library.opcheck(fused.talking_heads, (*inputs, 0.25))
     _, lse = fused.talking_heads(*inputs, 0.25)
@@ -147,8 +185,8 @@ def test_the_operators_keep_pytorchs_rules() -> None:
 
 def network(backend: str = "fused") -> torch.nn.Module:
     torch.manual_seed(0)
-    fields: dict = dict(patch_size=8, embed_dim=32, num_heads=2, depth=2, layer_scale_init=0.5)
-    return cait.create_model("xxs24", 32, 10, 0.0, attention_backend=backend, **fields).to(DEVICE)
+    fields: dict = dict(patch_size=8, embed_dim=32, num_heads=2, depth=1, layer_scale_init=0.5)
+    return cait.create_model("xxs24", 24, 10, 0.0, attention_backend=backend, **fields).to(DEVICE)
 
 
 def step(model: torch.nn.Module, images: Tensor, call=None) -> list[Tensor]:
@@ -161,7 +199,7 @@ def step(model: torch.nn.Module, images: Tensor, call=None) -> list[Tensor]:
 @runs
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_network_with_it_compiled_checkpointed_and_plain(autocast: bool) -> None:
-    images = torch.randn(3, 3, 32, 32, device=DEVICE)
+    images = torch.randn(2, 3, 24, 24, device=DEVICE)
     model = network()
     with torch.autocast(DEVICE, torch.float16, enabled=autocast):
         expected = step(model, images)
@@ -202,17 +240,64 @@ def test_where_it_cannot_run_is_told(heads: int, k: int, dtype: torch.dtype, wor
     results(case(heads, 5, dtype, k), "auto")
 
 
-def test_without_triton_it_is_told_and_all_else_runs() -> None:
-    code = (
-        "import sys; sys.modules['triton'] = None\n"
-        "import torch, cait\n"
-        "fields = dict(depth=1, embed_dim=32, num_heads=2)\n"
-        "print(cait.create_model('xxs24', 32, **fields)(torch.zeros(1, 3, 32, 32)).shape)\n"
-        "cait.create_model('xxs24', 32, attention_backend='fused', **fields)(torch.zeros(1, 3, 32, 32))"
-    )
-    done = python(code)
-    assert "1000" in done.stdout, done.stderr
-    assert "attention_backend fused needs Triton" in done.stderr
+def test_without_triton_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That all else runs without it, test_house has."""
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "cait.model.fused", raising=False)
+    monkeypatch.delattr(cait.model, "fused", raising=False)
+    with pytest.raises(UserError, match="attention_backend fused needs Triton"):
+        results(case(2, 5, torch.float32, 8), "fused")
+
+
+def pretended(monkeypatch: pytest.MonkeyPatch, heads: int, dtype: torch.dtype, kibibytes: int) -> SimpleNamespace:
+    """A tensor qkv on a GPU that is not here, with so much shared memory a block."""
+    device = SimpleNamespace(major=8, minor=6, name="a small GPU", shared_memory_per_block_optin=kibibytes * 2**10)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: device)
+    return SimpleNamespace(shape=(2, 196, 3, heads, 48), dtype=dtype, is_cuda=True, device=torch.device("cuda"))
+
+
+def test_on_a_small_gpu_tiles_are_narrow_or_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cait.model import fused
+
+    small = pretended(monkeypatch, 8, torch.bfloat16, 99)
+    assert fused.refusal(small) is None
+    assert set(fused.tiling(small)) == {fused.NARROW}
+    assert fused.tiling(pretended(monkeypatch, 8, torch.bfloat16, 227)) == fused.default(8)
+    words = fused.refusal(pretended(monkeypatch, 16, torch.float32, 227))  # so that "auto" passes it by
+    assert words == "more shared memory than a small GPU has for 16 heads of float32"
+
+
+class Refusing:
+    """A kernel that does not fit, and keeps the grid it was asked for."""
+
+    arg_names = ()
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        from triton.runtime.errors import OutOfResources
+
+        def launch(*_: Any, **__: Any) -> None:
+            self.grid = grid
+            raise OutOfResources(240000, 232448, "shared memory")
+
+        return launch
+
+
+def test_a_tile_that_does_not_fit_is_one_line_and_images_are_not_65535_at_most() -> None:
+    from cait.model import fused
+
+    kernel = Refusing()
+    with pytest.raises(UserError, match="240000 of shared memory, of which there is 232448; take auto") as caught:
+        fused._launch(kernel, fused.WIDE, torch.empty(70000, 40, 3, 2, 8, device="meta"), parts=4)
+    assert "\n" not in str(caught.value)
+    assert kernel.grid == (2 * 70000, 4)  # the first axis alone may pass 65535
+
+
+def test_tokens_too_far_apart_for_32_bits_are_brought_together() -> None:
+    from cait.model import fused
+
+    for stride, kept in ((2**31 // 197, True), (2**31 // 197 + 1, False)):
+        qkv = torch.empty_strided((2, 197, 3, 2, 8), (48, stride, 16, 8, 1), device="meta")
+        assert (fused._prepared(qkv) is qkv) == kept
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from cait.errors import UserError
 from cait.model import kernels
@@ -55,27 +56,28 @@ looked up here and never timed at run time. `benchmarks/kernel.py` times tiles a
 """
 
 
+INTERPRETED = Tile(128, 128, 4, 1)
+"""For Triton's interpreter: the fewer programs, the better."""
+
+
 def default(heads: int) -> Tiling:
     return DEFAULTS[min(most for most in DEFAULTS if heads <= most)]
 
 
 def tiling(qkv: Tensor) -> Tiling:
-    """The measured one, else the default one, else the narrow one: what fits the device.
-
-    Raises:
-        UserError: not even that does.
-    """
+    """The measured one, else the default one if it fits the device, else the narrow one."""
     _, N, _, h, k = qkv.shape
-    if not qkv.is_cuda:  # the interpreter: the fewer programs, the better
-        return Tiling(*[Tile(64, 128, 4, 1)] * 4)
+    if not qkv.is_cuda:
+        return Tiling(*[INTERPRETED] * 4)
     device = torch.cuda.get_device_properties(qkv.device)
     measured = TILINGS.get(((device.major, device.minor), qkv.dtype, h, k, N))
     if measured:
         return measured
-    for tiles in (default(h), Tiling(*[NARROW] * 4)):
-        if max(shared_memory(tile, h, k, qkv.dtype) for tile in tiles) <= device.shared_memory_per_block_optin:
-            return tiles
-    raise UserError(f"attention_backend fused: {h} heads of {qkv.dtype} do not fit {device.name}; take auto")
+    return default(h) if _fits(default(h), h, k, qkv.dtype, device) else Tiling(*[NARROW] * 4)
+
+
+def _fits(tiles: Tiling, heads: int, k: int, dtype: torch.dtype, device: Any) -> bool:
+    return max(shared_memory(tile, heads, k, dtype) for tile in tiles) <= device.shared_memory_per_block_optin
 
 
 def shared_memory(tile: Tile, heads: int, k: int, dtype: torch.dtype) -> int:
@@ -91,21 +93,36 @@ def _width(k: int) -> int:
 def refusal(qkv: Tensor) -> str | None:
     """What the kernels need and qkv has not, or None."""
     h, k = qkv.shape[3:]
-    if qkv.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"bfloat16, float16 or float32, not {str(qkv.dtype).removeprefix('torch.')}"
+    return _refusal(qkv.device, qkv.dtype, h, k)
+
+
+@torch.compiler.assume_constant_result  # torch.compile need not follow a device's properties
+def _refusal(at: torch.device, dtype: torch.dtype, h: int, k: int) -> str | None:
+    name = str(dtype).removeprefix("torch.")
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"bfloat16, float16 or float32, not {name}"
     if h > 16 or k > 64:
         return f"at most 16 heads of at most 64 channels, not {h} of {k}"
-    if qkv.is_cuda and torch.cuda.get_device_properties(qkv.device).major < 8:
+    if at.type != "cuda":
+        if isinstance(kernels.forward_kernel, triton.JITFunction):
+            return f"a CUDA device, not {at.type} (or TRITON_INTERPRET=1, for tests)"
+        return None
+    device = torch.cuda.get_device_properties(at)
+    if device.major < 8:
         return "a GPU of compute capability 8.0 or newer"
-    if not qkv.is_cuda and isinstance(kernels.forward_kernel, triton.JITFunction):
-        return f"a CUDA device, not {qkv.device.type} (or TRITON_INTERPRET=1, for tests)"
+    if not _fits(Tiling(*[NARROW] * 4), h, k, dtype, device):
+        return f"more shared memory than {device.name} has for {h} heads of {name}"
     return None
 
 
 def _prepared(qkv: Tensor) -> Tensor:
-    """Heads and channels side by side, as the linear layer leaves them; images and tokens may be anywhere."""
-    h, k = qkv.shape[3:]
-    return qkv if qkv.stride()[2:] == (h * k, k, 1) else qkv.contiguous()
+    """Heads and channels side by side, as the linear layer leaves them; images may be anywhere.
+
+    So may tokens, but for the 32 bits that the kernels count them in, within an image.
+    """
+    _, N, _, h, k = qkv.shape
+    near = N * qkv.stride(1) < 2**31
+    return qkv if near and qkv.stride()[2:] == (h * k, k, 1) else qkv.contiguous()
 
 
 def constants(kernel: Any, tile: Tile, heads: int, k: int) -> dict[str, int]:
@@ -122,12 +139,20 @@ def heads_at_once(heads: int) -> int:
 
 
 def _launch(kernel: Any, tile: Tile, qkv: Tensor, *arguments: Tensor, parts: int = 1) -> None:
+    """
+    Raises:
+        UserError: the tile does not fit, whatever `shared_memory` said.
+    """
     B, N, _, h, k = qkv.shape
-    grid = (triton.cdiv(N, tile.rows), B, parts)
+    grid = (triton.cdiv(N, tile.rows) * B, parts)
     numbers = (N, qkv.stride(0), qkv.stride(1), 0)
     options = constants(kernel, tile, h, k) | dict(num_warps=tile.warps, num_stages=tile.stages)
-    with torch.cuda.device_of(qkv):
-        kernel[grid](qkv, *arguments, *numbers, **options)
+    try:
+        with torch.cuda.device_of(qkv):
+            kernel[grid](qkv, *arguments, *numbers, **options)
+    except OutOfResources as error:
+        needs = f"{error.required} of {error.name}, of which there is {error.limit}"
+        raise UserError(f"attention_backend fused needs {needs}; take auto or recompute") from error
 
 
 def _token_sums(x: Tensor) -> Tensor:
@@ -182,7 +207,7 @@ def talking_heads_backward(
     d_out: Tensor, qkv: Tensor, lse: Tensor, weight_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of qkv, weight_l, weight_w and bias_w."""
-    qkv, d_out = _prepared(qkv), d_out.contiguous()
+    qkv, d_out, lse = _prepared(qkv), d_out.contiguous(), lse.contiguous()
     B, N, _, h, k = qkv.shape
     _, weights, queries, keys = tiling(qkv)
     mixers = _mixers(weight_l, weight_w, scale)
@@ -205,7 +230,7 @@ def talking_heads_backward(
 def _(
     d_out: Tensor, qkv: Tensor, lse: Tensor, weight_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
 ) -> tuple[Tensor, ...]:
-    return qkv.new_empty(qkv.shape), *(torch.empty_like(of) for of in (weight_l, weight_w, bias_w))
+    return qkv.new_empty(qkv.shape), *(of.new_empty(of.shape) for of in (weight_l, weight_w, bias_w))
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:

@@ -34,6 +34,13 @@ def _pointers(base, tokens, stride, BK: tl.constexpr):
 
 
 @triton.jit
+def _place(N, M: tl.constexpr):
+    """Which block of M tokens of which image. One axis of the grid for both: the others end at 65535."""
+    blocks = tl.cdiv(N, M)
+    return tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)  # B·N·3·h·k may pass 2³¹
+
+
+@triton.jit
 def _keep(tokens, N, K: tl.constexpr, BK: tl.constexpr):
     return (tokens < N)[:, None] & (tl.arange(0, BK) < K)[None, :]
 
@@ -105,8 +112,8 @@ def forward_kernel(
     weight_l is multiplied by scale·log₂e: exponentials are powers of 2, and so is the lse [B, h, N].
     """
     SPREAD: tl.constexpr = 1 if M >= BN else WARPS
-    image = tl.program_id(1).to(tl.int64)
-    rows = tl.program_id(0) * M + tl.arange(0, M)
+    block, image = _place(N, M)
+    rows = block * M + tl.arange(0, M)
     qkv += image * stride_b
     q, keep_q = _pointers(qkv, rows, stride_n, BK), _keep(rows, N, K, BK)
     top, total = (), ()
@@ -190,12 +197,13 @@ def weights_kernel(
     """For M queries of one image and G of the heads g: D, then the shares of dW_w[:, g] and dW_l[g]."""
     SPREAD: tl.constexpr = 1 if M >= BN else WARPS
     DOWN: tl.constexpr = WARPS // SPREAD
-    block, image, first = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2) * G
+    block, image = _place(N, M)
+    first = tl.program_id(1) * G
     rows = block * M + tl.arange(0, M)
     qkv += image * stride_b
     lse += (image * H + first) * N
     D += (image * H + first) * N
-    share = ((image * tl.num_programs(0) + block) * H + first) * H  # [B, blocks, groups of G, h or f, g]
+    share = ((image * tl.cdiv(N, M) + block) * H + first) * H  # [B, blocks, groups of G, h or f, g]
     q, keep_q = _pointers(qkv, rows, stride_n, BK), _keep(rows, N, K, BK)
     dO = _pointers(d_out + image * N * H * K, rows, H * K, BK)
     weight_l += first * H
@@ -251,8 +259,8 @@ def queries_kernel(
     BK: tl.constexpr, M: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """dQ for M queries of one image."""
-    image = tl.program_id(1).to(tl.int64)
-    rows = tl.program_id(0) * M + tl.arange(0, M)
+    block, image = _place(N, M)
+    rows = block * M + tl.arange(0, M)
     qkv += image * stride_b
     lse += image * H * N
     D += image * H * N
@@ -286,8 +294,8 @@ def keys_kernel(
     K: tl.constexpr, BK: tl.constexpr, M: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """dK and dV for M keys of one image. Tiles are keys × queries, so that no product needs one transposed."""
-    image = tl.program_id(1).to(tl.int64)
-    rows = tl.program_id(0) * M + tl.arange(0, M)
+    block, image = _place(N, M)
+    rows = block * M + tl.arange(0, M)
     qkv += image * stride_b
     d_out += image * N * H * K
     lse += image * H * N
