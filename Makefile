@@ -66,7 +66,7 @@ bench: $(READY) ## Time a training step beside timm's CaiT, on this machine
 	@$(BIN)/python benchmarks/step.py --out benchmarks $(ARGS)
 
 .PHONY: bench-input
-bench-input: $(READY) ## Time decoding, augmentation and loaders beside timm's and torchvision's, in 6 minutes
+bench-input: $(READY) ## Time decoding, augmentation and loaders beside timm's and torchvision's, in 5 minutes
 	@$(BIN)/python benchmarks/input.py --out benchmarks $(ARGS)
 
 .PHONY: bench-gpu
