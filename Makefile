@@ -55,7 +55,7 @@ tensorboard: $(READY) ## Show the curves of all runs in a browser
 
 .PHONY: test
 test: $(READY) ## Run the tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 .PHONY: torture
 torture: $(READY) ## Kill and resume a run N times and compare its end, bit for bit, with one left alone
