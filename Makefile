@@ -55,7 +55,7 @@ tensorboard: $(READY) ## Show the curves of all runs in a browser
 
 .PHONY: test
 test: $(READY) ## Run the tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 .PHONY: test-kernel
 test-kernel: $(READY) ## Hold the fused attention against the reference at the models' own shapes, 20 minutes without a GPU
@@ -71,7 +71,7 @@ bench: $(READY) ## Time a training step beside timm's CaiT, on this machine
 	@$(BIN)/python benchmarks/step.py --out benchmarks $(ARGS)
 
 .PHONY: bench-input
-bench-input: $(READY) ## Time decoding, augmentation and loaders beside timm's and torchvision's, in 6 minutes
+bench-input: $(READY) ## Time decoding, augmentation and loaders beside timm's and torchvision's, in 5 minutes
 	@$(BIN)/python benchmarks/input.py --out benchmarks $(ARGS)
 
 .PHONY: bench-gpu

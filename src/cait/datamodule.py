@@ -22,6 +22,7 @@ from cait.data import augment, decode, digits, folder, imagenet, named
 from cait.data.dataset import EvalPictures, Samples, TrainPictures, mix_seeds
 from cait.data.faults import Faults
 from cait.data.sampler import Loader, ShardSampler, TrainBatchSampler, TrainLoader
+from cait.data.shared import SharedBatches
 from cait.errors import UserError
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
@@ -352,9 +353,16 @@ class ImageNetDataModule(LightningDataModule):
                 f"{len(self.train_pictures)} training pictures do not fill one batch of "
                 f"{self.batch_size} on {world_size} process(es); lower --data.batch_size"
             )
-        collate = augment.collate if self.decoder else None
+        settings = self._loading()
+        collate = None
+        if self.decoder:
+            batches = None
+            if settings["num_workers"] and SharedBatches.possible():
+                size = self.batch_size * 3 * self.img_size**2
+                batches = SharedBatches(settings["num_workers"], self.prefetch + 2, size)
+            collate = partial(augment.collate, batches=batches)
         return TrainLoader(
-            self.train_pictures, batch_sampler=sampler, position=self._position, collate_fn=collate, **self._loading()
+            self.train_pictures, batch_sampler=sampler, position=self._position, collate_fn=collate, **settings
         )
 
     def val_dataloader(self) -> Loader:

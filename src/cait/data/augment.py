@@ -20,6 +20,7 @@ from torch.utils.data import default_collate
 
 from cait.data.decode import Picture
 from cait.data.ops import on_arrays
+from cait.data.shared import Sent, SharedBatches
 
 Erased = tuple[int, int, int, int, int]
 """seed of the noise, and the box it fills: top, left, height, width in pixels"""
@@ -89,10 +90,14 @@ def resize(pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> Ten
     return torch.from_numpy(np.array(Image.fromarray(pixels).resize(size[::-1], resample)))
 
 
-def collate(samples: list[tuple[Augmented, int]]) -> tuple[Tensor, Tensor, list[tuple[int, Erased]]]:
+def collate(
+    samples: list[tuple[Augmented, int]], batches: SharedBatches | None = None
+) -> tuple[Tensor | Sent, Tensor, list[tuple[int, Erased]]]:
     """Images uint8 [B, S, S, 3], labels [B], and what is to be erased of which image."""
-    images, labels = default_collate([(image, label) for (image, _), label in samples])
-    return images, labels, [(place, erased) for place, ((_, erased), _) in enumerate(samples) if erased]
+    images = [image for (image, _), _ in samples]
+    labels = torch.tensor([label for _, label in samples])
+    erased = [(place, erased) for place, ((_, erased), _) in enumerate(samples) if erased]
+    return batches.stack(images) if batches else default_collate(images), labels, erased
 
 
 class Finish:

@@ -1,0 +1,85 @@
+"""Memory in which workers hand their batches on, the same again and again.
+
+A batch that is sent as PyTorch sends it lies in memory of its own, which the system must clear and map page
+by page: a tenth of a worker's time. It lies in /dev/shm, too, which containers keep small.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import weakref
+from collections.abc import Callable
+from itertools import count
+from mmap import mmap
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate, get_worker_info
+
+KEYS = count()
+MEMORIES: weakref.WeakValueDictionary[int, SharedBatches] = weakref.WeakValueDictionary()
+
+
+class SharedBatches:
+    """Places for batches of bytes, a few for each worker, shared with the processes forked after it is made.
+
+    The worker takes a place by setting its byte in `taken`; this process clears that when nothing refers to
+    the tensor any more that it was given for the batch. A worker that finds all its places taken, for somebody
+    keeps its batches, sends the next in PyTorch's way.
+
+    Args:
+        places: for each worker; it may have sent `prefetch` batches while another is in use and one is made.
+        size: bytes of a batch.
+    """
+
+    def __init__(self, workers: int, places: int, size: int) -> None:
+        self.places, self.size = places, size
+        self.memory = mmap(-1, workers * places * size)  # costs nothing before it is written to
+        self.taken = np.frombuffer(mmap(-1, workers * places), np.uint8)
+        self.key = next(KEYS)
+        MEMORIES[self.key] = self
+
+    @staticmethod
+    def possible() -> bool:
+        """Whether workers are forked: others would not have the memory."""
+        methods = multiprocessing.get_all_start_methods()  # of which the first is the default
+        return (multiprocessing.get_start_method(allow_none=True) or methods[0]) == "fork"
+
+    def stack(self, images: list[Tensor]) -> Tensor | Sent:
+        """In a worker: the images as one batch, in a place of the worker's if one is free."""
+        worker = get_worker_info()
+        shape = (len(images), *images[0].shape)
+        if worker is not None and math.prod(shape) <= self.size:
+            first = worker.id * self.places
+            for place in range(first, first + self.places):
+                if not self.taken[place]:
+                    self.taken[place] = 1
+                    torch.stack(images, out=torch.from_numpy(self.array(place, shape)))
+                    return Sent(self.key, place, shape)
+        return default_collate(images)
+
+    def array(self, place: int, shape: tuple[int, ...]) -> np.ndarray:
+        return np.frombuffer(self.memory, np.uint8, math.prod(shape), place * self.size).reshape(shape)
+
+    def free(self, place: int) -> None:
+        self.taken[place] = 0
+
+
+class Sent:
+    """A batch on its way from a worker: what is unpickled is the tensor."""
+
+    def __init__(self, *where: Any) -> None:
+        self.where = where
+
+    def __reduce__(self) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+        return _received, self.where
+
+
+def _received(key: int, place: int, shape: tuple[int, ...]) -> Tensor:
+    batches = MEMORIES[key]
+    array = batches.array(place, shape)
+    weakref.finalize(array, batches.free, place).atexit = False
+    return torch.from_numpy(array)  # whose memory refers to the array as long as there is any tensor in it

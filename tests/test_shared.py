@@ -1,0 +1,95 @@
+"""Batches in memory that workers and the training process share, against PyTorch's own way."""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from cait.data.augment import collate
+from cait.data.shared import SharedBatches
+
+SHAPE = (5, 6, 3)
+
+
+class Pictures:
+    """Sample i is filled with i."""
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, index: int) -> tuple[tuple[Tensor, None], int]:
+        return (torch.full(SHAPE, index, dtype=torch.uint8), None), index
+
+
+def loader(batches: SharedBatches, **settings: Any) -> DataLoader[Any]:
+    return DataLoader(Pictures(), batch_size=4, num_workers=2, collate_fn=partial(collate, batches=batches), **settings)
+
+
+def shared(places: int = 4) -> SharedBatches:
+    return SharedBatches(workers=2, places=places, size=4 * 5 * 6 * 3)
+
+
+def number(images: Tensor) -> int:
+    """Of the batch, which must be whole."""
+    expected = torch.arange(int(images[0, 0, 0, 0]), int(images[0, 0, 0, 0]) + 4, dtype=torch.uint8)
+    assert torch.equal(images, expected.view(-1, 1, 1, 1).expand(4, *SHAPE))
+    return int(expected[0]) // 4
+
+
+pytestmark = pytest.mark.skipif(not SharedBatches.possible(), reason="workers are not forked here")
+
+
+def test_batches_come_through_and_their_places_are_used_again() -> None:
+    batches = shared()
+    pointers = set()
+    for turn, (images, labels, erased) in enumerate(loader(batches)):
+        assert number(images) == turn
+        assert labels.tolist() == list(range(4 * turn, 4 * turn + 4))
+        assert erased == []
+        pointers.add(images.data_ptr())
+    assert len(pointers) <= 8 < 30
+    del images
+    gc.collect()
+    assert not batches.taken.any()
+
+
+def test_batches_that_are_kept_stay_as_they_are() -> None:
+    kept = [images for images, *_ in loader(shared())]
+    assert [number(images) for images in kept] == list(range(30))
+
+
+def test_a_part_of_a_batch_keeps_its_place() -> None:
+    parts = []
+    for images, *_ in loader(shared(places=2)):
+        parts.append(images[1, :, ::2].permute(2, 0, 1))
+    assert [int(part.unique()) for part in parts] == [4 * turn + 1 for turn in range(30)]
+
+
+def test_batches_of_a_pass_that_is_given_up_are_freed() -> None:
+    batches = shared()
+    loading = loader(batches, persistent_workers=True)  # others take with them what they have sent
+    for _ in range(6):
+        assert [number(images) for images, *_ in islice(loading, 3)] == [0, 1, 2]
+    assert [number(images) for images, *_ in loading] == list(range(30))
+    gc.collect()
+    assert not batches.taken.any()
+
+
+def test_a_batch_that_is_larger_goes_pytorchs_way() -> None:
+    batches = SharedBatches(workers=2, places=4, size=4 * 5 * 6 * 3 - 1)
+    assert [number(images) for images, *_ in loader(batches)] == list(range(30))
+    assert not batches.taken.any()
+
+
+def test_without_workers_nothing_is_shared() -> None:
+    batches = shared()
+    samples = [Pictures()[index] for index in range(4)]
+    assert number(collate(samples, batches)[0]) == 0
+    assert not batches.taken.any()
