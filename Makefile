@@ -58,7 +58,7 @@ test: $(READY) ## Run the tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 .PHONY: test-kernel
-test-kernel: $(READY) ## Hold the fused attention against the reference at the models' own shapes, 20 minutes without a GPU
+test-kernel: $(READY) ## Hold the fused attention against the reference at the models' own shapes, in 5 minutes
 	@TRITON_INTERPRET=$$($(BIN)/python -c 'import torch; print(int(not torch.cuda.is_available()))') \
 	  $(BIN)/python -m pytest tests/test_fused.py -m kernel -s $(ARGS)
 
