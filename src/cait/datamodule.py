@@ -354,13 +354,10 @@ class ImageNetDataModule(LightningDataModule):
                 f"{self.batch_size} on {world_size} process(es); lower --data.batch_size"
             )
         settings = self._loading()
-        collate = None
-        if self.decoder:
-            batches = None
-            if settings["num_workers"] and SharedBatches.possible():
-                size = self.batch_size * 3 * self.img_size**2
-                batches = SharedBatches(settings["num_workers"], self.prefetch + 2, size)
-            collate = partial(augment.collate, batches=batches)
+        batches = None
+        if settings["num_workers"] and SharedBatches.possible():
+            batches = SharedBatches(settings["num_workers"], self.prefetch + 2, self.batch_size * 3 * self.img_size**2)
+        collate = partial(augment.collate, batches=batches) if self.decoder else None
         return TrainLoader(
             self.train_pictures, batch_sampler=sampler, position=self._position, collate_fn=collate, **settings
         )

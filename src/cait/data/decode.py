@@ -79,7 +79,7 @@ class JpegStream:
         region = self.codec.Region(top, left, top + height, right)
         image = self.decoder.decode(self.stream.get_sub_code_stream(region=region), params=self.params)
         if image is None:
-            return Decoded(np.asarray(load_rgb(BytesIO(self.data), self.name))).crop(box)
+            return _by_pillow(BytesIO(self.data), self.name).crop(box)
         return np.asarray(image)[:, :width]
 
 
@@ -93,7 +93,7 @@ def open_picture(source: Source, name: str, whole: bool, decoder: Decoder) -> Pi
         UserError: the picture cannot be read.
     """
     if decoder == "pillow" or isinstance(source, Image.Image):
-        return Decoded(np.asarray(load_rgb(source, name)))
+        return _by_pillow(source, name)
     if isinstance(source, str | Path):
         name = str(source)
     try:
@@ -109,7 +109,11 @@ def open_picture(source: Source, name: str, whole: bool, decoder: Decoder) -> Pi
             return Decoded(picture.crop((0, 0, height, width))) if whole else picture
         except Exception:  # of many kinds; Pillow decides
             pass
-    return Decoded(np.asarray(load_rgb(BytesIO(data), name)))
+    return _by_pillow(BytesIO(data), name)
+
+
+def _by_pillow(source: Source, name: str) -> Decoded:
+    return Decoded(np.asarray(load_rgb(source, name)))
 
 
 def _fast(data: bytes, name: str, decoder: Decoder) -> Picture:

@@ -57,12 +57,18 @@ def _sharpness(pixels: np.ndarray, factor: float, **_: Any) -> np.ndarray:
     return x.astype(np.uint8).reshape(pixels.shape)
 
 
-def _shear(name: str, pixels: np.ndarray, factor: float, resample: Any, fillcolor: Fill) -> np.ndarray:
+def _bicubic(
+    timms: Callable[..., Image.Image],
+    ours: Callable[[np.ndarray, float, Fill], np.ndarray],
+    pixels: np.ndarray,
+    amount: float,
+    resample: Any,
+    fillcolor: Fill,
+) -> np.ndarray:
+    """A shear or a translation; under another filter it is left to Pillow."""
     if resample != Image.Resampling.BICUBIC:
-        return _by_pillow(getattr(auto_augment, name), pixels, factor, resample=resample, fillcolor=fillcolor)
-    if name == "shear_x":
-        return _sheared(pixels, factor, fillcolor)
-    return _transposed(_sheared(_transposed(pixels), factor, fillcolor))
+        return _by_pillow(timms, pixels, amount, resample=resample, fillcolor=fillcolor)
+    return ours(pixels, amount, fillcolor)
 
 
 def _transposed(pixels: np.ndarray) -> np.ndarray:
@@ -90,6 +96,10 @@ def _sheared(pixels: np.ndarray, factor: float, fill: Fill) -> np.ndarray:
     return moved
 
 
+def _sheared_along_y(pixels: np.ndarray, factor: float, fill: Fill) -> np.ndarray:
+    return _transposed(_sheared(_transposed(pixels), factor, fill))
+
+
 @cache
 def _rows(height: int, width: int, fill: Fill) -> tuple[np.ndarray, np.ndarray]:
     """Rows to be set between margins in the colour of `fill`, and of each row all windows of its width + 3 pixels."""
@@ -98,16 +108,14 @@ def _rows(height: int, width: int, fill: Fill) -> tuple[np.ndarray, np.ndarray]:
     return padded, sliding_window_view(padded.reshape(height, -1), 3 * (width + 3), axis=1)
 
 
-def _translation(name: str, pixels: np.ndarray, amount: float, resample: Any, fillcolor: Fill) -> np.ndarray:
-    if resample != Image.Resampling.BICUBIC:
-        return _by_pillow(getattr(auto_augment, name), pixels, amount, resample=resample, fillcolor=fillcolor)
+def _translated(pixels: np.ndarray, amount: float, fill: Fill, axis: int, relative: bool) -> np.ndarray:
+    """By `amount` pixels, or `amount` of the side."""
     height, width, _ = pixels.shape
-    axis = 1 if "_x" in name else 0
     size = pixels.shape[axis]
-    shift = amount * size if name.endswith("rel") else amount
+    shift = amount * size if relative else amount
     whole = math.floor(shift)
     moved = np.empty_like(pixels)
-    moved.reshape(height, -1)[:] = np.tile(np.array(fillcolor, np.uint8), width)
+    moved.reshape(height, -1)[:] = np.tile(np.array(fill, np.uint8), width)
     first, last = max(0, math.ceil(-shift - 0.5)), min(size, math.ceil(size - shift - 0.5))  # of those inside
     if first < last:
         before = (slice(None),) * axis
@@ -152,16 +160,20 @@ def _room(number: int, shape: tuple[int, ...]) -> Tensor:
 
 
 ROOM: dict[int, Tensor] = {}
+SHIFTS: dict[Callable[..., Image.Image], Callable[[np.ndarray, float, Fill], np.ndarray]] = {
+    auto_augment.shear_x: _sheared,
+    auto_augment.shear_y: _sheared_along_y,
+    auto_augment.translate_x_abs: partial(_translated, axis=1, relative=False),
+    auto_augment.translate_x_rel: partial(_translated, axis=1, relative=True),
+    auto_augment.translate_y_abs: partial(_translated, axis=0, relative=False),
+    auto_augment.translate_y_rel: partial(_translated, axis=0, relative=True),
+}
 OPERATIONS: dict[Callable[..., Image.Image], Callable[..., np.ndarray]] = {
     auto_augment.invert: _invert,
     auto_augment.posterize: _posterize,
     auto_augment.sharpness: _sharpness,
     auto_augment.solarize: _solarize,
     auto_augment.solarize_add: _solarize_add,
-    **{getattr(auto_augment, f"shear_{axis}"): partial(_shear, f"shear_{axis}") for axis in "xy"},
-    **{
-        getattr(auto_augment, name): partial(_translation, name)
-        for name in (f"translate_{axis}_{unit}" for axis in "xy" for unit in ("rel", "abs"))
-    },
+    **{timms: partial(_bicubic, timms, ours) for timms, ours in SHIFTS.items()},
 }
 """By the functions of timm's of which they take the place."""
