@@ -13,7 +13,6 @@ way over Pillow. With `--batches` that many batches of 128 come through each bac
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import random
@@ -35,7 +34,7 @@ import timm
 import torch
 import torchvision
 from PIL import Image
-from report import file_name, stamp
+from report import file_name, stamp, write
 from sklearn.datasets import load_sample_images
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageDataset, create_loader, create_transform
 from torch.utils.data import DataLoader
@@ -480,19 +479,17 @@ def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
                 endured.append(endure(root, backend, options.batches, batch, options.workers))
                 print(endured[-1], flush=True)
     if options.out:
-        base = options.out / file_name("input")
         words = ("FOLDER" if word == str(options.out) else word for word in given)
         command = " ".join(["python benchmarks/input.py", *words])
-        record = dict(stamp=stamp(), versions=versions(), command=command, kilobytes_a_file=size, missing=missing)
+        record = dict(versions=versions(), command=command, kilobytes_a_file=size, missing=missing)
         record |= dict(levels=found, endured=endured)
-        base.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
         lines = ["# The input pipeline, ours beside its rivals", "", f"{stamp()}; {versions()}", "", f"`{command}`", ""]
         lines += [f"{made}. The ratio is the median of the rounds', above 1 where a side is faster.", ""]
         lines += [*missing, *NOTES]
         for level, rows in found.items():
             lines += ["", f"## {LEVELS[level].format(workers=options.workers, batch=batch)}", "", *table(level, rows)]
         lines += ["", *(f"- {line}" for line in endured)] if endured else []
-        base.with_suffix(".md").write_text("\n".join(lines) + "\n")
+        write(options.out, file_name("input"), record, lines)
     return found
 
 

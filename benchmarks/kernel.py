@@ -12,7 +12,6 @@ registers and shared memory they take. "sdpa" is attention without talking heads
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
 import subprocess
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import triton
-from report import file_name, stamp
+from report import file_name, stamp, write
 from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -173,13 +172,11 @@ def main() -> None:
             lines.append(f"| {shape.replace('x', ' × ')} | {backend} | {forward:.3f} | {backward:.3f} |")
             print(lines[-1], flush=True)
     if options.out:
-        base = options.out / file_name("kernel")
-        content = {"stamp": stamp(), "batch": options.batch, "dtype": options.dtype, "rows": rows, "tilings": tilings}
-        base.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+        content = {"batch": options.batch, "dtype": options.dtype, "rows": rows, "tilings": tilings}
         title = ["# Attention with talking heads, one layer", "", stamp(), ""]
         title += [f"`python benchmarks/kernel.py --batch {options.batch}`, {options.dtype}", ""]
         code = ["", "Tiles:", "", *(f"    {row}" for row in tilings)] if tilings else []
-        base.with_suffix(".md").write_text("\n".join([*title, *lines, *code]) + "\n")
+        write(options.out, file_name("kernel"), content, [*title, *lines, *code])
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,3 +39,9 @@ def file_name(what: str, tag: str | None = None) -> str:
     """Of a measurement's files, without an ending: what was measured, on what device, and when."""
     words = "".join(letter if letter.isalnum() else "-" for letter in device().lower())
     return "-".join(word for word in (what, words, tag, str(datetime.date.today())) if word).replace("--", "-")
+
+
+def write(out: Path, name: str, record: dict[str, Any], lines: Iterable[str]) -> None:
+    """A measurement's two files: what was found, under "stamp" where and when, as JSON; the lines as Markdown."""
+    (out / f"{name}.json").write_text(json.dumps({"stamp": stamp(), **record}, indent=1) + "\n")
+    (out / f"{name}.md").write_text("\n".join(lines) + "\n")

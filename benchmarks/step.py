@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import multiprocessing
 import os
 import statistics
@@ -28,7 +27,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from report import device as device_name
-from report import file_name, stamp
+from report import file_name, stamp, write
 from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
 
@@ -131,6 +130,18 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
+def in_turns(sides: dict[str, dict[str, Callable[[], Any]]], what: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each side's call `what` in each round, which every other time begins with the other side."""
+    times: dict[str, list[float]] = {which: [] for which in sides}
+    for side in sides.values():
+        for _ in range(3):
+            side[what]()
+    for turn in range(rounds):
+        for which in list(sides) if turn % 2 else reversed(sides):
+            times[which].append(seconds(sides[which][what]))
+    return times
+
+
 def resident(what: str) -> float:
     """MiB of this process's memory now (VmRSS) or at its highest (VmHWM); Linux."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -171,13 +182,7 @@ def measure(name: str, batch: int, rounds: int) -> dict[str, Any]:
     sides = {which: stepper(case, which, batch) for which in ("timm", "ours")}
     found: dict[str, Any] = {"case": name, "batch": batch}
     for what in ("forward", "step"):
-        times: dict[str, list[float]] = {which: [] for which in sides}
-        for side in sides.values():
-            for _ in range(3):
-                side[what]()
-        for turn in range(rounds):
-            for which in ("timm", "ours") if turn % 2 else ("ours", "timm"):
-                times[which].append(seconds(sides[which][what]))
+        times = in_turns(sides, what, rounds)
         found[f"{what}_timm_ms"], found[f"{what}_ours_ms"] = (
             1e3 * statistics.median(times[k]) for k in ("timm", "ours")
         )
@@ -222,8 +227,6 @@ def main() -> None:
         rows.append(measure(name, options.batch, options.rounds))
         print(*table(rows)[-1:], sep="\n", flush=True)
     if options.out:
-        base = options.out / file_name("step", options.tag)
-        base.with_suffix(".json").write_text(json.dumps({"stamp": stamp(), "rows": rows}, indent=1) + "\n")
         title = [
             "# A training step, ours beside timm's",
             "",
@@ -232,7 +235,7 @@ def main() -> None:
             f"`python benchmarks/step.py`, timm {timm.__version__}",
             "",
         ]
-        base.with_suffix(".md").write_text("\n".join([*title, *table(rows)]) + "\n")
+        write(options.out, file_name("step", options.tag), {"rows": rows}, [*title, *table(rows)])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ or neither. They take turns in each round; reported are medians and the median o
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -22,7 +21,7 @@ from typing import Any, get_args, get_type_hints
 import step
 import timm
 import torch
-from report import file_name, stamp
+from report import file_name, stamp, write
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -66,13 +65,7 @@ def measure(name: str, backend: str, batch: int, rounds: int) -> dict[str, Any]:
     ratio = case.flop_ratio()
     found: dict[str, Any] = {"case": name, "backend": backend, "batch": batch, "flop_ratio": ratio}
     for what in ("forward", "step"):
-        times: dict[str, list[float]] = {which: [] for which in sides}
-        for side in sides.values():
-            for _ in range(3):
-                side[what]()
-        for turn in range(rounds):
-            for which in ("vit", "ours") if turn % 2 else ("ours", "vit"):
-                times[which].append(step.seconds(sides[which][what]))
+        times = step.in_turns(sides, what, rounds)
         for which in sides:
             found[f"{what}_{which}_images_per_s"] = batch / statistics.median(times[which])
         found[f"{what}_tax"] = statistics.median(
@@ -108,10 +101,8 @@ def main() -> None:
             rows.append(measure(name, backend, options.batch, options.rounds))
             print(*table(rows)[-1:], sep="\n", flush=True)
     if options.out:
-        base = options.out / file_name("tax", options.tag)
-        base.with_suffix(".json").write_text(json.dumps({"stamp": stamp(), "rows": rows}, indent=1) + "\n")
         title = ["# The talking-heads tax", "", stamp(), "", f"`python benchmarks/tax.py`, timm {timm.__version__}", ""]
-        base.with_suffix(".md").write_text("\n".join([*title, *table(rows)]) + "\n")
+        write(options.out, file_name("tax", options.tag), {"rows": rows}, [*title, *table(rows)])
 
 
 if __name__ == "__main__":
