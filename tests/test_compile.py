@@ -67,7 +67,7 @@ def test_a_copy_of_a_compiled_network_runs_its_own_weights() -> None:
     images = torch.randn(4, 3, 32, 32)
 
     class Module:
-        num_classes, device = 10, torch.device("cpu")
+        num_classes, device, dtype = 10, torch.device("cpu"), torch.float32
 
     Module.model = model
     ema = EMA(0.5)
@@ -76,7 +76,7 @@ def test_a_copy_of_a_compiled_network_runs_its_own_weights() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
-    torch.testing.assert_close(evaluate(ema.average.module, images), before)
+    torch.testing.assert_close(evaluate(ema.average, images), before)
     assert not torch.allclose(evaluate(model, images), before)
 
 

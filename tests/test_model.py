@@ -11,7 +11,7 @@ import cait
 from cait.errors import UserError
 from cait.model.attention import TalkingHeads, talking_heads_attention
 from cait.model.config import VARIANTS
-from cait.model.residual import DropPath, scaled_linear
+from cait.model.residual import DropPath, draw_kept, scaled_linear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -132,7 +132,7 @@ def test_expectation_and_variance_of_stochastic_depth(mode: str) -> None:
     layer, B, draws = DropPath(0.25, mode), 8, 4000
     factors = torch.zeros(draws, B)
     for row in factors:
-        kept = layer.kept(row)
+        (kept,) = draw_kept([layer], row)
         row.copy_(layer(torch.ones(B)) if kept is None else torch.zeros(B).index_put(kept[:1], kept[1]))
     variance = 0.25 / 0.75  # of one image: (1 - keep) / keep
     assert factors.mean(0) == pytest.approx([1.0] * B, abs=0.05)

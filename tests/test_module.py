@@ -1,20 +1,27 @@
 """Metrics, the moving average and the module's settings, against torch's and timm's own."""
 
 import re
+import tempfile
 from copy import deepcopy
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.plugins import MixedPrecision
+from timm.optim import Lamb
 from timm.utils import ModelEmaV2
 from torch.utils.data import DataLoader, TensorDataset
 
 from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA
+from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.progress import EpochLines
 from cait.errors import UserError
 from cait.module import CaiTModule, EvalMetrics
+from cait.optim import param_groups
 
 FIELDS = dict(embed_dim=16, depth=2, num_heads=2, patch_size=4)
 
@@ -39,6 +46,26 @@ def trainer(**settings: object) -> Trainer:
         max_epochs=2,
     )
     return Trainer(**(quiet | settings))
+
+
+class Chosen(CaiTModule):
+    """The module with another optimizer than its own fused AdamW."""
+
+    def __init__(self, optimizer: str, **settings: object) -> None:
+        super().__init__(**settings)
+        self.chosen = optimizer
+
+    def configure_optimizers(self) -> object:
+        configured = super().configure_optimizers()
+        if self.chosen == "fused AdamW":
+            return configured
+        kinds = {"AdamW": torch.optim.AdamW, "SGD": partial(torch.optim.SGD, momentum=0.9), "Lamb": Lamb}
+        return kinds[self.chosen](param_groups(self.model, 0.05), lr=1e-2)
+
+
+def precision_of(name: str) -> dict:
+    """The trainer's setting; Lightning has 16-mixed on a CPU as a plugin alone."""
+    return dict(plugins=[MixedPrecision("16-mixed", "cpu")]) if name == "16-mixed" else dict(precision=name)
 
 
 def test_metrics_count_a_whole_set_of_uneven_batches() -> None:
@@ -71,7 +98,7 @@ def test_the_moving_average_is_timms() -> None:
     trainer(callbacks=[ours, steps], accumulate_grad_batches=2).fit(net, loader(), loader(8))
     assert ours.average is not None
     for key, expected in reference[0].module.state_dict().items():
-        got = ours.average.module.state_dict()[key]
+        got = ours.average.state_dict()[key]
         assert torch.allclose(got, expected, atol=1e-7), key
         if key == "head.weight":
             assert not torch.allclose(got, before[key], atol=1e-3)
@@ -84,7 +111,7 @@ def test_the_average_is_scored_beside_the_raw_weights_and_comes_back() -> None:
     metrics = fit.callback_metrics
     assert ours.average is not None
     with torch.no_grad():
-        for name, model in (("val", net.model), ("val_ema", ours.average.module)):
+        for name, model in (("val", net.model), ("val_ema", ours.average)):
             model.eval()
             images, labels = loader(8).dataset.tensors
             expected = torch.nn.functional.cross_entropy(model(images), labels).item()
@@ -171,13 +198,50 @@ def test_another_optimisers_checkpoint_is_refused(tmp_path) -> None:
             trainer().fit(module(), loader(), ckpt_path=tmp_path / "other.ckpt")
 
 
-def test_gradients_are_clipped_under_autocast(tmp_path) -> None:
-    # A run may start to clip and cease to: its optimiser's state passes between the fused and the other form.
+def clipping_case(precision: str, optimizer: str, algorithm: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Gradients as the optimizer gets them, and the same clipped by torch's own function."""
+    got: list[torch.Tensor] = []
+    expected: list[torch.Tensor] = []
+
+    class Module(Chosen):
+        def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, **settings: object) -> None:
+            scale = self._gradient_scale(optimizer)
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            copies = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
+            for copied, p in zip(copies, parameters, strict=True):
+                copied.grad = p.grad / scale
+            if algorithm == "norm":
+                torch.nn.utils.clip_grad_norm_(copies, 0.1)
+            else:
+                torch.nn.utils.clip_grad_value_(copies, 0.001)
+            super().configure_gradient_clipping(optimizer, **settings)
+            got.extend((p.grad / scale).clone() for p in parameters)
+            expected.extend(p.grad for p in copies)
+
+    clip = 0.1 if algorithm == "norm" else 0.001
+    settings: dict = dict(gradient_clip_val=clip, gradient_clip_algorithm=algorithm, max_epochs=1)
+    net = Module(optimizer, img_size=8, num_classes=7, fields=FIELDS, lr_base_size=None)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer(**settings, **precision_of(precision), callbacks=[NonFiniteGuard(Path(folder), 10)]).fit(net, loader(8))
+    return got, expected
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+@pytest.mark.parametrize("optimizer", ["fused AdamW", "AdamW", "SGD"])
+@pytest.mark.parametrize("precision", ["32", "bf16-mixed", "16-mixed", "bf16-true"])
+def test_gradients_are_clipped_in_every_precision(precision: str, optimizer: str, algorithm: str) -> None:
+    got, expected = clipping_case(precision, optimizer, algorithm)
+    assert got
+    for ours, reference in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-2 if precision == "bf16-true" else 1e-5, atol=1e-8)
+
+
+def test_a_run_may_begin_and_cease_to_clip(tmp_path) -> None:
     settings = [dict(), dict(gradient_clip_val=1.0), dict()]
     for epochs, more in enumerate(settings, start=1):
         fit = trainer(precision="bf16-mixed", max_epochs=epochs, **more)
         fit.fit(module(), loader(), ckpt_path=tmp_path / "x.ckpt" if epochs > 1 else None)
-        assert [group["fused"] for group in fit.optimizers[0].param_groups] == [not more] * 2
+        assert [group["fused"] for group in fit.optimizers[0].param_groups] == [True, True]
         fit.save_checkpoint(tmp_path / "x.ckpt")
     assert fit.global_step == 18
 

@@ -11,14 +11,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import SMALL, Cait, checkpoint, environment, rows, start
+from lightning.pytorch.callbacks import LambdaCallback
 from PIL import Image
-from test_module import loader, module, trainer
+from test_module import FIELDS, Chosen, loader, module, precision_of, trainer
+from torch.utils._pytree import tree_leaves
 
 import cait as package
 from cait.callbacks.checkpoints import DurableCheckpointIO, is_whole, newest_whole
@@ -319,7 +323,7 @@ def test_a_broken_validation_picture_is_not_counted(jpegs: Path) -> None:
     assert metrics.compute("val")["val/acc1"] == 100
 
 
-def poisoned(batches: tuple[int, ...]):
+def poisoned(batches: Iterable[int]):
     data = loader(24)
     images = data.dataset.tensors[0]
     for batch in batches:
@@ -350,6 +354,33 @@ def test_a_step_without_a_finite_gradient_is_left_out(tmp_path: Path) -> None:
         torch.testing.assert_close(net.state_dict()[key], value, rtol=0, atol=1e-6)
         assert value.isfinite().all()
     assert int(guard.in_a_row) == 0
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("optimizer", ["fused AdamW", "AdamW", "SGD", "Lamb"])
+@pytest.mark.parametrize("precision", ["32", "bf16-mixed", "16-mixed", "bf16-true", "64-true"])
+def test_weights_moments_and_step_count_stay_in_every_precision(
+    precision: str, optimizer: str, clip: float | None, tmp_path: Path
+) -> None:
+    def state(net: Chosen) -> list:
+        optimizer = net.optimizers().optimizer.state_dict()
+        steps = [group.get("step") for group in optimizer["param_groups"]]  # where Lamb counts
+        return tree_leaves(deepcopy([net.state_dict(), optimizer["state"], steps]))
+
+    seen: list = []
+    watch = LambdaCallback(on_train_batch_end=lambda trainer, net, *_: seen.append(state(net)))
+    settings: dict = dict(max_epochs=1, gradient_clip_val=clip, **precision_of(precision))
+    net = Chosen(optimizer, img_size=8, num_classes=7, fields=FIELDS, lr_base_size=None, lr=1e-2, warmup_epochs=0)
+    trainer(callbacks=[NonFiniteGuard(tmp_path, 10), watch], **settings).fit(net, poisoned((1, 2, 4)))
+    for step, (before, after) in enumerate(pairwise(seen), start=1):
+        same = [a.equal(b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(before, after, strict=True)]
+        assert all(same) is (step in (1, 2, 4)), step
+    assert all(leaf.isfinite().all() for leaf in seen[-1] if isinstance(leaf, torch.Tensor))
+
+    poisoned_throughout = trainer(callbacks=[NonFiniteGuard(tmp_path, 10)], **(settings | dict(max_epochs=2)))
+    with pytest.raises(UserError, match="10 steps in a row gave no finite gradient"):
+        poisoned_throughout.fit(net, poisoned(range(6)))
+    assert poisoned_throughout.global_step == 10
 
 
 def test_too_many_of_them_end_the_run_with_the_batch(tmp_path: Path) -> None:

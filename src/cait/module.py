@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -24,6 +26,10 @@ from cait.model.weights import load_pretrained, load_weights
 from cait.optim import param_groups, warmup_cosine
 
 Batch = tuple[Tensor, Tensor]
+
+
+class SkipStep(Exception):  # noqa: N818  # it is no error
+    """Raised from a hook before the optimizer's step: leave weights and optimizer as they are, and go on."""
 
 
 class EvalMetrics(nn.Module):
@@ -148,7 +154,7 @@ class CaiTModule(LightningModule):
         self._at_start = True
         self.lr, self.lr_base_size = lr, lr_base_size
         self.warmup_epochs, self.warmup_lr, self.min_lr = warmup_epochs, warmup_lr, min_lr
-        self.adamw: dict[str, Any] = dict(betas=tuple(betas), eps=eps)
+        self.adamw: dict[str, Any] = dict(betas=tuple(betas), eps=eps, fused=True)
         self.weight_decay = weight_decay
         self.num_classes = num_classes
         self.model = create_model(name, img_size, num_classes, drop_path_rate, **(fields or {}))
@@ -159,13 +165,12 @@ class CaiTModule(LightningModule):
         self.distillation = distillation
         self.distillation_alpha, self.distillation_tau = distillation_alpha, distillation_tau
         self.teacher: Teacher | None = None
+        self.grad_norm: Tensor | None = None
+        """Of this step, where a callback has computed it; clipping then need not."""
         self.val_metrics = EvalMetrics(num_classes)
         self.test_metrics = EvalMetrics(num_classes)
 
     def setup(self, stage: str) -> None:
-        # Under autocast Lightning refuses to clip the gradients of a fused optimiser.
-        clipped = self.trainer.gradient_clip_val and isinstance(self.trainer.precision_plugin, MixedPrecision)
-        self.adamw["fused"] = not clipped
         self._load_start()
         if stage == "fit" and self.compile_blocks:
             self.model.compile_blocks()
@@ -216,7 +221,7 @@ class CaiTModule(LightningModule):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, 3, img_size, img_size] to logits [B, num_classes]."""
-        return self.model(images)
+        return self.model(images.to(self.dtype))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One step on images and labels [B] or class probabilities [B, num_classes].
@@ -225,24 +230,78 @@ class CaiTModule(LightningModule):
         token it is of the class head alone.
         """
         images, targets = batch
-        heads = self.model.forward_heads(images) if self.model.config.distillation_token else (self.model(images),)
-        logits = heads[0]
-        loss = self.loss(logits, targets)
+        inputs = images.to(self.dtype)
+        heads = self.model.forward_heads(inputs) if self.model.config.distillation_token else (self.model(inputs),)
+        logits = _precise(heads[0])
+        loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets)
         if self.teacher is not None:
             judged = distillation_loss(heads[-1], self.teacher(images), self.distillation, self.distillation_tau)
             loss = (1 - self.distillation_alpha) * loss + self.distillation_alpha * judged
-        heaviest = targets.argmax(dim=1) if targets.ndim == 2 else targets
-        acc1 = 100 * (logits.detach().argmax(dim=1) == heaviest).float().mean()
-        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
-        self.log_dict({"train/loss": loss, "train/acc1": acc1, "lr": rate}, prog_bar=True, on_step=True)
-        # For the epoch's line on the screen; metrics.csv has the steps.
-        self.log_dict({"train/loss_epoch": loss, "train/acc1_epoch": acc1}, on_step=False, on_epoch=True, logger=False)
+        self._log_step(loss.detach(), logits.detach(), targets)
         return loss
+
+    def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
+        # All on the device: a number that is read, or made on the host, would have the host wait for the device.
+        heaviest = targets.argmax(dim=1) if targets.ndim == 2 else targets
+        acc1 = 100 * (logits.argmax(dim=1) == heaviest).float().mean()
+        # For the epoch's line on the screen; metrics.csv has the steps.
+        epoch = {"train/loss_epoch": loss, "train/acc1_epoch": acc1}
+        self.log_dict(epoch, on_step=False, on_epoch=True, logger=False, sync_dist=True)
+        step = torch.stack([loss, acc1.to(loss)])
+        if self._is_logged():  # the mean over all processes
+            step = self.trainer.strategy.reduce(step, reduce_op="mean")
+        rate = torch.full((), self.trainer.optimizers[0].param_groups[0]["lr"], device=self.device)
+        self.log_dict({"train/loss": step[0], "train/acc1": step[1], "lr": rate}, on_step=True)
+
+    def _is_logged(self) -> bool:
+        """Whether the figures of this step go to the loggers."""
+        trainer = self.trainer
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        return (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % every == 0
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip, also where Lightning refuses to: it takes no fused optimizer under mixed precision.
+
+        Under 16-mixed the gradients of a fused optimizer are still multiplied by the scaler's scale.
+        """
+        if not gradient_clip_val:
+            return
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if gradient_clip_algorithm == "value":
+            bound = torch.full((), gradient_clip_val, device=self.device) * self._gradient_scale(optimizer)
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.clamp_(-bound.to(parameter.dtype), bound.to(parameter.dtype))
+        else:
+            norm = self.gradient_norm(optimizer) if self.grad_norm is None else self.grad_norm
+            clip_grads_with_norm_(parameters, gradient_clip_val, norm)
+
+    def gradient_norm(self, optimizer: Optimizer) -> Tensor:
+        """Norm of the whole gradient, not scaled, in float32 at least; not finite where any part of it is not."""
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        gradients = [_precise(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        return get_total_norm(gradients) / self._gradient_scale(optimizer)
+
+    def _gradient_scale(self, optimizer: Optimizer) -> Tensor | float:
+        """What the gradients of `optimizer` are multiplied by at present."""
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
+            return 1.0  # Lightning has the scaler unscale those of the others
+        return scaler._get_scale_async()
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        with suppress(SkipStep):
+            super().optimizer_step(*args, **kwargs)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Count a batch; its logits [B, num_classes] are for callbacks."""
         images, labels = batch
-        logits = self.model(images)
+        logits = self(images)
         self.val_metrics.update(logits, labels)
         return logits
 
@@ -251,14 +310,14 @@ class CaiTModule(LightningModule):
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         images, labels = batch
-        self.test_metrics.update(self.model(images), labels)
+        self.test_metrics.update(self(images), labels)
 
     def on_test_epoch_end(self) -> None:
         self.log_dict(self.test_metrics.compute("test"))
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Class probabilities [B, num_classes] in float32."""
-        return self.model(batch[0]).float().softmax(dim=1)
+        return self(batch[0]).float().softmax(dim=1)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         trainer = self.trainer
@@ -311,3 +370,8 @@ class CaiTModule(LightningModule):
         loader: Any = self.trainer.train_dataloader
         batch = loader.batch_size or loader.batch_sampler.batch_size
         return batch * self.trainer.world_size * self.trainer.accumulate_grad_batches
+
+
+def _precise(x: Tensor) -> Tensor:
+    """In float32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch import Tensor, nn
 
 from cait.errors import UserError
 from cait.module import EvalMetrics
@@ -19,7 +19,8 @@ class EMA(Callback):
 
     The average starts from the initial weights, as timm's ModelEma. It lives in this callback's part
     of the checkpoint, of which `cait eval` scores it too; since nothing is ever swapped, the raw
-    weights are what every other part sees.
+    weights are what every other part sees. It is kept, and scored, in float32 at least: in bfloat16 the
+    small steps of an average would be rounded away.
 
     Args:
         decay: share of the average that is kept at each step; None turns the average off.
@@ -29,7 +30,7 @@ class EMA(Callback):
         if decay is not None and not 0 <= decay < 1:
             raise UserError(f"ema.decay must be in [0, 1) or null, got {decay}")
         self.decay = decay
-        self.average: AveragedModel | None = None
+        self.average: nn.Module | None = None
         self.logits: Tensor | None = None
         """What the average says of the batch that is being validated, [B, num_classes]."""
         self._loaded: dict[str, Any] = {}
@@ -49,11 +50,10 @@ class EMA(Callback):
     def _start(self, pl_module: Any) -> None:
         if self.decay is None:
             return
-        self.average = AveragedModel(pl_module.model, multi_avg_fn=get_ema_multi_avg_fn(self.decay)).eval()
-        self.average.requires_grad_(False)
-        self.average.n_averaged.fill_(1)  # else the first update would copy the weights instead of averaging
+        self._dtype = torch.promote_types(pl_module.dtype, torch.float32)
+        self.average = deepcopy(pl_module.model).to(self._dtype).eval().requires_grad_(False)
         if self._loaded:
-            self.average.module.load_state_dict(self._loaded)
+            self.average.load_state_dict(self._loaded)
         self._metrics = EvalMetrics(pl_module.num_classes).to(pl_module.device)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -62,13 +62,21 @@ class EMA(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         if self.average is not None and trainer.global_step != self._last_step:  # not while gradients accumulate
             self._last_step = trainer.global_step
-            self.average.update_parameters(pl_module.model)
+            self._update(self.average, pl_module.model)
+
+    @torch.no_grad()
+    def _update(self, average: nn.Module, model: nn.Module) -> None:
+        """average ← decay · average + (1 - decay) · weights, all tensors at once; buffers are copied."""
+        ours = list(average.parameters())
+        torch._foreach_lerp_(ours, [p.to(a.dtype) for a, p in zip(ours, model.parameters(), strict=True)], 1 - self.decay)
+        for buffer, theirs in zip(average.buffers(), model.buffers(), strict=True):
+            buffer.copy_(theirs)
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         if self.average is not None:
             images, labels = batch
             with torch.no_grad(), trainer.precision_plugin.forward_context():
-                self.logits = self.average.module(images)
+                self.logits = self.average(images.to(self._dtype))
                 self._metrics.update(self.logits, labels)
 
     def on_test_batch_end(self, *arguments: Any) -> None:
@@ -83,7 +91,7 @@ class EMA(Callback):
             pl_module.log_dict(self._metrics.compute("test_ema"))
 
     def state_dict(self) -> dict[str, Any]:
-        return self.average.module.state_dict() if self.average is not None else {}
+        return self.average.state_dict() if self.average is not None else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict

@@ -9,25 +9,28 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from cait.errors import UserError
+from cait.module import CaiTModule, SkipStep
 
 BATCH_FILE = "nonfinite.pt"
 
 
 class NonFiniteGuard(Callback):
-    """Leave out the optimiser steps whose gradient has an infinity or a NaN in it.
+    """Leave out the optimizer steps whose gradient has an infinity or a NaN in it.
 
-    The norm of the whole gradient tells; after DDP has averaged it, it is the same on all processes.
-    The decision stays on the device: the fused optimiser skips a step by its `found_inf`, as it does
-    for the GradScaler of 16-mixed, which is left to itself. Weights, moments and the optimiser's
-    step count stay as they were; schedule, moving average and step number go on.
+    The norm of the whole gradient tells. After DDP has averaged the gradient, the norm is the same on all
+    processes. Weights, moments and the optimizer's step count stay as they were; schedule, moving average and
+    step number go on. Who leaves the step out:
+
+    - a fused optimizer, on the device: it skips a step by its `found_inf`;
+    - the GradScaler under 16-mixed, which halves its scale too;
+    - else this callback, on the host, which on a GPU waits for the device once a step.
 
     Args:
         folder: where the batch goes that the run ends at.
-        limit: steps in a row that are left out before the run ends. They are counted on the device and looked at on
+        limit: steps in a row that are left out before the run ends. They are counted on the device and read on
             the CPU after every step, on a GPU as often as metrics are logged.
     """
 
@@ -37,15 +40,17 @@ class NonFiniteGuard(Callback):
         self.folder, self.limit = folder, limit
         self.in_a_row = torch.zeros(())
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        if trainer.precision == "16-mixed" or not optimizer.defaults.get("fused"):
-            return
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = get_total_norm(gradients)
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: CaiTModule, optimizer: Optimizer) -> None:  # type: ignore[override]
+        norm = pl_module.grad_norm = pl_module.gradient_norm(optimizer)
         bad = norm.isfinite().logical_not().float()
-        optimizer.found_inf = bad  # type: ignore[attr-defined]  # read by torch's fused AdamW
         self.in_a_row = (self.in_a_row.to(bad.device) + 1) * bad
         pl_module.log("train/grad_norm", norm)
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            return
+        if optimizer.defaults.get("fused"):
+            optimizer.found_inf = bad  # type: ignore[attr-defined]
+        elif bad:
+            raise SkipStep
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

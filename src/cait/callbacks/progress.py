@@ -42,6 +42,7 @@ class RunProgressBar(RichProgressBar):
 
     def __init__(self) -> None:
         super().__init__(refresh_rate=10, theme=RichProgressBarTheme(metrics_text_delimiter="  "))
+        self._metrics: dict[str, str] = {}
 
     def configure_columns(self, trainer: Trainer) -> list[Any]:
         # Fewer and narrower columns than Lightning's, so that the metrics stay on the line.
@@ -53,7 +54,11 @@ class RunProgressBar(RichProgressBar):
         return epoch_label(self.trainer)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        return shown_metrics(trainer.progress_bar_metrics)
+        # To read a metric is to wait for the device, so only where the bar is drawn anew.
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        if not trainer.training or done % self.refresh_rate == 0 or done == trainer.num_training_batches:
+            self._metrics = shown_metrics(trainer.callback_metrics)
+        return self._metrics
 
 
 class ModelTable(ModelSummary):

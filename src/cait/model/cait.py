@@ -7,7 +7,7 @@ distillation token, whose names are DeiT's and timm's too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from cait.model.attention import ClassAttention, SelfAttention
 from cait.model.config import CaiTConfig, variant_config
 from cait.model.residual import (
     DropPath,
+    Kept,
+    draw_kept,
     drop_path_rates,
     init_fixup,
     init_t_fixup,
@@ -27,10 +29,6 @@ from cait.model.residual import (
     scaled_linear,
 )
 from cait.model.weights import load_pretrained
-
-Kept = tuple[Tensor, Tensor] | None
-"""What `DropPath.kept` returns."""
-
 
 class PatchEmbed(nn.Module):
     """Cut the image into patches and project each: [B, C, H, W] to [B, N, d]."""
@@ -108,8 +106,9 @@ class SelfAttentionBlock(Block):
     def __init__(self, config: CaiTConfig, drop_path_rate: float) -> None:
         super().__init__(config, SelfAttention(config), drop_path_rate)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.run(self, x, self.drop_path.kept(x), self.drop_path.kept(x))
+    def forward(self, x: Tensor, kept: Sequence[Kept] | None = None) -> Tensor:
+        """`kept` is what stochastic depth keeps in the two branches; None draws it here."""
+        return self.run(self, x, *(kept or draw_kept([self.drop_path] * 2, x)))
 
     def body(self, x: Tensor, kept_1: Kept, kept_2: Kept) -> Tensor:
         x = self.add(x, kept_1, lambda x, gamma: self.attn(self.norm1(x), gamma), self.gamma_1)
@@ -226,22 +225,27 @@ class CaiT(nn.Module):
             return self.cls_token
         return torch.cat((self.cls_token, self.dist_token), dim=1)
 
+    def prepend_class_tokens(self, x: Tensor) -> Tensor:
+        """[B, N, d] to [B, T + N, d]"""
+        return torch.cat((self.class_tokens().expand(x.shape[0], -1, -1), x), dim=1)
+
     def forward_features(self, images: Tensor) -> Tensor:
         """All tokens after the last norm: [B, T + N, d] with the class tokens first, [B, N, d] without one."""
         size = self.config.img_size
         if images.shape[-2:] != (size, size):
             raise UserError(f"the model takes {size}×{size} pixels, got {images.shape[-2]}×{images.shape[-1]}")
         x = self.patch_embed(images)
-        if self.config.class_token_at != 0:
-            x = x + self.pos_embed
+        if self.config.class_token_at == 0:
+            x = self.prepend_class_tokens(x)
+        x = x + self.pos_embed
+        kept = draw_kept([block.drop_path for block in self.blocks for _ in range(2)], x)
         for i, block in enumerate(self.blocks):
-            if i == self.config.class_token_at:
-                x = torch.cat((self.class_tokens().expand(x.shape[0], -1, -1), x), dim=1)
-                x = x + self.pos_embed if i == 0 else x
+            if i > 0 and i == self.config.class_token_at:
+                x = self.prepend_class_tokens(x)
             if self.grad_checkpointing and self.training and torch.is_grad_enabled():
-                x = checkpoint(block, x, use_reentrant=False)
+                x = checkpoint(block, x, kept[2 * i : 2 * i + 2], use_reentrant=False)
             else:
-                x = block(x)
+                x = block(x, kept[2 * i : 2 * i + 2])
         if self.config.global_pool == "avg":
             return self.norm(x)
         if self.config.class_token_at is None:

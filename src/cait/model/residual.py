@@ -20,6 +20,7 @@ therefore coincide. The authors' Fixup and T-Fixup are unreleased; here they fol
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from cait.model.config import CaiTConfig, DropPathMode
+
+Kept = tuple[Tensor, Tensor] | None
+"""Indices of the images whose branch is computed and the factor [1] of its output; None for a branch of all images."""
 
 SCALAR_START = {"rezero": 0.0, "skipinit": 0.0, "fixup": 1.0}
 
@@ -99,18 +103,18 @@ class DropPath(nn.Module):
         super().__init__()
         self.rate, self.mode = rate, mode
 
-    def kept(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Indices of the images whose branch is to be computed, and its factor [1]; None leaves it to `forward`."""
+    def draw(self, batch: int) -> tuple[Tensor, float] | None:
+        """Draw, on the CPU, the images whose branch is computed, and its factor; None leaves it to `forward`."""
         if self.mode == "mask" or self.rate == 0.0 or not self.training:
             return None
-        keep, batch = 1.0 - self.rate, len(x)
+        keep = 1.0 - self.rate
         if self.mode == "subset":
             count = max(1, round(keep * batch))
-            return torch.randperm(batch, device=x.device)[:count], x.new_full((1,), batch / count)
+            return torch.randperm(batch)[:count], batch / count
         drawn = torch.rand(batch) < keep
         if not drawn.any():  # one image, times 0: every parameter takes part in every step
-            return torch.zeros(1, dtype=torch.long, device=x.device), x.new_zeros(1)
-        return drawn.nonzero().squeeze(1).to(x.device, non_blocking=True), x.new_full((1,), 1 / keep)
+            return torch.zeros(1, dtype=torch.long), 0.0
+        return drawn.nonzero().squeeze(1), 1 / keep
 
     def forward(self, branch: Tensor) -> Tensor:
         if self.rate == 0.0 or not self.training:
@@ -121,6 +125,23 @@ class DropPath(nn.Module):
 
     def extra_repr(self) -> str:
         return f"rate={self.rate}, mode={self.mode}"
+
+
+def draw_kept(drop_paths: Sequence[DropPath], x: Tensor) -> list[Kept]:
+    """What each of the layers keeps of the images x [B, ...] in this step, on the device of x.
+
+    All indices travel in one copy from pinned memory, so that the host never waits for the device.
+    """
+    drawn = [drop_path.draw(len(x)) for drop_path in drop_paths]
+    indices = [draw[0] for draw in drawn if draw]
+    if not indices:
+        return [None] * len(drawn)
+    together = torch.cat(indices)
+    if x.is_cuda:
+        together = together.pin_memory().to(x.device, non_blocking=True)
+    parts = iter(together.split([len(part) for part in indices]))
+    factors = {factor: x.new_full((1,), factor) for factor in {draw[1] for draw in drawn if draw}}
+    return [(next(parts), factors[draw[1]]) if draw else None for draw in drawn]
 
 
 class ScalarBias(nn.Module):
