@@ -19,6 +19,7 @@ from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA
 from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.progress import EpochLines
+from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.module import CaiTModule, EvalMetrics
 from cait.optim import param_groups
@@ -103,6 +104,35 @@ def test_the_moving_average_is_timms() -> None:
         if key == "head.weight":
             assert not torch.allclose(got, before[key], atol=1e-3)
             assert not torch.allclose(got, net.model.state_dict()[key], atol=1e-4)
+
+
+def test_the_average_of_weights_in_bfloat16_is_in_float32() -> None:
+    ours = EMA(decay=0.9999)
+    net = module().to(torch.bfloat16)
+    torch.nn.init.zeros_(net.model.head.weight)
+    ours._start(net)
+    torch.nn.init.constant_(net.model.head.weight, 0.5)
+    assert ours.average is not None
+    for _ in range(20_000):
+        ours._update(ours.average.head, net.model.head)
+    expected = 0.5 * (1 - 0.9999**20_000)
+    assert ours.average.head.weight.mean().item() == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true", "64-true"])
+def test_true_precisions_train_and_score_the_data_modules_batches(precision: str, digits_root: Path) -> None:
+    data = ImageNetDataModule(root=str(digits_root), img_size=8, batch_size=16, num_workers=0, repeats=1)
+    net = module(num_classes=10, lr=1e-3, warmup_epochs=0)
+    limits: dict = dict(limit_train_batches=3, limit_val_batches=2, max_epochs=1)
+    fit = trainer(precision=precision, callbacks=[ema := EMA(decay=0.5)], **limits)
+    fit.fit(net, data)
+    assert ema.average is not None
+    kept = torch.float64 if precision == "64-true" else torch.float32
+    assert {parameter.dtype for parameter in ema.average.parameters()} == {kept}
+    for name in ("train/loss", "val/loss", "val_ema/loss"):
+        assert 1 < fit.callback_metrics[name] < 5, name
+    (probabilities, *_) = fit.predict(net, data)
+    torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(len(probabilities)), rtol=0, atol=1e-5)
 
 
 def test_the_average_is_scored_beside_the_raw_weights_and_comes_back() -> None:

@@ -137,7 +137,7 @@ def draw_kept(drop_paths: Sequence[DropPath], x: Tensor) -> list[Kept]:
     if not indices:
         return [None] * len(drawn)
     together = torch.cat(indices)
-    if x.is_cuda:
+    if x.device.type == "cuda":
         together = together.pin_memory().to(x.device, non_blocking=True)
     parts = iter(together.split([len(part) for part in indices]))
     factors = {factor: x.new_full((1,), factor) for factor in {draw[1] for draw in drawn if draw}}
