@@ -1,36 +1,88 @@
-"""What only a GPU can show; `make bench-gpu` runs it."""
+"""What only a GPU can show; `make bench-gpu` runs it. It needs no package of the command line."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from lightning.pytorch import Callback, LightningModule, Trainer
+from PIL import Image
 
-from cait import create_model
+from cait.callbacks.ema import EMA
+from cait.callbacks.guard import NonFiniteGuard
+from cait.callbacks.seeding import StepSeed
+from cait.datamodule import ImageNetDataModule
+from cait.module import CaiTModule
 from cait.optim import param_groups
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 
-@pytest.mark.parametrize("mode", ["mask", "skip", "subset"])
-def test_a_step_does_not_wait_for_the_gpu(mode: str) -> None:
-    model = create_model("xxs24", 64, 10, 0.2, depth=3, drop_path_mode=mode).cuda()
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    optimizer = torch.optim.AdamW(param_groups(model, 0.05), fused=True)
-    images, labels = torch.randn(8, 3, 64, 64, device="cuda"), torch.arange(8, device="cuda")
+class Flat(CaiTModule):
+    """The module at one learning rate, without the schedule of lightning-bolts."""
 
-    def step() -> None:
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = F.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        average.update_parameters(model)
+    def configure_optimizers(self) -> torch.optim.Optimizer:  # type: ignore[override]
+        return torch.optim.AdamW(param_groups(self.model, 0.05), lr=1e-3, **self.adamw)
 
-    step()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step()
-    finally:
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """128 images of noise in two classes."""
+    root, draw = tmp_path_factory.mktemp("noise"), np.random.default_rng(0)
+    for number in range(128):
+        path = root / f"class{number % 2}" / f"{number:03d}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (80, 80, 3), dtype=np.uint8)).save(path)
+    return root
+
+
+def train(root: Path, folder: Path, mode: str, *callbacks: Callback, **settings: Any) -> CaiTModule:
+    """12 steps of a small network with everything on that a step passes."""
+    torch.manual_seed(0)
+    net = Flat(img_size=64, num_classes=2, drop_path_rate=0.2, fields={"depth": 3, "drop_path_mode": mode})
+    Trainer(
+        accelerator="gpu",
+        devices=1,
+        callbacks=[*callbacks, StepSeed(0), NonFiniteGuard(folder, 10), EMA(0.9)],
+        max_epochs=1,
+        limit_train_batches=12,
+        limit_val_batches=0,
+        log_every_n_steps=100,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        **settings,
+    ).fit(net, ImageNetDataModule(root=str(root), img_size=64, batch_size=8, num_workers=2, repeats=1))
+    return net
+
+
+class Strict(Callback):
+    """From the third step on, whatever makes the host wait for the GPU raises."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            torch.cuda.set_sync_debug_mode("error")
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.is_last_batch:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def teardown(self, *_: Any) -> None:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("mode", ["mask", "skip", "subset"])
+def test_a_step_does_not_wait_for_the_gpu(mode: str, root: Path, tmp_path: Path) -> None:
+    train(root, tmp_path, mode, Strict(), precision="bf16-mixed", gradient_clip_val=1.0)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "32"])
+def test_deterministic_runs_end_with_the_same_bits(precision: str, root: Path, tmp_path: Path) -> None:
+    one, other = (train(root, tmp_path, "skip", precision=precision, deterministic=True) for _ in range(2))
+    for key, value in one.state_dict().items():
+        assert torch.equal(value, other.state_dict()[key]), key

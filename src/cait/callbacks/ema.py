@@ -68,7 +68,9 @@ class EMA(Callback):
     def _update(self, average: nn.Module, model: nn.Module) -> None:
         """average ← decay · average + (1 - decay) · weights, all tensors at once; buffers are copied."""
         ours = list(average.parameters())
-        torch._foreach_lerp_(ours, [p.to(a.dtype) for a, p in zip(ours, model.parameters(), strict=True)], 1 - self.decay)
+        torch._foreach_lerp_(
+            ours, [p.to(a.dtype) for a, p in zip(ours, model.parameters(), strict=True)], 1 - self.decay
+        )
         for buffer, theirs in zip(average.buffers(), model.buffers(), strict=True):
             buffer.copy_(theirs)
 

@@ -30,6 +30,7 @@ from cait.model.residual import (
 )
 from cait.model.weights import load_pretrained
 
+
 class PatchEmbed(nn.Module):
     """Cut the image into patches and project each: [B, C, H, W] to [B, N, d]."""
 
