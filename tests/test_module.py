@@ -16,7 +16,7 @@ from timm.utils import ModelEmaV2
 from torch.utils.data import DataLoader, TensorDataset
 
 from cait.callbacks.data_wait import DataWait
-from cait.callbacks.ema import EMA
+from cait.callbacks.ema import EMA, update
 from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.progress import EpochLines
 from cait.datamodule import ImageNetDataModule
@@ -114,7 +114,7 @@ def test_the_average_of_weights_in_bfloat16_is_in_float32() -> None:
     torch.nn.init.constant_(net.model.head.weight, 0.5)
     assert ours.average is not None
     for _ in range(20_000):
-        ours._update(ours.average.head, net.model.head)
+        update(ours.average.head, net.model.head, 0.9999)
     expected = 0.5 * (1 - 0.9999**20_000)
     assert ours.average.head.weight.mean().item() == pytest.approx(expected, rel=1e-3)
 

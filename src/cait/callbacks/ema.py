@@ -97,3 +97,13 @@ class EMA(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
+
+
+@torch.no_grad()
+def update(average: nn.Module, model: nn.Module, decay: float) -> None:
+    """average ← decay · average + (1 - decay) · weights, all tensors at once; buffers are copied."""
+    ours: list[Tensor] = list(average.parameters())
+    theirs = [weight.to(mean.dtype) for mean, weight in zip(ours, model.parameters(), strict=True)]
+    torch._foreach_lerp_(ours, theirs, 1 - decay)
+    for buffer, copied in zip(average.buffers(), model.buffers(), strict=True):
+        buffer.copy_(copied)

@@ -239,7 +239,8 @@ class CaiT(nn.Module):
         if self.config.class_token_at == 0:
             x = self.prepend_class_tokens(x)
         x = x + self.pos_embed
-        kept = draw_kept([block.drop_path for block in self.blocks for _ in range(2)], x)
+        drop_paths: list[Any] = [block.drop_path for block in self.blocks for _ in range(2)]
+        kept = draw_kept(drop_paths, x)
         for i, block in enumerate(self.blocks):
             if i > 0 and i == self.config.class_token_at:
                 x = self.prepend_class_tokens(x)
