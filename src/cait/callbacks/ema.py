@@ -62,17 +62,8 @@ class EMA(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         if self.average is not None and trainer.global_step != self._last_step:  # not while gradients accumulate
             self._last_step = trainer.global_step
-            self._update(self.average, pl_module.model)
-
-    @torch.no_grad()
-    def _update(self, average: nn.Module, model: nn.Module) -> None:
-        """average ← decay · average + (1 - decay) · weights, all tensors at once; buffers are copied."""
-        ours = list(average.parameters())
-        torch._foreach_lerp_(
-            ours, [p.to(a.dtype) for a, p in zip(ours, model.parameters(), strict=True)], 1 - self.decay
-        )
-        for buffer, theirs in zip(average.buffers(), model.buffers(), strict=True):
-            buffer.copy_(theirs)
+            assert self.decay is not None
+            update(self.average, pl_module.model, self.decay)
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         if self.average is not None:
