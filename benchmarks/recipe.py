@@ -115,7 +115,7 @@ class Record(Callback):
         targets = (1 - smoothing) * targets + smoothing / CLASSES  # what the loss makes of them
         groups = decays(pl_module.model, trainer.optimizers[0])
         losses = (self.base_loss, judged, outputs["loss"].item())
-        after = (flat(pl_module.model), flat(self.ema.average.module))
+        after = (flat(pl_module.model), flat(self.ema.average))
         self.steps.append(Step(self.rate, groups, images, targets, *losses, *after))
 
 
