@@ -186,6 +186,23 @@ def test_recomputing_attention_is_the_reference(
         assert error <= (tolerance if tolerance else 1.5 * plain + 4e-3), number
 
 
+def test_float16_holds_scores_whose_products_it_does_not() -> None:
+    """q·k passes 65504, scale · q·k does not: timm, which scales first, trains on."""
+    qkv, proj_l, proj_w, weights = attention_case(4, 40, torch.float16)
+    qkv = (qkv.detach() * torch.tensor([100.0, 100.0, 1.0], device=DEVICE).half()[:, None, None]).requires_grad_()
+    assert (qkv[:, :, 0].double() * qkv[:, :, 1].double()).sum(-1).abs().max() > 1.1e5
+    case = (qkv, proj_l, proj_w, weights)
+    exact_case = (qkv.detach().double().requires_grad_(), *(deepcopy(part).double() for part in case[1:]))
+    exact = attention_results(exact_case, "reference")
+    losses = []
+    for backend in ("reference", "recompute"):
+        got = attention_results(case, backend)
+        assert all(tensor.isfinite().all() for tensor in got), backend
+        losses.append([((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, exact, strict=True)])
+    for number, (plain, ours) in enumerate(zip(*losses, strict=True)):
+        assert number == 3 or ours <= 1.5 * plain + 4e-3, (number, ours, plain)  # proj_l's bias cancels
+
+
 def test_recomputing_attention_passes_gradcheck() -> None:
     qkv, proj_l, proj_w, _ = attention_case(3, 5, torch.float64, width=4)
     bias_l = proj_l.bias.detach()  # its gradient is 0, which numerical differences only come near

@@ -40,13 +40,14 @@ def mix_heads(maps_BhNN: Tensor, weight_hh: Tensor, bias_h: Tensor) -> Tensor:
 class TalkingHeads(torch.autograd.Function):
     """Talking-heads attention that keeps one of its four N×N maps for the backward pass and recomputes the others.
 
-    With S = Q Kᵀ, L = scale · W_l S, P = softmax(L), A = W_w P and O = A V + b_w Σ_m V, products over the
+    With S = scale · Q Kᵀ, L = W_l S, P = softmax(L), A = W_w P and O = A V + b_w Σ_m V, products over the
     heads where W stands, the backward pass is
 
-        dA = dO Vᵀ     dP = W_wᵀ dA     dL = P ∘ (dP - Σ_m P ∘ dP)     dS = scale · W_lᵀ dL
+        dA = dO Vᵀ     dP = W_wᵀ dA     dL = P ∘ (dP - Σ_m P ∘ dP)     dS = W_lᵀ dL
 
-    and dV, dQ, dK, dW_l, dW_w as usual. S and A are one product each, so P alone is kept. b_l is the
-    same for a whole row, so the softmax cancels it and its gradient is 0; b_w reaches the output
+    and dV, dQ, dK, dW_l, dW_w as usual. The products take the scale before they round, at no cost, so
+    float16 holds S where it would not hold Q Kᵀ. S and A are one product each, so P alone is kept. b_l is
+    the same for a whole row, so the softmax cancels it and its gradient is 0; b_w reaches the output
     through the sum of V and never touches a map. The maps are in the precision of Q, K and V, with the
     softmax's sums in float32.
     """
@@ -58,10 +59,10 @@ class TalkingHeads(torch.autograd.Function):
         """qkv [B, N, 3, h, k], weights [h, h] and biases [h] to [B, N, h·k]."""
         B, N, _, h, _ = qkv.shape
         with _no_autocast(qkv):
-            mix_l, mix_w = _mixers(B, qkv.dtype, weight_l * scale, weight_w)
+            mix_l, mix_w = _mixers(B, qkv.dtype, weight_l, weight_w)
             heads = qkv.permute(2, 0, 3, 1, 4).reshape(3, B * h, N, -1)  # contiguous: kept in place of qkv
             q, k, v = heads.unbind(0)
-            P = _mix(mix_l, q @ k.transpose(1, 2)).softmax(dim=-1)
+            P = _mix(mix_l, _scaled_product(q, k.transpose(1, 2), scale)).softmax(dim=-1)
             out = (_mix(mix_w, P) @ v).view(B, h, N, -1).transpose(1, 2).reshape(B, N, -1)
             out += _per_channel(bias_w, v) * _token_sum(v, B)
         ctx.save_for_backward(heads, weight_l, bias_l, weight_w, bias_w, P)
@@ -76,7 +77,7 @@ class TalkingHeads(torch.autograd.Function):
         B = heads.shape[1] // h
         q, k, v = heads.unbind(0)
         with _no_autocast(heads):
-            mix_l, mix_w = _mixers(B, heads.dtype, weight_l * ctx.scale, weight_w)
+            mix_l, mix_w = _mixers(B, heads.dtype, weight_l, weight_w)
             dO = d_out.view(B, N, h, -1).transpose(1, 2).reshape(B * h, N, -1)
             dV = _mix(mix_w, P).transpose(1, 2) @ dO
             dA = dO @ v.transpose(1, 2)
@@ -87,10 +88,10 @@ class TalkingHeads(torch.autograd.Function):
             del dA
             dL = torch.ops.aten._softmax_backward_data(dP, P, -1, P.dtype)
             del dP
-            d_weight_l = ctx.scale * _outer(dL, q @ k.transpose(1, 2), h)
+            d_weight_l = _outer(dL, _scaled_product(q, k.transpose(1, 2), ctx.scale), h)
             dS = _mix(mix_l.transpose(1, 2), dL)
             del dL
-            dQ, dK = dS @ k, dS.transpose(1, 2) @ q
+            dQ, dK = _scaled_product(dS, k, ctx.scale), _scaled_product(dS.transpose(1, 2), q, ctx.scale)
             d_qkv = torch.stack([d.view(B, h, N, -1).transpose(1, 2) for d in (dQ, dK, dV)], dim=2)
             d_qkv[:, :, 2] += (_per_channel(bias_w, v) * dO_sum).view(B, 1, h, -1)
         gradients = (d_weight_l, torch.zeros_like(bias_l), d_weight_w, d_bias_w)
@@ -117,6 +118,11 @@ def _mixers(batch: int, dtype: torch.dtype, *weights_hh: Tensor) -> list[Tensor]
 def _mix(mixer_Bhh: Tensor, maps: Tensor) -> Tensor:
     """Mix maps [B·h, N, N] over the heads."""
     return torch.bmm(mixer_Bhh, maps.view(*mixer_Bhh.shape[:2], -1)).view_as(maps)
+
+
+def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """scale · a b for stacks of matrices, scaled before it is rounded."""
+    return torch.baddbmm(a.new_zeros(()), a, b, beta=0, alpha=scale)
 
 
 def _outer(a: Tensor, b: Tensor, heads: int) -> Tensor:
