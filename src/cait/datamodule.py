@@ -312,9 +312,9 @@ class ImageNetDataModule(LightningDataModule):
         self.batch_size, left = divmod(self._global_batch, parts)
         if left or self.batch_size < 1 or (self.mixes and self.batch_size % 2):
             raise UserError(
-                f"--data.batch_size {self._global_batch} cannot be shared out evenly over {parts} batches (processes × "
-                f"batches accumulated){', each of an even number for Mixup and CutMix' if self.mixes else ''}; change it, "
-                "the number of devices, or set --data.global_batch false"
+                f"--data.batch_size {self._global_batch} cannot be shared out over {parts} batches (processes × "
+                f"accumulation){', each of an even number for Mixup and CutMix' if self.mixes else ''}; "
+                "change it or the number of devices, or set --data.global_batch false"
             )
         self.eval_batch_size = self._given_eval_batch or self.batch_size
 
