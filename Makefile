@@ -57,6 +57,10 @@ tensorboard: $(READY) ## Show the curves of all runs in a browser
 test: $(READY) ## Run the tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
+.PHONY: test-two
+test-two: $(READY) ## Run the tests of the command line with every run on two processes
+	@CAIT_TEST_DEVICES=2 $(BIN)/python -m pytest tests/test_cli.py tests/test_evaluation.py tests/test_export.py $(ARGS)
+
 .PHONY: test-kernel
 test-kernel: $(READY) ## Hold the fused attention against the reference at the models' own shapes, in 5 minutes
 	@TRITON_INTERPRET=$$($(BIN)/python -c 'import torch; print(int(not torch.cuda.is_available()))') \

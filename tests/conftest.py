@@ -21,10 +21,14 @@ from cait.data.digits import write_digits
 
 REPO = Path(__file__).parent.parent
 
+DEVICES = ["--trainer.accelerator=cpu", f"--trainer.devices={os.environ.get('CAIT_TEST_DEVICES', '1')}"]
+"""Where runs train unless a test says otherwise, the same on every machine; `make test-two` takes two processes."""
+
 # A network and a recipe of seconds, for what is about the run and not about the accuracy.
 SMALL = [
     "--config",
     str(REPO / "configs/digits.yaml"),
+    *DEVICES,
     "--model.fields.embed_dim=32",
     "--model.fields.depth=2",
     "--data.batch_size=64",

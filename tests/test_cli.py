@@ -16,9 +16,13 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import REPO, SMALL, Cait, checkpoint, environment, python, rows, start
+from lightning.pytorch import Trainer
+from lightning.pytorch.accelerators import CPUAccelerator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cait.cli import main
+from cait.datamodule import ImageNetDataModule
+from cait.errors import UserError
 from cait.module import CaiTModule
 
 
@@ -173,6 +177,52 @@ def test_two_processes_count_every_picture_once(cait: Cait, tmp_path: Path, mixe
         assert float(shown) == pytest.approx(float(with_two[name]), rel=1e-4)
 
 
+def test_the_digits_batch_is_the_same_on_two_processes(cait: Cait, tmp_path: Path) -> None:
+    digits = ["fit", f"--config={REPO / 'configs/digits.yaml'}", "--data.num_workers=0"]
+    two = ["--trainer.accelerator=cpu", "--trainer.devices=2"]
+    done = cait(*digits, *two, "--trainer.max_steps=2", "--trainer.limit_val_batches=1", "--run_name=two")
+    assert done.returncode == 0, done.stderr
+    saved = checkpoint(tmp_path / "logs/two")
+    assert saved["ImageNetDataModule"]["depends_on"]["images a batch, over all processes"] == 32
+    refused = cait(*digits, *two, "--trainer.accumulate_grad_batches=3")
+    assert refused.returncode == 2
+    assert "--data.batch_size 32 cannot be shared out over 6 batches (processes × accumulation)" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "accumulated", "mixup", "share"),
+    [(32, 1, 0.8, 8), (64, 2, 0.8, 8), (16, 4, 0.0, 1), (16, 4, 0.8, None), (30, 1, 0.0, None), (2, 1, 0.0, None)],
+)
+def test_a_global_batch_is_shared_out_over_four_processes(
+    batch_size: int, accumulated: int, mixup: float, share: int | None, digits_root: Path
+) -> None:
+    place = dict(root=str(digits_root), img_size=16, num_workers=0, repeats=1)
+    data = ImageNetDataModule(**place, batch_size=batch_size, global_batch=True, mixup=mixup, cutmix=0)
+    data.trainer = Trainer(
+        accelerator="cpu", devices=4, strategy="ddp", accumulate_grad_batches=accumulated, logger=False
+    )
+    if share is None:
+        with pytest.raises(UserError, match=f"batch_size {batch_size} cannot be shared out over {4 * accumulated}"):
+            data.setup("fit")
+        return
+    for _ in range(2):  # a second stage shares nothing out anew
+        data.setup("fit")
+        assert data.batch_size == data.eval_batch_size == share
+        assert data.train_dataloader().batch_sampler.batch_size == share
+
+
+def test_devices_that_are_left_alone_are_told(
+    digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    monkeypatch.setattr(CPUAccelerator, "auto_device_count", staticmethod(lambda: 4))
+    digits = [f"--config={REPO / 'configs/digits.yaml'}", "--trainer.accelerator=cpu", f"--data.root={digits_root}"]
+    main(["fit", *digits, "--data.num_workers=0", "--trainer.fast_dev_run=1"])
+    assert "training on 1 of 4 devices; --trainer.devices 4 takes all" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -310,7 +360,7 @@ def test_interrupted_or_cut_off(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    def cut() -> None:
+    def cut(arguments: list[str]) -> None:
         try:
             raise error
         except error:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import REPO, SMALL, start
+from conftest import DEVICES, REPO, SMALL, start
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.metrics import confusion_matrix
@@ -278,7 +278,13 @@ def test_a_run_of_a_row_is_scored_beside_what_was_published(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cait"])
     row = "models/s36-384-distilled"
-    small = [f"--data.root={digits_root}", "--data.img_size=16", "--data.batch_size=64", "--data.num_workers=0"]
+    small = [
+        *DEVICES,
+        f"--data.root={digits_root}",
+        "--data.img_size=16",
+        "--data.batch_size=64",
+        "--data.num_workers=0",
+    ]
     fields = {"patch_size": 4, "embed_dim": 48, "depth": 2, "num_heads": 4}
     small += [f"--model.fields.{name}={value}" for name, value in fields.items()]
     brief = ["--trainer.max_steps=1", "--model.warmup_epochs=0", "--model.distillation=none", "--run_name=mine"]
@@ -316,7 +322,7 @@ def test_timms_weights_are_scored_beside_timms_figures(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cait"])
     monkeypatch.setattr("cait.module.load_pretrained", lambda model, name: [])  # nothing is fetched
-    recipe = ["--config", str(REPO / "configs/imagenet/xxs24_224.yaml"), f"--data.root={mixed_root}"]
+    recipe = ["--config", str(REPO / "configs/imagenet/xxs24_224.yaml"), *DEVICES, f"--data.root={mixed_root}"]
     main(["validate", *recipe, "--data.num_workers=0", "--trainer.precision=32-true", "--model.pretrained=true"])
     found = json.loads(Path("evaluation.json").read_text())
     assert (found["weights"], found["paper_row"]) == ("timm's xxs24", "models/xxs24-224-distilled")

@@ -10,6 +10,7 @@ FLOORS = [
     ["__main__"],
     ["cli"],
     ["lightning_cli"],
+    ["trust"],
     ["callbacks", "analysis"],
     ["module", "datamodule"],
     ["losses", "optim", "data"],

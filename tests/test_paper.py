@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from conftest import DEVICES
 
 from cait.analysis.cost import measure
 from cait.analysis.paper import find, rows
@@ -267,6 +268,7 @@ def test_an_unknown_word_in_a_row_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 
 # The row's own recipe on the digits, with a network and a length of seconds.
 SHRUNK = [
+    *DEVICES,
     "--data.root=data/digits",
     "--data.img_size=16",
     "--data.batch_size=64",

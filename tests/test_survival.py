@@ -40,7 +40,7 @@ RECIPE = [
 ]
 
 
-TWO = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=32"]
+TWO = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,11 @@ def test_begun_on_one_process_and_gone_on_with_two(cait: Cait, tmp_path: Path) -
 
     assert cait("fit", *plain, *recorder("seen-one"), "--run_name=one").returncode == 0
     assert cait("fit", *plain, "--trainer.max_epochs=1", "--run_name=two", *recorder("seen-begin")).returncode == 0
-    done = cait("resume", "two", *TWO, "--trainer.max_epochs=3", "--trainer.callbacks.folder=seen-two")
+    further = ["resume", "two", *TWO, "--trainer.max_epochs=3", "--trainer.callbacks.folder=seen-two"]
+    refused = cait(*further)
+    assert refused.returncode == 2
+    assert "logs/two/config.yaml names recorder.Recorder" in refused.stderr
+    done = cait(*further, "--trust-config")
     assert done.returncode == 0, done.stderr
 
     def seen(name: str, rank: int) -> dict[int, dict]:

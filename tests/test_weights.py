@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from conftest import REPO, SMALL, python
+from conftest import DEVICES, REPO, SMALL, python
 from lightning.pytorch import Trainer
 from safetensors.torch import save_file
 from timm.layers import resample_abs_pos_embed
@@ -312,7 +312,7 @@ def test_published_weights_come_through_timm(hub, theirs, tmp_path: Path) -> Non
 
 
 def test_a_run_starts_from_published_weights(hub, theirs, cait, tmp_path: Path) -> None:
-    recipe = ["--config", str(REPO / "configs/digits.yaml"), "--model.fields=null", "--data.img_size=32"]
+    recipe = ["--config", str(REPO / "configs/digits.yaml"), *DEVICES, "--model.fields=null", "--data.img_size=32"]
     recipe += ["--data.batch_size=2", "--data.num_workers=1", "--trainer.limit_val_batches=1", "--trainer.max_steps=1"]
     recipe += ["--model.lr=0", "--model.warmup_lr=0", "--model.min_lr=0", "--model.pretrained=true"]
     done = cait("fit", *recipe, "--run_name=a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import sys
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 from cait.errors import UserError
 
 LOGS = Path("logs")
+TRUST = "--trust-config"
 
 HELP = """\
 usage: cait VERB [options]
@@ -43,7 +45,10 @@ USAGE = {
 usage: cait resume RUN [options of fit]
 
 Go on with a run, a name in logs/ or the path of its folder, from its last checkpoint
-or from --ckpt_path FILE. What is given now wins over the run's own settings.""",
+or from --ckpt_path FILE. What is given now wins over the run's own settings.
+
+  --trust-config   run classes that the run's config.yaml names from outside cait, lightning,
+                   torch, torchmetrics and torchvision; a stranger's may do anything""",
     "eval": """\
 usage: cait eval RUN [options of validate]
 
@@ -105,10 +110,10 @@ def _run(argv: list[str]) -> None:
     if verb in USAGE and not {"-h", "--help"}.isdisjoint(rest):
         print(USAGE[verb])
         return
-    if verb == "resume":
-        argv = _resume_arguments(rest)
-    elif verb == "eval":
-        argv = _eval_arguments(rest)
+    # The processes that Lightning starts for DDP repeat this command line.
+    sys.argv[1:] = argv
+    if verb in ("fit", "resume", "eval", "validate", "test", "predict"):
+        _lightning(verb, rest)
     elif verb == "export":
         return _export(rest)
     elif verb == "zoo":
@@ -117,18 +122,35 @@ def _run(argv: list[str]) -> None:
         return _paper(rest)
     elif verb == "imagenet-check":
         return _imagenet_check(rest)
-    elif verb in ("fit", "validate", "test"):
-        argv = [verb, *_paper_row(verb, rest)]
-    elif verb != "predict":
+    else:
         raise UserError(f"unknown verb {verb!r}; `cait --help` lists them")
-    # The processes that Lightning starts for DDP repeat this command line.
-    sys.argv[1:] = argv
+
+
+def _lightning(verb: str, rest: list[str]) -> None:
+    """Run one of Lightning's verbs, or ours that become one of them."""
+    given = [argument for argument in rest if verb != "resume" or argument.replace("_", "-") != TRUST]
+    if verb == "resume":
+        arguments = _resume_arguments(given)
+    elif verb == "eval":
+        arguments = _eval_arguments(given)
+    else:
+        arguments = [verb, *(given if verb == "predict" else _paper_row(verb, given))]
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+    from cait import trust
     from cait.lightning_cli import CaiTCLI
 
+    limits: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if verb == "resume" and given == rest:
+        limits = trust.only_importing(
+            [*trust.PACKAGES, *trust.named(given)], arguments[2], f"if you trust it add {TRUST}"
+        )
+    elif verb not in ("fit", "resume"):  # to score takes no class at all; what is given to `fit` is the user's own
+        arguments = trust.to_score(arguments)
+        limits = trust.only_importing(trust.named(given), "the configuration", "give it on the command line")
     try:
-        CaiTCLI()
+        with limits:
+            CaiTCLI(arguments)
     except MisconfigurationException as error:
         raise UserError(" ".join(str(error).split())) from error
     except OSError as error:
@@ -271,6 +293,7 @@ def _resume_arguments(rest: list[str]) -> list[str]:
         if last is None:
             raise UserError(f"nothing to resume: {run_dir} has no checkpoint yet; start it with `make train`")
         place += ["--ckpt_path", str(last)]
+        sys.argv += place[-2:]  # the processes that Lightning starts go on from the same one
     return ["fit", *_config(run_dir), *place, *overrides]
 
 

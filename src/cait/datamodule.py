@@ -63,6 +63,8 @@ class ImageNetDataModule(LightningDataModule):
         val_fraction: share of each class that is held out where `root` has no training folder.
         img_size: side of the square images in pixels.
         batch_size: images in a batch of one process; even with Mixup or CutMix.
+        global_batch: make `batch_size` the images of one optimiser step instead, over all processes and accumulated
+            batches, so that a run does not depend on the number of processes.
         eval_batch_size: the same for validation, test and prediction; None means `batch_size`.
         backend: what reads the training pictures. "nvimgcodec" decodes of a JPEG file the crop alone,
             "torchvision" and "pillow" decode all of it; these three give the same pixels, and "auto" takes the
@@ -119,6 +121,7 @@ class ImageNetDataModule(LightningDataModule):
         val_fraction: float = 0.1,
         img_size: int = 224,
         batch_size: int = 128,
+        global_batch: bool = False,
         eval_batch_size: int | None = None,
         backend: Backend = "auto",
         decode_once: bool = False,
@@ -155,6 +158,8 @@ class ImageNetDataModule(LightningDataModule):
         self.train_split, self.val_split, self.val_fraction = train_split, val_split, val_fraction
         self.img_size = img_size
         self.batch_size = batch_size
+        self._global_batch = batch_size if global_batch else None
+        self._given_eval_batch = eval_batch_size
         self.eval_batch_size = eval_batch_size or batch_size
         self.decode_once, self.num_workers, self.prefetch = decode_once, num_workers, prefetch
         self.repeats = repeats
@@ -274,6 +279,7 @@ class ImageNetDataModule(LightningDataModule):
         """List the pictures. Raises UserError where they cannot be used."""
         if self.trainer is None:
             self.prepare_data()
+        self._share_batch()
         if stage == "predict" and self.predict_root is not None:
             self.predict_samples: Samples = folder.scan_flat(self.predict_root)
             return
@@ -297,6 +303,20 @@ class ImageNetDataModule(LightningDataModule):
                 f"{self.root}: {len(train):,} training and {len(val):,} validation pictures, "
                 f"{self.num_classes} classes; {HOW_READ[self.decoder]}"
             )
+
+    def _share_batch(self) -> None:
+        """Give this process its part of a global batch."""
+        if self._global_batch is None or self.trainer is None:
+            return
+        parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
+        self.batch_size, left = divmod(self._global_batch, parts)
+        if left or self.batch_size < 1 or (self.mixes and self.batch_size % 2):
+            raise UserError(
+                f"--data.batch_size {self._global_batch} cannot be shared out over {parts} batches (processes × "
+                f"accumulation){', each of an even number for Mixup and CutMix' if self.mixes else ''}; "
+                "change it or the number of devices, or set --data.global_batch false"
+            )
+        self.eval_batch_size = self._given_eval_batch or self.batch_size
 
     def state_dict(self) -> dict[str, Any]:
         """The classes, and what the order and the pixels of a run depend on; kept in its checkpoints."""

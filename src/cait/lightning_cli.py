@@ -18,7 +18,7 @@ from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from rich.console import Console
 
 from cait.analysis.paper import find, released
@@ -82,9 +82,14 @@ class SaveConfig(SaveConfigCallback):
 
 
 class CaiTCLI(LightningCLI):
-    """`fit` writes everything below `<trainer.default_root_dir, else logs>/<run>/`."""
+    """`fit` writes everything below `<trainer.default_root_dir, else logs>/<run>/`.
 
-    def __init__(self) -> None:
+    Args:
+        arguments: one of VERBS and its options.
+    """
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.arguments = arguments
         for message in WARNINGS:
             warnings.filterwarnings("ignore", message=message)
         for package in ("lightning.pytorch", "lightning.fabric"):
@@ -130,7 +135,7 @@ class CaiTCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
-            super().parse_arguments(parser, args)
+            self.config = parser.parse_args(self.arguments)
         except (ArgumentError, UnicodeDecodeError) as error:  # the second from a file that is no text
             raise UserError(_parse_error(str(error)) + self._did_you_mean(str(error))) from error
         seed = self.config[self.config.subcommand].seed_everything
@@ -139,7 +144,7 @@ class CaiTCLI(LightningCLI):
 
     def _did_you_mean(self, message: str) -> str:
         unknown = re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message)
-        verb = sys.argv[1]
+        verb = self.arguments[0]
         if not unknown or verb not in VERBS:
             return ""
         known = self._parser(verb).get_defaults().keys(branches=True)
@@ -159,6 +164,7 @@ class CaiTCLI(LightningCLI):
             raise UserError(f"the checkpoint {config.ckpt_path} does not exist")
         else:
             checkpoint = read_checkpoint(config.ckpt_path)
+            config.weights_only = True  # whatever the configuration says: Lightning reads the file once more
             self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
             if self.config.subcommand == "predict" and config.data.predict_root is not None:
                 # A run's classes are known without the folder that it was trained on.
@@ -230,12 +236,16 @@ class CaiTCLI(LightningCLI):
                     PredictionsFile(Path(self.config.predict.output or "predictions.csv"), self.datamodule)
                 )
         try:
-            return super().instantiate_trainer(**kwargs, callbacks=[*(given.callbacks or []), *callbacks])
+            trainer = super().instantiate_trainer(**kwargs, callbacks=[*(given.callbacks or []), *callbacks])
         except Exception:
             if self.subcommand == "fit":
                 with contextlib.suppress(OSError):  # it holds something
                     self.run_dir.rmdir()  # its name stays free
             raise
+        there = trainer.accelerator.auto_device_count()
+        if self.subcommand == "fit" and trainer.num_devices < there:
+            rank_zero_info(f"training on {trainer.num_devices} of {there} devices; --trainer.devices {there} takes all")
+        return trainer
 
     def before_validate(self) -> None:
         # What cannot be is told now, not after an hour.

@@ -1,0 +1,98 @@
+"""What a run's configuration may do. The folder may be a stranger's, and a class path in it is code."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import get_loader, set_parsing_settings
+from jsonargparse._common import parsing_settings
+from lightning.pytorch.utilities import rank_zero_info
+
+from cait.errors import UserError
+
+PACKAGES = ("cait", "lightning", "torch", "torchmetrics", "torchvision")
+"""What a run that is resumed may name unless told --trust-config."""
+BUILT = ("accelerator", "callbacks", "logger", "plugins", "profiler", "strategy")
+"""Settings of the Trainer that may name a class."""
+
+
+@contextlib.contextmanager
+def only_importing(paths: Sequence[str], source: str, remedy: str) -> Iterator[None]:
+    """Let values that are parsed name nothing but what lies in `paths`; whatever else is refused, not imported.
+
+    Raises:
+        UserError: `source` names something else; the line ends with `remedy`.
+    """
+    before = dict(parsing_settings)
+    # The paths of objects count too: torch.os.system is posix.system, which is denied by default.
+    set_parsing_settings(
+        import_path_denylist=["*"], import_path_allowlist=[*paths], instantiate_subclass_spec_in_any=False
+    )
+    try:
+        yield
+    except UserError as error:
+        denied = re.search(r"Importing '([^']+)' is not allowed", str(error.__cause__))
+        if not denied:
+            raise
+        raise UserError(f"{source} names {denied[1]}, code that may do anything: {remedy}") from error
+    finally:
+        parsing_settings.update(before)
+
+
+def named(arguments: Sequence[str]) -> list[str]:
+    """Class paths that the command line names itself, for the Trainer."""
+    option = re.compile(rf"--trainer\.({'|'.join(BUILT)})\b")
+    values = [
+        argument.partition("=")[2] or following
+        for argument, following in zip(arguments, [*arguments[1:], ""], strict=True)
+        if option.match(argument)
+    ]
+    return re.findall(r"\b[^\W\d]\w*(?:\.[^\W\d]\w*)+", " ".join(values))
+
+
+def to_score(arguments: Sequence[str]) -> list[str]:
+    """`arguments` with each file of --config replaced by those of its settings that scoring takes.
+
+    Raises:
+        UserError: a file is not YAML.
+    """
+    return [_file_to_score(before, argument) for before, argument in zip(["", *arguments[:-1]], arguments, strict=True)]
+
+
+def _file_to_score(before: str, argument: str) -> str:
+    attached = argument.startswith("--config=")
+    path = Path(argument.removeprefix("--config="))
+    if not (attached or before in ("-c", "--config")) or not path.is_file():  # a missing one the parser tells
+        return argument
+    try:
+        config = get_loader("yaml")(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not a configuration: {' '.join(str(error).split())}") from error
+    if not isinstance(config, dict):
+        return argument
+    kept, left_out = _plain(config)
+    if left_out:
+        rank_zero_info(f"{path}: left out {', '.join(left_out)}; on the command line they count")
+    return "--config=" * attached + yaml.safe_dump(kept, default_flow_style=True, width=float("inf"))
+
+
+def _plain(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A configuration without what would build objects, write elsewhere or unpickle; names of what was left out."""
+    trainer = config.get("trainer")
+    trainer = trainer if isinstance(trainer, dict) else {}
+    built = {name: trainer[name] for name in BUILT if name in trainer and not _is_word(name, trainer[name])}
+    kept = {name: value for name, value in config.items() if name not in ("output", "weights_only")}
+    if trainer:
+        kept["trainer"] = {name: value for name, value in trainer.items() if name not in built}
+    left_out = [f"trainer.{name}" for name, value in built.items() if value]
+    return kept, left_out + ["output"] * bool(config.get("output"))
+
+
+def _is_word(name: str, value: Any) -> bool:
+    """Whether it is the name of an accelerator or a strategy that Lightning knows."""
+    return name in ("accelerator", "strategy") and isinstance(value, str) and bool(re.fullmatch(r"[\w-]+", value))
