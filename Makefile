@@ -54,8 +54,13 @@ tensorboard: $(READY) ## Show the curves of all runs in a browser
 	@$(BIN)/tensorboard --logdir logs $(ARGS)
 
 .PHONY: test
-test: $(READY) ## Run the tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+test: $(READY) ## Run the tests of every part, in 5 minutes on 2 cores
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+.PHONY: test-all
+test-all: $(READY) ## Run all tests there are, the longer ones and `make test-kernel` too
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not kernel' $(ARGS)
+	@$(MAKE) test-kernel
 
 .PHONY: test-two
 test-two: $(READY) ## Run the tests of the command line with every run on two processes

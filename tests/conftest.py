@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import csv
+import ctypes
+import functools
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `cait` has it, before torch is loaded
 
@@ -20,6 +25,8 @@ from PIL import Image
 from cait.data.digits import write_digits
 
 REPO = Path(__file__).parent.parent
+LIMIT = 1200
+"""Seconds after which a process hangs, however slow the machine."""
 
 DEVICES = ["--trainer.accelerator=cpu", f"--trainer.devices={os.environ.get('CAIT_TEST_DEVICES', '1')}"]
 """Where runs train unless a test says otherwise, the same on every machine; `make test-two` takes two processes."""
@@ -93,7 +100,7 @@ def environment() -> dict[str, str]:
 def python(code: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, where nothing is imported yet."""
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=LIMIT
     )
 
 
@@ -102,16 +109,52 @@ def heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+class Forked(subprocess.Popen):
+    """`subprocess.Popen` of [sys.executable, "-m", module, ...] in a session of its own, forked by zygote.py."""
+
+    def _execute_child(self, args: list[str], *others: Any) -> None:
+        cwd, env, pipes = others[4], others[5], others[9:15]
+        streams = [number if pipe < 0 else pipe for number, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
+        asked, _ = zygote()
+        socket.send_fds(asked, [json.dumps([args[2], args[3:], str(cwd or os.getcwd()), env]).encode()], streams)
+        self.pid = int(asked.recv(100))
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+
+@functools.cache
+def zygote() -> tuple[socket.socket, subprocess.Popen]:
+    """Start zygote.py, whose forks become this process's children (PR_SET_CHILD_SUBREAPER)."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, str(REPO / "tests/zygote.py"), str(theirs.fileno())],
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            preexec_fn=heed_ctrl_c,
+            start_new_session=True,
+        )
+    return ours, process
+
+
 def start(
-    folder: Path, *arguments: str, command: tuple[str, ...] = (), env: dict[str, str] | None = None
+    folder: Path,
+    *arguments: str,
+    command: tuple[str, ...] = (),
+    env: dict[str, str] | None = None,
+    stderr: int = subprocess.STDOUT,
 ) -> subprocess.Popen[str]:
-    """Start `cait` in a process group of its own, behind `command` if there is one."""
-    return subprocess.Popen(
+    """Start `cait` in a process group of its own, behind `command`, as (sys.executable,), if there is one."""
+    kind = subprocess.Popen if command or sys.platform != "linux" else Forked
+    return kind(
         [*(command or (sys.executable,)), "-m", "cait", *arguments],
         cwd=folder,
         env=env or environment(),
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=stderr,
         text=True,
         preexec_fn=heed_ctrl_c,
         start_new_session=True,
@@ -134,15 +177,13 @@ def cait(tmp_path: Path, digits_root: Path) -> Cait:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "digits").symlink_to(digits_root)
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "cait", *arguments],
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            preexec_fn=heed_ctrl_c,
-        )
+    def run(*arguments: str, command: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        job = start(tmp_path, *arguments, command=command, stderr=subprocess.PIPE)
+        try:
+            out, err = job.communicate(timeout=LIMIT)
+        except BaseException:
+            os.killpg(job.pid, signal.SIGKILL)
+            raise
+        return subprocess.CompletedProcess(job.args, job.returncode, out, err)
 
     return run

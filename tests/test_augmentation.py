@@ -167,6 +167,7 @@ def test_settings_out_of_range_are_told_in_one_line(tmp_path: Path, settings: di
 
 DRAWS = 10_000
 BACKENDS = ["timm", "auto"]
+OWN_OR_TIMMS = [pytest.param("timm", marks=pytest.mark.slow), "auto"]
 WIDTH, HEIGHT, SIDE = 256, 192, 32
 RAMPS = Image.fromarray(
     np.stack(np.broadcast_arrays(np.arange(WIDTH)[None], np.arange(HEIGHT)[:, None], 0), axis=2).astype(np.uint8)
@@ -218,7 +219,7 @@ def test_boxes_are_read_off_the_pixels(backend: str) -> None:
         assert np.abs(boxes([image])[0] - timms_boxes(1)).max() <= 1
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", OWN_OR_TIMMS)
 def test_crop_boxes_and_flips_are_distributed_as_timms(backend: str) -> None:
     random.seed(0)
     expected = timms_boxes(DRAWS)
@@ -276,7 +277,7 @@ def operation_p_values(found: list[list[Operation]], expected: list[list[Operati
     return values
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", OWN_OR_TIMMS)
 def test_randaugments_operations_are_distributed_as_timms(backend: str) -> None:
     shared = dict(
         translate_const=int(SIDE * 0.45), img_mean=(124, 116, 104), interpolation=Image.Resampling.BICUBIC

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from conftest import REPO, SMALL, Cait, checkpoint, environment, python, rows, s
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_survival import wait_for_steps
 
 from cait.cli import main
 from cait.datamodule import ImageNetDataModule
@@ -31,7 +31,9 @@ def steps_and_rates(run: Path) -> list[tuple[int, float]]:
 
 
 def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> None:
-    done = cait("fit", *SMALL, "--run_name=first", "--trainer.max_epochs=2", "--model.lr=1e-3", "--ema.decay=0.9")
+    # Started, not forked, so that imports may warn.
+    arguments = ["--run_name=first", "--trainer.max_epochs=2", "--model.lr=1e-3", "--ema.decay=0.9"]
+    done = cait("fit", *SMALL, *arguments, command=(sys.executable,))
     assert done.returncode == 0, done.stderr
     run = tmp_path / "logs" / "first"
     for name in ("config.yaml", "metrics.csv", "checkpoints/last.ckpt", "checkpoints/best.ckpt"):
@@ -72,11 +74,7 @@ def test_killed_and_resumed_is_as_if_never_killed(cait: Cait, tmp_path: Path) ->
     assert whole.returncode == 0, whole.stderr
 
     cut = start(tmp_path, "fit", *recipe, "--run_name=cut")
-    assert cut.stdout is not None
-    for line in cut.stdout:
-        if line.startswith("epoch 2/4"):
-            break
-    time.sleep(0.5)
+    wait_for_steps(tmp_path / "logs/cut", 11, cut)  # of 4 logged an epoch, and a row of validation
     os.killpg(cut.pid, signal.SIGKILL)
     cut.wait()
     resumed = cait("resume", "cut")
@@ -132,11 +130,7 @@ def test_the_bar_shows_loss_and_accuracy_on_a_terminal(tmp_path: Path, digits_ro
 
 def test_interrupted_amid_an_epoch(cait: Cait, tmp_path: Path) -> None:
     run = start(tmp_path, "fit", *SMALL, "--run_name=stopped", "--trainer.max_epochs=50")
-    assert run.stdout is not None
-    for line in run.stdout:
-        if line.startswith("epoch 1/"):
-            break
-    time.sleep(0.3)
+    wait_for_steps(tmp_path / "logs/stopped", 6, run)
     run.send_signal(signal.SIGINT)
     rest = run.stdout.read()
     assert run.wait() == 130

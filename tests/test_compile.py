@@ -42,7 +42,7 @@ def evaluate(model: CaiT, images: Tensor) -> Tensor:
 
 
 @needs_a_compiler
-@pytest.mark.parametrize("mode", ["skip", "subset"])
+@pytest.mark.parametrize("mode", ["skip", pytest.param("subset", marks=pytest.mark.slow)])
 def test_compiled_is_the_eager_network_without_breaks_or_recompilations(mode: str) -> None:
     torch._dynamo.reset()
     eager, compiled = network(mode), network(mode)
@@ -81,6 +81,7 @@ def test_a_copy_of_a_compiled_network_runs_its_own_weights() -> None:
 
 
 @needs_a_compiler
+@pytest.mark.slow
 def test_a_compiled_run_is_resumed_bit_for_bit(cait: Cait, tmp_path: Path) -> None:
     recipe = ["fit", *SMALL, "--model.compile=true", "--model.drop_path_rate=0.2", "--ema.decay=0.9"]
     recipe += ["--trainer.max_epochs=2", "--trainer.limit_train_batches=6", "--trainer.log_every_n_steps=1"]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import DEVICES, REPO, SMALL, start
+from conftest import DEVICES, LIMIT, REPO, SMALL, start
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.metrics import confusion_matrix
@@ -72,7 +72,7 @@ def evaluated(place: Path) -> dict:
     """What two processes find, in batches that the pictures do not fill."""
     two = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--data.eval_batch_size=13"]
     done = start(place, "eval", "mine", "--real=real.json", "--v2=v2", *two)
-    shown, _ = done.communicate(timeout=200)
+    shown, _ = done.communicate(timeout=LIMIT)
     assert done.returncode == 0, shown
     return {"shown": shown, **json.loads((place / "logs/mine/evaluation.json").read_text())}
 

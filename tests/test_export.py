@@ -59,7 +59,8 @@ UNLIKE_TIMM = dict(TINY, norm="batchnorm", class_token_at=0, distillation_token=
     ("format", "fields"),
     [
         *(("timm", DIGITS), ("onnx", UNLIKE_TIMM), ("torch_export", UNLIKE_TIMM)),
-        *(("timm", {}), ("onnx", {}), ("torch_export", {})),
+        ("timm", {}),
+        *(pytest.param(format, {}, marks=pytest.mark.slow) for format in ("onnx", "torch_export")),
     ],
 )
 def test_the_reading_library_gives_the_networks_logits(format: str, fields: dict, tmp_path: Path) -> None:
@@ -86,7 +87,9 @@ def test_the_reading_library_gives_the_networks_logits(format: str, fields: dict
     [
         ("xxs36", dict(img_size=64), "cait_xxs36_224", {}),
         ("xs36", dict(img_size=64), "cait_xs24_384", dict(depth=36)),
-        ("s48", dict(img_size=32, num_classes=5), "cait_s24_224", dict(depth=48)),
+        pytest.param(
+            *("s48", dict(img_size=32, num_classes=5), "cait_s24_224", dict(depth=48)), marks=pytest.mark.slow
+        ),
         ("xxs24", DIGITS, "cait_xxs24_224", dict(embed_dim=96, depth=6, num_heads=2, patch_size=4)),
         (
             "xxs24",

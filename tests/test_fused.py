@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import environment
+from conftest import LIMIT, environment
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -37,18 +37,19 @@ FEW = [
     (3, 33, torch.float32),
     (1, 130, torch.float32),
     (4, 50, torch.float16),
-    (6, 131, torch.float16),
+    pytest.param(6, 131, torch.float16, marks=pytest.mark.slow),
     (8, 7, torch.float16),
-    (16, 5, torch.float16),
+    pytest.param(16, 5, torch.float16, marks=pytest.mark.slow),
 ]
 MODELS = [(heads, N) for N in (196, 197, 576, 784) for heads in (4, 6, 8, 16)]
 
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested here, not in another process")
-def test_the_kernels_under_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", __file__]  # `make test-kernel` has the models' own shapes
+def test_the_kernels_under_the_interpreter(pytestconfig: pytest.Config) -> None:
+    # `make test-kernel` has the models' own shapes
+    command = [sys.executable, "-m", "pytest", __file__, "-m", pytestconfig.option.markexpr]
     done = subprocess.run(
-        command, env=environment() | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600
+        command, env=environment() | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stdout[-5000:]
 
@@ -125,7 +126,7 @@ def test_every_tile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @runs
-@pytest.mark.parametrize("k", [8, 64])
+@pytest.mark.parametrize("k", [8, pytest.param(64, marks=pytest.mark.slow)])
 def test_any_width_and_any_layout(k: int) -> None:
     given = case(4, 20, torch.float32, k, batch=2)
     no_less_exact(given)
@@ -197,7 +198,7 @@ def step(model: torch.nn.Module, images: Tensor, call=None) -> list[Tensor]:
 
 
 @runs
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("autocast", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_network_with_it_compiled_checkpointed_and_plain(autocast: bool) -> None:
     images = torch.randn(2, 3, 24, 24, device=DEVICE)
     model = network()

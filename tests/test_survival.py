@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, Cait, checkpoint, environment, rows, start
+from conftest import LIMIT, SMALL, Cait, checkpoint, environment, rows, start
 from lightning.pytorch.callbacks import LambdaCallback
 from PIL import Image
 from test_module import FIELDS, Chosen, loader, module, precision_of, trainer
@@ -80,7 +80,7 @@ def assert_same(run: Path, whole: Path) -> None:
 
 def wait_for_steps(run: Path, steps: int, job: subprocess.Popen) -> None:
     """Until the run has logged that many steps."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + LIMIT
     while time.monotonic() < end:
         try:
             if len(rows(run)) >= steps:
@@ -108,6 +108,7 @@ def test_killed_amid_an_epoch_and_with_the_newest_checkpoint_torn(cait: Cait, tm
     assert_same(run, whole)
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, tmp_path: Path, whole: Path) -> None:
     disk = tmp_path / "logs"
     disk.mkdir()
@@ -139,7 +140,10 @@ def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, tmp_path: Path, who
         subprocess.run(["umount", str(disk)])
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "signum",
+    [signal.SIGTERM, *(pytest.param(signum, marks=pytest.mark.slow) for signum in (signal.SIGINT, signal.SIGUSR1))],
+)
 def test_a_signal_finishes_the_step_saves_and_leaves(
     signum: signal.Signals, cait: Cait, tmp_path: Path, whole: Path
 ) -> None:
@@ -160,7 +164,7 @@ def test_a_signal_finishes_the_step_saves_and_leaves(
     assert_same(run, whole)
 
 
-@pytest.mark.parametrize("launcher", ["lightning", "torchrun"])
+@pytest.mark.parametrize("launcher", ["lightning", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_signal_to_two_processes(launcher: str, cait: Cait, tmp_path: Path, whole_of_two: Path) -> None:
     recipe = [*RECIPE, *TWO, "--save_every_n_steps=1000"]
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29613")

@@ -1,0 +1,61 @@
+"""A process that has imported all that `cait` does, and forks for each call: `python -m cait` in milliseconds.
+
+conftest.py starts it and asks it. The tests' own process cannot fork: its OpenMP threads would not be there
+afterwards. This process runs none, it only imports.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import socket
+import sys
+import warnings
+
+import numpy
+import torch
+
+
+def serve(requests: socket.socket) -> list:
+    """Answer each request with the id of a new process; return the request in that process, and never in this one."""
+    while True:
+        request, streams, *_ = socket.recv_fds(requests, 1 << 20, 3)
+        if not request:  # the tests have ended
+            os._exit(0)
+        ours, theirs = os.pipe()
+        if between := os.fork():
+            os.waitpid(between, 0)  # from now on its child is the tests' own, which they can wait for
+            requests.send(os.read(ours, 100))
+            for file in (ours, theirs, *streams):
+                os.close(file)
+            continue
+        if child := os.fork():
+            os.write(theirs, str(child).encode())
+            os._exit(0)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        for file in (ours, theirs, *streams):
+            os.close(file)
+        requests.close()
+        return json.loads(request)
+
+
+# What a run imports at once and what it imports later.
+MODULES = ("cait.lightning_cli", "sklearn.datasets", "torch.utils.tensorboard", "pl_bolts.optimizers.lr_scheduler")
+
+if __name__ == "__main__":
+    path = sys.path[1:]
+    with warnings.catch_warnings(record=True):  # lightning-bolts says a lot
+        for name in MODULES:
+            importlib.import_module(name)
+    module, arguments, cwd, env = serve(socket.socket(fileno=int(sys.argv[1])))
+    os.setsid()
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv, sys.path = ["-m", *arguments], [cwd, *path]
+    numpy.random.seed()  # each process has draws of its own, as of Python's generator after a fork
+    torch.default_generator.seed()
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
