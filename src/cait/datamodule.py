@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup, create_transform
@@ -279,7 +279,8 @@ class ImageNetDataModule(LightningDataModule):
         """List the pictures. Raises UserError where they cannot be used."""
         if self.trainer is None:
             self.prepare_data()
-        self._share_batch()
+        if stage == "fit" and self.trainer is not None:
+            self.share_batch(self.trainer)
         if stage == "predict" and self.predict_root is not None:
             self.predict_samples: Samples = folder.scan_flat(self.predict_root)
             return
@@ -304,11 +305,15 @@ class ImageNetDataModule(LightningDataModule):
                 f"{self.num_classes} classes; {HOW_READ[self.decoder]}"
             )
 
-    def _share_batch(self) -> None:
-        """Give this process its part of a global batch."""
-        if self._global_batch is None or self.trainer is None:
+    def share_batch(self, trainer: Trainer) -> None:
+        """Make `batch_size` this process's part of a global batch; for any other it stays.
+
+        Raises:
+            UserError: the parts are not even.
+        """
+        if self._global_batch is None:
             return
-        parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
+        parts = trainer.world_size * trainer.accumulate_grad_batches
         self.batch_size, left = divmod(self._global_batch, parts)
         if left or self.batch_size < 1 or (self.mixes and self.batch_size % 2):
             raise UserError(

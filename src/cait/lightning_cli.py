@@ -237,6 +237,8 @@ class CaiTCLI(LightningCLI):
                 )
         try:
             trainer = super().instantiate_trainer(**kwargs, callbacks=[*(given.callbacks or []), *callbacks])
+            if self.subcommand == "fit":
+                self.datamodule.share_batch(trainer)  # before other processes are started
         except Exception:
             if self.subcommand == "fit":
                 with contextlib.suppress(OSError):  # it holds something
