@@ -1,16 +1,20 @@
 """The embedded digits, image folders good and bad, and Mixup and CutMix against timm's."""
 
 import csv
+import gc
+import hashlib
+import os
 import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import SMALL
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
 from sklearn.datasets import load_digits
 from timm.data import Mixup
@@ -19,7 +23,7 @@ from timm.loss import SoftTargetCrossEntropy
 from cait.cli import main
 from cait.data.dataset import mix_seeds
 from cait.data.digits import write_digits
-from cait.data.folder import load_rgb, scan
+from cait.data.folder import Files, load_rgb, scan
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 
@@ -85,7 +89,7 @@ def test_pictures_of_every_mode_go_through_the_whole_recipe(mixed_root: Path) ->
 def test_evaluation_is_resize_centre_crop_normalise(mixed_root: Path) -> None:
     data = module(mixed_root, img_size=48, crop_pct=0.75)
     data.setup("validate")
-    path, _ = data.val_pictures.samples[0]
+    path, _ = data.val_pictures.samples.source(0)
     picture = load_rgb(path)
     scale = 64 / min(picture.size)
     size = [64 if side == min(picture.size) else int(side * scale) for side in picture.size]
@@ -105,7 +109,8 @@ def test_a_folder_of_class_folders_alone_is_divided(mixed_root: Path) -> None:
     assert (len(train), len(val)) == (27, 9)
     assert not {path for path, _ in train} & {path for path, _ in val}
     assert [sum(label == c for _, label in val) for c in range(3)] == [3, 3, 3]
-    assert scan(root, "train", "val", 0.25) == (train, val)
+    again = scan(root, ["cat", "dog", "owl"], "train", "val", 0.25)
+    assert list(map(list, again)) == [list(train), list(val)]
 
 
 def broken(mixed_root: Path, kind: str) -> Path:
@@ -265,6 +270,92 @@ def test_a_checkpoint_of_other_classes_is_refused(mixed_root: Path) -> None:
     (mixed_root / "train" / "owl").rename(mixed_root / "train" / "own")
     with pytest.raises(UserError, match=r"checkpoint's 3 classes are not the 3 of .*: owl, own"):
         module(mixed_root).load_state_dict(state)
+
+
+def test_classes_are_listed_once(mixed_root: Path) -> None:
+    data = module(mixed_root)
+    assert data.num_classes == 3  # the model's head is made
+    for added in (lambda: (mixed_root / "train" / "bat").mkdir(), lambda: (mixed_root / "train" / "emu").mkdir()):
+        added()
+        data.setup("fit")
+        assert data.state_dict()["class_names"] == data.class_names == ["cat", "dog", "owl"]
+        assert {label for _, label in data.train_pictures.samples} == {0, 1, 2}
+        assert len(data.train_pictures) == 36
+
+
+def test_the_digest_is_of_the_names_in_order(digits_root: Path) -> None:
+    data = module(digits_root)
+    data.setup("fit")
+    names = "".join(f"{path.relative_to(digits_root)}\n" for path in sorted(digits_root.glob("train/*/*")))
+    expected = hashlib.sha256(names.encode()).hexdigest()[:16]
+    assert data.state_dict()["depends_on"]["digest of the training pictures' names"] == expected
+
+
+def test_files_are_what_was_listed() -> None:
+    listed = [("a/b.png", 3), ("", -1), ("ä/ü 0.jpg", 70_000), ("not \udcff utf8.png", 0)]
+    files = Files(listed)
+    assert len(files) == 4
+    assert list(files) == [files.source(index) for index in range(4)] == listed
+    assert [files.name(index) for index in range(4)] == [name for name, _ in listed]
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").is_file(), reason="the system does not tell a worker's memory")
+def test_a_worker_does_not_copy_the_list_of_files() -> None:
+    def own() -> int:
+        """Bytes that this process shares with no other."""
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private"))
+
+    files = Files((f"data/train/n{number // 300:08d}/n{number:08d}.JPEG", number // 300) for number in range(300_000))
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        gc.disable()
+        before = own()
+        for index in range(len(files)):
+            files.name(index), files.source(index)
+        os.write(writer, str(own() - before).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert int(os.read(reader, 100)) < 8_000_000  # as a list of tuples 60 million
+
+
+class Recorder(LightningModule):
+    """Notes the batches that it is trained and validated on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {"train": [], "val": []}
+
+    def training_step(self, batch: Any) -> torch.Tensor:
+        self.seen["train"].append(batch)
+        return self.weight.sum()
+
+    def validation_step(self, batch: Any) -> None:
+        self.seen["val"].append(batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+
+@pytest.mark.parametrize("overfit_batches", [2, 0.25, 0.0])
+@pytest.mark.parametrize("mix_mode", ["batch", "elem"])
+def test_overfitting_sees_the_same_batches_each_epoch(
+    mixed_root: Path, overfit_batches: float, mix_mode: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    recorder = Recorder()
+    settings: dict = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu")
+    settings |= dict(overfit_batches=overfit_batches, num_sanity_val_steps=0, enable_model_summary=False)
+    settings |= {} if overfit_batches else dict(limit_train_batches=2, limit_val_batches=2)
+    Trainer(max_epochs=3, **settings).fit(recorder, datamodule=module(mixed_root, mix_mode=mix_mode))
+    assert not [str(warning.message) for warning in recwarn if "shuffling" in str(warning.message)]
+    for part, seen in recorder.seen.items():
+        epochs = [seen[place :: len(seen) // 3] for place in range(len(seen) // 3)]
+        assert all(len(batches) == 3 for batches in epochs)
+        for first, *others in epochs:
+            same = [all(torch.equal(a, b) for a, b in zip(first, other, strict=True)) for other in others]
+            assert same == ([True, True] if overfit_batches or part == "val" else [False, False])
+    assert not torch.equal(recorder.seen["train"][0][0], recorder.seen["train"][1][0])
 
 
 def test_the_embedded_data_set_appears_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from torch import Tensor
 from cait import ImageNetDataModule
 from cait.callbacks import data_wait
 from cait.callbacks.data_wait import DataWait, advice
-from cait.data import decode, sampler
+from cait.data import cores, decode, sampler
 from cait.data.sampler import Loader
 
 
@@ -117,6 +119,20 @@ def test_the_advice_is_what_would_help(
 ) -> None:
     if settings.get("backend") == "nvimgcodec" and decode.choose(None) != "nvimgcodec":
         pytest.skip("nvImageCodec is not installed")
-    monkeypatch.setattr(data_wait, "cores", lambda: 8)
-    monkeypatch.setattr("cait.datamodule.cores", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(cores, "quota", lambda: math.inf)
+    monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
     assert words in advice(ImageNetDataModule(root=str(digits_root), **settings), processes, world_size)
+
+
+def test_processes_that_slurm_has_bound_are_not_told_to_use_each_others_cores(
+    digits_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)), raising=False)
+    monkeypatch.setattr(cores, "quota", lambda: math.inf)
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "96")
+    data = ImageNetDataModule(root=str(digits_root), backend="pillow", num_workers=1)
+    assert "has 12 cores and num_workers is 1; try --data.num_workers 12" in advice(data, 8, 8)
+    data.num_workers = None
+    assert data.workers(8) == 12
+    assert "num_workers" not in advice(data, 8, 8)

@@ -19,7 +19,7 @@ from timm.data.real_labels import RealLabelsImagenet
 from torch import Tensor
 
 from cait.analysis.paper import released, rows
-from cait.callbacks.evaluation import Counts, Evaluation, RealAccuracy, write
+from cait.callbacks.evaluation import CLASSES_IN_JSON, Counts, Evaluation, RealAccuracy, write
 from cait.cli import main
 from cait.data.folder import Files, load_rgb, scan_further
 from cait.data.real import real_labels
@@ -165,7 +165,7 @@ def test_timms_copy_of_the_labels_is_used_for_imagenet() -> None:
     assert 10 < figures["acc1"] < figures["acc5"] < 90
     assert figures["images"] == 50_000 - 3_163
 
-    data.val_pictures.samples = Files(samples[:100])  # a part of ImageNet is scored without ReaL
+    data.val_pictures.samples = Files(list(samples)[:100])  # a part of ImageNet is scored without ReaL
     assert Evaluation(data, None)._real_labels() is None  # type: ignore[arg-type]
     data.class_names = names[:10]  # and so is anything else
     assert Evaluation(data, None)._real_labels() is None  # type: ignore[arg-type]
@@ -339,6 +339,48 @@ def test_what_is_not_counted() -> None:
     assert (figures["images"], figures["confusion"][0]) == (3, [1, 1, 0])
     # Of the three that could be read the second has no right class.
     assert figures["real"] == {"acc1": 50.0, "acc5": 100.0, "images": 2}
+
+
+def test_many_classes_are_counted_without_a_matrix(tmp_path: Path) -> None:
+    classes = 100_000  # whose matrix would be 80 GB
+    counts = Counts(classes)
+    true, guessed = torch.tensor([7, 7, 99_999, 7, 0]), torch.tensor([7, 99_999, 99_999, 7, 5])
+    logits = torch.zeros(5, classes)
+    logits[range(5), guessed] = 1
+    for part in (slice(0, 2), slice(2, 5)):
+        counts.update(logits[part], true[part], None)
+    counts.update(logits[:1], torch.tensor([-1]), None)
+    figures = counts.compute([str(index) for index in range(classes)], with_real=False)
+    assert figures["images"] == 5
+    known = {name: share for name, share in figures["per_class"].items() if share is not None}
+    assert known == pytest.approx({"0": 0.0, "7": 200 / 3, "99999": 100.0})
+    path = tmp_path / "evaluation.json"
+    write({"raw": figures, "ema": {"v2": figures}}, path)
+    found = json.loads(path.read_text())
+    assert found["raw"]["confusion"] == "evaluation-raw-confusion.npy"
+    assert found["ema"]["v2"]["confusion"] == "evaluation-ema-v2-confusion.npy"
+    assert found["raw"]["per_class"] == figures["per_class"]
+    for parts in (found["raw"], found["ema"]["v2"]):
+        rows = np.load(tmp_path / parts["confusion"])
+        assert rows.tolist() == [[0, 5, 1], [7, 7, 2], [7, 99_999, 1], [99_999, 99_999, 1]]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("classes", [CLASSES_IN_JSON, CLASSES_IN_JSON + 1])
+def test_the_list_of_counts_is_scikit_learns_matrix(classes: int) -> None:
+    counts, generator = Counts(classes), torch.Generator().manual_seed(0)
+    labels, guesses = torch.randint(classes, (2, 500), generator=generator)
+    guesses[::2] = labels[::2]
+    counts.update(torch.nn.functional.one_hot(guesses, classes).float(), labels, None)
+    figures = counts.compute([str(index) for index in range(classes)], with_real=False)
+    expected = confusion_matrix(labels, guesses, labels=range(classes))
+    if classes == CLASSES_IN_JSON:
+        assert figures["confusion"] == expected.tolist()
+    else:
+        true, predicted, images = figures["confusion"].T
+        assert np.array_equal(expected[true, predicted], images)
+        assert images.sum() == expected.sum()
+    assert [share is None for share in figures["per_class"].values()] == (expected.sum(axis=1) == 0).tolist()
 
 
 def test_the_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import shutil
+import subprocess
+import sys
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from conftest import environment
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from cait import ImageNetDataModule
 from cait.data.augment import collate
 from cait.data.shared import SharedBatches
 
@@ -86,6 +95,75 @@ def test_a_batch_that_is_larger_goes_pytorchs_way() -> None:
     batches = SharedBatches(workers=2, places=4, size=4 * 5 * 6 * 3 - 1)
     assert [number(images) for images, *_ in loader(batches)] == list(range(30))
     assert not batches.taken.any()
+
+
+SMALL = """
+import gc, sys, torch
+from itertools import zip_longest
+from lightning.pytorch import LightningModule, Trainer
+from cait import ImageNetDataModule
+from cait.data import folder
+
+root = sys.argv[1]
+
+class Plain(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+    def training_step(self, batch):
+        return self.weight.sum() * batch[0].sum()
+    def validation_step(self, batch):
+        return batch[0].sum()
+    test_step = predict_step = validation_step
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+data = ImageNetDataModule(root, img_size=160, batch_size=16, num_workers=1, repeats=1)
+data.setup("fit")
+others = [data.val_dataloader(), data.predict_dataloader(), data.further_dataloader(data.val_pictures.samples)]
+for batches in zip_longest(data.train_dataloader(), *others):  # all alive at once
+    assert all(batch is None or batch[0].shape == (16, 3, 160, 160) for batch in batches)
+del batches
+gc.collect()
+assert not any(loader.collate_fn.keywords["batches"].taken.any() for loader in others)
+
+for backend in ("auto", "timm"):
+    data = ImageNetDataModule(root, img_size=160, batch_size=16, repeats=1, num_workers=1, backend=backend)
+    trainer = Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+                      enable_progress_bar=False, enable_model_summary=False)
+    trainer.fit(Plain(), datamodule=data)
+trainer.predict(Plain(), datamodule=data, return_predictions=False)
+print("all came through")
+"""
+
+
+def test_a_small_dev_shm_is_enough(tmp_path: Path) -> None:
+    # In its own mount namespace, where no batch fits into /dev/shm. The labels do.
+    mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"', "sh"]
+    if not shutil.which("unshare") or subprocess.run([*mount, "true"], capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    noise = np.random.default_rng(0)
+    for split, count in (("train", 96), ("val", 96)):
+        for number in range(count):
+            path = tmp_path / split / str(number % 2) / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(noise.integers(0, 256, (20, 20, 3), dtype=np.uint8)).save(path)
+    command = [*mount, sys.executable, "-c", SMALL, str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.stdout.endswith("all came through\n"), done.stderr[-2000:]
+
+
+def test_workers_are_forked_whatever_pythons_default_is(digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("forkserver", force=True)  # Python 3.14's
+    try:
+        data = ImageNetDataModule(str(digits_root), img_size=16, batch_size=64, num_workers=1)
+        data.setup("validate")
+        loading = data.val_dataloader()
+        assert sum(len(labels) for _, labels in loading) == 360
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    assert loading.collate_fn.keywords["batches"].memory[:1000].strip(b"\0")  # the images were there
 
 
 def test_without_workers_nothing_is_shared() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,11 +17,11 @@ from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup, create_transform
 from torch import Tensor
 
-from cait.data import augment, decode, digits, folder, imagenet, named
-from cait.data.dataset import EvalPictures, Samples, TrainPictures, mix_seeds
+from cait.data import augment, cores, decode, digits, folder, imagenet, named
+from cait.data.dataset import EvalPictures, Samples, TrainPictures, collate, mix_seeds
 from cait.data.faults import Faults
 from cait.data.sampler import Loader, ShardSampler, TrainBatchSampler, TrainLoader
-from cait.data.shared import SharedBatches
+from cait.data.shared import HELD, SharedBatches
 from cait.errors import UserError
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
@@ -43,7 +42,8 @@ class ImageNetDataModule(LightningDataModule):
 
     Training batches are images [B, 3, img_size, img_size] in float32, normalised, and labels: class
     indices [B] in int64, or after Mixup or CutMix class probabilities [B, num_classes]. Order,
-    augmentation and mixing depend on (seed, epoch, step) alone. The workers hand on uint8; batches are
+    augmentation and mixing depend on (seed, epoch, step) alone. With the Trainer's `overfit_batches` every
+    epoch is the first again: the same images, augmented and mixed alike. The workers hand on uint8; batches are
     normalised, erased and mixed in Lightning's hook after the transfer to the device. `setup("fit")` and
     the loaders work without a Trainer too, and then finish the batches but for Mixup and CutMix, which
     are up to the caller.
@@ -72,8 +72,8 @@ class ImageNetDataModule(LightningDataModule):
             "timm" is timm's own transform, to the last bit. Evaluation has timm's pixels in any case.
         decode_once: have the repeats of a picture in one process, which then decodes it once. Not as published: see
             `cait.data.sampler.TrainBatchSampler`. On one process that is so anyway.
-        num_workers: loader processes for each training process, each on one core; None means the cores that
-            there are, shared out, at most 16.
+        num_workers: loader processes for each training process, each on one core; None means its share of
+            the cores, see `cait.data.cores.share`, at most 16.
         prefetch: batches that each of them has ready ahead.
         repeats: repeated augmentation: how often each sampled picture stands in an epoch, each time
             augmented anew; the epoch is as long as without.
@@ -247,15 +247,19 @@ class ImageNetDataModule(LightningDataModule):
         """Number of classes, read off the folder or the data set; it needs no `setup`."""
         return len(self.class_names)
 
-    @property
+    @cached_property
     def class_names(self) -> list[str]:
-        """Names of the classes in the order of their indices."""
+        """Names of the classes in the order of their indices; listed once, as the model's head is made once."""
         if self._class_names is not None:
             return self._class_names
         if self.root == digits.ROOT and not digits.is_written(self.root):  # before prepare_data
             return digits.CLASS_NAMES
         if self._named:
             return self._sets[0].class_names
+        return self._class_folders
+
+    @cached_property
+    def _class_folders(self) -> list[str]:
         self.prepare_data()  # now, for the model's head wants their number before Lightning calls it
         return folder.class_names(self.root, self.train_split)
 
@@ -289,7 +293,9 @@ class ImageNetDataModule(LightningDataModule):
         if self._named:
             train, val = self._sets
         else:
-            train, val = folder.scan(self.root, self.train_split, self.val_split, self.val_fraction)
+            train, val = folder.scan(
+                self.root, self._class_folders, self.train_split, self.val_split, self.val_fraction
+            )
         self.faults = Faults(self.faults_path, int(self.max_bad_share * (len(train) + len(val))))
         opened = partial(decode.open_picture, decoder=self.decoder) if self.decoder else _open_whole
         self.train_pictures = TrainPictures(train, opened, self.train_transform, self.seed, self.faults)
@@ -378,14 +384,9 @@ class ImageNetDataModule(LightningDataModule):
                 f"{len(self.train_pictures)} training pictures do not fill one batch of "
                 f"{self.batch_size} on {world_size} process(es); lower --data.batch_size"
             )
-        settings = self._loading()
-        batches = None
-        if settings["num_workers"] and SharedBatches.possible():
-            batches = SharedBatches(settings["num_workers"], self.prefetch + 2, self.batch_size * 3 * self.img_size**2)
-        collate = partial(augment.collate, batches=batches) if self.decoder else None
-        return TrainLoader(
-            self.train_pictures, batch_sampler=sampler, position=self._position, collate_fn=collate, **settings
-        )
+        collate_fn, itemsize = (augment.collate, 1) if self.decoder else (collate, 4)  # timm's transform gives float32
+        settings = self._loading(collate_fn, self.batch_size, itemsize)
+        return TrainLoader(self.train_pictures, batch_sampler=sampler, position=self._position, **settings)
 
     def val_dataloader(self) -> Loader:
         return self._eval_loader(self.val_pictures, "validation")
@@ -409,8 +410,9 @@ class ImageNetDataModule(LightningDataModule):
         rank, world_size = self._place()
         if len(pictures) < world_size:  # a process without a batch would not join in adding up the figures
             raise UserError(f"{len(pictures)} {purpose} pictures cannot be shared out over {world_size} processes")
+        settings = self._loading(collate, self.eval_batch_size)
         sampler = ShardSampler(len(pictures), rank, world_size)
-        return Loader(pictures, batch_size=self.eval_batch_size, sampler=sampler, **self._loading())
+        return Loader(pictures, batch_size=self.eval_batch_size, sampler=sampler, **settings)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Finish a batch on its device, and mix it if it is a training one, with timm's Mixup and CutMix.
@@ -423,8 +425,8 @@ class ImageNetDataModule(LightningDataModule):
         if trainer is None or not trainer.training or not self.mixes:
             return images, labels
         # timm draws from numpy's global generator. `ready` counts this epoch's batches before this one.
-        step = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        np.random.seed(mix_seeds(self.seed, trainer.current_epoch, step, trainer.global_rank) % 2**32)
+        epoch, step = self._position()
+        np.random.seed(mix_seeds(self.seed, epoch, step, trainer.global_rank) % 2**32)
         return self.batch_mixer(images, labels)
 
     def _finished(self, batch: Any) -> tuple[Tensor, Tensor]:
@@ -436,20 +438,28 @@ class ImageNetDataModule(LightningDataModule):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
 
     def _position(self) -> tuple[int, int]:
-        """(epoch, first batch) of the pass over the training set that begins now."""
+        """(epoch, next batch) of training; to overfit on some batches each epoch is the first again."""
         if self.trainer is not None:
-            return self.trainer.current_epoch, self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            overfits = self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
+            epoch = 0 if overfits else self.trainer.current_epoch
+            return epoch, self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
         self._own_epoch += 1
         return self._own_epoch, 0
 
     def workers(self, processes: int) -> int:
         """Loader processes for each of the training processes on this node."""
-        return self.num_workers if self.num_workers is not None else max(1, min(16, cores() // processes))
+        return self.num_workers if self.num_workers is not None else min(16, cores.share(processes))
 
-    def _loading(self) -> dict[str, Any]:
+    def _loading(self, collate_fn: Callable[..., Any], batch_size: int, itemsize: int = 1) -> dict[str, Any]:
         workers = self.workers(self.trainer.num_devices if self.trainer is not None else 1)
+        batches = None
+        if workers and SharedBatches.possible():
+            batches = SharedBatches(workers, self.prefetch + HELD, batch_size * 3 * self.img_size**2 * itemsize)
         return dict(
             num_workers=workers,
+            collate_fn=partial(collate_fn, batches=batches),
+            # Workers inherit the shared memory; Python's own default is no longer a fork.
+            multiprocessing_context="fork" if batches else None,
             prefetch_factor=self.prefetch if workers else None,
             finish=None if self.trainer is not None else self._finished,
             persistent_workers=workers > 0,
@@ -460,11 +470,6 @@ class ImageNetDataModule(LightningDataModule):
 
 def _open_whole(source: folder.Source, name: str, whole: bool) -> Image.Image:
     return folder.load_rgb(source, name)
-
-
-def cores() -> int:
-    """Cores that this process may use, which a container or a scheduler may have made fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _init_worker(worker_id: int, under_trainer: bool) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from cait.datamodule import ImageNetDataModule, cores
+from cait.data.cores import share
+from cait.datamodule import ImageNetDataModule
 
 STARVED = 0.1
 """Share of the time above which waiting is worth a hint."""
@@ -59,13 +60,13 @@ class DataWait(Callback):
 
 def advice(data: ImageNetDataModule, processes: int, world_size: int) -> str:
     """What would bring pictures sooner: first what costs nothing. `processes` are those of this node."""
-    workers, share = data.workers(processes), max(1, cores() // processes)
-    if workers < share:
-        return f"each process has {share} cores and num_workers is {workers}; try --data.num_workers {share}"
+    workers, cores = data.workers(processes), share(processes)
+    if workers < cores:
+        return f"each process has {cores} cores and num_workers is {workers}; try --data.num_workers {cores}"
     if data.decoder in ("torchvision", "pillow"):
         return "nvidia-nvimgcodec-cu13 decodes faster, with the same pixels"
     if data.decoder is None:
         return "--data.backend auto is about twice as fast as timm's own transform"
     if data.repeats > 1 and world_size > 1 and not data.decode_once:
         return "--data.decode_once true decodes a picture once for all its repeats"
-    return f"all {share} cores of each process are at work; smaller files or more cores would help"
+    return f"all {cores} cores of each process are at work; smaller files or more cores would help"

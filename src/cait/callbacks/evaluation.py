@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -14,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from rich.table import Table
 from torch import Tensor, nn
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassConfusionMatrix
+from torchmetrics.utilities import dim_zero_cat
 
 from cait.callbacks.ema import EMA
 from cait.data.real import is_imagenet, real_labels
@@ -22,6 +25,8 @@ from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 
 Figures = dict[str, Any]
+CLASSES_IN_JSON = 1000
+"""Up to so many classes the JSON file holds the confusion matrix itself, 3 MB of it."""
 
 
 class RealAccuracy(Metric):
@@ -46,30 +51,61 @@ class RealAccuracy(Metric):
         return {"acc1": acc1, "acc5": acc5, "images": images}
 
 
+class Confusion(Metric):
+    """The confusion matrix as the list of its counts: C² of them would be 3.5 GB for 21,000 classes."""
+
+    cells: list[Tensor]
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.add_state("cells", [], dist_reduce_fx="cat")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Note the cell of each image: logits [B, num_classes], labels [B]; those below 0 are not counted."""
+        cells = labels * self.num_classes + logits.argmax(dim=1)
+        self.cells.append(cells.where(labels >= 0, -1))  # to leave them out now would wait for the device
+
+    def compute(self) -> np.ndarray:
+        """Rows of true class, predicted class and images, [K, 3], in the order of the classes."""
+        cells, images = dim_zero_cat(self.cells).unique(return_counts=True)
+        table = torch.stack([cells // self.num_classes, cells % self.num_classes, images], dim=1)
+        return table[cells >= 0].cpu().numpy()
+
+
 class Counts(nn.Module):
     """What is counted of one set of weights, exactly over several processes."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.confusion = MulticlassConfusionMatrix(num_classes, validate_args=False)  # which costs a wait a batch
+        self.confusion = Confusion(num_classes)
         self.real = RealAccuracy()
 
     def update(self, logits: Tensor, labels: Tensor, real: Tensor | None) -> None:
         """Count a batch: logits [B, num_classes], labels [B], not counted below 0, and ReaL's [B, L]."""
-        counted = labels >= 0
-        self.confusion.update(logits[counted], labels[counted])
+        self.confusion.update(logits, labels)
         if real is not None:
-            self.real.update(logits[counted], real[counted])
+            self.real.update(logits, real.where(labels[:, None] >= 0, -1))
 
     def compute(self, class_names: list[str], with_real: bool) -> Figures:
-        confusion = self.confusion.compute().tolist()
-        by_class = zip(class_names, confusion, range(len(class_names)), strict=True)
+        confusion = self.confusion.compute()
+        true, predicted, images = confusion.T
+        of_class, right = (
+            np.bincount(true[part], images[part], len(class_names)) for part in (slice(None), true == predicted)
+        )
         figures: Figures = {
-            "images": sum(map(sum, confusion)),
-            # A class without a picture has no accuracy.
-            "per_class": {name: 100 * row[index] / sum(row) if any(row) else None for name, row, index in by_class},
+            "images": int(images.sum()),
+            # A class without an image has no accuracy.
+            "per_class": {
+                name: 100 * hits / count if count else None
+                for name, hits, count in zip(class_names, right.tolist(), of_class.tolist(), strict=True)
+            },
             "confusion": confusion,
         }
+        if len(class_names) <= CLASSES_IN_JSON:
+            matrix = np.zeros((len(class_names),) * 2, np.int64)
+            matrix[true, predicted] = images
+            figures["confusion"] = matrix.tolist()
         return figures | ({"real": self.real.compute()} if with_real else {})
 
 
@@ -79,8 +115,8 @@ class Evaluation(Callback):
     It must stand behind `EMA` among the callbacks, for it takes the average's logits from there. After a
     validation `figures` has, under "raw" and "ema" (where there is an average): `acc1` and `acc5` in per cent,
     `loss`, `images` that were counted, `per_class` (accuracy in per cent by name), `confusion` (a row a true
-    class, a column a predicted one), and on the validation set of `data`, where its ReaL labels are known,
-    `real` with `acc1`, `acc5` and `images`.
+    class, a column a predicted one; above CLASSES_IN_JSON classes an array as `Confusion` gives it), and on the
+    validation set of `data`, where its ReaL labels are known, `real` with `acc1`, `acc5` and `images`.
 
     Args:
         data: the data.
@@ -146,9 +182,35 @@ def check_place(path: Path) -> None:
 
 
 def write(result: Figures, path: Path) -> None:
-    """Write `result` as JSON, whole or not at all."""
+    """Write `result` as JSON, each file whole or not at all.
+
+    An array goes into a file of its own beside `path`, named after its place in `result`, as
+    evaluation-raw-confusion.npy; the JSON has that name in its place.
+    """
+    result = _arrays_out(result, path.with_suffix(""))
+    with _whole(path) as scratch:
+        scratch.write_text(json.dumps(result, ensure_ascii=False) + "\n")
+
+
+def _arrays_out(result: Figures, stem: Path) -> Figures:
+    """`result` with the names of files in place of its arrays."""
+    result = result.copy()
+    for key, value in result.items():
+        file = stem.with_name(f"{stem.name}-{key}.npy")
+        if isinstance(value, dict):
+            result[key] = _arrays_out(value, stem.with_name(f"{stem.name}-{key}"))
+        elif isinstance(value, np.ndarray):
+            with _whole(file) as scratch, scratch.open("wb") as out:
+                np.save(out, value)
+            result[key] = file.name
+    return result
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A file to write, which then takes the place of `path`."""
     scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text(json.dumps(result, ensure_ascii=False) + "\n")
+    yield scratch
     scratch.replace(path)
 
 

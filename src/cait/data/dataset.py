@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from cait.data.faults import Faults
 from cait.data.folder import Source, load_rgb
 from cait.data.sampler import Key
+from cait.data.shared import Sent, SharedBatches
 from cait.errors import UserError
 
 NO_LABEL = -1
@@ -105,6 +106,13 @@ class TrainPictures(Dataset[tuple[Any, int]]):
         np.random.seed(seed % 2**32)
         # Not torch.manual_seed: without CUDA it formats a traceback for every call, a millisecond a picture.
         torch.default_generator.manual_seed(seed)
+
+
+def collate(samples: list[tuple[Tensor, int]], batches: SharedBatches | None = None) -> tuple[Tensor | Sent, Tensor]:
+    """Images [B, ...] in a place of `batches` if there is one, and labels [B]."""
+    images = [image for image, _ in samples]
+    labels = torch.tensor([label for _, label in samples])
+    return batches.stack(images) if batches else default_collate(images), labels
 
 
 class EvalPictures(Dataset[tuple[Tensor, int]]):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from array import array
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -17,14 +20,33 @@ Source = str | Path | IO[bytes] | Image.Image
 """A picture as a data set has it: a path, an open file, or decoded already."""
 
 
-class Files(list[tuple[str, int]]):
-    """Pairs of a picture's path and the index of its class, as `cait.data.dataset.Samples` has them."""
+class Files:
+    """Paths of images and the indices of their classes, as `cait.data.dataset.Samples` has them.
+
+    They lie in three arrays. A list of a million tuples would be copied into every worker, page by page,
+    because reading an object changes its reference count.
+    """
+
+    def __init__(self, samples: Iterable[tuple[str, int]]) -> None:
+        paths, labels = bytearray(), array("l")
+        ends = array("q", [0])
+        for path, label in samples:
+            paths += os.fsencode(path)
+            ends.append(len(paths))
+            labels.append(label)
+        self._paths, self._ends, self._labels = bytes(paths), ends, labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return map(self.source, range(len(self)))
 
     def name(self, index: int) -> str:
-        return self[index][0]
+        return os.fsdecode(self._paths[self._ends[index] : self._ends[index + 1]])
 
-    def source(self, index: int) -> tuple[Source, int]:
-        return self[index]
+    def source(self, index: int) -> tuple[str, int]:
+        return self.name(index), self._labels[index]
 
 
 def load_rgb(picture: Source, name: str = "") -> Image.Image:
@@ -46,7 +68,7 @@ def load_rgb(picture: Source, name: str = "") -> Image.Image:
         raise UserError(f"cannot read the picture {path}: {reason}") from error
 
 
-def check_headers(samples: list[tuple[str, int]], faults: Faults) -> None:
+def check_headers(samples: Files, faults: Faults) -> None:
     """Open each file without decoding it, and note those that are no picture."""
     for path, _ in samples:
         try:
@@ -74,8 +96,8 @@ def class_names(root: Path, train_split: str) -> list[str]:
     return names
 
 
-def scan(root: Path, train_split: str, val_split: str, val_fraction: float) -> tuple[Files, Files]:
-    """List the training and validation pictures below `root`.
+def scan(root: Path, names: list[str], train_split: str, val_split: str, val_fraction: float) -> tuple[Files, Files]:
+    """List the training and validation pictures of the classes `names` below `root`.
 
     With `root/train_split` and `root/val_split` these are the two sets. A `root` that holds the
     class folders itself is divided: from every class, evenly over its sorted files, a share of
@@ -84,7 +106,6 @@ def scan(root: Path, train_split: str, val_split: str, val_fraction: float) -> t
     Raises:
         UserError: a missing folder, a class without pictures, classes that differ between the sets.
     """
-    names = class_names(root, train_split)
     if not (root / train_split).is_dir():
         return _hold_out(_pictures(root, names), val_fraction, root)
     val_root = root / val_split
@@ -159,7 +180,8 @@ def _hold_out(samples: Files, fraction: float, root: Path) -> tuple[Files, Files
     by_class: dict[int, list[tuple[str, int]]] = {}
     for sample in samples:
         by_class.setdefault(sample[1], []).append(sample)
-    train, val = Files(), Files()
+    train: list[tuple[str, int]] = []
+    val: list[tuple[str, int]] = []
     for members in by_class.values():
         if len(members) < 2:
             raise UserError(f"{Path(members[0][0]).parent} holds one picture; two are needed to hold one out")
@@ -167,7 +189,7 @@ def _hold_out(samples: Files, fraction: float, root: Path) -> tuple[Files, Files
         held = {(2 * i + 1) * len(members) // (2 * count) for i in range(count)}
         for position, sample in enumerate(members):
             (val if position in held else train).append(sample)
-    return train, val
+    return Files(train), Files(val)
 
 
 def some(names: list[str], most: int = 3) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
 Key = tuple[int, int, int]
 """(epoch, index, repeat): all that the randomness of one training picture depends on, but for the seed."""
@@ -55,28 +55,25 @@ class TrainBatchSampler(Sampler[list[Key]]):
         """Batches in a whole epoch."""
         return self.entries // self.batch_size
 
-    def keys(self) -> list[Key]:
-        """The keys of this rank for the whole of `self.epoch`, in order."""
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = torch.randperm(self.length, generator=generator).tolist()
-        if self.together:
-            places = [divmod(entry, self.repeats) for entry in range(self.entries)]
-            places = [(picture * self.world_size + self.rank, repeat) for picture, repeat in places]
-        else:
-            entries = range(self.rank, self.entries * self.world_size, self.world_size)
-            places = [divmod(entry, self.repeats) for entry in entries]
-        return [(self.epoch, order[place], repeat) for place, repeat in places]
-
     def __iter__(self) -> Iterator[list[Key]]:
-        keys = self.keys()
+        epoch = self.epoch
+        order = torch.randperm(self.length, generator=torch.Generator().manual_seed(self.seed + epoch))
         for batch in range(self.first_batch, len(self)):
-            yield keys[batch * self.batch_size : (batch + 1) * self.batch_size]
+            entries = torch.arange(batch * self.batch_size, (batch + 1) * self.batch_size)  # of this rank
+            if self.together:
+                places, repeats = entries // self.repeats * self.world_size + self.rank, entries % self.repeats
+            else:
+                entries = entries * self.world_size + self.rank  # of all ranks
+                places, repeats = entries // self.repeats, entries % self.repeats
+            indices = order[places].tolist()
+            yield [(epoch, index, repeat) for index, repeat in zip(indices, repeats.tolist(), strict=True)]
 
 
-class ShardSampler(Sampler[int]):
+class ShardSampler(SequentialSampler):
     """Every index exactly once over all ranks: rank r of w takes r, r + w, r + 2w, ...
 
     Unlike DistributedSampler it repeats no index to make the ranks even, so that accuracies are exact.
+    It is a SequentialSampler because Lightning replaces all others when it overfits on some batches.
     """
 
     def __init__(self, length: int, rank: int = 0, world_size: int = 1) -> None:

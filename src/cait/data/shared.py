@@ -7,7 +7,7 @@ by page: a tenth of a worker's time. It lies in /dev/shm, too, which containers 
 from __future__ import annotations
 
 import math
-import multiprocessing
+import sys
 import weakref
 from collections.abc import Callable
 from itertools import count
@@ -20,18 +20,21 @@ from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 
 KEYS = count()
+HELD = 3
+"""Batches that a training process holds at once beside those that its workers have ready. Lightning fetches one
+ahead, so one is in use, one is next, and one arrives."""
 MEMORIES: weakref.WeakValueDictionary[int, SharedBatches] = weakref.WeakValueDictionary()
 
 
 class SharedBatches:
-    """Places for batches of bytes, a few for each worker, shared with the processes forked after it is made.
+    """Places for batches of images, a few for each worker, shared with the processes forked after it is made.
 
     The worker takes a place by setting its byte in `taken`; this process clears that when nothing refers to
     the tensor any more that it was given for the batch. A worker that finds all its places taken, for somebody
     keeps its batches, sends the next in PyTorch's way.
 
     Args:
-        places: for each worker; it may have sent `prefetch` batches while another is in use and one is made.
+        places: for each worker; HELD more than the batches that it has ready.
         size: bytes of a batch.
     """
 
@@ -44,25 +47,24 @@ class SharedBatches:
 
     @staticmethod
     def possible() -> bool:
-        """Whether workers are forked: others would not have the memory."""
-        methods = multiprocessing.get_all_start_methods()  # of which the first is the default
-        return (multiprocessing.get_start_method(allow_none=True) or methods[0]) == "fork"
+        """Whether workers can be forked: others would not have the memory."""
+        return sys.platform == "linux"  # elsewhere a fork is not safe
 
     def stack(self, images: list[Tensor]) -> Tensor | Sent:
         """In a worker: the images as one batch, in a place of the worker's if one is free."""
         worker = get_worker_info()
-        shape = (len(images), *images[0].shape)
-        if worker is not None and math.prod(shape) <= self.size:
+        shape, dtype = (len(images), *images[0].shape), images[0].numpy().dtype
+        if worker is not None and math.prod(shape) * dtype.itemsize <= self.size:
             first = worker.id * self.places
             for place in range(first, first + self.places):
                 if not self.taken[place]:
                     self.taken[place] = 1
-                    torch.stack(images, out=torch.from_numpy(self.array(place, shape)))
-                    return Sent(self.key, place, shape)
+                    torch.stack(images, out=torch.from_numpy(self.array(place, shape, dtype)))
+                    return Sent(self.key, place, shape, dtype)
         return default_collate(images)
 
-    def array(self, place: int, shape: tuple[int, ...]) -> np.ndarray:
-        return np.frombuffer(self.memory, np.uint8, math.prod(shape), place * self.size).reshape(shape)
+    def array(self, place: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        return np.frombuffer(self.memory, dtype, math.prod(shape), place * self.size).reshape(shape)
 
     def free(self, place: int) -> None:
         self.taken[place] = 0
@@ -78,8 +80,8 @@ class Sent:
         return _received, self.where
 
 
-def _received(key: int, place: int, shape: tuple[int, ...]) -> Tensor:
+def _received(key: int, place: int, *kind: Any) -> Tensor:
     batches = MEMORIES[key]
-    array = batches.array(place, shape)
+    array = batches.array(place, *kind)
     weakref.finalize(array, batches.free, place).atexit = False
     return torch.from_numpy(array)  # whose memory refers to the array as long as there is any tensor in it

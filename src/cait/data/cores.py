@@ -1,0 +1,40 @@
+"""How many cores there are for a training process and its loader workers."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+OWN_GROUP = Path("/proc/self/cgroup")
+GROUPS = Path("/sys/fs/cgroup")
+
+
+def share(processes: int) -> int:
+    """Cores for each of the training processes on this node, at least 1.
+
+    The processes share the cores that this one may use, unless SLURM has bound each to cores of its own. Then
+    these are fewer than the step has on the node, and an equal share of the step's cores is no fewer than these.
+    """
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    of_step = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    together = min(int(of_step) if of_step.isdecimal() else mine, quota())
+    return max(1, min(mine, int(together / processes)))
+
+
+def quota() -> float:
+    """Processor time that the control groups around this process allow, in cores; inf without a limit."""
+    own = [line.removeprefix("0::/") for line in _read(OWN_GROUP).splitlines() if line.startswith("0::/")]
+    folders = [folder for group in own for folder in (GROUPS / group, *(GROUPS / group).parents)]
+    limits = [_read(folder / "cpu.max") for folder in folders]
+    limits.append(" ".join(_read(GROUPS / f"cpu/cpu.cfs_{name}_us") for name in ("quota", "period")))  # version 1
+    return min(map(_cores, limits))
+
+
+def _cores(limit: str) -> float:
+    time, period = limit.split() or ("max", "")
+    return math.inf if time in ("max", "-1") else int(time) / int(period)
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
