@@ -137,7 +137,7 @@ def cait(tmp_path: Path, digits_root: Path) -> Cait:
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
             preexec_fn=heed_ctrl_c,
         )
 

@@ -14,6 +14,7 @@ FLOORS = [
     ["module", "datamodule"],
     ["losses", "optim", "data"],
     ["model"],
+    ["launch"],
     ["errors"],
 ]
 # Neighbours that must not know each other.
