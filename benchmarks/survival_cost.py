@@ -3,8 +3,8 @@
     python benchmarks/survival_cost.py [--model xxs24] [--batch 8] [--steps 60] [--out FILE]
 
 In one run of Lightning's Trainer these take part in every other step; compared are neighbouring
-steps, so that what else the machine does falls on both. A checkpoint is written once in 500 steps,
-so a 500th of its time is added.
+steps, so that what else the machine does falls on both. A checkpoint is taken to be written once in
+500 steps, so a 500th of its time is added.
 """
 
 from __future__ import annotations

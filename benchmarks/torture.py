@@ -88,12 +88,12 @@ def kill_somewhere(job: Job, run: Path, draw: random.Random, length: float, proc
     saving = draw.random() < 0.25
     # A quarter of the kills in the first seconds: imports, data, restoring.
     moment = draw.uniform(0, 0.25 * length if draw.random() < 0.25 else length)
-    scratch = run / "checkpoints" / ".last.ckpt.tmp"
+    checkpoints = run / "checkpoints"
     while job.process.poll() is None:
         late = time.monotonic() - job.begun >= moment
-        if late and (not saving or scratch.exists()):
+        if late and (not saving or any(checkpoints.glob(".last.ckpt.*"))):
             job.kill(group)
-            where = "while saving" if scratch.exists() else "anywhere"
+            where = "while saving" if any(checkpoints.glob(".last.ckpt.*")) else "anywhere"
             return (
                 f"{time.monotonic() - job.begun:.1f} s after its start, {where}, {'group' if group else 'main process'}"
             )

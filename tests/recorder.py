@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +49,10 @@ class Recorder(Callback):
 
 def digests(images: Tensor) -> list[str]:
     return [hashlib.sha1(image.numpy().tobytes()).hexdigest()[:10] for image in images]
+
+
+class ForgetInterface(Callback):
+    """Takes GLOO_SOCKET_IFNAME away once DDP is connected."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)

@@ -196,3 +196,16 @@ def test_torch_saves_checksums_that_zipfile_checks(damage: int, tmp_path: Path) 
     content[damage] ^= 0xFF
     path.write_bytes(content if damage > 0 else content[:damage])
     assert not is_whole(path)
+
+
+def test_the_store_of_the_rendezvous_can_be_had() -> None:
+    """Processes agree on signals through it."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        store = torch.distributed.PrefixStore("a", torch.distributed.distributed_c10d._get_default_store())
+        store.set("key", "5 0 7")
+        assert list(map(int, store.get("key").split())) == [5, 0, 7]
+        assert not store.check(["other"])
+        assert store.delete_key("key")
+    finally:
+        torch.distributed.destroy_process_group()

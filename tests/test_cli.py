@@ -246,6 +246,24 @@ def test_devices_that_are_left_alone_are_told(
         (["fit", "--config", "{digits}", "--seed_everything=null"], "--seed_everything cannot be 'None'"),
         (["fit", "--config", "{bad}"], "did you mean --model.lr?"),
         (["fit", "--config", "{garbled}"], "parsing config"),
+        (["fit", "--config", "{digits}", "--trainer.barebones=true"], "barebones true leaves out the checkpoints"),
+        (["fit", "--config", "{digits}", "--trainer.strategy=fsdp"], "not FSDPStrategy"),
+        (["fit", "--config", "{digits}", "--trainer.strategy=deepspeed_stage_2"], "not DeepSpeedStrategy"),
+        (["fit", "--config", "{digits}", "--trainer.strategy=ModelParallelStrategy"], "invalid strategy name"),
+        (
+            ["fit", "--config", "{digits}", "--trainer.strategy.class_path=lightning.pytorch.strategies.FSDPStrategy"],
+            "not FSDPStrategy",
+        ),
+        (
+            ["fit", "--config", "{digits}", "--trainer.strategy.class_path=ModelParallelStrategy"],
+            "not ModelParallelStrategy",
+        ),
+        (["fit", "--config", "{digits}", "--save_every_n_minutes=0"], "save_every_n_minutes must be above 0"),
+        (["fit", "--config", "{digits}", "--save_every_n_steps=0"], "save_every_n_steps must be at least 1"),
+        (
+            ["fit", "--config", "{two}", "--trainer.sync_batchnorm=true", "--model.fields.norm=batchnorm"],
+            "sync_batchnorm true needs GPUs",
+        ),
         (["validate", "--config", "{digits}"], "nothing to score: give --ckpt_path"),
         (["validate", "--config", "{digits}", "--ckpt_path", "{digits}"], "not a whole checkpoint"),
         (["predict", "--config", "{digits}", "--ckpt_path", "{digits}"], "not a whole checkpoint"),
@@ -266,6 +284,8 @@ def test_bad_input_gets_one_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "bad.yaml").write_text("model:\n  lrr: 1\n")
+    two = (REPO / "configs/digits.yaml").read_text().replace("accelerator: auto", "accelerator: cpu\n  devices: 2")
+    (tmp_path / "two.yaml").write_text(two)
     (tmp_path / "garbled.yaml").write_text("model: [1\n")
     (tmp_path / "logs" / "hollow").mkdir(parents=True)
     (tmp_path / "logs" / "taken").touch()
@@ -275,6 +295,7 @@ def test_bad_input_gets_one_line(
         "elsewhere": tmp_path / "elsewhere",
         "digits": REPO / "configs/digits.yaml",
         "bad": tmp_path / "bad.yaml",
+        "two": tmp_path / "two.yaml",
         "garbled": tmp_path / "garbled.yaml",
     }
     monkeypatch.chdir(tmp_path)
@@ -304,6 +325,16 @@ def test_a_picture_that_breaks_amid_training_is_told_in_one_line(
     assert len(told) == 1
     assert "cannot read" in told[0]
     assert "cut.jpg" in told[0]
+
+
+def test_steps_without_epochs(cait: Cait, tmp_path: Path) -> None:
+    steps = ["--trainer.max_epochs=-1", "--trainer.max_steps=30", "--model.warmup_epochs=1"]
+    done = cait("fit", *SMALL, *steps, "--trainer.log_every_n_steps=1", "--run_name=a")
+    assert done.returncode == 0, done.stderr
+    rates = dict(steps_and_rates(tmp_path / "logs/a"))
+    assert len(rates) == 30
+    assert rates[21] == pytest.approx(2e-3)  # an epoch of 22 steps, then the cosine to step 30
+    assert rates[29] == pytest.approx(1e-5 + (2e-3 - 1e-5) * (1 + math.cos(math.pi * 7 / 8)) / 2, rel=1e-5)
 
 
 def test_another_models_checkpoint_is_told(cait: Cait, tmp_path: Path) -> None:
@@ -385,6 +416,7 @@ def test_a_run_that_lies_elsewhere(
     monkeypatch.setattr(sys, "argv", ["cait"])
     steps = [f"--data.root={digits_root}", "--trainer.log_every_n_steps=1", "--data.num_workers=0"]
     steps += ["--trainer.limit_val_batches=1", "--trainer.limit_train_batches=2"]
+    steps += ["--trainer.callbacks=LearningRateMonitor"]  # one alone, not a list
     monkeypatch.setenv("COLUMNS", "300")
     elsewhere = tmp_path / "elsewhere"
     for name in ("digits", "digits-2"):
@@ -395,7 +427,7 @@ def test_a_run_that_lies_elsewhere(
     (moved / "checkpoints/last.ckpt").rename(tmp_path / "kept.ckpt")
     (moved / "checkpoints/last.ckpt").write_text("torn")
     main(["resume", "moved", "--ckpt_path=kept.ckpt", "--trainer.max_epochs=2"])
-    assert [int(row["step"]) for row in rows(moved)] == [0, 1, 1, 2, 3, 3]
+    assert [int(row["step"]) for row in rows(moved) if not row["lr-AdamW/pg1"]] == [0, 1, 1, 2, 3, 3]
     assert checkpoint(moved)["global_step"] == 4
     best = next(state for key, state in checkpoint(moved)["callbacks"].items() if "val/acc1" in key)
     assert best["best_model_path"] == str(moved / "checkpoints/best.ckpt")

@@ -15,6 +15,7 @@ FLOORS = [
     ["module", "datamodule"],
     ["losses", "optim", "data"],
     ["model"],
+    ["launch"],
     ["errors"],
 ]
 # Neighbours that must not know each other.

@@ -183,6 +183,22 @@ def test_a_signal_to_two_processes(launcher: str, cait: Cait, tmp_path: Path, wh
     assert_same(run, whole_of_two)
 
 
+def test_torchrun_starts_a_run_again_that_lost_a_process(cait: Cait, tmp_path: Path, whole_of_two: Path) -> None:
+    # Saved by the clock, and inside SLURM, which started torchrun as its one task.
+    recipe = [*RECIPE, *TWO, "--save_every_n_steps=null", "--save_every_n_minutes=0.005"]
+    slurm = dict(SLURM_NTASKS="1", SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_PROCID="0", SLURM_LOCALID="0")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--max-restarts=1", "--standalone")
+    job = start(tmp_path, "fit", *recipe, "--run_name=cut", command=torchrun, env=environment() | slurm)
+    run = tmp_path / "logs/cut"
+    wait_for_steps(run, 26, job)
+    workers = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True).stdout.split()
+    os.kill(int(workers[1]), signal.SIGKILL)
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 0, output
+    assert "nothing to do" not in output
+    assert_same(run, whole_of_two)
+
+
 def test_begun_on_one_process_and_gone_on_with_two(cait: Cait, tmp_path: Path) -> None:
     # Mixing and stochastic depth are drawn by each process for itself, so they are off.
     plain = [

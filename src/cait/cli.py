@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cait import launch
 from cait.errors import UserError
 
 LOGS = Path("logs")
@@ -81,7 +82,8 @@ def main(argv: list[str] | None = None) -> None:
         _run(argv)
         sys.stdout.flush()
     except UserError as error:
-        _stop(str(error))
+        training = argv[:1] in (["fit"], ["resume"])
+        _stop(launch.tell(str(error)) if training else str(error))
     except (KeyboardInterrupt, BrokenPipeError, SystemExit) as error:
         # Lightning makes a SystemExit of the first, once it has said what to type next, and rich of the second.
         cause = error.__context__ if isinstance(error, SystemExit) else error
@@ -283,7 +285,13 @@ def _preprocessing(run_dir: Path) -> dict[str, Any]:
 
 
 def _resume_arguments(rest: list[str]) -> list[str]:
-    run_dir, overrides = _run_dir("resume", rest)
+    try:
+        return _resume(*_run_dir("resume", rest))
+    except UserError as error:
+        raise UserError(f"{error}; all nodes must share {LOGS}/" if launch.several() else str(error)) from error
+
+
+def _resume(run_dir: Path, overrides: list[str]) -> list[str]:
     # The folder may have been moved or renamed since its configuration was written.
     place = ["--trainer.default_root_dir", str(run_dir.parent), "--run_name", run_dir.name]
     if not any(override.split("=")[0] == "--ckpt_path" for override in overrides):

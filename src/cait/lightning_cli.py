@@ -18,11 +18,15 @@ from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from rich.console import Console
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from cait import launch
 from cait.analysis.paper import find, released
-from cait.callbacks.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint
+from cait.callbacks.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
+from cait.callbacks.claim import Claim, shared
 from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA
 from cait.callbacks.evaluation import Evaluation, as_table, check_place, write
@@ -66,6 +70,8 @@ RUN_VARIABLE = "CAIT_RUN"
 RUN_NAME = "Name of the run's folder below logs/; null calls it after the configuration, with a number if need be."
 
 OUTPUT = "File to write, by default predictions.csv (cait predict) or evaluation.json (cait validate)."
+SAVE_MINUTES = "Minutes between checkpoints; epochs and the steps of --save_every_n_steps end with one in any case."
+SAVE_STEPS = "Optimiser steps between checkpoints; null leaves them to the time and the epochs."
 REAL = "File of ReaL labels, real.json, to validate on too; null takes timm's copy where the data is ImageNet."
 V2 = "Folder of ImageNet-V2, or of more pictures of the same classes, to validate on too."
 PAPER_ROW = "The row of the paper that the run is, as --paper notes it, whose figures are shown beside the run's."
@@ -87,6 +93,8 @@ class CaiTCLI(LightningCLI):
     Args:
         arguments: one of VERBS and its options.
     """
+
+    claim: Claim | None = None
 
     def __init__(self, arguments: list[str]) -> None:
         self.arguments = arguments
@@ -117,9 +125,8 @@ class CaiTCLI(LightningCLI):
         parser.add_argument("--real", type=str | None, default=None, help=REAL)
         parser.add_argument("--v2", type=str | None, default=None, help=V2)
         parser.add_argument("--paper_row", type=str | None, default=None, help=PAPER_ROW)
-        parser.add_argument(
-            "--save_every_n_steps", type=int, default=500, help="Steps between checkpoints, which epochs end with too."
-        )
+        parser.add_argument("--save_every_n_minutes", type=float | None, default=10.0, help=SAVE_MINUTES)
+        parser.add_argument("--save_every_n_steps", type=int | None, default=None, help=SAVE_STEPS)
         parser.add_argument(
             "--max_nonfinite_steps",
             type=int,
@@ -152,6 +159,8 @@ class CaiTCLI(LightningCLI):
         return f"; did you mean --{near[0]}?" if near else f"; `cait {verb} --help` lists what there is"
 
     def _parse_ckpt_path(self) -> None:
+        if self.config.subcommand == "fit":
+            self._meet()
         # Lightning would let the checkpoint's hyper-parameters win over the command line, in silence.
         # Here the configuration says what the model is, and a checkpoint that does not fit is refused.
         config = self.config[self.config.subcommand]
@@ -170,11 +179,18 @@ class CaiTCLI(LightningCLI):
                 # A run's classes are known without the folder that it was trained on.
                 config.data.class_names = class_names(checkpoint)
 
-    def _claim_run_dir(self) -> Path:
+    def _meet(self) -> None:
+        """Wait for the other processes; if torchrun started them again, go on from the run's last checkpoint."""
+        config = self.config.fit
+        restarts = launch.agree(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))  # each node counts its own
+        if any(map(int, restarts)) and config.ckpt_path is None and not config.trainer.fast_dev_run:
+            last = newest_whole(self._name_run() / "checkpoints")
+            config.ckpt_path = str(last) if last else None
+
+    def _name_run(self) -> Path:
+        """The run's folder, made already if it is a new one without a name."""
         config = self.config.fit
         root = Path(config.trainer.default_root_dir or "logs")
-        if config.trainer.fast_dev_run:  # which writes nothing
-            return root
         launched = "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ  # by torchrun, SLURM or Lightning
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
@@ -184,15 +200,47 @@ class CaiTCLI(LightningCLI):
         if not re.fullmatch(r"\w[\w.=+-]*", name):
             raise UserError(f"a run's name is made of letters, digits and . _ - + =, and is not a path: {name!r}")
         os.environ[RUN_VARIABLE] = config.run_name = name
-        run_dir = root / name
-        if config.ckpt_path is None and _rank() == 0 and any(run_dir.glob("checkpoints/*.ckpt")):
-            resume = f"make resume RUN={run_argument(run_dir)}"
-            raise UserError(f"{run_dir} holds a run: go on with `{resume}` or give another --run_name")
-        run_dir.mkdir(parents=True, exist_ok=True)
+        return root / name
+
+    def _claim_run_dir(self) -> Path:
+        config = self.config.fit
+        if config.trainer.fast_dev_run:  # which writes nothing
+            return Path(config.trainer.default_root_dir or "logs")
+        run_dir = self._name_run()
+        if _rank() == 0:
+            self.claim = Claim(run_dir)
+            if config.ckpt_path is None and any(run_dir.glob("checkpoints/*.ckpt")):
+                resume = f"make resume RUN={run_argument(run_dir)}"
+                raise UserError(f"{run_dir} holds a run: go on with `{resume}` or give another --run_name")
+        holder = launch.agree(self.claim.owner if self.claim else "")[0]
+        lost = holder and not shared(run_dir, holder)
+        launch.agree(trouble=f"{run_dir} is not the folder of {holder}; all nodes must share it" if lost else "")
         return run_dir
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        try:
+            return self._trainer(**kwargs)
+        except BaseException:
+            if self.claim:
+                self.claim.undo()  # the run's name stays free
+            raise
+
+    def fit(self, *args: Any, **kwargs: Any) -> None:
+        """Train, in LightningCLI's place."""
+        try:
+            self.trainer.fit(*args, **kwargs)
+        finally:
+            if self.claim:
+                self.claim.release()
+
+    def _trainer(self, **kwargs: Any) -> Trainer:
         given = self.config_init[self.subcommand].trainer
+        if given.barebones:
+            raise UserError("--trainer.barebones true leaves out the checkpoints and figures that a run is made of")
+        if isinstance(given.strategy, Strategy):
+            _check_strategy(type(given.strategy))
+        elif given.strategy.lower() in StrategyRegistry:
+            _check_strategy(StrategyRegistry[given.strategy.lower()]["strategy"])
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
         if given.enable_progress_bar is not False:
             wait = DataWait(self.datamodule, speaks=sys.stdout.isatty())
@@ -221,11 +269,11 @@ class CaiTCLI(LightningCLI):
             callbacks.append(FaultReport(self.datamodule))
             if given.enable_checkpointing is not False and not given.fast_dev_run:
                 folder = self.run_dir / "checkpoints"
-                callbacks += [BestCheckpoint(folder), LastCheckpoint(folder, config.save_every_n_steps)]
-                plugins = given.plugins if isinstance(given.plugins, list) else [given.plugins] * bool(given.plugins)
-                kwargs["plugins"] = [*plugins, DurableCheckpointIO()]
-                if SLURMEnvironment.detect():  # which Lightning would have save and requeue by itself
-                    kwargs["plugins"].append(SLURMEnvironment(auto_requeue=False))
+                last = LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes)
+                callbacks += [BestCheckpoint(folder), last]
+                kwargs["plugins"] = [*_listed(given.plugins), DurableCheckpointIO()]
+                if isinstance(here := launch.cluster(), SLURMEnvironment):
+                    kwargs["plugins"].append(here)
             if given.enable_model_summary is not False:
                 callbacks.append(ModelTable())
         else:
@@ -236,14 +284,20 @@ class CaiTCLI(LightningCLI):
                     PredictionsFile(Path(self.config.predict.output or "predictions.csv"), self.datamodule)
                 )
         try:
-            trainer = super().instantiate_trainer(**kwargs, callbacks=[*(given.callbacks or []), *callbacks])
+            trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
             if self.subcommand == "fit":
                 self.datamodule.share_batch(trainer)  # before other processes are started
-        except Exception:
-            if self.subcommand == "fit":
-                with contextlib.suppress(OSError):  # it holds something
-                    self.run_dir.rmdir()  # its name stays free
-            raise
+        except ValueError as error:  # Lightning's, of arguments that do not fit together
+            raise UserError(" ".join(str(error).split())) from error
+        _check_strategy(type(trainer.strategy))
+        batch_norm = any(isinstance(part, _BatchNorm) for part in self.model.modules())
+        if (
+            given.sync_batchnorm
+            and batch_norm
+            and trainer.world_size > 1
+            and trainer.strategy.root_device.type == "cpu"
+        ):
+            raise UserError("--trainer.sync_batchnorm true needs GPUs: torch has no such batch norm for the CPU")
         there = trainer.accelerator.auto_device_count()
         if self.subcommand == "fit" and trainer.num_devices < there:
             rank_zero_info(f"training on {trainer.num_devices} of {there} devices; --trainer.devices {there} takes all")
@@ -313,6 +367,15 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     except Exception as error:
         raise UserError(f"{path} is not a whole checkpoint of a run") from error
     return checkpoint
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _check_strategy(kind: type) -> None:
+    if kind not in (SingleDeviceStrategy, DDPStrategy):
+        raise UserError(f"--trainer.strategy: runs save and resume with ddp or on a single device, not {kind.__name__}")
 
 
 def _rank() -> int:

@@ -324,6 +324,8 @@ class CaiTModule(LightningModule):
         total_steps = trainer.estimated_stepping_batches
         if not math.isfinite(total_steps):
             raise UserError("the cosine needs an end: set --trainer.max_epochs or --trainer.max_steps")
+        if trainer.train_dataloader is None:  # Lightning counts no epoch's batches where max_epochs is -1
+            trainer.fit_loop.setup_data()
         steps_per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
         peak = self.lr
         if self.lr_base_size is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
+from cait.callbacks.files import scratch
 from cait.callbacks.signals import StopSignals
 from cait.errors import UserError
 
@@ -32,27 +34,27 @@ class DurableCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """`storage_options` may name a file as {"previous": path}, which then keeps what stood at `path`."""
         path = Path(path)
-        scratch = path.with_name(f".{path.name}.tmp")
+        beside = scratch(path)
         previous = (storage_options or {}).get("previous")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with scratch.open("wb") as file:
+            with beside.open("wb") as file:
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
             if previous is not None and path.exists():
                 _keep(path, Path(previous))
-            os.replace(scratch, path)
+            os.replace(beside, path)
             _flush_folder(path.parent)
         except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
             cause = error if isinstance(error, OSError) else error.__context__ or error
             self.error = f"cannot write {path}: {getattr(cause, 'strerror', None) or cause}"
-            scratch.unlink(missing_ok=True)
+            beside.unlink(missing_ok=True)
 
 
 def _keep(path: Path, previous: Path) -> None:
     """Have `previous` name the file at `path`, which stays there."""
-    link = previous.with_name(f".{previous.name}.tmp")
+    link = scratch(previous)
     link.unlink(missing_ok=True)
     try:
         os.link(path, link)
@@ -96,27 +98,35 @@ def newest_whole(folder: Path) -> Path | None:
 
 
 class LastCheckpoint(Checkpoint):
-    """Save `last.ckpt` every so many steps and after every epoch, and keep the one before as `previous.ckpt`.
+    """Save `last.ckpt` every so often and after every epoch, and keep the one before as `previous.ckpt`.
 
-    At SIGTERM, SIGINT or SIGUSR1 the running step is finished, saved, and the process exits with
-    128 + the signal's number. Saving happens after an optimiser step that no validation follows: a
-    checkpoint from between the two would be taken for one from after the validation, and gradients
-    that are being accumulated are in no checkpoint. A stop during validation waits for its end.
+    At SIGTERM, SIGINT or SIGUSR1 the running step is finished, of several processes those of about
+    another second, the state is saved, and the process exits with 128 + the signal's number. Saving
+    happens after an optimiser step that no validation follows: a checkpoint from between the two would
+    be taken for one from after the validation, and gradients that are being accumulated are in no
+    checkpoint. A stop during validation waits for its end.
 
     Args:
         folder: of the checkpoints.
-        every_n_steps: optimiser steps between two saves.
+        every_n_steps: save after every so many optimiser steps; None for the time alone.
+        every_n_minutes: save when so much time has passed on process 0 since the last save; None for the steps alone.
+
+    Raises:
+        UserError: a number that is not above 0.
     """
 
-    def __init__(self, folder: Path, every_n_steps: int) -> None:
-        if every_n_steps < 1:
-            raise UserError(f"save_every_n_steps must be at least 1, got {every_n_steps}")
-        self.folder, self.every_n_steps = folder, every_n_steps
+    def __init__(self, folder: Path, every_n_steps: int | None = None, every_n_minutes: float | None = None) -> None:
+        if every_n_steps is not None and every_n_steps < 1:
+            raise UserError(f"save_every_n_steps must be at least 1 or null, got {every_n_steps}")
+        if every_n_minutes is not None and not every_n_minutes > 0:
+            raise UserError(f"save_every_n_minutes must be above 0 or null, got {every_n_minutes}")
+        self.folder, self.every_n_steps, self.every_n_minutes = folder, every_n_steps, every_n_minutes
         self.signals = StopSignals()
         self._due = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last_step = trainer.global_step
+        self._last_save = time.monotonic()
         self.signals.watch(trainer)
         self._log_before_saving(trainer)
 
@@ -140,8 +150,8 @@ class LastCheckpoint(Checkpoint):
         if trainer.global_step == self._last_step:  # gradients accumulate
             return
         self._last_step = trainer.global_step
-        stop = self.signals.agreed()
-        self._due |= trainer.global_step % self.every_n_steps == 0
+        stop, late = self.signals.agreed(trainer.global_step, save=self._late())
+        self._due |= late or (self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0)
         if not _validation_follows(trainer, batch_idx):
             if self._due or stop:
                 self._log_step()
@@ -151,15 +161,20 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.save(trainer)
-        if stop := self.signals.agreed():
+        stop, _ = self.signals.agreed(trainer.global_step, at_once=True)
+        if stop:
             self._leave(trainer, stop)
+
+    def _late(self) -> bool:
+        return self.every_n_minutes is not None and time.monotonic() - self._last_save > 60 * self.every_n_minutes
 
     def save(self, trainer: Trainer) -> None:
         """Save on all processes; UserError on all if the file, or another since the last save, cannot be written."""
         trainer.save_checkpoint(
             self.folder / LAST, weights_only=False, storage_options={"previous": self.folder / PREVIOUS}
         )
-        self._due = False
+        self.signals.forget()
+        self._due, self._last_save = False, time.monotonic()
         io = trainer.strategy.checkpoint_io
         error = trainer.strategy.broadcast(getattr(io, "error", None))
         if error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,17 @@ from lightning.pytorch.loggers.logger import rank_zero_experiment
 def run_argument(run_dir: Path) -> str:
     """What `make resume RUN=` and `make eval RUN=` take for this folder."""
     return run_dir.name if run_dir.parent == Path("logs") else str(run_dir)
+
+
+def scratch(path: Path) -> Path:
+    """Where this process writes what is to become `path`."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def clear_scratch(run_dir: Path) -> None:
+    """Remove what killed processes left half written."""
+    for path in run_dir.rglob(".*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 class RunCSVWriter(ExperimentWriter):
@@ -34,12 +46,12 @@ class RunCSVWriter(ExperimentWriter):
 
     def replace_rows(self, rows: list[dict[str, Any]], fieldnames: list[str]) -> None:
         path = Path(self.metrics_file_path)
-        scratch = path.with_suffix(".tmp")
-        with scratch.open("w", newline="") as file:
+        beside = scratch(path)
+        with beside.open("w", newline="") as file:
             writer = csv.DictWriter(file, fieldnames=fieldnames)
             writer.writeheader()
             writer.writerows(rows)
-        scratch.replace(path)
+        beside.replace(path)
 
 
 class RunCSVLogger(CSVLogger):

@@ -4,50 +4,101 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
+import uuid
 from types import FrameType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """A scheduler's end, Ctrl-C, and what SLURM is asked to send ahead of the end."""
+SECONDS = 0.5
+"""Time between two answers of process 0, where the steps are shorter."""
 
 
 class StopSignals:
-    """Handlers that only take note; the second Ctrl-C interrupts at once."""
+    """Handlers that only take note, and what all processes make of it; the second Ctrl-C interrupts at once.
+
+    Process 0 decides. Its answer number n lies in the store of the rendezvous, which every process has
+    reached, and every process reads it after the same step: the answer before has said which. So all do
+    the same after the same step, however far apart they are. An answer is never changed.
+    """
 
     def __init__(self) -> None:
         self.received = 0
         self._found: dict[signal.Signals, Any] = {}
-        self._group: Any = None
+        self._store: dist.Store | None = None
 
     def watch(self, trainer: Trainer) -> None:
         """Take over from Lightning, whose handlers save nothing, or from within any line of Python."""
         if threading.current_thread() is threading.main_thread():
             self._found = {signum: signal.signal(signum, self._note) for signum in STOPPING}
         if trainer.world_size > 1:
-            # On the CPU, so that to agree does not wait for the GPU's queue of work. Lightning asks the
-            # same question with a broadcast on the device before every batch; with this it need not.
-            self._group = dist.new_group(backend="gloo")
+            # Not a group of Gloo's: it would listen where the host's name leads, often to the host alone.
+            name = trainer.strategy.broadcast(uuid.uuid4().hex)  # the store may know an earlier run
+            store = dist.PrefixStore(f"cait/signals/{name}", dist.distributed_c10d._get_default_store())
+            self.share(store, trainer.is_global_zero, trainer.global_step)
+            # Lightning asks whether to stop with a broadcast on the device before every batch.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+    def share(self, store: dist.Store, decides: bool, step: int) -> None:
+        """Agree through a store that is empty and that all processes reach; `decides` is of one of them."""
+        self._store, self._decides = store, decides
+        self._told = False
+        self._answers = self._forgotten = self._stop = 0
+        self._next = step + 1
+        self._stride, self._last_step, self._last_time = 1, step, time.monotonic()
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if signum == signal.SIGINT and self.received == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = signum
 
-    def agreed(self) -> int:
-        """The signal that any of the processes has received, 0 if none has; every process must ask."""
-        if self._group is None:
-            return self.received
-        signum = torch.tensor(self.received)
-        dist.all_reduce(signum, dist.ReduceOp.MAX, group=self._group)
-        return int(signum)
+    def agreed(self, step: int, save: bool = False, at_once: bool = False) -> tuple[int, bool]:
+        """(the signal that any process has received or 0, whether process 0 wants to save).
+
+        Every process must ask after every step; all get the same after the same step.
+
+        Args:
+            step: optimiser steps done.
+            save: counts on process 0.
+            at_once: do not wait for the next answer that is due; on all processes.
+        """
+        if self._store is None:
+            return self.received, save
+        if self.received and not self._told:
+            self._store.set("received", str(self.received))
+            self._told = True
+        if self._stop or (step < self._next and not at_once):
+            return self._stop, False
+        self._answers += 1
+        answer = str(self._answers)
+        if self._decides:
+            received = int(self._store.get("received")) if self._store.check(["received"]) else 0
+            self._store.set(answer, f"{received} {int(save)} {step + self._steps_until_next(step)}")
+        self._stop, save_, self._next = map(int, self._store.get(answer).split())
+        return self._stop, bool(save_)
+
+    def _steps_until_next(self, step: int) -> int:
+        # At most doubled, because the first steps of a GPU are only put in its queue and seem to take no time.
+        now, steps = time.monotonic(), step - self._last_step
+        if steps:
+            self._stride = max(1, min(2 * self._stride, int(steps * SECONDS / (now - self._last_time))))
+        self._last_step, self._last_time = step, now
+        return self._stride
+
+    def forget(self) -> None:
+        """Clear the store of the answers so far; once all processes have met, as in a save, nobody needs them."""
+        if self._store is not None and self._decides:
+            for answer in range(self._forgotten + 1, self._answers + 1):
+                self._store.delete_key(str(answer))
+            self._forgotten = self._answers
 
     def restore(self) -> None:
         """Put back what was found, unless Lightning has put back what it had found before."""
+        self._store = None
         for signum, handler in self._found.items():
             if signal.getsignal(signum) == self._note:
                 signal.signal(signum, handler)

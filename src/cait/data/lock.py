@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock
 
 from cait.errors import UserError
 
@@ -21,9 +22,8 @@ def alone(path: Path) -> Iterator[None]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a")
-        fcntl.flock(file, fcntl.LOCK_EX)
+        held = FileLock(path).acquire()
     except OSError as error:
         raise UserError(f"cannot lock {path}, so nothing can be put into {path.parent}: {error.strerror}") from error
-    with file:
+    with held:
         yield

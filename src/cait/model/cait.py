@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from cait.errors import UserError
@@ -42,15 +43,13 @@ class PatchEmbed(nn.Module):
         return self.proj(x).flatten(2).transpose(1, 2).contiguous()
 
 
-class TokenBatchNorm(nn.BatchNorm1d):
-    """BatchNorm over the channels of tokens [B, N, d]."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.transpose(1, 2)).transpose(1, 2)
-
-
 def norm_layer(config: CaiTConfig) -> nn.Module:
-    return TokenBatchNorm(config.embed_dim) if config.norm == "batchnorm" else nn.LayerNorm(config.embed_dim, eps=1e-6)
+    return nn.BatchNorm1d(config.embed_dim) if config.norm == "batchnorm" else nn.LayerNorm(config.embed_dim, eps=1e-6)
+
+
+def normed(norm: nn.Module, x: Tensor) -> Tensor:
+    """`norm` over the channels of tokens [B, N, d]. A batch norm, even made a SyncBatchNorm, wants [B, d, N]."""
+    return norm(x.transpose(1, 2)).transpose(1, 2) if isinstance(norm, _BatchNorm) else norm(x)
 
 
 class Mlp(nn.Module):
@@ -112,8 +111,8 @@ class SelfAttentionBlock(Block):
         return self.run(self, x, *(kept or draw_kept([self.drop_path] * 2, x)))
 
     def body(self, x: Tensor, kept_1: Kept, kept_2: Kept) -> Tensor:
-        x = self.add(x, kept_1, lambda x, gamma: self.attn(self.norm1(x), gamma), self.gamma_1)
-        return self.add(x, kept_2, lambda x, gamma: self.mlp(self.norm2(x), gamma), self.gamma_2)
+        x = self.add(x, kept_1, lambda x, gamma: self.attn(normed(self.norm1, x), gamma), self.gamma_1)
+        return self.add(x, kept_2, lambda x, gamma: self.mlp(normed(self.norm2, x), gamma), self.gamma_2)
 
 
 class ClassAttentionBlock(Block):
@@ -127,8 +126,8 @@ class ClassAttentionBlock(Block):
 
     def body(self, x: Tensor, cls: Tensor) -> Tensor:
         z = torch.cat((cls, x), dim=1)  # [B, T + N, d]
-        cls = self.add(cls, None, lambda _, gamma: self.attn(self.norm1(z), gamma), self.gamma_1)
-        return self.add(cls, None, lambda cls, gamma: self.mlp(self.norm2(cls), gamma), self.gamma_2)
+        cls = self.add(cls, None, lambda _, gamma: self.attn(normed(self.norm1, z), gamma), self.gamma_1)
+        return self.add(cls, None, lambda cls, gamma: self.mlp(normed(self.norm2, cls), gamma), self.gamma_2)
 
 
 def compiled(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -249,7 +248,7 @@ class CaiT(nn.Module):
             else:
                 x = block(x, kept[2 * i : 2 * i + 2])
         if self.config.global_pool == "avg":
-            return self.norm(x)
+            return normed(self.norm, x)
         if self.config.class_token_at is None:
             cls = self.class_tokens().repeat(x.shape[0], 1, 1)
         else:
@@ -257,7 +256,7 @@ class CaiT(nn.Module):
             cls, x = x[:, :T], x[:, T:]
         for block in self.blocks_token_only:
             cls = block(x, cls)
-        return self.norm(torch.cat((cls, x), dim=1))
+        return normed(self.norm, torch.cat((cls, x), dim=1))
 
     def forward_heads(self, images: Tensor) -> tuple[Tensor, ...]:
         """Logits [B, num_classes] of each head: of the class, and of the distillation token where there is one."""

@@ -1,0 +1,70 @@
+"""One process at a time trains in a run's folder, and all processes of a run must see the same folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from cait.callbacks.files import clear_scratch
+from cait.errors import UserError
+
+LOCK, OWNER = ".lock", ".owner"
+SECONDS = 10.0
+"""Time that a network file system may take to show another node what is new."""
+
+
+class Claim:
+    """A run's folder, made if need be and held until `release` or the end of the process, however that ends.
+
+    Raises:
+        UserError: another process holds it.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(run_dir / LOCK)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise UserError(f"{run_dir} is being trained by {owner(run_dir) or 'another process'}") from error
+        self.owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}"
+        (run_dir / OWNER).write_text(self.owner)
+        clear_scratch(run_dir)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def undo(self) -> None:
+        """Release the folder, and remove it if nothing else is in it."""
+        self.release()
+        if {path.name for path in self.run_dir.iterdir()} <= {LOCK, OWNER}:
+            for name in (LOCK, OWNER):
+                (self.run_dir / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # another process has just begun here
+                self.run_dir.rmdir()
+
+
+def owner(run_dir: Path) -> str:
+    """Who holds the folder, or held it last; empty if nobody says."""
+    try:
+        return (run_dir / OWNER).read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def shared(run_dir: Path, holder: str) -> bool:
+    """Whether this is the folder that `holder` holds, seen from another process and perhaps another node."""
+    end = time.monotonic() + SECONDS
+    while owner(run_dir) != holder:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+        if run_dir.parent.is_dir():
+            os.listdir(run_dir.parent)  # has NFS look again
+    return True
