@@ -7,7 +7,7 @@ distillation token, whose names are DeiT's and timm's too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -106,8 +106,8 @@ class SelfAttentionBlock(Block):
     def __init__(self, config: CaiTConfig, drop_path_rate: float) -> None:
         super().__init__(config, SelfAttention(config), drop_path_rate)
 
-    def forward(self, x: Tensor, kept: Sequence[Kept] | None = None) -> Tensor:
-        """`kept` is what stochastic depth keeps in the two branches; None draws it here."""
+    def forward(self, x: Tensor, *kept: Kept) -> Tensor:
+        """`kept` is what stochastic depth keeps in the two branches; if it is not given, it is drawn here."""
         return self.run(self, x, *(kept or draw_kept([self.drop_path] * 2, x)))
 
     def body(self, x: Tensor, kept_1: Kept, kept_2: Kept) -> Tensor:
@@ -225,6 +225,14 @@ class CaiT(nn.Module):
             return self.cls_token
         return torch.cat((self.cls_token, self.dist_token), dim=1)
 
+    def draw_kept(self, x: Tensor) -> list[tuple[Kept, ...]]:
+        """What stochastic depth keeps of the images in each block, drawn at once for all blocks in training."""
+        if not self.training:
+            return [()] * len(self.blocks)
+        drop_paths: list[Any] = [block.drop_path for block in self.blocks]
+        both = draw_kept([drop_path for drop_path in drop_paths for _ in range(2)], x)
+        return list(zip(both[::2], both[1::2], strict=True))
+
     def prepend_class_tokens(self, x: Tensor) -> Tensor:
         """[B, N, d] to [B, T + N, d]"""
         return torch.cat((self.class_tokens().expand(x.shape[0], -1, -1), x), dim=1)
@@ -238,15 +246,14 @@ class CaiT(nn.Module):
         if self.config.class_token_at == 0:
             x = self.prepend_class_tokens(x)
         x = x + self.pos_embed
-        drop_paths: list[Any] = [block.drop_path for block in self.blocks for _ in range(2)]
-        kept = draw_kept(drop_paths, x)
+        kept = self.draw_kept(x)
         for i, block in enumerate(self.blocks):
             if i > 0 and i == self.config.class_token_at:
                 x = self.prepend_class_tokens(x)
             if self.grad_checkpointing and self.training and torch.is_grad_enabled():
-                x = checkpoint(block, x, kept[2 * i : 2 * i + 2], use_reentrant=False)
+                x = checkpoint(block, x, *kept[i], use_reentrant=False)
             else:
-                x = block(x, kept[2 * i : 2 * i + 2])
+                x = block(x, *kept[i])
         if self.config.global_pool == "avg":
             return normed(self.norm, x)
         if self.config.class_token_at is None:

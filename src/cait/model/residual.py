@@ -103,11 +103,11 @@ class DropPath(nn.Module):
         super().__init__()
         self.rate, self.mode = rate, mode
 
-    def draw(self, batch: int) -> tuple[Tensor, float] | None:
-        """Draw, on the CPU, the images whose branch is computed, and its factor; None leaves it to `forward`."""
+    def draw(self, x: Tensor) -> tuple[Tensor, float] | None:
+        """Draw, on the CPU, the images of x whose branch is computed, and its factor; None leaves it to `forward`."""
         if self.mode == "mask" or self.rate == 0.0 or not self.training:
             return None
-        keep = 1.0 - self.rate
+        keep, batch = 1.0 - self.rate, len(x)
         if self.mode == "subset":
             count = max(1, round(keep * batch))
             return torch.randperm(batch)[:count], batch / count
@@ -132,7 +132,7 @@ def draw_kept(drop_paths: Sequence[DropPath], x: Tensor) -> list[Kept]:
 
     All indices travel in one copy from pinned memory, so that the host never waits for the device.
     """
-    drawn = [drop_path.draw(len(x)) for drop_path in drop_paths]
+    drawn = [drop_path.draw(x) for drop_path in drop_paths]
     indices = [draw[0] for draw in drawn if draw]
     if not indices:
         return [None] * len(drawn)
