@@ -174,7 +174,7 @@ def test_resume_refuses_in_one_line_what_is_not_of_this_package(
 def test_with_the_flag_it_runs_and_without_it_what_the_packages_have(stranger: Path) -> None:
     config = settings(stranger)
     stopping = {"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": {"monitor": "val/acc1"}}
-    config["trainer"]["callbacks"] = [stopping, "DeviceStatsMonitor"]
+    config["trainer"]["callbacks"] = [stopping, "LambdaCallback"]
     write(stranger, config)
     main(["resume", "stranger", "--trainer.max_epochs=2"])
     assert any("EarlyStopping" in key for key in checkpoint(stranger)["callbacks"])
