@@ -186,7 +186,12 @@ class LastCheckpoint(Checkpoint):
 
     def _leave(self, trainer: Trainer, signum: int) -> None:
         # Lightning kills a job outright when it sees a process that it started fail, so those leave as if well.
-        started = isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher) and trainer.local_rank > 0
+        launcher = trainer.strategy.launcher
+        started = (
+            isinstance(launcher, _SubprocessScriptLauncher)
+            and not launcher.cluster_environment.creates_processes_externally  # by torchrun or SLURM
+            and trainer.local_rank > 0
+        )
         raise SystemExit(0 if started else 128 + signum)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
