@@ -261,6 +261,7 @@ print(json.dumps(list(DataLoader(Corners(json.loads(sys.argv[1])), batch_size=No
 """
 
 
+@pytest.mark.slow
 def test_a_huge_picture_in_a_worker_leaves_no_memory_behind(tmp_path: Path) -> None:
     image = Image.new("RGB", (12_000, 8_400), (40, 90, 200))
     image.paste((250, 20, 10), (11_984, 8_384, 12_000, 8_400))

@@ -161,7 +161,7 @@ def attention_results(case: tuple, backend: str) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("heads", [4, 6, 8, 16])
-@pytest.mark.parametrize("N", [1, 7, 196, 197, 576, 784])
+@pytest.mark.parametrize("N", [1, 7, 196, 197, *(pytest.param(N, marks=pytest.mark.slow) for N in (576, 784))])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4), (torch.bfloat16, None)]
 )

@@ -55,7 +55,7 @@ def test_all_processes_hear_the_same_after_the_same_step_however_far_apart_they_
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=LIMIT)
     assert heard[0][-1][0] == signal.SIGUSR1
     assert any(save for _, save in heard[0])
     assert all(other == heard[0] for other in heard[1:])
@@ -98,8 +98,8 @@ def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path)
     # Its forked child, as a loader's worker, lives on and must not hold the folder.
     code = (
         "import os, sys, time\nfrom pathlib import Path\nfrom cait.callbacks.claim import Claim\n"
-        "claim = Claim(Path(sys.argv[1]))\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\n"
-        "print(os.getpid(), flush=True)\ntime.sleep(60)"
+        "claim = Claim(Path(sys.argv[1]))\nif os.fork() == 0:\n    time.sleep(3600)\n    os._exit(0)\n"
+        "print(os.getpid(), flush=True)\ntime.sleep(3600)"
     )
     held = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],
@@ -188,6 +188,7 @@ def test_nodes_without_a_folder_in_common_all_end_at_once(tmp_path: Path, digits
     assert not (tmp_path / "node0/logs/lost").exists()  # its name stays free
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_see_the_run_ends_the_resume_of_all(tmp_path: Path, digits_root: Path) -> None:
     command = apart(tmp_path, digits_root)
     short = [*ENDLESS, "--trainer.devices=1", "--trainer.max_steps=2", "--data.batch_size=64", "--run_name=cut"]
@@ -258,6 +259,7 @@ def two_nodes() -> Iterator[list[tuple[str, ...]]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
+@pytest.mark.slow
 def test_two_nodes_whose_names_lead_to_loopback(cait: Cait, tmp_path: Path, two_nodes: list[tuple[str, ...]]) -> None:
     # DDP connects through the interface that is named, as NCCL finds its own. Then the name is taken away: what
     # else would make a group of Gloo's, must do without.

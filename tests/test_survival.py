@@ -183,6 +183,7 @@ def test_a_signal_to_two_processes(launcher: str, cait: Cait, tmp_path: Path, wh
     assert_same(run, whole_of_two)
 
 
+@pytest.mark.slow
 def test_torchrun_starts_a_run_again_that_lost_a_process(cait: Cait, tmp_path: Path, whole_of_two: Path) -> None:
     # Saved by the clock, and inside SLURM, which started torchrun as its one task.
     recipe = [*RECIPE, *TWO, "--save_every_n_steps=null", "--save_every_n_minutes=0.005"]
@@ -381,7 +382,9 @@ def test_a_step_without_a_finite_gradient_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("optimizer", ["fused AdamW", "AdamW", "SGD", "Lamb"])
+@pytest.mark.parametrize(
+    "optimizer", ["fused AdamW", "Lamb", *(pytest.param(name, marks=pytest.mark.slow) for name in ("AdamW", "SGD"))]
+)
 @pytest.mark.parametrize("precision", ["32", "bf16-mixed", "16-mixed", "bf16-true", "64-true"])
 def test_weights_moments_and_step_count_stay_in_every_precision(
     precision: str, optimizer: str, clip: float | None, tmp_path: Path
