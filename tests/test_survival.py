@@ -248,7 +248,7 @@ def test_a_checkpoint_of_other_data_seed_or_batch_is_refused(cait: Cait, tmp_pat
     for change, words in [
         ("--seed_everything=7", "seed was 0, is 7"),
         ("--data.batch_size=32", "images a batch, over all processes was 64, is 32"),
-        ("--trainer.accumulate_grad_batches=2", "batches accumulated was 1, is 2"),
+        ("--trainer.accumulate_grad_batches=2", "images a batch, over all processes was 64, is 32"),
         (f"--data.root={fewer}", "training pictures was 1437, is 1436"),
     ]:
         refused = cait("resume", "a", longer, change)

@@ -241,6 +241,8 @@ class CaiTCLI(LightningCLI):
             _check_strategy(type(given.strategy))
         elif given.strategy.lower() in StrategyRegistry:
             _check_strategy(StrategyRegistry[given.strategy.lower()]["strategy"])
+        elif given.strategy != "auto":
+            raise UserError(f"--trainer.strategy {given.strategy} is unknown; a run takes auto, ddp or ddp_...")
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
         if given.enable_progress_bar is not False:
             wait = DataWait(self.datamodule, speaks=sys.stdout.isatty())
