@@ -149,7 +149,7 @@ def test_a_small_dev_shm_is_enough(tmp_path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(noise.integers(0, 256, (20, 20, 3), dtype=np.uint8)).save(path)
     command = [*mount, sys.executable, "-c", SMALL, str(tmp_path)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=900)
     assert done.stdout.endswith("all came through\n"), done.stderr[-2000:]
 
 
