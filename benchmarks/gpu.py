@@ -1,67 +1,136 @@
-"""Everything that wants a GPU, in one call and under nine minutes: the tests of the kernels, then the measurements.
+"""Everything that wants a GPU, in three stages of under nine minutes each, into one folder and one archive.
 
-    python benchmarks/gpu.py [--out benchmarks]
+    python benchmarks/gpu.py [--stage tests kernels steps] [--out FOLDER] [--dry]
 
-Needs torch and timm alone (and Lightning for the last), with `src` on PYTHONPATH. Without a GPU it
-says so and does nothing.
+"tests" holds the kernels against the reference, "kernels" times a layer by every backend and tunes the
+tiles, "steps" times whole training steps with them beside timm's. Needs torch, timm and pytest alone; run
+`benchmarks/gpu.ipynb` where there is a notebook and no shell. `--dry` runs the same commands without a
+GPU, on small shapes under Triton's interpreter: it shows that they run, its figures mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import TextIO
 
 import torch
-from report import REPO
+from report import REPO, file_name
 
-SECONDS = 520
-TAX = ["benchmarks/tax.py", "--rounds", "7", "--backend", "recompute", "fused"]
-STEP = ["benchmarks/step.py", "--rounds", "7"]
+SECONDS = 500
+TESTS = ["tests/test_fused.py", "tests/test_model.py", "tests/test_gpu.py"]
+BACKENDS = ["fused", "recompute", "reference"]
 
 
-def jobs(out: Path) -> list[list[str]]:
-    """The most wanted first: what the time does not suffice for is left out and said."""
-    files = ["--out", str(out)]
-    return [
-        ["-m", "pytest", "-m", "", "tests/test_fused.py", "tests/test_model.py", "tests/test_gpu.py"],
-        ["benchmarks/kernel.py", *files],
-        [*TAX, "--batch", "128", "--cases", "s24-224", "s24-224-compiled", *files, "--tag", "224"],
-        [*TAX, "--batch", "32", "--cases", "s24-384", *files, "--tag", "384"],
-        ["benchmarks/profile_step.py", "--batch", "128", *files],
-        [*STEP, "--batch", "256", "--cases", "s24-224", "xxs24-224", *files, "--tag", "eager"],
-        [*STEP, "--batch", "256", "--cases", "s24-224-compiled", *files, "--tag", "compiled"],
-        [*STEP, "--batch", "64", "--cases", "s24-384", *files, "--tag", "384"],
-        ["benchmarks/survival_cost.py", "--model", "s24", "--batch", "128", "--out", str(out / "survival_cost.md")],
-        ["benchmarks/kernel.py", "--shapes", "8x196", "4x196", "--tune"],
-    ]
+def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
+    """The commands of each stage with the seconds that each may take at most, the most wanted first."""
+    files, tilings = ["--out", str(out)], out / "tilings.json"
+    spread = ["-n", "12"] if importlib.util.find_spec("xdist") and not dry else []
+    kernel, step, profile = "benchmarks/kernel.py", "benchmarks/step.py", "benchmarks/profile_step.py"
+    tax = ["benchmarks/tax.py", "--tilings", str(tilings), "--backend", *BACKENDS[: 1 if dry else 3], *files]
+    tuned = ["--tilings", str(tilings), *files]
+    if dry:
+        tiny = ["--batch", "1", "--rounds", "1"]
+        return {
+            "tests": [(300, ["-m", "pytest", *TESTS, "-k", "bits_twice or no_image or gpu"])],
+            "kernels": [
+                (300, [kernel, "--shapes", "2x20", *tiny, "--backends", *BACKENDS, "timm", "sdpa", *files]),
+                (300, [kernel, "--shapes", "2x20", *tiny, "--backends", "fused", "--tune", str(tilings)]),
+            ],
+            "steps": [
+                (300, [*tax, "--cases", "xxs24-32", *tiny]),
+                (300, [step, "--cases", "xxs24-32", *tiny, *tuned]),
+                (300, [profile, "--case", "xxs24-32", *tiny, *tuned]),
+            ],
+        }
+    whole = ["--rounds", "7"]
+    return {
+        "tests": [
+            (300, ["-m", "pytest", *spread, "-m", "", "-k", "not 16-", *TESTS]),
+            (200, ["-m", "pytest", *spread, "-m", "", "-k", "16-", "tests/test_fused.py"]),
+        ],
+        "kernels": [
+            (200, [kernel, *files]),
+            (240, [kernel, "--backends", "fused", "--tune", str(tilings), *files, "--tag", "tuned"]),
+            (200, [kernel, "--shapes", "16x196", "6x196", "16x576", "--batch", "128", *files, "--tag", "others"]),
+        ],
+        "steps": [
+            (150, [*tax, "--batch", "128", "--cases", "s24-224-compiled", *whole, "--tag", "224"]),
+            (150, [*tax, "--batch", "32", "--cases", "s24-384-compiled", *whole, "--tag", "384"]),
+            (120, [step, "--batch", "128", "--cases", "s24-224", "s24-224-compiled", *whole, *tuned, "--tag", "224"]),
+            (120, [step, "--batch", "32", "--cases", "s24-384", "s24-384-compiled", *whole, *tuned, "--tag", "384"]),
+            (60, [profile, "--batch", "128", *tuned]),
+        ],
+    }
+
+
+def run(command: list[str], seconds: float, environment: dict[str, str], log: TextIO) -> str | None:
+    """Run it, showing and keeping what it prints; say how it failed, or None."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", *command],
+        cwd=REPO,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    late = threading.Event()
+
+    def stop() -> None:
+        late.set()
+        os.killpg(process.pid, 9)  # with the processes that it started
+
+    timer = threading.Timer(seconds, stop)
+    timer.start()
+    for line in process.stdout or ():
+        print(line, end="", flush=True)
+        log.write(line)
+    timer.cancel()
+    code = process.wait()
+    return f"out of time after {seconds:.0f} s" if late.is_set() else f"exit code {code}" if code else None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=REPO / "benchmarks", help="folder for the results")
-    out = parser.parse_args().out.resolve()
-    if not torch.cuda.is_available():
-        print("there is no GPU here: nothing was run")
+    names = ["tests", "kernels", "steps"]
+    parser.add_argument("--stage", nargs="+", default=names, choices=names)
+    parser.add_argument("--out", type=Path, help="folder for the results; the archive is put beside it")
+    parser.add_argument("--dry", action="store_true", help="without a GPU, on small shapes")
+    options = parser.parse_args()
+    if not torch.cuda.is_available() and not options.dry:
+        print("there is no GPU here: nothing was run; --dry shows that all of it runs")
         return
+    out = (options.out or REPO / "benchmarks" / file_name("gpu")).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"PYTHONPATH": str(REPO / "src")}
-    end, failed = time.monotonic() + SECONDS, []
-    for job in jobs(out):
-        left = end - time.monotonic()
-        words = " ".join(job)
-        if left < 30:
-            print(f"no time left for: {words}", flush=True)
-            continue
-        print(f"== {words}", flush=True)
-        try:
-            if subprocess.run([sys.executable, *job], cwd=REPO, env=environment, timeout=left).returncode:
-                failed.append(words)
-        except subprocess.TimeoutExpired:
-            failed.append(f"{words} (out of time)")
+    tilings = out / "tilings.json"
+    if not tilings.exists():
+        tilings.write_text("[]\n")  # "kernels" finds better ones
+    paths = [str(REPO / "src"), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    if options.dry:
+        environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    failed = []
+    for stage in options.stage:
+        end = time.monotonic() + SECONDS
+        with (out / f"{stage}.log").open("w") as log:
+            for seconds, command in stages(out, options.dry)[stage]:
+                words = " ".join(command)
+                print(f"== {words}", flush=True)
+                log.write(f"== {words}\n")
+                left = min(seconds, end - time.monotonic())
+                reason = run(command, left, environment, log) if left > 10 else "no time left"
+                if reason:
+                    failed.append(f"{words} ({reason})")
+                    log.write(f"== {reason}\n")
+        print(f"== {stage} done: {shutil.make_archive(str(out), 'gztar', out.parent, out.name)}", flush=True)
     if failed:
         raise SystemExit("failed: " + "; ".join(failed))
 

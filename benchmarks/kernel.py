@@ -1,182 +1,362 @@
-"""The fused attention with talking heads alone: beside the other backends, tile by tile, and as it compiles.
+"""Attention with talking heads, one layer: times by backend and by kernel, and how the kernels compile.
 
-    python benchmarks/kernel.py [--shapes 8x196 ...] [--batch 64] [--tune] [--out FOLDER]
-    python benchmarks/kernel.py --compile [--heads 4 8] [--capability 9 0]
+    python benchmarks/kernel.py [--shapes 8x196 ...] [--batch 256] [--tune] [--tilings FILE] [--out FOLDER]
+    python benchmarks/kernel.py --compile [--shapes ...] [--capability 9 0]
 
-The first form needs a GPU and times forward and backward of a layer for shapes heads × tokens;
-`--tune` times the tiles of `TILES` first, kernel by kernel, and prints the rows for
-`cait.model.fused.TILINGS`. The second needs none: it compiles the kernels for a GPU and says what
-registers and shared memory they take. "sdpa" is attention without talking heads, by PyTorch.
+The first form needs a GPU and times forward and backward of a layer for shapes heads × tokens, each
+kernel by itself, and the GPU's own ceilings of a copy and of a product. `--tune` tries the tiles of
+`TILES` first and writes the best to a file, which tax.py, step.py and this one read by `--tilings`.
+The second form needs no GPU: it compiles the kernels for one and says what they take. "sdpa" is
+attention without talking heads, by PyTorch.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import re
-import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 import torch.nn.functional as F
 import triton
-from report import file_name, stamp, write
+from report import DEVICE, file_name, median_ms, stamp, use_tilings, write, write_tilings
 from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from cait.errors import UserError
 from cait.model import fused, kernels
-from cait.model.attention import merge_heads, talking_heads_attention
-from cait.model.fused import NARROW, SMALL, TALL, WIDE, Tile, Tiling
+from cait.model.attention import heads_first, merge_heads, padded, scaled_product, talking_heads_attention
+from cait.model.fused import Tile, Tiling
 
 SHAPES = ["8x196", "4x196", "8x576", "4x576"]
 """Heads × tokens of S-24 and XXS-24, at 224 and at 384."""
-TILES = [WIDE, TALL, SMALL, NARROW, Tile(64, 32, 4, 1), WIDE._replace(stages=2), SMALL._replace(stages=2)]
+BACKENDS = ["fused", "recompute", "reference", "timm", "timm compiled", "sdpa"]
+WHOLE = [Tile(256, warps, stages) for warps in (2, 4, 8) for stages in (1, 2)]
+WALK = [Tile(*tile) for tile in ((64, 1, 2), (64, 2, 1), (64, 2, 2), (64, 2, 3), (128, 2, 2), (128, 4, 2))]
 K = 48
-NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+BYTES_PER_S, CLOCKS_PER_S, SCHEDULERS, PRODUCTS_PER_S = 4.3e12, 1.755e9, 4 * 132, 989e12
+"""Of an H200: memory as it was measured elsewhere, and its data sheet."""
+
+
+def parse(shape: str) -> tuple[int, int]:
+    heads, tokens = (int(number) for number in shape.split("x"))
+    return heads, tokens
 
 
 def compiled(
-    name: str, tile: Tile, heads: int, k: int = K, dtype: torch.dtype = torch.bfloat16, capability: int = 90
-) -> dict[str, int]:
-    """Compile a kernel for a GPU that need not be here: registers, bytes of stack (spills) and of shared memory."""
+    name: str,
+    heads: int,
+    N: int,
+    tile: Tile | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    capability: int = 90,
+) -> dict[str, Any]:
+    """Compile a kernel for a GPU that need not be here.
+
+    Gives registers and bytes of stack (spills) a thread, bytes of shared memory a program, instructions that a
+    program issues for one tile, and the processor's seconds that it took.
+    """
     kernel = getattr(kernels, f"{name}_kernel")
-    constants = fused.constants(kernel, tile, heads, k)
+    tile = tile or getattr(fused.default(N, dtype), name)
+    constants = fused.constants(kernel, tile, heads, padded(N))
     signature, aligned = {}, {}
     for at, argument in enumerate(kernel.arg_names):
         if argument in constants:
             signature[argument] = "constexpr"
-        elif argument in ("N", "stride_b", "stride_n", "zero"):
+        elif argument in ("queries", "N", "ld", "turns"):
             signature[argument] = "i32"
         else:
-            signature[argument] = f"*{NAMES[dtype] if argument in ('qkv', 'd_out', 'out', 'd_qkv') else 'fp32'}"
-        if argument not in (*constants, "N"):
+            signature[argument] = f"*{TYPES[dtype] if argument in ('maps', 'd_maps') else 'fp32'}"
+        if argument not in (*constants, "queries", "N", "turns"):
             aligned[(at,)] = [["tt.divisibility", 16]]
-    made = triton.compile(
-        ASTSource(kernel, signature, constants, aligned),
-        target=GPUTarget("cuda", capability, 32),
-        options=dict(num_warps=tile.warps, num_stages=tile.stages),
-    )
+    begin = os.times()
+    source = ASTSource(kernel, signature, constants, aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=fused.options(tile))
+    seconds = sum(os.times()[:4]) - sum(begin[:4])  # the processor's, those of ptxas among them
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(made.asm["cubin"])
         cubin.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", cubin.name]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    registers, stack = (int(number) for number in re.search(r"REG:(\d+) STACK:(\d+)", said).groups())
-    return dict(registers=registers, stack=stack, shared=made.metadata.shared)
+        usage = output(triton.knobs.nvidia.cuobjdump.path, "-res-usage", cubin.name)
+        code = output(triton.knobs.nvidia.nvdisasm.path, "-c", cubin.name)
+    registers, stack = (int(number) for number in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+    trips = 1 if constants["ONCE"] else math.ceil(N / tile.columns)
+    return dict(
+        registers=registers,
+        stack=stack,
+        shared=made.metadata.shared,
+        instructions=tile.warps * instructions(code, trips),
+        seconds=seconds,
+    )
 
 
-def compile_table(heads: list[int], capability: int) -> list[str]:
-    lines = ["| heads | kernel | tile, warps | registers a thread | bytes spilled a thread | shared memory |"]
-    lines.append("|---|---|---|---|---|---|")
-    for h in heads:
-        for name, tile in fused.default(h)._asdict().items():
-            found = compiled(name, tile, h, capability=capability)
-            size = f"{found['shared'] / 2**10:.0f} KiB"
-            block = f"{tile.rows} × {tile.columns}, {tile.warps}"
-            lines.append(f"| {h} | {name} | {block} | {found['registers']} | {found['stack']} | {size} |")
+def output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def instructions(code: str, trips: int) -> int:
+    """Issued by a warp for one tile: those of the loop over tiles once, those of loops inside it `trips` times.
+
+    What lies before and after the loops is shared by several tiles and left out. A loop that only waits counts once.
+    """
+    lines, labels = [], {}
+    for line in code.splitlines():
+        if found := re.match(r"(\.L_x_\d+):", line):
+            labels[found[1]] = len(lines)
+        elif found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(.*)", line):
+            lines.append(found[1])
+    jumps = [(labels[found[1]], at) for at, line in enumerate(lines) if (found := re.search(r"BRA.*(\.L_x_\d+)", line))]
+    loops = [(to, at) for to, at in jumps if at - to > 20]
+    if not loops:
+        return len(lines)
+    outer = max(loops, key=lambda loop: loop[1] - loop[0])
+    inner = sum(end - begin + 1 for begin, end in loops if (begin, end) != outer)
+    return outer[1] - outer[0] + 1 + (trips - 1) * inner
+
+
+def compile_table(shapes: list[str], capability: int, dtype: torch.dtype) -> list[str]:
+    lines = [
+        "| heads × tokens | kernel | tile, warps, stages | registers | stack, B | shared, KiB | instructions | s |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for shape in shapes:
+        heads, N = parse(shape)
+        for name in Tiling._fields:
+            tile = getattr(fused.default(N, dtype), name)
+            found = compiled(name, heads, N, tile, dtype, capability)
+            figures = (found["registers"], found["stack"], round(found["shared"] / 2**10), found["instructions"])
+            words = (shape.replace("x", " × "), name, ", ".join(map(str, tile)), *figures, f"{found['seconds']:.1f}")
+            lines.append(f"| {' | '.join(map(str, words))} |")
             print(lines[-1], flush=True)
     return lines
 
 
-def milliseconds(call: Callable[[], Any], rounds: int = 20) -> float:
-    """Median of `rounds` calls by the GPU's own clock."""
-    for _ in range(3):
-        call()
-    times = []
-    for _ in range(rounds):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
+MAPS = {"fused": (4, 9), "recompute": (8, 18), "timm compiled": (10, 20), "reference": (18, 36)}
+"""Maps that a layer moves to or from memory, forward and backward: one for each reading or writing of one."""
+
+
+def estimate(backend: str, heads: int, N: int, batch: int = 256) -> tuple[float, float, float]:
+    """GB of maps moved, and by the stated rule the ms of a layer in bfloat16 on an H200: by bytes, and expected.
+
+    Bytes go at 4.3 TB/s. A kernel takes the longer of its bytes and its instructions, at half an instruction a
+    clock and scheduler; the plain backends' many kernels take 1.8 times their bytes, cuBLAS's here 1.3 times.
+    """
+    size = 2 * batch * heads * N * padded(N)
+    total = sum(MAPS[backend]) * size
+    least = 1e3 * total / BYTES_PER_S
+    if backend != "fused":
+        return total / 1e9, least, 1.8 * least
+    tiles = batch * N / (16 // heads)
+    expected = 1.3 * 7 * size / BYTES_PER_S
+    for name, moved in (("forward", 2), ("backward", 4)):
+        issue = 2 * tiles * compiled(name, heads, N)["instructions"] / (SCHEDULERS * CLOCKS_PER_S)
+        expected += max(moved * size / BYTES_PER_S, issue)
+    return total / 1e9, least, 1e3 * expected
+
+
+def estimate_table(shapes: list[str]) -> list[str]:
+    lines = ["| heads × tokens | backend | maps | GB | ms by bytes | ms expected |", "|---|---|---|---|---|---|"]
+    for shape in shapes:
+        for backend, maps in MAPS.items():
+            gigabytes, least, expected = estimate(backend, *parse(shape))
+            words = f"{shape.replace('x', ' × ')} | {backend} | {sum(maps)} | {gigabytes:.1f}"
+            lines.append(f"| {words} | {least:.2f} | {expected:.2f} |")
+            print(lines[-1], flush=True)
+    return lines
+
+
+class Held(nn.Module):
+    """In place of timm's linear layer: the qkv that are there."""
+
+    def __init__(self, qkv: Tensor) -> None:
+        super().__init__()
+        self.held = qkv
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.held.flatten(2)
 
 
 class Layer:
     """The tensors of one layer's attention: heads × tokens of 48 channels, for a batch of images."""
 
     def __init__(self, shape: str, batch: int, dtype: torch.dtype) -> None:
-        self.heads, self.tokens = (int(number) for number in shape.split("x"))
-        generator = torch.Generator("cuda").manual_seed(0)
-        place = dict(generator=generator, device="cuda", dtype=dtype)
+        self.heads, self.tokens = parse(shape)
+        self.batch, self.dtype = batch, dtype
+        torch.manual_seed(0)
+        place = dict(device=DEVICE, dtype=dtype)
         self.qkv = torch.randn(batch, self.tokens, 3, self.heads, K, **place).requires_grad_()
         self.d_out = torch.randn(batch, self.tokens, self.heads * K, **place)
-        self.proj_l, self.proj_w = (nn.Linear(self.heads, self.heads).cuda() for _ in range(2))
+        self.proj_l, self.proj_w = (nn.Linear(self.heads, self.heads, device=DEVICE) for _ in range(2))
+        self.timm = timm.models.cait.TalkingHeadAttn(self.heads * K, self.heads).to(DEVICE)
+        self.timm.qkv, self.timm.proj = Held(self.qkv), nn.Identity()  # the attention alone, as ours
+        self.compiled = torch.compile(self.timm, dynamic=False)
 
     def attend(self, backend: str) -> Tensor:
-        if backend == "sdpa":
-            return merge_heads(F.scaled_dot_product_attention(*self.qkv.permute(2, 0, 3, 1, 4).unbind(0)))
-        with torch.autocast("cuda", self.qkv.dtype):
+        with torch.autocast(DEVICE, self.dtype, enabled=self.dtype != torch.float32):
+            if backend == "sdpa":
+                return merge_heads(F.scaled_dot_product_attention(*self.qkv.permute(2, 0, 3, 1, 4).unbind(0)))
+            if backend.startswith("timm"):
+                return (self.compiled if "compiled" in backend else self.timm)(self.d_out)  # for its shape
             return talking_heads_attention(self.qkv, self.proj_l, self.proj_w, K**-0.5, backend)
 
-    def times(self, backend: str) -> tuple[float, float]:
-        """Of a forward pass as in inference, and of a backward pass."""
+    def times(self, backend: str, rounds: int) -> dict[str, float]:
+        """ms of a forward pass as in inference, of a backward pass, and MiB at the peak of both."""
         with torch.no_grad():
-            forward = milliseconds(lambda: self.attend(backend))
+            forward = median_ms(lambda: self.attend(backend), rounds)
+        leaves = [self.qkv, *(self.proj_l.weight, self.proj_w.weight) * (backend in ("fused", "recompute"))]
+        if DEVICE == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         out = self.attend(backend)
-        leaves = [self.qkv, *(self.proj_l.weight, self.proj_w.weight, self.proj_w.bias) * (backend != "sdpa")]
-        return forward, milliseconds(lambda: torch.autograd.grad(out, leaves, self.d_out, retain_graph=True))
+        backward = median_ms(lambda: torch.autograd.grad(out, leaves, self.d_out, retain_graph=True), rounds)
+        peak = torch.cuda.max_memory_allocated() / 2**20 if DEVICE == "cuda" else float("nan")
+        return dict(forward_ms=forward, backward_ms=backward, peak_mib=peak)
+
+    def maps(self) -> tuple[Tensor, Tensor]:
+        q, k, _ = heads_first(self.qkv.detach(), padded(self.tokens))
+        maps = scaled_product(q[:, : self.tokens], k.transpose(1, 2), K**-0.5)
+        return maps, maps.clone()
+
+    def kernel_times(self, rounds: int) -> dict[str, float]:
+        """ms of each kernel and product by itself. Kernels run in place, on what they left before."""
+        maps, d_maps = self.maps()
+        weights = self.proj_l.weight.detach(), self.proj_w.weight.detach()
+        heads = heads_first(self.qkv.detach(), padded(self.tokens))
+        q, k, v = heads[0, :, : self.tokens], heads[1].transpose(1, 2), heads[2]
+        calls = {
+            "forward kernel": lambda: fused.mix(maps, *weights),
+            "backward kernel": lambda: fused.mix_backward(maps, d_maps, *weights),
+            "S = Q Kᵀ": lambda: scaled_product(q, k, K**-0.5),
+            "O = A V": lambda: maps @ v,
+            "dV = Aᵀ dO": lambda: maps.transpose(1, 2) @ q,
+            "qkv by heads": lambda: heads_first(self.qkv.detach(), padded(self.tokens)),
+        }
+        return {name: median_ms(call, rounds) for name, call in calls.items()}
 
 
-def tune(layer: Layer) -> str:
-    """Try the tiles for each kernel in turn, leave the best in `fused.TILINGS` and give its row."""
-    qkv = layer.qkv
-    key = (torch.cuda.get_device_capability(), qkv.dtype, layer.heads, K, layer.tokens)
-    best = fused.tiling(qkv)
-    for name in Tiling._fields:
+def ceilings(rounds: int) -> list[str]:
+    """What this GPU gives at most: a copy in GB/s, products of bfloat16 in TFLOP/s."""
+    size = 2**13 if DEVICE == "cuda" else 2**8
+    source = torch.randn(4 * size, 4 * size, device=DEVICE, dtype=torch.bfloat16)
+    target, square = torch.empty_like(source), source[:size, :size].contiguous()
+    copy = median_ms(lambda: target.copy_(source), rounds)
+    product = median_ms(lambda: square @ square, rounds)
+    gigabytes, tflops = 4e-6 * source.numel() / copy, 2e-9 * size**3 / product
+    return [f"Ceilings in this run: copy {gigabytes:.0f} GB/s, product {tflops:.0f} TFLOP/s."]
+
+
+def build(job: tuple[str, int, int, Tile, torch.dtype, int]) -> None:
+    """Compile into Triton's cache on disk, which the timing process reads."""
+    name, heads, N, tile, dtype, capability = job
+    try:
+        compiled(name, heads, N, tile, dtype, capability)
+    except Exception as error:  # it does not fit: the timing meets it again
+        print(f"  {name} {tuple(tile)}: {type(error).__name__}", flush=True)
+
+
+def choices(N: int) -> list[Tile]:
+    whole = [tile for tile in WHOLE if padded(N) <= tile.columns]
+    return [*whole, *WALK]
+
+
+def tune(layer: Layer, rounds: int) -> Tiling:
+    """Try the tiles for each kernel, and leave the best in `fused.TILINGS`."""
+    key = fused.key(layer.qkv, layer.heads, layer.tokens)
+    best = fused.default(layer.tokens, layer.dtype)
+    maps, d_maps = layer.maps()
+    weights = layer.proj_l.weight.detach(), layer.proj_w.weight.detach()
+    calls = {
+        "forward": lambda: fused.mix(maps, *weights),
+        "backward": lambda: fused.mix_backward(maps, d_maps, *weights),
+    }
+    for name, call in calls.items():
         times = {}
-        for tile in TILES:
+        for tile in choices(layer.tokens):
             fused.TILINGS[key] = best._replace(**{name: tile})
             try:
-                times[tile] = layer.times("fused")[name != "forward"]
-            except UserError:  # it does not fit
+                times[tile] = median_ms(call, rounds)
+            except (RuntimeError, triton.runtime.errors.OutOfResources) as error:
+                print(f"  {name} {tuple(tile)}: {type(error).__name__}", flush=True)
                 continue
             print(f"  {name} {tuple(tile)}: {times[tile]:.3f} ms", flush=True)
         best = best._replace(**{name: min(times, key=times.__getitem__)})
     fused.TILINGS[key] = best
-    return f"{key}: Tiling({', '.join(f'Tile{tuple(tile)}' for tile in best)}),"
+    return best
+
+
+def precompile(shapes: list[str], dtype: torch.dtype) -> None:
+    """All that `tune` is going to try, by as many processes as there are cores."""
+    major, minor = torch.cuda.get_device_capability()
+    jobs = [
+        (name, *parse(shape), tile, dtype, 10 * major + minor)
+        for shape in shapes
+        for name in Tiling._fields
+        for tile in choices(parse(shape)[1])
+    ]
+    with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
+        list(pool.map(build, jobs))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--backends", nargs="+", default=BACKENDS, choices=BACKENDS)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
-    parser.add_argument("--tune", action="store_true", help="time the tiles first")
+    parser.add_argument("--tune", type=Path, metavar="FILE", help="time the tiles first, and write the best there")
+    parser.add_argument("--tilings", type=Path, help="a file that --tune wrote")
     parser.add_argument("--compile", action="store_true", help="only compile, for which no GPU is needed")
-    parser.add_argument("--heads", type=int, nargs="+", default=[4, 6, 8, 16])
     parser.add_argument("--capability", type=int, nargs=2, default=[9, 0])
     parser.add_argument("--out", type=Path, help="folder for a Markdown and a JSON file")
+    parser.add_argument("--tag", help="a word for the files' names")
     options = parser.parse_args()
+    dtype = getattr(torch, options.dtype)
     if options.compile:
         major, minor = options.capability
-        compile_table(options.heads, 10 * major + minor)
+        compile_table(options.shapes, 10 * major + minor, dtype)
+        if dtype == torch.bfloat16:
+            estimate_table(options.shapes)
         return
-    if not torch.cuda.is_available():
-        raise SystemExit("there is no GPU here to time on; --compile needs none")
-    rows, tilings, lines = [], [], ["| heads × tokens | backend | forward, ms | backward, ms |", "|---|---|---|---|"]
+    use_tilings(options.tilings)
+    if options.tune and DEVICE == "cuda":
+        precompile(options.shapes, dtype)
+    rows, lines = [], ["| heads × tokens | backend | forward, ms | backward, ms | peak, MiB |", "|---|---|---|---|---|"]
+    parts = ["", "| heads × tokens | part | ms |", "|---|---|---|"]
+    ceiling = ceilings(options.rounds)
+    print(*ceiling, sep="\n", flush=True)
     for shape in options.shapes:
-        layer = Layer(shape, options.batch, getattr(torch, options.dtype))
+        layer = Layer(shape, options.batch, dtype)
+        name = shape.replace("x", " × ")
         if options.tune:
-            tilings.append(tune(layer))
-            print(tilings[-1], flush=True)
-        for backend in ("fused", "recompute", "reference", "sdpa"):
-            forward, backward = layer.times(backend)
-            rows.append(dict(shape=shape, backend=backend, forward_ms=forward, backward_ms=backward))
-            lines.append(f"| {shape.replace('x', ' × ')} | {backend} | {forward:.3f} | {backward:.3f} |")
+            tune(layer, options.rounds)
+            write_tilings(options.tune)
+        for backend in options.backends:
+            try:
+                found = layer.times(backend, options.rounds)
+            except torch.OutOfMemoryError:
+                print(f"{name} {backend}: out of memory", flush=True)
+                continue
+            rows.append(dict(shape=shape, backend=backend, **found))
+            figures = f"{found['forward_ms']:.3f} | {found['backward_ms']:.3f} | {found['peak_mib']:.0f}"
+            lines.append(f"| {name} | {backend} | {figures} |")
             print(lines[-1], flush=True)
+        for part, ms in layer.kernel_times(options.rounds).items():
+            rows.append(dict(shape=shape, part=part, ms=ms))
+            parts.append(f"| {name} | {part} | {ms:.3f} |")
+            print(parts[-1], flush=True)
     if options.out:
-        content = {"batch": options.batch, "dtype": options.dtype, "rows": rows, "tilings": tilings}
-        title = ["# Attention with talking heads, one layer", "", stamp(), ""]
-        title += [f"`python benchmarks/kernel.py --batch {options.batch}`, {options.dtype}", ""]
-        code = ["", "Tiles:", "", *(f"    {row}" for row in tilings)] if tilings else []
-        write(options.out, file_name("kernel"), content, [*title, *lines, *code])
+        title = ["# Attention with talking heads, one layer", "", stamp(), "", *ceiling, ""]
+        title += [f"`python benchmarks/kernel.py --batch {options.batch}`, {options.dtype}, medians.", ""]
+        content = {"batch": options.batch, "dtype": options.dtype, "ceilings": ceiling, "rows": rows}
+        write(options.out, file_name("kernel", options.tag), content, [*title, *lines, *parts])
 
 
 if __name__ == "__main__":

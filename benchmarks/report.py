@@ -6,14 +6,17 @@ import datetime
 import json
 import os
 import platform
+import statistics
 import subprocess
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 REPO = Path(__file__).resolve().parent.parent
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def device() -> str:
@@ -26,7 +29,10 @@ def device() -> str:
 
 
 def commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=REPO, capture_output=True, text=True)
+    try:
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=REPO, capture_output=True, text=True)
+    except OSError:  # there is no git
+        return "unknown"
     return done.stdout.strip() or "unknown"
 
 
@@ -45,3 +51,39 @@ def write(out: Path, name: str, record: dict[str, Any], lines: Iterable[str]) ->
     """A measurement's two files: what was found, under "stamp" where and when, as JSON; the lines as Markdown."""
     (out / f"{name}.json").write_text(json.dumps({"stamp": stamp(), **record}, indent=1) + "\n")
     (out / f"{name}.md").write_text("\n".join(lines) + "\n")
+
+
+def median_ms(call: Callable[[], Any], rounds: int) -> float:
+    """Median of `rounds` calls after three, by the GPU's own clock where there is one."""
+    times = []
+    for turn in range(rounds + 3):
+        if DEVICE == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+            took = begin.elapsed_time(end)
+        else:
+            start = time.perf_counter()
+            call()
+            took = 1e3 * (time.perf_counter() - start)
+        if turn >= 3:
+            times.append(took)
+    return statistics.median(times)
+
+
+def use_tilings(path: Path | None) -> None:
+    """Have the fused attention take the tiles that `kernel.py --tune` found."""
+    if path is None:
+        return
+    from cait.model import fused
+
+    for (capability, *rest), tiles in json.loads(path.read_text()):
+        fused.TILINGS[(tuple(capability), *rest)] = fused.Tiling(*(fused.Tile(*tile) for tile in tiles))
+
+
+def write_tilings(path: Path) -> None:
+    from cait.model import fused
+
+    path.write_text(json.dumps(list(fused.TILINGS.items()), indent=1) + "\n")

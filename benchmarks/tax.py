@@ -21,7 +21,7 @@ from typing import Any, get_args, get_type_hints
 import step
 import timm
 import torch
-from report import file_name, stamp, write
+from report import file_name, stamp, use_tilings, write
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -92,9 +92,11 @@ def main() -> None:
     parser.add_argument("--backend", nargs="+", default=["auto"], choices=BACKENDS)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--tilings", type=Path, help="tiles for the fused attention, as kernel.py --tune writes them")
     parser.add_argument("--out", type=Path, help="folder for a Markdown and a JSON file")
     parser.add_argument("--tag", help="a word for the files' names")
     options = parser.parse_args()
+    use_tilings(options.tilings)
     rows = []
     for name in options.cases:
         for backend in options.backend:

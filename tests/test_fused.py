@@ -7,9 +7,10 @@ process of their own, which `test_the_kernels_under_the_interpreter` starts.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from types import SimpleNamespace
+import warnings
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import cait
 from cait.errors import UserError
+from cait.model import attention
 from cait.model.attention import talking_heads_attention
 
 pytest.importorskip("triton", reason="Triton is not on this platform")
@@ -30,16 +32,15 @@ DEVICE = "cuda" if CUDA else "cpu"
 runs = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="run under Triton's interpreter, in another process")
 on_gpu = pytest.mark.skipif(not CUDA, reason="no GPU here")
 
-# Few shapes, for the interpreter takes seconds for each, by blocks of 128 × 128, and on a GPU each number of heads
-# takes long to compile. The interpreter has no products of bfloat16.
+# Few shapes, for the interpreter takes seconds for each. It has no products of bfloat16.
 FEW = [
     (4, 1, torch.float32),
     (3, 33, torch.float32),
-    (1, 130, torch.float32),
-    (4, 50, torch.float16),
-    pytest.param(6, 131, torch.float16, marks=pytest.mark.slow),
+    (1, 16, torch.float16),
+    (4, 21, torch.float16),
+    (6, 35, torch.float16),
     (8, 7, torch.float16),
-    pytest.param(16, 5, torch.float16, marks=pytest.mark.slow),
+    (16, 5, torch.float16),
 ]
 MODELS = [(heads, N) for N in (196, 197, 576, 784) for heads in (4, 6, 8, 16)]
 
@@ -48,10 +49,17 @@ MODELS = [(heads, N) for N in (196, 197, 576, 784) for heads in (4, 6, 8, 16)]
 def test_the_kernels_under_the_interpreter(pytestconfig: pytest.Config) -> None:
     # `make test-kernel` has the models' own shapes
     command = [sys.executable, "-m", "pytest", __file__, "-m", pytestconfig.option.markexpr]
-    done = subprocess.run(
-        command, env=environment() | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=LIMIT
-    )
+    interpreted = environment() | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=interpreted, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stdout[-5000:]
+
+
+@pytest.fixture
+def tiles_as_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of 16 rows, where the interpreter has more to be faster."""
+    from cait.model import fused
+
+    monkeypatch.setattr(fused, "ROWS", 16)
 
 
 def case(heads: int, N: int, dtype: torch.dtype, k: int = 48, batch: int = 1) -> list[Tensor]:
@@ -79,7 +87,7 @@ def errors(got: list[Tensor], exact: list[Tensor]) -> list[float]:
     return [((a.double() - b).norm() / b.norm().clamp(min=1)).item() for a, b in zip(got, exact, strict=True)]
 
 
-def no_less_exact(given: list[Tensor], luck: float = 1.2) -> str:
+def no_less_exact(given: list[Tensor]) -> str:
     """Hold the fused attention's errors to the reference's, both beside the reference in float64; and tell them."""
     exact = results([tensor.double() for tensor in given], "reference")
     fused, plain = results(given, "fused"), results(given, "reference")
@@ -87,18 +95,17 @@ def no_less_exact(given: list[Tensor], luck: float = 1.2) -> str:
         bias_l = tensors.pop(3)  # it cancels in the softmax: what the reference has there is rounding
         if tensors is fused:
             assert not bias_l.any()
-    # The maps are rounded at most where the reference rounds them, so it loses no more than the reference
-    # does, but for luck; and in float32, for the order of its sums, some last bits.
-    few_bits = 4 * torch.finfo(torch.float32).eps
-    pairs = list(zip(errors(fused, exact), errors(plain, exact), strict=True))
-    told = " | ".join(f"{error:.1e}, {of_plain:.1e}" for error, of_plain in pairs)
-    assert all(error <= luck * of_plain + few_bits for error, of_plain in pairs), told
+    # The maps are rounded at most where the reference rounds them, so it loses no more than the reference does, but
+    # for luck, of which gradients of a few numbers have more; float32 loses what three products of truncated tf32 lose.
+    lost = list(zip(errors(fused, exact), errors(plain, exact), (1.2, 1.2, 2, 2, 2), strict=True))
+    told = " | ".join(f"{error:.1e}, {of_plain:.1e}" for error, of_plain, _ in lost)
+    assert all(error <= luck * of_plain + 1e-5 for error, of_plain, luck in lost), told
     return told
 
 
 @runs
 @pytest.mark.parametrize(("heads", "N", "dtype"), FEW)
-def test_no_less_exact_than_the_reference(heads: int, N: int, dtype: torch.dtype) -> None:
+def test_no_less_exact_than_the_reference(heads: int, N: int, dtype: torch.dtype, tiles_as_compiled: None) -> None:
     no_less_exact(case(heads, N, dtype, batch=2 if heads < 4 else 1))
 
 
@@ -108,25 +115,51 @@ def test_no_less_exact_than_the_reference(heads: int, N: int, dtype: torch.dtype
 def test_no_less_exact_at_the_models_own_shapes(heads: int, N: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from cait.model import fused
 
-    monkeypatch.setattr(fused, "INTERPRETED", fused.Tile(256, 256, 4, 1))  # fewer programs, so less time
+    if INTERPRETED:  # fewer programs and chunks, so less time
+        monkeypatch.setattr(fused, "ROWS", 512)
+        tile = fused.Tile(256 if N < 256 else 512, 4, 1)
+        monkeypatch.setattr(fused, "default", lambda *_: fused.Tiling(tile, tile))
     given = case(heads, N, torch.bfloat16 if CUDA else torch.float16, batch=2 if CUDA else 1)
-    print(f"| {heads} × {N} | {no_less_exact(given, luck=1.0)} |", flush=True)
+    print(f"| {heads} × {N} | {no_less_exact(given)} |", flush=True)
     if CUDA or N < 200:  # the interpreter has but one order
         the_same_bits_twice(given)
 
 
 @runs
-@pytest.mark.parametrize("name", ["WIDE", "TALL", "SMALL", "NARROW", "HIGH"])
-def test_every_tile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cait.model import fused
-
-    tile = getattr(fused, name, fused.Tile(64, 32, 4, 1))  # HIGH: the warps share its rows out, not its columns
-    monkeypatch.setattr(fused, "tiling", lambda qkv: fused.Tiling(*[tile] * 4))
-    no_less_exact(case(2, 70, torch.float16, k=16))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_that_no_tile_holds(dtype: torch.dtype) -> None:
+    no_less_exact(case(4, 270, dtype, k=8))
 
 
 @runs
-@pytest.mark.parametrize("k", [8, pytest.param(64, marks=pytest.mark.slow)])
+def test_several_tiles_a_program(monkeypatch: pytest.MonkeyPatch, tiles_as_compiled: None) -> None:
+    from cait.model import fused
+
+    monkeypatch.setattr(fused, "PROGRAMS", 3)
+    given = case(6, 13, torch.float32, k=8, batch=2)  # 13 tiles: 5, 5 and 3, the last of them by half
+    assert fused.turns(given[0].new_empty(12, 13, 16), 6) == (3, 5)
+    no_less_exact(given)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="products are set aside in the interpreter")
+def test_float32_by_truncated_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU may split them; the interpreter's own products are float32."""
+    import numpy as np
+    from triton.runtime import interpreter
+
+    def high(x: Any) -> Any:
+        return (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
+        (a, rest_a), (b, rest_b) = ((high(x), high(x - high(x))) for x in (a.data.copy(), b.data.copy()))
+        return interpreter.TensorHandle(a @ rest_b + rest_a @ b + a @ b + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+    no_less_exact(case(3, 33, torch.float32))
+
+
+@runs
+@pytest.mark.parametrize("k", [8, 70])
 def test_any_width_and_any_layout(k: int) -> None:
     given = case(4, 20, torch.float32, k, batch=2)
     no_less_exact(given)
@@ -144,9 +177,10 @@ def fused_output(qkv: Tensor, given: list[Tensor]) -> Tensor:
 
 
 @runs
-def test_scores_far_from_zero() -> None:
+@pytest.mark.parametrize("factor", [12, 100])  # scores of hundreds; q·k beyond float16, scale · q·k within
+def test_scores_far_from_zero(factor: int) -> None:
     given = case(4, 40, torch.float16)
-    given[0][:, :, :2] *= 12  # scores of hundreds, probabilities of 0 and 1
+    given[0][:, :, :2] *= factor
     no_less_exact(given)
     given[0][:, :, 0] = 30  # and all of a row far below 0, where what lies beyond the last key would win
     given[0][:, :, 1] = -30
@@ -160,7 +194,7 @@ def the_same_bits_twice(given: list[Tensor]) -> None:
 
 @runs
 def test_the_same_bits_twice() -> None:
-    the_same_bits_twice(case(2, 140, torch.float16, k=16))
+    the_same_bits_twice(case(2, 40, torch.float16, k=16))
 
 
 @runs
@@ -178,9 +212,9 @@ def test_the_operators_keep_pytorchs_rules() -> None:
     qkv, *parameters, d_out = case(1, 5, torch.float32, k=16)
     inputs = [tensor.requires_grad_() for tensor in (qkv, *parameters)]
     torch.library.opcheck(fused.talking_heads, (*inputs, 0.25))
-    _, lse = fused.talking_heads(*inputs, 0.25)
+    _, heads = fused.talking_heads(*inputs, 0.25)
     weight_l, _, weight_w, bias_w = parameters
-    given = [tensor.detach() for tensor in (d_out, qkv, lse, weight_l, weight_w, bias_w)]
+    given = [tensor.detach() for tensor in (d_out, heads, weight_l, weight_w, bias_w)]
     torch.library.opcheck(fused.talking_heads_backward, (*given, 0.25))
 
 
@@ -198,7 +232,7 @@ def step(model: torch.nn.Module, images: Tensor, call=None) -> list[Tensor]:
 
 
 @runs
-@pytest.mark.parametrize("autocast", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("autocast", [False, True])
 def test_a_network_with_it_compiled_checkpointed_and_plain(autocast: bool) -> None:
     images = torch.randn(2, 3, 24, 24, device=DEVICE)
     model = network()
@@ -220,7 +254,7 @@ def test_no_map_is_kept() -> None:
     qkv, *parameters, _ = case(2, 100, torch.float32, k=16)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
         fused_output(qkv.requires_grad_(), [qkv, *parameters])
-    assert 0 < max(kept) == qkv.numel() < 100 * 100
+    assert qkv.numel() <= max(kept) <= qkv.numel() * 112 / 100  # rows are padded to a multiple of 16
 
 
 @pytest.mark.parametrize(
@@ -228,7 +262,6 @@ def test_no_map_is_kept() -> None:
     [
         (4, 48, torch.float64, "bfloat16, float16 or float32, not float64"),
         (17, 8, torch.float32, "16 heads"),
-        (2, 65, torch.float32, "64 channels"),
         pytest.param(
             4, 48, torch.float32, "CUDA", marks=pytest.mark.skipif(CUDA or INTERPRETED, reason="there it runs")
         ),
@@ -250,73 +283,54 @@ def test_without_triton_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         results(case(2, 5, torch.float32, 8), "fused")
 
 
-def pretended(monkeypatch: pytest.MonkeyPatch, heads: int, dtype: torch.dtype, kibibytes: int) -> SimpleNamespace:
-    """A tensor qkv on a GPU that is not here, with so much shared memory a block."""
-    device = SimpleNamespace(major=8, minor=6, name="a small GPU", shared_memory_per_block_optin=kibibytes * 2**10)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: device)
-    return SimpleNamespace(shape=(2, 196, 3, heads, 48), dtype=dtype, is_cuda=True, device=torch.device("cuda"))
+@pytest.fixture
+def capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(attention, "CHECKED", {})
 
 
-def test_on_a_small_gpu_tiles_are_narrow_or_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+LAYER = (torch.device(DEVICE), torch.float16, 33, 4, 8)
+
+
+@runs
+def test_auto_takes_it_once_it_is_checked_and_says_so(
+    capability: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.get_rng_state()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert attention._fused_serves(*LAYER)
+        assert attention._fused_serves(*LAYER)
+    assert re.fullmatch(r"attention by fused, 4 heads, 33 tokens: differs by \d.\de-04 .*\n", capsys.readouterr().err)
+    assert torch.equal(torch.get_rng_state(), before)
+    monkeypatch.setattr(attention, "CHECKED", {})
+    monkeypatch.setattr(attention, "FASTEST", {(9, 0): "recompute"})  # measured to be
+    assert not attention._fused_serves(*LAYER)
+    assert not attention._fused_serves(LAYER[0], torch.float64, 33, 4, 8)
+
+
+@runs
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        (lambda *_: None, "fused differs by .*, 3.9e-03 is allowed"),
+        (lambda *_: 1 / 0, r"fused failed its check \(ZeroDivisionError: division by zero\)"),
+    ],
+)
+def test_auto_falls_back_aloud(kernel: Any, words: str, capability: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from cait.model import fused
 
-    small = pretended(monkeypatch, 8, torch.bfloat16, 99)
-    assert fused.refusal(small) is None
-    assert set(fused.tiling(small)) == {fused.NARROW}
-    assert fused.tiling(pretended(monkeypatch, 8, torch.bfloat16, 227)) == fused.default(8)
-    words = fused.refusal(pretended(monkeypatch, 16, torch.float32, 227))  # so that "auto" passes it by
-    assert words == "more shared memory than a small GPU has for 16 heads of float32"
-
-
-class Refusing:
-    """A kernel that does not fit, and keeps the grid it was asked for."""
-
-    arg_names = ()
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        from triton.runtime.errors import OutOfResources
-
-        def launch(*_: Any, **__: Any) -> None:
-            self.grid = grid
-            raise OutOfResources(240000, 232448, "shared memory")
-
-        return launch
-
-
-def test_a_tile_that_does_not_fit_is_one_line_and_images_are_not_65535_at_most() -> None:
-    from cait.model import fused
-
-    kernel = Refusing()
-    with pytest.raises(UserError, match="240000 of shared memory, of which there is 232448; take auto") as caught:
-        fused._launch(kernel, fused.WIDE, torch.empty(70000, 40, 3, 2, 8, device="meta"), parts=4)
-    assert "\n" not in str(caught.value)
-    assert kernel.grid == (2 * 70000, 4)  # the first axis alone may pass 65535
-
-
-def test_tokens_too_far_apart_for_32_bits_are_brought_together() -> None:
-    from cait.model import fused
-
-    for stride, kept in ((2**31 // 197, True), (2**31 // 197 + 1, False)):
-        qkv = torch.empty_strided((2, 197, 3, 2, 8), (48, stride, 16, 8, 1), device="meta")
-        assert (fused._prepared(qkv) is qkv) == kept
+    monkeypatch.setattr(fused, "mix", kernel)
+    with pytest.warns(UserWarning, match=words):
+        assert not attention._fused_serves(*LAYER)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("name", ["forward", "weights", "queries", "keys"])
-def test_the_kernels_compile_for_a_gpu_that_is_not_here(name: str) -> None:
+@pytest.mark.parametrize(("name", "N"), [("forward", 576), ("backward", 197), ("backward", 576)])
+def test_the_kernels_compile_for_a_gpu_that_is_not_here(name: str, N: int) -> None:
     from kernel import compiled
 
-    from cait.model import fused
-
-    tile = getattr(fused.default(4), name)
-    found = compiled(name, tile, 4)
-    assert found["shared"] <= fused.shared_memory(tile, 4, 48, torch.bfloat16) < 227 * 2**10
-    assert found["stack"] <= 256  # bytes of a thread: a few addresses, no tile
-
-
-def test_the_default_tiles_fit_an_h100() -> None:
-    from cait.model import fused
-
-    for heads in range(1, 17):
-        for tile in fused.default(heads):
-            assert fused.shared_memory(tile, heads, 48, torch.bfloat16) <= 227 * 2**10
+    found = compiled(name, 8, N)
+    assert found["shared"] < 48 * 2**10  # so that several programs share a processor, on any GPU
+    assert found["stack"] == 0  # nothing is spilled
+    assert found["instructions"] > 0

@@ -9,7 +9,8 @@ from timm.layers import DropPath as TimmDropPath
 
 import cait
 from cait.errors import UserError
-from cait.model.attention import TalkingHeads, talking_heads_attention
+from cait.model import attention
+from cait.model.attention import TalkingHeads, padded, talking_heads_attention
 from cait.model.config import VARIANTS
 from cait.model.residual import DropPath, draw_kept, scaled_linear
 
@@ -201,6 +202,17 @@ def test_float16_holds_scores_whose_products_it_does_not() -> None:
         losses.append([((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, exact, strict=True)])
     for number, (plain, ours) in enumerate(zip(*losses, strict=True)):
         assert number == 3 or ours <= 1.5 * plain + 4e-3, (number, ours, plain)  # proj_l's bias cancels
+
+
+@pytest.mark.parametrize(("N", "dtype"), [(7, torch.float64), (33, torch.float64), (20, torch.bfloat16)])
+def test_padded_maps_give_the_same(N: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are in a GPU's memory."""
+    case = attention_case(4, N, dtype)
+    expected = attention_results(case, "recompute")
+    monkeypatch.setattr(attention, "_columns", lambda qkv: padded(qkv.shape[1]))
+    for ours, plain in zip(attention_results(case, "recompute"), expected, strict=True):
+        tolerance = 1e-12 if dtype == torch.float64 else 1e-2
+        assert (ours - plain).double().norm() <= tolerance * plain.double().norm() + 1e-12
 
 
 def test_recomputing_attention_passes_gradcheck() -> None:

@@ -5,8 +5,11 @@ Shapes: B images, N patches, h heads (g after mixing), d = embed_dim, k = d / h.
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +22,14 @@ from cait.model.residual import scalar_bias, scaled_linear
 
 COSINE_EPS = 1e-6
 
-FUSED_WINS: frozenset[tuple[int, int]] = frozenset()
-"""Compute capabilities on which "fused" was measured to be faster than "recompute", in training and in inference.
+FASTEST: dict[tuple[int, int], Literal["fused", "recompute"]] = {}
+"""The backend that was measured to be fastest, by compute capability. Empty: nothing has been measured yet.
 
-Empty: nothing has been measured yet, so "auto" never takes it. `benchmarks/kernel.py` measures.
+Where it says nothing, "auto" takes "fused" on a GPU: it moves half the bytes. `benchmarks/kernel.py` measures.
 """
+
+CHECKED: dict[tuple[torch.device, torch.dtype, int, int, int], bool] = {}
+"""What the check of "fused" found in this process, by device, type, N, h and k."""
 
 
 def mix_heads(maps_BhNN: Tensor, weight_hh: Tensor, bias_h: Tensor) -> Tensor:
@@ -58,11 +64,15 @@ class TalkingHeads(torch.autograd.Function):
     ) -> Tensor:
         """qkv [B, N, 3, h, k], weights [h, h] and biases [h] to [B, N, h·k]."""
         B, N, _, h, _ = qkv.shape
-        with _no_autocast(qkv):
+        with no_autocast(qkv):
             mix_l, mix_w = _mixers(B, qkv.dtype, weight_l, weight_w)
-            heads = qkv.permute(2, 0, 3, 1, 4).reshape(3, B * h, N, -1)  # contiguous: kept in place of qkv
+            heads = heads_first(qkv, _columns(qkv))  # kept in place of qkv
             q, k, v = heads.unbind(0)
-            P = _mix(mix_l, _scaled_product(q, k.transpose(1, 2), scale)).softmax(dim=-1)
+            L = _mix(mix_l, scaled_product(q[:, :N], k.transpose(1, 2), scale))
+            if L.shape[2] > N:
+                L[:, :, N:] = float("-inf")
+            P = L.softmax(dim=-1)
+            del L
             out = (_mix(mix_w, P) @ v).view(B, h, N, -1).transpose(1, 2).reshape(B, N, -1)
             out += _per_channel(bias_w, v) * _token_sum(v, B)
         ctx.save_for_backward(heads, weight_l, bias_l, weight_w, bias_w, P)
@@ -73,10 +83,10 @@ class TalkingHeads(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         heads, weight_l, bias_l, weight_w, bias_w, P = ctx.saved_tensors
-        N, h = heads.shape[2], len(bias_w)
-        B = heads.shape[1] // h
+        (B, N, _), h = d_out.shape, len(bias_w)
         q, k, v = heads.unbind(0)
-        with _no_autocast(heads):
+        q = q[:, :N]
+        with no_autocast(heads):
             mix_l, mix_w = _mixers(B, heads.dtype, weight_l, weight_w)
             dO = d_out.view(B, N, h, -1).transpose(1, 2).reshape(B * h, N, -1)
             dV = _mix(mix_w, P).transpose(1, 2) @ dO
@@ -88,18 +98,18 @@ class TalkingHeads(torch.autograd.Function):
             del dA
             dL = torch.ops.aten._softmax_backward_data(dP, P, -1, P.dtype)
             del dP
-            d_weight_l = _outer(dL, _scaled_product(q, k.transpose(1, 2), ctx.scale), h)
+            d_weight_l = _outer(dL, scaled_product(q, k.transpose(1, 2), ctx.scale), h)
             dS = _mix(mix_l.transpose(1, 2), dL)
             del dL
-            dQ, dK = _scaled_product(dS, k, ctx.scale), _scaled_product(dS.transpose(1, 2), q, ctx.scale)
-            d_qkv = torch.stack([d.view(B, h, N, -1).transpose(1, 2) for d in (dQ, dK, dV)], dim=2)
+            dQ, dK = scaled_product(dS, k, ctx.scale), scaled_product(dS.transpose(1, 2), q, ctx.scale)
+            d_qkv = torch.stack([d[:, :N].view(B, h, N, -1).transpose(1, 2) for d in (dQ, dK, dV)], dim=2)
             d_qkv[:, :, 2] += (_per_channel(bias_w, v) * dO_sum).view(B, 1, h, -1)
         gradients = (d_weight_l, torch.zeros_like(bias_l), d_weight_w, d_bias_w)
         parameters = (weight_l, bias_l, weight_w, bias_w)
         return d_qkv, *(grad.to(of.dtype) for grad, of in zip(gradients, parameters, strict=True)), None
 
 
-def _no_autocast(x: Tensor) -> Any:
+def no_autocast(x: Tensor) -> Any:
     """Autocast would have the softmax give out float32, twice the memory for a map that is rounded again."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
@@ -116,11 +126,32 @@ def _mixers(batch: int, dtype: torch.dtype, *weights_hh: Tensor) -> list[Tensor]
 
 
 def _mix(mixer_Bhh: Tensor, maps: Tensor) -> Tensor:
-    """Mix maps [B·h, N, N] over the heads."""
+    """Mix maps [B·h, N, columns] over the heads."""
     return torch.bmm(mixer_Bhh, maps.view(*mixer_Bhh.shape[:2], -1)).view_as(maps)
 
 
-def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+def padded(N: int) -> int:
+    """Columns of a map in a GPU's memory: its rows then begin where cuBLAS and Triton read 16 bytes at a time."""
+    return -(-N // 16) * 16
+
+
+def _columns(qkv: Tensor) -> int:
+    """Of "recompute"'s maps."""
+    return padded(qkv.shape[1]) if qkv.is_cuda else qkv.shape[1]
+
+
+def heads_first(qkv: Tensor, rows: int) -> Tensor:
+    """[B, N, 3, h, k] to a contiguous [3, B·h, rows, k], 0 beyond N, so that maps are 0 there too."""
+    B, N, _, h, k = qkv.shape
+    heads = qkv.permute(2, 0, 3, 1, 4)
+    if rows > N:
+        heads = qkv.new_empty(3, B, h, rows, k)
+        heads[:, :, :, N:] = 0
+        heads[:, :, :, :N] = qkv.permute(2, 0, 3, 1, 4)
+    return heads.reshape(3, B * h, rows, k).contiguous()
+
+
+def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
     """scale · a b for stacks of matrices, scaled before it is rounded."""
     return torch.baddbmm(a.new_zeros(()), a, b, beta=0, alpha=scale)
 
@@ -149,8 +180,8 @@ def talking_heads_attention(
     Args:
         qkv: queries, keys and values, [B, N, 3, h, k].
         backend: "reference" leaves the backward pass to autograd; "recompute" is `TalkingHeads`, the
-            same values with a third of the memory; "fused" is `cait.model.fused`, whose maps never
-            reach memory; "auto" takes the fastest that was measured.
+            same values with a third of the memory; "fused" is `cait.model.fused`, which needs a GPU,
+            moves half the bytes and keeps no map; "auto" takes the best for the device.
 
     Returns [B, N, h·k].
 
@@ -159,34 +190,75 @@ def talking_heads_attention(
     """
     if torch.compiler.is_exporting() or qkv.is_meta:  # no backward pass, and operators that every program knows
         backend = "reference"
-    if backend == "fused" or (backend == "auto" and _fused_wins(qkv)):
-        return _fused(qkv, proj_l, proj_w, scale)
-    if backend != "reference":
-        return TalkingHeads.apply(qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias, scale)
+    if backend == "auto":
+        backend = "fused" if qkv.is_cuda and _fused_serves(qkv.device, qkv.dtype, *_sizes(qkv)) else "recompute"
+    elif backend == "fused":
+        _require_fused(qkv.device, qkv.dtype, qkv.shape[3])
+    given = qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias, scale
+    if backend == "fused":
+        from cait.model import fused  # here, for Triton is not on every machine
+
+        return fused.talking_heads(*given)[0]
+    if backend == "recompute":
+        return TalkingHeads.apply(*given)
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
     return merge_heads(talking_maps(q, k, proj_l, proj_w, scale) @ v)
 
 
-def _fused_wins(qkv: Tensor) -> bool:
-    if not FUSED_WINS or not qkv.is_cuda:
-        return False
-    device = torch.cuda.get_device_properties(qkv.device)
-    if (device.major, device.minor) not in FUSED_WINS:
-        return False
-    from cait.model import fused
-
-    return fused.refusal(qkv) is None
+def _sizes(qkv: Tensor) -> tuple[int, int, int]:
+    """N, h and k."""
+    return qkv.shape[1], qkv.shape[3], qkv.shape[4]
 
 
-def _fused(qkv: Tensor, proj_l: nn.Linear, proj_w: nn.Linear, scale: float) -> Tensor:
+@torch.compiler.assume_constant_result  # torch.compile need not follow a device's properties
+def _require_fused(device: torch.device, dtype: torch.dtype, heads: int) -> None:
+    """
+    Raises:
+        UserError: "fused" cannot run.
+    """
     try:
-        from cait.model import fused  # here, for Triton is not on every machine
+        from cait.model import fused
     except ImportError as error:
         raise UserError(f"attention_backend fused needs Triton ({error}); take auto or recompute") from error
-    if reason := fused.refusal(qkv):
+    if reason := fused.refusal(device, dtype, heads):
         raise UserError(f"attention_backend fused needs {reason}; take auto or recompute")
-    out, _ = fused.talking_heads(qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias, scale)
-    return out
+
+
+@torch.compiler.assume_constant_result
+def _fused_serves(device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> bool:
+    """Whether "fused" is the best here, runs, and is right: it is checked once, and the outcome said."""
+    key = (device, dtype, N, heads, k)
+    if key not in CHECKED:
+        CHECKED[key] = _is_fastest(device, dtype, heads) and _is_right(*key)
+    return CHECKED[key]
+
+
+def _is_fastest(device: torch.device, dtype: torch.dtype, heads: int) -> bool:
+    try:
+        _require_fused(device, dtype, heads)
+    except UserError:
+        return False
+    return FASTEST.get(torch.cuda.get_device_capability(device), "fused") == "fused"
+
+
+def _is_right(device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> bool:
+    """Compare "fused" with the plain backend on one random image: a second, most of it to compile the kernels."""
+    from cait.model import fused
+
+    bound = max(4 * torch.finfo(dtype).eps, 1e-4)
+    try:
+        found = fused.difference(device, dtype, N, heads, k)
+    except Exception as error:  # a compiler that is not there, a driver that is too old: training goes on without
+        line = (str(error).splitlines() or [""])[0]
+        warnings.warn(f"attention by recompute: fused failed its check ({type(error).__name__}: {line})", stacklevel=2)
+        return False
+    if not found <= bound:
+        warnings.warn(f"attention by recompute: fused differs by {found:.1e}, {bound:.1e} is allowed", stacklevel=2)
+        return False
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        told = f"{heads} heads, {N} tokens: differs by {found:.1e} from float64"
+        print(f"attention by fused, {told}", file=sys.stderr, flush=True)
+    return True
 
 
 def talking_maps(

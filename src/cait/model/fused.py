@@ -1,163 +1,152 @@
-"""Talking-heads attention by `cait.model.kernels`, as an operator of PyTorch.
+"""Talking-heads attention with `cait.model.kernels` between its matrix products, as an operator of PyTorch.
 
-Shapes: B images, N tokens, h heads, k channels a head. The operator is opaque to torch.compile, has
-shapes for its fake mode and a gradient that is an operator as well, so that compilation, autocast and
-activation checkpointing take it like any other. It is not registered for autocast, which would cast
-W_l and W_w: qkv comes in the precision that the linear layer before gives, mixing is in float32.
+Shapes: B images, N tokens, h heads, k channels a head; a map is [B·h, N, columns]. Forward, S = scale · Q Kᵀ
+is a batched product, a kernel turns it into A where it lies, and O = A V + b_w Σ_n V is a product again.
+Backward, S is computed anew beside dA = dO Vᵀ, a kernel turns them into dS and A where they lie, and
+
+    dV = Aᵀ dO + b_w Σ_m dO     dQ = scale · dS K     dK = scale · dSᵀ Q
+
+are products. No map outlives either pass. b_l is the same for a whole row, so the softmax cancels it; b_w
+touches no map. The operator is opaque to torch.compile, and its gradient is an operator as well, so that
+autocast and activation checkpointing take it like any other. It is not registered for autocast, which
+would cast W_l and W_w: qkv comes in the precision that the linear layer before gives.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
-from triton.runtime.errors import OutOfResources
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from cait.errors import UserError
 from cait.model import kernels
-
-LOG2_E = math.log2(math.e)
+from cait.model.attention import TalkingHeads, heads_first, no_autocast, padded, scaled_product
 
 
 class Tile(NamedTuple):
-    """What one program holds of a map, and how it is run."""
+    """What a program holds of a map at a time, and how it is run."""
 
-    rows: int
-    """Tokens that it owns."""
     columns: int
-    """Tokens that it takes in one turn of its loop."""
+    """If a row has more, the program walks over it twice."""
     warps: int
     stages: int
 
 
 class Tiling(NamedTuple):
     forward: Tile
-    weights: Tile
-    queries: Tile
-    keys: Tile
+    backward: Tile
 
 
-WIDE, TALL, SMALL, NARROW = Tile(32, 64, 8, 1), Tile(16, 64, 8, 1), Tile(16, 64, 4, 1), Tile(16, 32, 4, 1)
-DEFAULTS: dict[int, Tiling] = {
-    4: Tiling(WIDE, WIDE, WIDE, WIDE),
-    8: Tiling(WIDE, SMALL, TALL, TALL),
-    16: Tiling(TALL, TALL, TALL, TALL),
-}
-"""For up to so many heads: the largest tiles whose registers hardly spill, as compiled for compute capability 9.0."""
-
-TILINGS: dict[tuple[tuple[int, int], torch.dtype, int, int, int], Tiling] = {}
-"""Measured to be best, by compute capability, type, h, k and N. Empty: nothing has been measured yet.
+TILINGS: dict[tuple[tuple[int, int], str, int, int], Tiling] = {}
+"""Measured to be best, by compute capability, type, h and N. Empty: nothing has been measured yet.
 
 Another tiling is another order of summation, so the choice must not change between two runs: it is
 looked up here and never timed at run time. `benchmarks/kernel.py` times tiles and prints such rows.
 """
 
+ROWS = 16 if isinstance(kernels.forward_kernel, triton.JITFunction) else 256
+"""Of a tile: the least that a tensor core takes; an interpreter takes the less time the fewer tiles there are."""
 
-INTERPRETED = Tile(128, 128, 4, 1)
-"""For Triton's interpreter: the fewer programs, the better."""
-
-
-def default(heads: int) -> Tiling:
-    return DEFAULTS[min(most for most in DEFAULTS if heads <= most)]
+PROGRAMS = 4096  # at most: each takes several tiles in turn, loads W once and stores one share of dW_l and dW_w
 
 
-def tiling(qkv: Tensor) -> Tiling:
-    """The measured one, else the default one if it fits the device, else the narrow one."""
-    _, N, _, h, k = qkv.shape
-    if not qkv.is_cuda:
-        return Tiling(*[INTERPRETED] * 4)
-    device = torch.cuda.get_device_properties(qkv.device)
-    measured = TILINGS.get(((device.major, device.minor), qkv.dtype, h, k, N))
-    if measured:
-        return measured
-    return default(h) if _fits(default(h), h, k, qkv.dtype, device) else Tiling(*[NARROW] * 4)
+def default(N: int, dtype: torch.dtype) -> Tiling:
+    """As compiled: no register spilled, the fewest instructions."""
+    columns = max(64, triton.next_power_of_2(padded(N)))
+    walk = Tile(64, 2, 2)
+    if columns > 256:
+        return Tiling(Tile(128, 2, 2), walk)
+    whole = Tile(columns, columns // 64, 1)
+    return Tiling(whole, walk if dtype == torch.float32 else whole._replace(stages=2))
 
 
-def _fits(tiles: Tiling, heads: int, k: int, dtype: torch.dtype, device: Any) -> bool:
-    return max(shared_memory(tile, heads, k, dtype) for tile in tiles) <= device.shared_memory_per_block_optin
+def tiling(maps: Tensor, heads: int) -> Tiling:
+    """The measured tiles, else the default ones."""
+    N = maps.shape[1]
+    measured = TILINGS.get(key(maps, heads, N)) if TILINGS else None
+    return measured or default(N, maps.dtype)
 
 
-def shared_memory(tile: Tile, heads: int, k: int, dtype: torch.dtype) -> int:
-    """Bytes a program takes at most without stages: two sets of rows, one of columns, and what is on its way."""
-    return heads * _width(k) * dtype.itemsize * (2 * tile.rows + tile.columns) + 2**14
+def key(at: Tensor, heads: int, N: int) -> tuple[tuple[int, int], str, int, int]:
+    """Of a row in `TILINGS`, for maps of the type and on the device of a tensor."""
+    capability = torch.cuda.get_device_capability(at.device) if at.is_cuda else (0, 0)
+    return capability, _name(at.dtype), heads, N
 
 
-def _width(k: int) -> int:
-    """Channels of a head as a tile has them."""
-    return max(16, triton.next_power_of_2(k))
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def refusal(qkv: Tensor) -> str | None:
-    """What the kernels need and qkv has not, or None."""
-    h, k = qkv.shape[3:]
-    return _refusal(qkv.device, qkv.dtype, h, k)
-
-
-@torch.compiler.assume_constant_result  # torch.compile need not follow a device's properties
-def _refusal(at: torch.device, dtype: torch.dtype, h: int, k: int) -> str | None:
-    name = str(dtype).removeprefix("torch.")
+def refusal(device: torch.device, dtype: torch.dtype, heads: int) -> str | None:
+    """What the kernels need and have not, or None."""
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"bfloat16, float16 or float32, not {name}"
-    if h > 16 or k > 64:
-        return f"at most 16 heads of at most 64 channels, not {h} of {k}"
-    if at.type != "cuda":
+        return f"bfloat16, float16 or float32, not {_name(dtype)}"
+    if heads > 16:
+        return f"at most 16 heads, not {heads}"
+    if device.type != "cuda":
         if isinstance(kernels.forward_kernel, triton.JITFunction):
-            return f"a CUDA device, not {at.type} (or TRITON_INTERPRET=1, for tests)"
-        return None
-    device = torch.cuda.get_device_properties(at)
-    if device.major < 8:
+            return f"a CUDA device, not {device.type} (or TRITON_INTERPRET=1, for tests)"
+    elif not torch.cuda.is_available() or torch.cuda.get_device_capability(device) < (8, 0):
         return "a GPU of compute capability 8.0 or newer"
-    if not _fits(Tiling(*[NARROW] * 4), h, k, dtype, device):
-        return f"more shared memory than {device.name} has for {h} heads of {name}"
     return None
 
 
-def _prepared(qkv: Tensor) -> Tensor:
-    """Heads and channels side by side, as the linear layer leaves them; images may be anywhere.
-
-    So may tokens, but for the 32 bits that the kernels count them in, within an image.
-    """
-    _, N, _, h, k = qkv.shape
-    near = N * qkv.stride(1) < 2**31
-    return qkv if near and qkv.stride()[2:] == (h * k, k, 1) else qkv.contiguous()
-
-
-def constants(kernel: Any, tile: Tile, heads: int, k: int) -> dict[str, int]:
+def constants(kernel: Any, tile: Tile, heads: int, columns: int) -> dict[str, Any]:
     """What a kernel is compiled for."""
-    group = heads_at_once(heads)
-    every = dict(H=heads, K=k, BK=_width(k), G=group, LEVELS=(group * heads - 1).bit_length())
-    every |= dict(M=tile.rows, BN=tile.columns, WARPS=tile.warps)
+    every = dict(H=heads, R=ROWS, C=tile.columns, ONCE=columns <= tile.columns, WARPS=tile.warps)
     return {name: value for name, value in every.items() if name in kernel.arg_names}
 
 
-def heads_at_once(heads: int) -> int:
-    """Of the heads g, those whose gradients of W_l and W_w one program sums: h² sums have no place in its registers."""
-    return max(group for group in range(1, 5) if heads % group == 0)
+def options(tile: Tile) -> dict[str, Any]:
+    return dict(num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True)
 
 
-def _launch(kernel: Any, tile: Tile, qkv: Tensor, *arguments: Tensor, parts: int = 1) -> None:
-    """
-    Raises:
-        UserError: the tile does not fit, whatever `shared_memory` said.
-    """
-    B, N, _, h, k = qkv.shape
-    grid = (triton.cdiv(N, tile.rows) * B, parts)
-    numbers = (N, qkv.stride(0), qkv.stride(1), 0)
-    options = constants(kernel, tile, h, k) | dict(num_warps=tile.warps, num_stages=tile.stages)
-    try:
-        with torch.cuda.device_of(qkv):
-            kernel[grid](qkv, *arguments, *numbers, **options)
-    except OutOfResources as error:
-        needs = f"{error.required} of {error.name}, of which there is {error.limit}"
-        raise UserError(f"attention_backend fused needs {needs}; take auto or recompute") from error
+def turns(maps: Tensor, heads: int) -> tuple[int, int]:
+    """How many programs share the tiles out, and how many each takes: by the shape alone."""
+    tiles = triton.cdiv(maps.shape[0] // heads * maps.shape[1], ROWS // heads)
+    each = max(1, triton.cdiv(tiles, PROGRAMS))
+    return triton.cdiv(tiles, each), each
+
+
+def _launch(kernel: Any, tile: Tile, heads: int, *arguments: Tensor) -> None:
+    """Run a kernel on the maps [B·h, N, columns], its first argument, and the others."""
+    maps = arguments[0]
+    images, (_, N, columns) = maps.shape[0] // heads, maps.shape
+    programs, each = turns(maps, heads)
+    if programs:
+        with torch.cuda.device_of(maps):
+            kernel[(programs,)](
+                *arguments, images * N, N, columns, each, **constants(kernel, tile, heads, columns), **options(tile)
+            )
+
+
+def mix(maps: Tensor, weight_l: Tensor, weight_w: Tensor) -> None:
+    """Turn S into A, in place."""
+    weights = weight_l.float().contiguous(), weight_w.float().contiguous()
+    _launch(kernels.forward_kernel, tiling(maps, len(weight_l)).forward, len(weight_l), maps, *weights)
+
+
+def mix_backward(maps: Tensor, d_maps: Tensor, weight_l: Tensor, weight_w: Tensor) -> Tensor:
+    """Turn S into dS and dA into A, in place; give dW_l and dW_w, [2, h, h]."""
+    weights = weight_l.float().contiguous(), weight_w.float().contiguous()
+    h, queries = len(weight_l), ROWS // len(weight_l)
+    shares = maps.new_empty(turns(maps, h)[0], 2, ROWS, ROWS, dtype=torch.float32)
+    _launch(kernels.backward_kernel, tiling(maps, h).backward, h, maps, d_maps, *weights, shares)
+    blocks = shares.sum(dim=0)[:, : queries * h, : queries * h].reshape(2, queries, h, queries, h)
+    return blocks.diagonal(dim1=1, dim2=3).sum(dim=-1)  # each query of a tile mixes its own heads
 
 
 def _token_sums(x: Tensor) -> Tensor:
-    """[B, N, h, k] to [B, h, k] in float32."""
-    return x.sum(dim=1, dtype=torch.float32)
+    """[B, N, h, k] to [B, 1, h, k] in float32."""
+    return x.sum(dim=1, keepdim=True, dtype=torch.float32)
+
+
+def _tokens_first(heads: Tensor, like: Tensor) -> Tensor:
+    """[B·h, N or more, k] to a view [B, N, h, k], as `like` is."""
+    B, N, h, k = like.shape
+    return heads.view(B, h, heads.shape[1], k)[:, :, :N].transpose(1, 2)
 
 
 OPERATOR = "cait::talking_heads"
@@ -172,80 +161,101 @@ OPERATOR = "cait::talking_heads"
 def talking_heads(
     qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """qkv [B, N, 3, h, k], weights [h, h] and biases [h] to the output [B, N, h·k] and lse [B, h, N] in float32."""
-    qkv = _prepared(qkv)
-    out, lse = _outputs(qkv)
-    shift = bias_w.float()[:, None] * _token_sums(qkv[:, :, 2])
-    _launch(kernels.forward_kernel, tiling(qkv).forward, qkv, *_mixers(weight_l, weight_w, scale), shift, out, lse)
-    return out, lse
+    """qkv [B, N, 3, h, k], weights [h, h] and biases [h] to the output [B, N, h·k] and heads [3, B·h, columns, k].
+
+    The heads are qkv as the products take it, kept for the backward pass in its place.
+    """
+    B, N, _, h, k = qkv.shape
+    heads = heads_first(qkv, padded(N))
+    q, keys, v = heads
+    out = qkv.new_empty(B, N, h, k)
+    shift = bias_w.float()[:, None] * _token_sums(_tokens_first(v, out))
+    with no_autocast(qkv):
+        maps = scaled_product(q[:, :N], keys.transpose(1, 2), scale)
+        mix(maps, weight_l, weight_w)
+        torch.add(_tokens_first(maps @ v, out), shift.to(out.dtype), out=out)
+    return out.flatten(2), heads
 
 
 @talking_heads.register_fake
 def _(
     qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    return _outputs(qkv)
-
-
-def _outputs(qkv: Tensor) -> tuple[Tensor, Tensor]:
     B, N, _, h, k = qkv.shape
-    return qkv.new_empty(B, N, h * k), qkv.new_empty(B, h, N, dtype=torch.float32)
-
-
-def _mixers(weight_l: Tensor, weight_w: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """As the kernels take them; W_l leads to logarithms to base 2."""
-    return (weight_l.float() * (scale * LOG2_E)).contiguous(), weight_w.float().contiguous()
+    return qkv.new_empty(B, N, h * k), qkv.new_empty(3, B * h, padded(N), k)
 
 
 @torch.library.custom_op(
     f"{OPERATOR}_backward",
     mutates_args=(),
-    schema="(Tensor d_out, Tensor qkv, Tensor lse, Tensor weight_l, Tensor weight_w, Tensor bias_w, float scale)"
+    schema="(Tensor d_out, Tensor heads, Tensor weight_l, Tensor weight_w, Tensor bias_w, float scale)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def talking_heads_backward(
-    d_out: Tensor, qkv: Tensor, lse: Tensor, weight_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
+    d_out: Tensor, heads: Tensor, weight_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of qkv, weight_l, weight_w and bias_w."""
-    qkv, d_out, lse = _prepared(qkv), d_out.contiguous(), lse.contiguous()
-    B, N, _, h, k = qkv.shape
-    _, weights, queries, keys = tiling(qkv)
-    mixers = _mixers(weight_l, weight_w, scale)
-    D, d_qkv = torch.empty_like(lse), qkv.new_empty(qkv.shape)
-    group = heads_at_once(h)
-    shares = lse.new_empty(2, B, triton.cdiv(N, weights.rows), h // group, h, group)  # of dW_lᵀ and of dW_w
-    _launch(kernels.weights_kernel, weights, qkv, d_out, lse, *mixers, D, *shares, parts=h // group)
-    _launch(kernels.queries_kernel, queries, qkv, d_out, lse, D, *mixers, d_qkv)
-    sum_v, sum_dO = _token_sums(qkv[:, :, 2]), _token_sums(d_out.view(B, N, h, k))
+    (B, N, _), h, k = d_out.shape, len(weight_l), heads.shape[-1]
+    d_out = d_out.view(B, N, h, k)
+    dO = d_out.transpose(1, 2).reshape(B * h, N, k)
+    q, keys, v = heads
+    q = q[:, :N]
+    d_qkv = heads.new_empty(B, N, 3, h, k)
+    dQ, dK, dV = d_qkv.unbind(2)
+    sum_v, sum_dO = _token_sums(_tokens_first(v, dV)), _token_sums(d_out)
     shift = bias_w.float()[:, None] * sum_dO
-    _launch(kernels.keys_kernel, keys, qkv, d_out, lse, D, *mixers, shift, d_qkv)
-    d_weight_l, d_weight_w = (share.sum(dim=(0, 1)).transpose(0, 1).reshape(h, h) for share in shares)
-    d_bias_w = (sum_v * sum_dO).sum(dim=(0, 2))
-    gradients = (d_weight_l.T * scale, d_weight_w, d_bias_w)
+    with no_autocast(heads):
+        maps, d_maps = scaled_product(q, keys.transpose(1, 2), scale), dO @ v.transpose(1, 2)
+        d_weight_l, d_weight_w = mix_backward(maps, d_maps, weight_l, weight_w)
+        torch.add(_tokens_first(d_maps.transpose(1, 2) @ dO, dV), shift.to(dV.dtype), out=dV)
+        dQ.copy_(_tokens_first(scaled_product(maps, keys, scale), dQ))
+        dK.copy_(_tokens_first(scaled_product(maps.transpose(1, 2), q, scale), dK))
+    d_bias_w = (sum_v * sum_dO).sum(dim=(0, 1, 3))
+    gradients = (d_weight_l, d_weight_w, d_bias_w)
     parameters = (weight_l, weight_w, bias_w)
-    return d_qkv, *(grad.to(of.dtype).contiguous() for grad, of in zip(gradients, parameters, strict=True))
+    return d_qkv, *(grad.to(of.dtype, copy=True) for grad, of in zip(gradients, parameters, strict=True))
 
 
 @talking_heads_backward.register_fake
 def _(
-    d_out: Tensor, qkv: Tensor, lse: Tensor, weight_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
+    d_out: Tensor, heads: Tensor, weight_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
 ) -> tuple[Tensor, ...]:
-    return qkv.new_empty(qkv.shape), *(of.new_empty(of.shape) for of in (weight_l, weight_w, bias_w))
+    (B, N, _), h, k = d_out.shape, len(weight_l), heads.shape[-1]
+    return heads.new_empty(B, N, 3, h, k), *(of.new_empty(of.shape) for of in (weight_l, weight_w, bias_w))
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    qkv, weight_l, bias_l, weight_w, bias_w, ctx.scale = inputs
-    _, lse = output
-    ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(qkv, lse, weight_l, bias_l, weight_w, bias_w)
+    _, weight_l, bias_l, weight_w, bias_w, ctx.scale = inputs
+    _, heads = output
+    ctx.mark_non_differentiable(heads)
+    ctx.save_for_backward(heads, weight_l, bias_l, weight_w, bias_w)
 
 
 def _gradients(ctx: Any, d_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    qkv, lse, weight_l, bias_l, weight_w, bias_w = ctx.saved_tensors
+    heads, weight_l, bias_l, weight_w, bias_w = ctx.saved_tensors
     d_qkv, d_weight_l, d_weight_w, d_bias_w = talking_heads_backward(
-        d_out, qkv, lse, weight_l, weight_w, bias_w, ctx.scale
+        d_out.contiguous(), heads, weight_l, weight_w, bias_w, ctx.scale
     )
     return d_qkv, d_weight_l, torch.zeros_like(bias_l), d_weight_w, d_bias_w, None
 
 
 talking_heads.register_autograd(_gradients, setup_context=_save)
+
+
+def difference(device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> float:
+    """Of one random image from the plain backend in float64: the largest error of the output and the gradients.
+
+    Relative to each one's norm. Draws from a generator of its own.
+    """
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1, N, 3, heads, k), (heads, heads), (heads,), (heads, heads), (heads,), (1, N, heads * k)]
+    found: list[list[Tensor]] = []
+    # As a model's first forward pass has it, which may be one that only traces.
+    with unset_fake_temporarily(), torch.inference_mode(False), torch.enable_grad():
+        exact = [torch.randn(shape, generator=generator, device="cpu", dtype=torch.float64) for shape in shapes]
+        for attend in (lambda *given: talking_heads(*given)[0], TalkingHeads.apply):
+            kind = dtype if not found else torch.float64
+            tensors = [tensor.to(device, dtype).to(kind).requires_grad_() for tensor in exact]
+            out = attend(*tensors[:5], k**-0.5)
+            found.append([out, *torch.autograd.grad(out, [tensors[i] for i in (0, 1, 3, 4)], tensors[5])])
+        return max(((ours - plain).norm() / plain.norm()).item() for ours, plain in zip(*found, strict=True))
