@@ -51,10 +51,14 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
             ],
         }
     whole = ["--rounds", "7"]
+    torture = [(60, ["benchmarks/torture.py", "--kills", "3", "--accelerator", "gpu"])]  # by the command line
+    if not importlib.util.find_spec("jsonargparse"):
+        torture = []
     return {
         "tests": [
             (300, ["-m", "pytest", *spread, "-m", "", "-k", "not 16-", *TESTS]),
-            (200, ["-m", "pytest", *spread, "-m", "", "-k", "16-", "tests/test_fused.py"]),
+            (170, ["-m", "pytest", *spread, "-m", "", "-k", "16-", "tests/test_fused.py"]),
+            *torture,
         ],
         "kernels": [
             (200, [kernel, *files]),

@@ -238,6 +238,13 @@ def test_begun_on_one_process_and_gone_on_with_two(cait: Cait, tmp_path: Path) -
         assert together == one[step]["seen"], step
         assert (line["loss"] + other["loss"]) / 2 == pytest.approx(one[step]["loss"], abs=1e-5)
 
+    logged = {int(row["step"]) + 1: row["train/loss"] for row in rows(tmp_path / "logs/two") if row["train/loss"]}
+    assert len(logged.keys() & ranks[0].keys()) == 8
+    for step in logged.keys() & ranks[0].keys():  # not the loss of one process, but of both
+        mean = (ranks[0][step]["loss"] + ranks[1][step]["loss"]) / 2
+        assert float(logged[step]) == pytest.approx(mean, rel=1e-5)
+        assert mean != pytest.approx(ranks[0][step]["loss"], rel=1e-4)
+
 
 def test_a_checkpoint_of_other_data_seed_or_batch_is_refused(cait: Cait, tmp_path: Path, digits_root: Path) -> None:
     assert cait("fit", *SMALL, "--trainer.max_steps=2", "--run_name=a").returncode == 0
