@@ -58,9 +58,9 @@ test: $(READY) ## Run the tests of every part, in 5 minutes on 2 cores
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 .PHONY: test-all
-test-all: $(READY) ## Run all tests there are, the longer ones and `make test-kernel` too
+test-all: $(READY) ## Run all tests there are: the longer ones, test-two and test-kernel too
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not kernel' $(ARGS)
-	@$(MAKE) test-kernel
+	@$(MAKE) test-two test-kernel
 
 .PHONY: test-two
 test-two: $(READY) ## Run the tests of the command line with every run on two processes
