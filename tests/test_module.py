@@ -124,13 +124,16 @@ def test_true_precisions_train_and_score_the_data_modules_batches(precision: str
     data = ImageNetDataModule(root=str(digits_root), img_size=8, batch_size=16, num_workers=0, repeats=1)
     net = module(num_classes=10, lr=1e-3, warmup_epochs=0)
     limits: dict = dict(limit_train_batches=3, limit_val_batches=2, max_epochs=1)
-    fit = trainer(precision=precision, callbacks=[ema := EMA(decay=0.5)], **limits)
+    rates: list[float] = []
+    steps = LambdaCallback(on_before_optimizer_step=lambda *args: rates.append(args[2].param_groups[0]["lr"]))
+    fit = trainer(precision=precision, callbacks=[steps, ema := EMA(decay=0.5)], **limits)
     fit.fit(net, data)
     assert ema.average is not None
     kept = torch.float64 if precision == "64-true" else torch.float32
     assert {parameter.dtype for parameter in ema.average.parameters()} == {kept}
     for name in ("train/loss", "val/loss", "val_ema/loss"):
         assert 1 < fit.callback_metrics[name] < 5, name
+    assert fit.callback_metrics["lr"].item() == pytest.approx(rates[-1], rel=1e-6)
     (probabilities, *_) = fit.predict(net, data)
     torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(len(probabilities)), rtol=0, atol=1e-5)
 

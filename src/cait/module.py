@@ -250,7 +250,7 @@ class CaiTModule(LightningModule):
         step = torch.stack([loss, acc1.to(loss)])
         if self._is_logged():  # the mean over all processes
             step = self.trainer.strategy.reduce(step, reduce_op="mean")
-        rate = torch.full((), self.trainer.optimizers[0].param_groups[0]["lr"], device=self.device)
+        rate = torch.full((), self.trainer.optimizers[0].param_groups[0]["lr"], dtype=torch.float32, device=self.device)
         self.log_dict({"train/loss": step[0], "train/acc1": step[1], "lr": rate}, on_step=True)
 
     def _is_logged(self) -> bool:
@@ -273,7 +273,8 @@ class CaiTModule(LightningModule):
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if gradient_clip_algorithm == "value":
-            bound = torch.full((), gradient_clip_val, device=self.device) * self._gradient_scale(optimizer)
+            bound = torch.full((), gradient_clip_val, dtype=torch.float32, device=self.device)
+            bound = bound * self._gradient_scale(optimizer)
             for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad.clamp_(-bound.to(parameter.dtype), bound.to(parameter.dtype))
