@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Forked, environment
+from conftest import Forked, environment, heed_ctrl_c
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are started here, not forked")
 
@@ -53,6 +53,7 @@ def test_what_is_forked_is_as_what_is_started(tmp_path: Path) -> None:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
+                preexec_fn=heed_ctrl_c,
                 start_new_session=True,
             )
             out, err = job.communicate("é\n")
