@@ -44,6 +44,11 @@ SMALL = [
 ]
 
 
+def slow(*values: Any) -> list[Any]:
+    """Parameters for `make test-all`, beside one for `make test`."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 @pytest.fixture(scope="session")
 def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data") / "digits"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import slow
 from fake_cuda import FakeCUDAAccelerator, FakeCUDAStrategy, Spy, fake_cuda
 from lightning.pytorch import Callback, Trainer
 from test_module import FIELDS, module
@@ -75,7 +76,7 @@ def check(steps: list[list[str]]) -> None:
         assert len(waits) == guard_and_loggers + ON_THE_BAR * (number == STEPS), f"step {number}: {waits}"
 
 
-@pytest.mark.parametrize("mode", ["mask", "skip", "subset"])
+@pytest.mark.parametrize("mode", ["skip", *slow("mask", "subset")])
 def test_a_steady_step_does_not_wait(mode: str, tmp_path: Path, digits: ImageNetDataModule) -> None:
     with fake_cuda() as spy:
         net = module(num_classes=10, drop_path_rate=0.3, fields=FIELDS | {"drop_path_mode": mode})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import slow
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins import MixedPrecision
@@ -260,7 +261,7 @@ def clipping_case(precision: str, optimizer: str, algorithm: str) -> tuple[list[
 
 
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
-@pytest.mark.parametrize("optimizer", ["fused AdamW", "AdamW", "SGD"])
+@pytest.mark.parametrize("optimizer", ["fused AdamW", *slow("AdamW", "SGD")])
 @pytest.mark.parametrize("precision", ["32", "bf16-mixed", "16-mixed", "bf16-true"])
 def test_gradients_are_clipped_in_every_precision(precision: str, optimizer: str, algorithm: str) -> None:
     got, expected = clipping_case(precision, optimizer, algorithm)

@@ -177,6 +177,7 @@ def apart(tmp_path: Path, digits_root: Path) -> tuple[str, ...]:
     return (*torchrun("--standalone", "--no_python"), "bash", str(script))
 
 
+@pytest.mark.slow
 def test_nodes_without_a_folder_in_common_all_end_at_once(tmp_path: Path, digits_root: Path) -> None:
     command = apart(tmp_path, digits_root)
     job = start(tmp_path, "fit", *ENDLESS, "--run_name=lost", command=command)
