@@ -322,7 +322,8 @@ def test_a_picture_that_breaks_amid_training_is_told_in_one_line(
     photographs[0].save(path)
     path.write_bytes(path.read_bytes()[:2000])  # its header is whole
     folder = [f"--data.root={mixed_root}", "--data.batch_size=4"]
-    done = cait("fit", *SMALL, *folder, "--trainer.max_epochs=4")
+    # Of several processes the others would add what the network says when one is gone.
+    done = cait("fit", *SMALL, *folder, "--trainer.max_epochs=4", "--trainer.devices=1")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     told = [line for line in done.stderr.splitlines() if line.startswith("cait: error:")]
@@ -360,7 +361,8 @@ def test_another_models_checkpoint_is_told(cait: Cait, tmp_path: Path) -> None:
 def test_a_fast_dev_run_writes_nothing(digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cait"])
-    main(["fit", *SMALL, f"--data.root={digits_root}", "--data.num_workers=0", "--trainer.fast_dev_run=1"])
+    here = ["--data.num_workers=0", "--trainer.devices=1"]  # this process could not start others
+    main(["fit", *SMALL, f"--data.root={digits_root}", *here, "--trainer.fast_dev_run=1"])
     assert not [path for path in (tmp_path / "logs").rglob("*") if path.is_file()]
 
 
@@ -421,6 +423,7 @@ def test_a_run_that_lies_elsewhere(
     steps = [f"--data.root={digits_root}", "--trainer.log_every_n_steps=1", "--data.num_workers=0"]
     steps += ["--trainer.limit_val_batches=1", "--trainer.limit_train_batches=2"]
     steps += ["--trainer.callbacks=LearningRateMonitor"]  # one alone, not a list
+    steps += ["--trainer.devices=1"]  # this process could not start others
     monkeypatch.setenv("COLUMNS", "300")
     elsewhere = tmp_path / "elsewhere"
     for name in ("digits", "digits-2"):
