@@ -290,7 +290,9 @@ def test_two_nodes_whose_names_lead_to_loopback(cait: Cait, tmp_path: Path, two_
         assert "make resume RUN=cut" in outputs[0], outputs[0]
         stopped = checkpoint(run)["global_step"]
         assert stopped >= 3
-        jobs = launch("resume", "cut", f"--trainer.max_steps={stopped + 2}", "--trainer.max_epochs=-1")
+        jobs = launch(
+            "resume", "cut", "--trust-config", f"--trainer.max_steps={stopped + 2}", "--trainer.max_epochs=-1"
+        )
         outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
         assert [job.returncode for job in jobs] == [0, 0], outputs
         assert checkpoint(run)["global_step"] == stopped + 2
