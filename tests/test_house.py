@@ -16,7 +16,7 @@ FLOORS = [
     ["losses", "optim", "data"],
     ["model"],
     ["launch"],
-    ["errors"],
+    ["errors", "objects", "run", "seeds"],
 ]
 # Neighbours that must not know each other.
 APART = [("module", "datamodule"), ("datamodule", "module"), ("data", "optim"), ("optim", "data")]

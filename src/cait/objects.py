@@ -1,0 +1,49 @@
+"""Your own parts, named in a configuration as `package.module:name`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from cait.errors import UserError
+
+_limits: list[tuple[Sequence[str], str]] = []
+
+
+def is_path(name: str) -> bool:
+    """Whether `name` is written as `package.module:name`."""
+    return ":" in name
+
+
+def locate(path: str) -> Any:
+    """Import the object at `path`, such as "my_network:Net".
+
+    Raises:
+        UserError: no such module, no such name in it, or `only` does not allow it.
+    """
+    module, _, name = path.partition(":")
+    for allowed, remedy in _limits:
+        if path not in allowed and module.split(".")[0] not in allowed:
+            raise UserError(f"the run names {path}, code that may do anything: {remedy}")
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"cannot import {path}: {error}; modules are found in the current folder too") from error
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            raise UserError(f"cannot import {path}: {module} has no {name!r}") from error
+    return found
+
+
+@contextmanager
+def only(allowed: Sequence[str], remedy: str) -> Iterator[None]:
+    """Let `locate` import nothing but these paths and what lies in these packages; the error ends with `remedy`."""
+    _limits.append((allowed, remedy))
+    try:
+        yield
+    finally:
+        _limits.pop()
