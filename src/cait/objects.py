@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ _limits: list[tuple[Sequence[str], str]] = []
 
 def is_path(name: str) -> bool:
     """Whether `name` is written as `package.module:name`."""
-    return ":" in name
+    return re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", name) is not None
 
 
 def locate(path: str) -> Any:
