@@ -22,7 +22,8 @@ from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.progress import EpochLines
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
-from cait.module import CaiTModule, EvalMetrics
+from cait.metrics import EvalMetrics
+from cait.module import CaiTModule
 from cait.optim import param_groups
 
 FIELDS = dict(embed_dim=16, depth=2, num_heads=2, patch_size=4)

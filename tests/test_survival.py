@@ -346,7 +346,7 @@ def test_a_broken_validation_picture_is_not_counted(jpegs: Path) -> None:
     data.setup("fit")
     labels = torch.cat([labels for _, labels in data.val_dataloader()])
     assert sorted(labels.tolist()) == [-1] + [0] * 19 + [1] * 20
-    from cait.module import EvalMetrics
+    from cait.metrics import EvalMetrics
 
     metrics = EvalMetrics(2)
     logits = torch.nn.functional.one_hot(labels.clamp(min=0), 2).float()

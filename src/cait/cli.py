@@ -243,8 +243,8 @@ class _Options(argparse.ArgumentParser):
 
 def _export(rest: list[str]) -> None:
     from cait.lightning_cli import read_checkpoint
-    from cait.model.cait import create_model
     from cait.model.export import FILE_NAMES, export
+    from cait.model.factory import create_model
     from cait.model.weights import load_weights
 
     options = _Options(prog="cait export", description="Take a run's best weights out.", allow_abbrev=False)
