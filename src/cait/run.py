@@ -1,0 +1,138 @@
+"""What a run's folder holds, and what its checkpoints hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cait.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOGS = Path("logs")
+"""Where the runs lie unless `trainer.default_root_dir` says otherwise."""
+
+# In the folder of a run.
+CONFIG = "config.yaml"
+METRICS = "metrics.csv"
+CHECKPOINTS = "checkpoints"
+EVALUATION = "evaluation.json"
+EXPORT = "export"
+UNREADABLE = "unreadable_images.csv"
+NONFINITE = "nonfinite.pt"
+LOCK, OWNER = ".lock", ".owner"
+
+# In its folder of checkpoints.
+LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+
+EMA = "EMA"
+"""Key of the moving average among the states of the callbacks."""
+
+Checkpoint = dict[str, Any]
+
+
+def find(name: str) -> Path:
+    """The folder of a run, given as a name in `LOGS` or as a path.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    for folder in (LOGS / name, Path(name)):
+        if folder.is_dir():
+            return folder
+    runs = sorted(path.parent.name for path in LOGS.glob(f"*/{CONFIG}"))
+    raise UserError(f"there is no run {LOGS / name}; {'runs: ' + ', '.join(runs) if runs else 'there are none yet'}")
+
+
+def run_argument(folder: Path) -> str:
+    """What `make resume RUN=` and `make eval RUN=` take for this folder."""
+    return folder.name if folder.parent == LOGS else str(folder)
+
+
+def config(folder: Path) -> Path:
+    """The configuration of a run.
+
+    Raises:
+        UserError: the folder has none.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise UserError(f"{path} is missing, so nothing says what the run was")
+    return path
+
+
+def best_checkpoint(folder: Path, purpose: str) -> Path:
+    """`best.ckpt`, or `last.ckpt` of a run that was never validated.
+
+    Raises:
+        UserError: the run has neither; the error names the `purpose`, such as "score".
+    """
+    for name in (BEST, LAST):
+        path = folder / CHECKPOINTS / name
+        if path.is_file():
+            return path
+    raise UserError(f"nothing to {purpose}: {folder} has no checkpoint yet")
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Read a checkpoint without running code from it; its tensors stay on disk.
+
+    Raises:
+        UserError: the file is not a whole checkpoint of a run.
+    """
+    import torch
+
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        checkpoint["global_step"], checkpoint["state_dict"]
+    except Exception as error:
+        raise UserError(f"{path} is not a whole checkpoint of a run") from error
+    return checkpoint
+
+
+def is_checkpoint(content: Any) -> bool:
+    """Whether the content of a file is a checkpoint of a run."""
+    return isinstance(content, dict) and "pytorch-lightning_version" in content
+
+
+def weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The weights of the network under its own names."""
+    prefix = "model."
+    state = checkpoint["state_dict"]
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def average(checkpoint: Checkpoint) -> dict[str, Tensor] | None:
+    """The moving average of the weights, under the network's names; None if the run kept none."""
+    return checkpoint.get("callbacks", {}).get(EMA) or None
+
+
+def data_state(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """The data module's part of a checkpoint, whatever its class is called; None if there is no such part."""
+    key = _data_key(checkpoint)
+    return None if key is None else checkpoint[key]
+
+
+def class_names(checkpoint: Checkpoint) -> list[str] | None:
+    """The names of the classes, in the order of the logits; None if the checkpoint has no data module."""
+    state = data_state(checkpoint)
+    return None if state is None else state["class_names"]
+
+
+def rename_data_state(checkpoint: Checkpoint, name: str) -> None:
+    """Put the data module's part under `name`: Lightning looks for the `__qualname__` of the class in use."""
+    key = _data_key(checkpoint)
+    if key is not None:
+        checkpoint[name] = checkpoint.pop(key)
+
+
+def _data_key(checkpoint: Checkpoint) -> str | None:
+    """The key of the data module's part: it has the "class_names" and, except in old checkpoints, "depends_on"."""
+    settings = ("hyper_parameters", "datamodule_hyper_parameters")  # a user's own may name classes too
+    found = [
+        key
+        for key, part in checkpoint.items()
+        if key not in settings and isinstance(part, dict) and isinstance(part.get("class_names"), list)
+    ]
+    return next((key for key in found if "depends_on" in checkpoint[key]), found[0] if found else None)
