@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from cait import run
 from cait.errors import UserError
 from cait.metrics import EvalMetrics
 
@@ -35,6 +36,11 @@ class EMA(Callback):
         """What the average says of the batch that is being validated, [B, num_classes]."""
         self._loaded: dict[str, Any] = {}
         self._last_step = 0
+
+    @property
+    def state_key(self) -> str:
+        """The same in checkpoints of a subclass."""
+        return run.EMA
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._start(pl_module)
