@@ -229,8 +229,10 @@ def test_another_optimisers_checkpoint_is_refused(tmp_path) -> None:
     for groups in ([one], [plain | {"params": plain["params"][:-1]}, decayed], [plain, decayed, decayed]):
         checkpoint["optimizer_states"][0]["param_groups"] = groups
         torch.save(checkpoint, tmp_path / "other.ckpt")
-        with pytest.raises(UserError, match="the checkpoint's optimiser has groups of"):
+        with pytest.raises(UserError, match="the checkpoint's optimizer has groups of"):
             trainer().fit(module(), loader(), ckpt_path=tmp_path / "other.ckpt")
+    with pytest.raises(UserError, match="the checkpoint's optimizer is adamw, this one sgd; start a new run"):
+        trainer().fit(module(optimizer="sgd"), loader(), ckpt_path=tmp_path / "x.ckpt")
 
 
 def clipping_case(precision: str, optimizer: str, algorithm: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -154,13 +154,18 @@ class CaiTModule(LightningModule):
         self.compile_blocks = compile
         if compile:
             network.require(self.model, name, "compile_blocks", "model.compile true")
-        self._build_optimizer(lr)  # what cannot be built is told now
+        self.optimizer_settings: dict[str, Any] = dict(
+            name=optimizer, weight_decay=weight_decay, layer_decay=layer_decay, betas=betas, eps=eps
+        )
+        self.optimizer_settings["arguments"] = dict(optimizer_args or {})
+        build_optimizer(self.model, lr=lr, **self.optimizer_settings)  # so that it fails now if it must
         self.loss = build_loss(loss, label_smoothing)
         self.distillation = distillation
         self.distillation_alpha, self.distillation_tau = distillation_alpha, distillation_tau
         self.teacher: Teacher | None = None
         self.grad_norm: Tensor | None = None
         """Of this step, where a callback has computed it; clipping then uses it."""
+        self.own_metrics = dict(metrics or {})
         self.val_metrics = EvalMetrics(num_classes, metrics)
         self.test_metrics = EvalMetrics(num_classes, metrics)
 
@@ -315,7 +320,7 @@ class CaiTModule(LightningModule):
             rank_zero_info(
                 f"peak learning rate {peak:.3g} = {self.lr:.3g} × global batch {global_batch} / {self.lr_base_size}"
             )
-        optimizer = self._build_optimizer(peak)
+        optimizer = build_optimizer(self.model, lr=peak, **self.optimizer_settings)
         scheduler = warmup_cosine(
             optimizer,
             warmup_steps=round(self.warmup_epochs * steps_per_epoch),
@@ -324,11 +329,6 @@ class CaiTModule(LightningModule):
             min_lr=self.min_lr,
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-    def _build_optimizer(self, lr: float) -> Optimizer:
-        settings = {key: self.hparams[key] for key in ("weight_decay", "layer_decay", "betas", "eps")}
-        arguments = self.hparams["optimizer_args"]
-        return build_optimizer(self.model, self.hparams["optimizer"], lr=lr, arguments=arguments, **settings)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse another network's weights; let the optimizer's settings of now win, as the schedule's do."""
@@ -343,9 +343,16 @@ class CaiTModule(LightningModule):
                     f"the checkpoint is of another network: {key} is {shapes[1] or 'missing'} in it, "
                     f"{shapes[0] or 'missing'} in the configured model"
                 )
-        groups = self._build_optimizer(self.lr).param_groups
-        settings = {"weight_decay", "lr_scale", "betas", "eps", "fused", *(self.hparams["optimizer_args"] or {})}
-        for state in checkpoint.get("optimizer_states", ()):
+        states = checkpoint.get("optimizer_states", ())
+        name, before = self.optimizer_settings["name"], checkpoint.get("hyper_parameters", {}).get("optimizer", "adamw")
+        if states and name != before:
+            raise UserError(
+                f"the checkpoint's optimizer is {before}, this one {name}; "
+                "start a new run from its weights with --model.weights"
+            )
+        groups = build_optimizer(self.model, lr=self.lr, **self.optimizer_settings).param_groups
+        settings = {"weight_decay", "lr_scale", "betas", "eps", "fused", *self.optimizer_settings["arguments"]}
+        for state in states:
             sizes = [[len(group["params"]) for group in side] for side in (groups, state["param_groups"])]
             if sizes[0] != sizes[1]:
                 raise UserError(

@@ -275,7 +275,8 @@ class CaiT(nn.Module):
 
         Memory grows with depth · h · N².
         """
-        found, blocks, was_training = Maps([], []), (self.blocks, self.blocks_token_only), self.training
+        found, was_training = Maps([], []), self.training
+        blocks: tuple[Any, Any] = self.blocks, self.blocks_token_only
         runs = {block: block.run for kind in blocks for block in kind}
         hooks = []
         for maps, kind in zip(found, blocks, strict=True):
