@@ -58,9 +58,8 @@ def small_net() -> nn.Module:
 def test_a_step_is_that_of_timms_optimizer(name: str, arguments: dict, layer_decay: float | None) -> None:
     weights = []
     for kind in ("ours", "timms"):
-        torch.manual_seed(0)
-        net = cait.create_model("xxs24", img_size=32, depth=2, embed_dim=32, num_heads=2, num_classes=5)
-        settings: dict = dict(lr=1e-2, weight_decay=0.1, layer_decay=layer_decay)
+        net = small_net()
+        settings: dict = dict(lr=1e-3, weight_decay=0.1, layer_decay=layer_decay)
         if kind == "ours":
             optimizer = build_optimizer(net, name, arguments=arguments, **settings)
         else:
