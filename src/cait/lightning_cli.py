@@ -39,8 +39,8 @@ from cait.callbacks.seeding import StepSeed
 from cait.data.folder import scan_further
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
-from cait.run import class_names
 from cait.module import CaiTModule
+from cait.run import class_names
 
 # What Lightning says at every start and a user can do nothing about, or has asked for.
 NOISE = (

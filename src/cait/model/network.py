@@ -69,6 +69,8 @@ def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | No
     arguments = dict(img_size=img_size, num_classes=num_classes, **given)
     try:
         inspect.signature(factory).bind(**arguments)
+    except ValueError:  # no signature, as of classes in C
+        pass
     except TypeError as error:
         raise UserError(f"{name} is called with {', '.join(arguments)}, and does not take them: {error}") from error
     network = factory(**arguments)

@@ -146,7 +146,9 @@ def load_pretrained(model: nn.Module, name: str) -> list[str]:
         state = timm.create_model(entry, pretrained=True).state_dict()
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"the weights of timm's {entry} could not be fetched from the Hugging Face hub: {reason}") from error
+        raise UserError(
+            f"the weights of timm's {entry} could not be fetched from the Hugging Face hub: {reason}"
+        ) from error
     return [f"timm's {entry}", *_load(model, state, f"timm's {entry}")]
 
 
