@@ -142,7 +142,7 @@ def test_the_sample_is_spread_over_classes_and_files(monkeypatch: pytest.MonkeyP
         (["nowhere"], "the data folder nowhere does not exist"),
         ([], "required: DIR; `cait imagenet-check --help`"),
         (["x", "--pictures=many"], "--pictures"),
-        (["x", "--pictures=-1"], "--pictures must be at least 0"),
+        (["x", "--images=-1"], "--images must be at least 0"),
     ],
 )
 def test_bad_arguments_are_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

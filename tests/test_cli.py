@@ -393,7 +393,7 @@ def test_interrupted_or_cut_off(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    def cut(arguments: list[str]) -> None:
+    def cut(*_: object) -> None:
         try:
             raise error
         except error:

@@ -19,13 +19,14 @@ from timm.data.real_labels import RealLabelsImagenet
 from torch import Tensor
 
 from cait.analysis.paper import released, rows
-from cait.callbacks.evaluation import CLASSES_IN_JSON, Counts, Evaluation, RealAccuracy, write
+from cait.callbacks.evaluation import CLASSES_IN_JSON, Counts, Evaluation, RealAccuracy
 from cait.cli import main
 from cait.data.folder import Files, load_rgb, scan_further
 from cait.data.real import real_labels
 from cait.errors import UserError
 from cait.model.weights import load_weights
 from cait.module import CaiTModule
+from cait.verbs.scores import write
 
 NAMES = [f"n{index:02d}" for index in range(12)]
 BROKEN = "ILSVRC2012_val_00000005.JPEG"

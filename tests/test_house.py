@@ -9,6 +9,7 @@ from conftest import REPO, python
 FLOORS = [
     ["__main__"],
     ["cli"],
+    ["verbs"],
     ["lightning_cli"],
     ["trust"],
     ["callbacks", "analysis"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import itertools
 import logging
 import os
@@ -11,32 +12,29 @@ import re
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import torch
 from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
-from rich.console import Console
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cait import launch
-from cait.analysis.paper import find, released
+from cait import launch, run
 from cait.callbacks.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.callbacks.claim import Claim, shared
 from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA
-from cait.callbacks.evaluation import Evaluation, as_table, check_place, write
 from cait.callbacks.faults import FaultReport
-from cait.callbacks.files import run_argument, run_loggers
 from cait.callbacks.guard import NonFiniteGuard
+from cait.callbacks.loggers import run_loggers
 from cait.callbacks.predictions import PredictionsFile
 from cait.callbacks.progress import EpochLines, ModelTable, RunProgressBar, RunSummary
 from cait.callbacks.seeding import StepSeed
-from cait.data.folder import scan_further
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.module import CaiTModule
@@ -74,6 +72,8 @@ SAVE_MINUTES = "Minutes between checkpoints; epochs and the steps of --save_ever
 SAVE_STEPS = "Optimiser steps between checkpoints; null leaves them to the time and the epochs."
 REAL = "File of ReaL labels, real.json, to validate on too; null takes timm's copy where the data is ImageNet."
 V2 = "Folder of ImageNet-V2, or of more pictures of the same classes, to validate on too."
+MONITOR = "Metric that chooses best.ckpt, as metrics.csv names it."
+MODE = "Whether the best value of --monitor is its largest or its smallest."
 PAPER_ROW = "The row of the paper that the run is, as --paper notes it, whose figures are shown beside the run's."
 
 
@@ -92,11 +92,18 @@ class CaiTCLI(LightningCLI):
 
     Args:
         arguments: one of VERBS and its options.
+        module: class of the module.
+        data: class of the data module.
     """
 
     claim: Claim | None = None
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        module: type[CaiTModule] = CaiTModule,
+        data: type[ImageNetDataModule] = ImageNetDataModule,
+    ) -> None:
         self.arguments = arguments
         for message in WARNINGS:
             warnings.filterwarnings("ignore", message=message)
@@ -106,8 +113,8 @@ class CaiTCLI(LightningCLI):
         # Errors are raised, to be told in one line; an option is not guessed from its first letters.
         strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
         super().__init__(
-            CaiTModule,
-            ImageNetDataModule,
+            module,
+            data,
             save_config_callback=SaveConfig,
             save_config_kwargs={"overwrite": True},
             trainer_defaults={
@@ -133,7 +140,11 @@ class CaiTCLI(LightningCLI):
             default=10,
             help="Steps in a row that are left out, for a gradient that is not finite, before the run ends.",
         )
+        parser.add_argument("--monitor", type=str, default="val/acc1", help=MONITOR)
+        parser.add_argument("--monitor_mode", type=Literal["max", "min"], default="max", help=MODE)
         parser.add_lightning_class_args(EMA, "ema")
+        for kind in (Callback, Logger):
+            parser.add_instantiator(_make, kind)
         parser.link_arguments("data.img_size", "model.img_size")
         parser.link_arguments("data.mean", "model.mean")
         parser.link_arguments("data.std", "model.std")
@@ -172,25 +183,25 @@ class CaiTCLI(LightningCLI):
         elif not Path(config.ckpt_path).is_file():
             raise UserError(f"the checkpoint {config.ckpt_path} does not exist")
         else:
-            checkpoint = read_checkpoint(config.ckpt_path)
+            checkpoint = run.read_checkpoint(config.ckpt_path)
             config.weights_only = True  # whatever the configuration says: Lightning reads the file once more
             self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
             if self.config.subcommand == "predict" and config.data.predict_root is not None:
                 # A run's classes are known without the folder that it was trained on.
-                config.data.class_names = class_names(checkpoint)
+                config.data.class_names = run.class_names(checkpoint)
 
     def _meet(self) -> None:
         """Wait for the other processes; if torchrun started them again, go on from the run's last checkpoint."""
         config = self.config.fit
         restarts = launch.agree(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))  # each node counts its own
         if any(map(int, restarts)) and config.ckpt_path is None and not config.trainer.fast_dev_run:
-            last = newest_whole(self._name_run() / "checkpoints")
+            last = newest_whole(self._name_run() / run.CHECKPOINTS)
             config.ckpt_path = str(last) if last else None
 
     def _name_run(self) -> Path:
         """The run's folder, made already if it is a new one without a name."""
         config = self.config.fit
-        root = Path(config.trainer.default_root_dir or "logs")
+        root = Path(config.trainer.default_root_dir or run.LOGS)
         launched = "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ  # by torchrun, SLURM or Lightning
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
@@ -205,12 +216,12 @@ class CaiTCLI(LightningCLI):
     def _claim_run_dir(self) -> Path:
         config = self.config.fit
         if config.trainer.fast_dev_run:  # which writes nothing
-            return Path(config.trainer.default_root_dir or "logs")
+            return Path(config.trainer.default_root_dir or run.LOGS)
         run_dir = self._name_run()
         if _rank() == 0:
             self.claim = Claim(run_dir)
-            if config.ckpt_path is None and any(run_dir.glob("checkpoints/*.ckpt")):
-                resume = f"make resume RUN={run_argument(run_dir)}"
+            if config.ckpt_path is None and any(run_dir.glob(f"{run.CHECKPOINTS}/*.ckpt")):
+                resume = f"make resume RUN={run.run_argument(run_dir)}"
                 raise UserError(f"{run_dir} holds a run: go on with `{resume}` or give another --run_name")
         holder = launch.agree(self.claim.owner if self.claim else "")[0]
         lost = holder and not shared(run_dir, holder)
@@ -245,7 +256,7 @@ class CaiTCLI(LightningCLI):
             raise UserError(f"--trainer.strategy {given.strategy} is unknown; a run takes auto, ddp or ddp_...")
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
         if given.enable_progress_bar is not False:
-            wait = DataWait(self.datamodule, speaks=sys.stdout.isatty())
+            wait = DataWait(self.datamodule, sys.stdout.isatty())
             if sys.stdout.isatty():
                 callbacks += [wait, RunProgressBar()]
             else:
@@ -261,18 +272,19 @@ class CaiTCLI(LightningCLI):
             self.config.fit.ckpt_path = None  # where the run was resumed from is no part of its configuration
             kwargs["default_root_dir"] = self.run_dir
             if not given.fast_dev_run:
-                self.datamodule.faults_path = self.run_dir / "bad_pictures.csv"
+                self.datamodule.faults_path = self.run_dir / run.UNREADABLE
                 callbacks.append(RunSummary(self.run_dir, first_step))
             if given.max_steps > 0:  # a trial of a few steps leaves figures too
                 kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
-            if given.logger in (None, True):
-                kwargs["logger"] = run_loggers(self.run_dir, first_step)
+            if given.logger is not False:
+                own = [] if given.logger is True else _listed(given.logger)
+                kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *own]
             callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
             callbacks.append(FaultReport(self.datamodule))
             if given.enable_checkpointing is not False and not given.fast_dev_run:
-                folder = self.run_dir / "checkpoints"
+                folder = self.run_dir / run.CHECKPOINTS
                 last = LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes)
-                callbacks += [BestCheckpoint(folder), last]
+                callbacks += [BestCheckpoint(folder, config.monitor, config.monitor_mode), last]
                 kwargs["plugins"] = [*_listed(given.plugins), DurableCheckpointIO()]
                 if isinstance(here := launch.cluster(), SLURMEnvironment):
                     kwargs["plugins"].append(here)
@@ -305,70 +317,43 @@ class CaiTCLI(LightningCLI):
             rank_zero_info(f"training on {trainer.num_devices} of {there} devices; --trainer.devices {there} takes all")
         return trainer
 
-    def before_validate(self) -> None:
-        # What cannot be is told now, not after an hour.
-        config = self.config.validate
-        if self.trainer.limit_val_batches == 0:
-            raise UserError("--trainer.limit_val_batches 0 scores nothing")
-        self.output = Path(config.output or "evaluation.json")
-        check_place(self.output)
-        self.further = scan_further(Path(config.v2), self.datamodule.class_names) if config.v2 else None
-        self.paper_row = find(config.paper_row) if config.paper_row else None
-        if self.paper_row is None and config.model.pretrained and config.ckpt_path is None:
-            self.paper_row = released(self.model.name, self.datamodule.img_size)
-        self.evaluation = Evaluation(self.datamodule, config.real)
-        self.trainer.callbacks.append(self.evaluation)  # type: ignore[attr-defined]  # behind EMA
-
-    def after_validate(self) -> None:
-        """Show and write what was found, and before that go through ImageNet-V2."""
-        config, model, data = self.config.validate, self.model, self.datamodule
-        figures = self.evaluation.figures
-        if self.further is not None:
-            self.trainer.datamodule = None  # type: ignore[attr-defined]  # it would list all its pictures again
-            self.trainer.validate(model, data.further_dataloader(self.further), verbose=False)
-            for weights, further in self.evaluation.figures.items():
-                figures[weights]["v2"] = further
-        if not self.trainer.is_global_zero:
-            return
-        row = self.paper_row
-        about = {
-            "weights": config.ckpt_path or config.model.weights or f"timm's {model.name}",
-            "epoch": self.checkpoint_epoch if config.ckpt_path else None,
-            "step": self.checkpoint_step if config.ckpt_path else None,
-            "model": model.name,
-            "img_size": data.img_size,
-            "crop_pct": config.data.crop_pct,
-            "root": str(data.root),
-            "real": (config.real or "timm's") if "real" in figures["raw"] else None,
-            "v2": config.v2,
-            "paper_row": row.id if row else None,
-            "published": row.published if row else {},
-            "class_names": data.class_names,
-        }
-        result = about | figures
-        print(f"{result['weights']} at {data.img_size} pixels, crop {config.data.crop_pct}")
-        Console().print(as_table(result))
-        write(result, self.output)
-        print(f"by class, and the confusion matrix: {self.output}")
-
     def _first_step(self) -> int:
         """Steps of this run that the checkpoint has behind it; 0 in a new run, whatever checkpoint it starts from."""
-        resumed = self.config.fit.ckpt_path is not None and any(self.run_dir.glob("checkpoints/*.ckpt"))
+        resumed = self.config.fit.ckpt_path is not None and any(self.run_dir.glob(f"{run.CHECKPOINTS}/*.ckpt"))
         return self.checkpoint_step if resumed else 0
 
 
-def read_checkpoint(path: str) -> dict[str, Any]:
-    """Open a checkpoint, its tensors left on disk.
+def drive(
+    kind: type[CaiTCLI],
+    arguments: list[str],
+    module: type[CaiTModule] | None,
+    data: type[ImageNetDataModule] | None,
+) -> None:
+    """Run one of VERBS with its options; None takes the package's own class.
 
     Raises:
-        UserError: the file is not a whole checkpoint of Lightning.
+        UserError: bad input, a setting that Lightning refuses, or a file that cannot be used.
     """
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        checkpoint["global_step"], checkpoint["state_dict"]
+        kind(arguments, module or CaiTModule, data or ImageNetDataModule)
+    except MisconfigurationException as error:
+        raise UserError(" ".join(str(error).split())) from error
+    except OSError as error:
+        # With a name it is about a file: no permission, a file for a folder. A full disk comes without one.
+        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror}") from error
+
+
+def _make(kind: Any, *args: Any, **kwargs: Any) -> Any:
+    """Make a callback or a logger that a setting names."""
+    try:
+        return kind(*args, **kwargs)
+    except UserError:
+        raise
     except Exception as error:
-        raise UserError(f"{path} is not a whole checkpoint of a run") from error
-    return checkpoint
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"cannot make {kind.__module__}.{kind.__qualname__}: {reason}") from error
 
 
 def _listed(value: Any) -> list[Any]:

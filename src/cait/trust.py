@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,17 +14,20 @@ from jsonargparse import get_loader, set_parsing_settings
 from jsonargparse._common import parsing_settings
 from lightning.pytorch.utilities import rank_zero_info
 
+from cait import objects
 from cait.errors import UserError
 
 PACKAGES = ("cait", "lightning", "torch", "torchmetrics", "torchvision")
-"""What a run that is resumed may name unless told --trust-config."""
+"""A resumed run may name classes of these without --trust-config."""
 BUILT = ("accelerator", "callbacks", "logger", "plugins", "profiler", "strategy")
 """Settings of the Trainer that may name a class."""
+PUBLIC = ("torch.nn", "torch.optim", "torchmetrics", "torchmetrics.classification")
+"""A run may name the public classes of these as `package.module:name`; no function is among them."""
 
 
 @contextlib.contextmanager
 def only_importing(paths: Sequence[str], source: str, remedy: str) -> Iterator[None]:
-    """Let values that are parsed name nothing but what lies in `paths`; whatever else is refused, not imported.
+    """While values are parsed, refuse every class path outside of `paths`, before it is imported.
 
     Raises:
         UserError: `source` names something else; the line ends with `remedy`.
@@ -44,8 +48,24 @@ def only_importing(paths: Sequence[str], source: str, remedy: str) -> Iterator[N
         parsing_settings.update(before)
 
 
+def only_objects(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """Refuse your own parts, `package.module:name`, that neither these arguments name nor `PUBLIC` holds."""
+    given = re.findall(r"[^\W\d][\w.]*:[^\W\d][\w.]*", " ".join(arguments))
+    return objects.only([*given, *_public()], "if you trust it add --trust-config")
+
+
+def _public() -> list[str]:
+    modules = {name: importlib.import_module(name) for name in PUBLIC}
+    return [
+        f"{name}:{thing}"
+        for name, module in modules.items()
+        for thing in getattr(module, "__all__", ())
+        if isinstance(getattr(module, thing, None), type)
+    ]
+
+
 def named(arguments: Sequence[str]) -> list[str]:
-    """Class paths that the command line names itself, for the Trainer."""
+    """Class paths that the command line itself gives to the Trainer."""
     option = re.compile(rf"--trainer\.({'|'.join(BUILT)})\b")
     values = [
         argument.partition("=")[2] or following
@@ -56,7 +76,7 @@ def named(arguments: Sequence[str]) -> list[str]:
 
 
 def to_score(arguments: Sequence[str]) -> list[str]:
-    """`arguments` with each file of --config replaced by those of its settings that scoring takes.
+    """`arguments` with each --config FILE replaced by the settings in it that scoring uses.
 
     Raises:
         UserError: a file is not YAML.
@@ -67,7 +87,7 @@ def to_score(arguments: Sequence[str]) -> list[str]:
 def _file_to_score(before: str, argument: str) -> str:
     attached = argument.startswith("--config=")
     path = Path(argument.removeprefix("--config="))
-    if not (attached or before in ("-c", "--config")) or not path.is_file():  # a missing one the parser tells
+    if not (attached or before in ("-c", "--config")) or not path.is_file():  # the parser reports a missing one
         return argument
     try:
         config = get_loader("yaml")(path.read_text())
@@ -82,7 +102,7 @@ def _file_to_score(before: str, argument: str) -> str:
 
 
 def _plain(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A configuration without what would build objects, write elsewhere or unpickle; names of what was left out."""
+    """(the settings that build no object, write nothing elsewhere and unpickle nothing, names of those left out)"""
     trainer = config.get("trainer")
     trainer = trainer if isinstance(trainer, dict) else {}
     built = {name: trainer[name] for name in BUILT if name in trainer and not _is_word(name, trainer[name])}
@@ -94,5 +114,5 @@ def _plain(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _is_word(name: str, value: Any) -> bool:
-    """Whether it is the name of an accelerator or a strategy that Lightning knows."""
+    """Whether it is the name of one of Lightning's accelerators or strategies."""
     return name in ("accelerator", "strategy") and isinstance(value, str) and bool(re.fullmatch(r"[\w-]+", value))

@@ -5,19 +5,16 @@ The rows stand in `configs/paper/<table>.yaml`; `Row` says what may stand in one
 
 from __future__ import annotations
 
-import csv
 import difflib
 import functools
 import json
-import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from cait.analysis.cost import Cost, measure
+from cait import run
 from cait.errors import UserError
 from cait.model.config import CaiTConfig, variant_config
 
@@ -68,7 +65,7 @@ class Row:
 
     @property
     def run_dir(self) -> Path:
-        return Path("logs") / self.run_name
+        return run.LOGS / self.run_name
 
     @property
     def files(self) -> list[Path]:
@@ -191,81 +188,3 @@ def _settings_of(file: Path) -> Settings:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _reproduced(row: Row) -> str:
-    """The row's own figure, else the last of the run in logs/, else "not run"."""
-    if row.reproduced is not None:
-        return f"{row.reproduced}"
-    file = row.run_dir / "metrics.csv"
-    if file.is_file():
-        with file.open(newline="") as lines:
-            scored = [line for line in csv.DictReader(lines) if line.get("val/acc1")]
-        if scored:
-            return f"{float(scored[-1]['val/acc1']):.2f} after {int(scored[-1]['epoch']) + 1} epochs"
-    return "not run"
-
-
-@functools.cache
-def _cost(network: CaiTConfig) -> Cost:
-    return measure(network)
-
-
-def show(table: str | None, as_json: bool) -> None:
-    """Print the rows of a table, or of all.
-
-    Raises:
-        UserError: there is no such table.
-    """
-    if table is not None and table not in tables():
-        raise UserError(f"the paper has no table {table!r} here; choose one of {', '.join(tables())}")
-    chosen = [row for row in rows().values() if table in (None, row.table)]
-    if as_json:
-        print(json.dumps([_listed(row) for row in chosen], indent=1, ensure_ascii=False))
-    else:
-        _print(chosen)
-
-
-def _listed(row: Row) -> dict[str, Any]:
-    cost = _cost(row.network())
-    return {
-        "table": row.table,
-        "row": row.name,
-        "differs": row.differs,
-        "settings": row.settings,
-        "parameters": cost.parameters,
-        "gmacs": round(cost.gmacs, 3),
-        "parameters_published": row.parameters,
-        "gflops_published": row.gflops,
-        "top1_published": row.top1,
-        "failed": row.failed,
-        "reproduced": _reproduced(row),
-        "command": row.command,
-    }
-
-
-def _print(chosen: Iterable[Row]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    # A table that is piped into a file keeps its columns.
-    console = Console() if sys.stdout.isatty() else Console(width=180)
-    shown: dict[str, Table] = {}
-    for row in chosen:
-        if row.table not in shown:
-            shown[row.table] = grid = Table(title=tables()[row.table]["title"], title_justify="left")
-            for title in ("row", "what differs", "parameters", "GMACs", "paper", "reproduced", "command"):
-                grid.add_column(title, justify="right" if title in ("parameters", "GMACs", "paper") else "left")
-        cost = _cost(row.network())
-        shown[row.table].add_row(
-            row.name,
-            row.differs,
-            f"{cost.parameters:,}",
-            f"{cost.gmacs:.3f}",
-            ("" if row.top1 is None else f"{row.top1}") + "†" * row.failed,
-            _reproduced(row),
-            row.command,
-        )
-    for grid in shown.values():
-        console.print(grid)
-    console.print("paper: top-1 on ImageNet in per cent; † the run broke down before its end.")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from cait.analysis.cost import measure
 from cait.analysis.paper import Row, rows
@@ -60,31 +58,3 @@ def zoo() -> tuple[ZooRow, ...]:
             )
         )
     return tuple(listed)
-
-
-def show(as_json: bool) -> None:
-    """Print the table, or a JSON list of its rows."""
-    rows = zoo()
-    if as_json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="CaiT: GMACs counted here beside the paper's GFLOPs; top-1 on ImageNet from the paper")
-    for title in ("model", "pixels", "parameters", "GMACs", "N+1 rule", "paper", "top-1", "distilled"):
-        table.add_column(title, justify="left" if title == "model" else "right")
-    for row in rows:
-        published = (row.gflops_published, row.top1_published, row.top1_distilled_published)
-        table.add_row(
-            row.model,
-            str(row.img_size),
-            f"{row.parameters:,}",
-            f"{row.gmacs:.3f}",
-            f"{row.gmacs_published_rule:.1f}",
-            *("" if figure is None else f"{figure:.1f}" for figure in published),
-        )
-    # A table that is piped into a file keeps its columns.
-    console = Console() if sys.stdout.isatty() else Console(width=110)
-    console.print(table)
-    console.print('"N+1 rule": one token more in each self-attention block, which is how the paper seems to count.')

@@ -1,4 +1,4 @@
-"""Checkpoints that a kill, a full disk or a torn file cannot take away, and stopping at a signal with one saved."""
+"""Checkpoints that survive a kill, a full disk and a torn file, and a stop at a signal that saves one."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
-from cait.callbacks.files import scratch
+from cait.callbacks.loggers import scratch
 from cait.callbacks.signals import StopSignals
 from cait.errors import UserError
-
-LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+from cait.run import BEST, LAST, PREVIOUS
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
     """Write a file whole or not at all: beside its place, flushed to the disk, then renamed.
 
-    A failure is kept in `error` instead of raised, for only one process writes and the others are
-    waiting for it; `LastCheckpoint` raises it on all of them. torch.save stores a CRC-32 of every
-    tensor, which `is_whole` checks.
+    Only one process writes, and the others wait for it. So a failure is not raised but kept in `error`,
+    and `LastCheckpoint` raises it on all processes. torch.save stores a CRC-32 of every tensor, which
+    `is_whole` checks.
     """
 
     error: str | None = None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """`storage_options` may name a file as {"previous": path}, which then keeps what stood at `path`."""
+        """`storage_options` may be {"previous": file}: the checkpoint that was at `path` is kept there."""
         path = Path(path)
         beside = scratch(path)
         previous = (storage_options or {}).get("previous")
@@ -53,7 +52,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
 
 
 def _keep(path: Path, previous: Path) -> None:
-    """Have `previous` name the file at `path`, which stays there."""
+    """Give the file at `path` the name `previous` too."""
     link = scratch(previous)
     link.unlink(missing_ok=True)
     try:
@@ -82,10 +81,10 @@ def is_whole(path: Path) -> bool:
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """The newer of the two generations that is whole, None where there is none at all.
+    """The newer of the two generations that is whole, None if there is none at all.
 
     Raises:
-        UserError: there are checkpoints, and all are damaged.
+        UserError: all checkpoints are damaged.
     """
     found = [folder / name for name in (LAST, PREVIOUS) if (folder / name).is_file()]
     for path in found:
@@ -98,21 +97,22 @@ def newest_whole(folder: Path) -> Path | None:
 
 
 class LastCheckpoint(Checkpoint):
-    """Save `last.ckpt` every so often and after every epoch, and keep the one before as `previous.ckpt`.
+    """Save `last.ckpt` at intervals and after every epoch, and keep the one before as `previous.ckpt`.
 
-    At SIGTERM, SIGINT or SIGUSR1 the running step is finished, of several processes those of about
-    another second, the state is saved, and the process exits with 128 + the signal's number. Saving
-    happens after an optimiser step that no validation follows: a checkpoint from between the two would
-    be taken for one from after the validation, and gradients that are being accumulated are in no
-    checkpoint. A stop during validation waits for its end.
+    At SIGTERM, SIGINT or SIGUSR1 the process finishes the running step, saves, and exits with 128 + the
+    signal's number. Several processes train on for about a second, until all have agreed.
+
+    Checkpoints are saved after an optimiser step that no validation follows. One from between a step and its
+    validation would look like one from after the validation. Accumulated gradients are in no checkpoint. A
+    stop during validation waits for its end.
 
     Args:
         folder: of the checkpoints.
-        every_n_steps: save after every so many optimiser steps; None for the time alone.
-        every_n_minutes: save when so much time has passed on process 0 since the last save; None for the steps alone.
+        every_n_steps: optimiser steps between two saves; None saves by time alone.
+        every_n_minutes: minutes on process 0 between two saves; None saves by steps alone.
 
     Raises:
-        UserError: a number that is not above 0.
+        UserError: a number is not above 0.
     """
 
     def __init__(self, folder: Path, every_n_steps: int | None = None, every_n_minutes: float | None = None) -> None:
@@ -131,8 +131,8 @@ class LastCheckpoint(Checkpoint):
         self._log_before_saving(trainer)
 
     def _log_before_saving(self, trainer: Trainer) -> None:
-        # Lightning logs a step's figures after on_train_batch_end, so a kill between the two would lose them:
-        # the checkpoint would say that the step is done. They are logged before the save, and then not again.
+        # Lightning logs a step's metrics after on_train_batch_end. A kill between the two would lose them, because
+        # the checkpoint says that the step is done. So log them before the save, and not again after it.
         connector, progress = trainer._logger_connector, trainer.fit_loop.epoch_loop.batch_progress
         log_step, logged = connector.update_train_step_metrics, -1
 
@@ -169,7 +169,7 @@ class LastCheckpoint(Checkpoint):
         return self.every_n_minutes is not None and time.monotonic() - self._last_save > 60 * self.every_n_minutes
 
     def save(self, trainer: Trainer) -> None:
-        """Save on all processes; UserError on all if the file, or another since the last save, cannot be written."""
+        """Save. UserError on all processes if a checkpoint could not be written, now or since the last save."""
         trainer.save_checkpoint(
             self.folder / LAST, weights_only=False, storage_options={"previous": self.folder / PREVIOUS}
         )
@@ -178,14 +178,14 @@ class LastCheckpoint(Checkpoint):
         io = trainer.strategy.checkpoint_io
         error = trainer.strategy.broadcast(getattr(io, "error", None))
         if error:
-            kept = "; the checkpoint before is whole, go on from it with `make resume`" if self._kept() else ""
+            kept = "; the checkpoint before is whole: continue from it with `make resume`" if self._kept() else ""
             raise UserError(f"{error}{kept}")
 
     def _kept(self) -> bool:
         return any((self.folder / name).exists() for name in (LAST, PREVIOUS))
 
     def _leave(self, trainer: Trainer, signum: int) -> None:
-        # Lightning kills a job outright when it sees a process that it started fail, so those leave as if well.
+        # Lightning kills a job at once if a process that it started fails. So those exit with 0.
         launcher = trainer.strategy.launcher
         started = (
             isinstance(launcher, _SubprocessScriptLauncher)
@@ -204,21 +204,39 @@ def _validation_follows(trainer: Trainer, batch_idx: int) -> bool:
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """`best.ckpt` by validation accuracy.
+    """`best.ckpt` by a metric.
 
-    Lightning forgets the best score where the folder has another path; here a run whose folder was
+    Lightning forgets the best score if the folder has another path. Here a run whose folder was
     moved keeps it, as long as its file is there.
+
+    Args:
+        folder: of the checkpoints.
+        monitor: name of the metric.
+        mode: "max" or "min".
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, monitor: str = "val/acc1", mode: str = "max") -> None:
         super().__init__(
             dirpath=folder,
-            filename="best",
-            monitor="val/acc1",
-            mode="max",
+            filename=Path(BEST).stem,
+            monitor=monitor,
+            mode=mode,
             enable_version_counter=False,
             auto_insert_metric_name=False,
         )
+        self.metric = monitor
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raises UserError if there is no such metric, as soon as that is certain."""
+        there = trainer.callback_metrics
+        # The batch before training shows the metrics of validation; those of training come later.
+        judged = self.metric.startswith("val") if trainer.sanity_checking else trainer.state.fn == "fit"
+        if judged and self.metric not in there:
+            if not trainer.sanity_checking:
+                _save_last(trainer)
+            names = ", ".join(sorted(there))
+            raise UserError(f"--monitor {self.metric}: there is no such metric, only {names}")
+        super().on_validation_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         before, now = state_dict["dirpath"], str(self.dirpath)
@@ -228,5 +246,11 @@ class BestCheckpoint(ModelCheckpoint):
                 return {moved(key): moved(item) for key, item in value.items()}
             return value.replace(before, now) if isinstance(value, str) else value
 
-        same_run = Path(now, "best.ckpt").exists()  # else it starts from another run's checkpoint
+        same_run = Path(now, BEST).exists()  # else it starts from another run's checkpoint
         super().load_state_dict(moved(state_dict) if same_run else state_dict)
+
+
+def _save_last(trainer: Trainer) -> None:
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, LastCheckpoint):
+            callback.save(trainer)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from cait.callbacks.files import clear_scratch
+from cait.callbacks.loggers import clear_scratch
 from cait.errors import UserError
+from cait.run import LOCK, OWNER
 
-LOCK, OWNER = ".lock", ".owner"
 SECONDS = 10.0
 """Time that a network file system may take to show another node what is new."""
 

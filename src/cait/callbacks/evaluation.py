@@ -1,12 +1,8 @@
-"""What `cait eval` and `cait validate` find out beyond loss and accuracy, as a table and a JSON file."""
+"""What `cait eval` and `cait validate` count beyond loss and accuracy."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +10,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
-from rich.table import Table
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
@@ -24,35 +19,37 @@ from cait.data.real import is_imagenet, real_labels
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 
-Figures = dict[str, Any]
+Scores = dict[str, Any]
 CLASSES_IN_JSON = 1000
-"""Up to so many classes the JSON file holds the confusion matrix itself, 3 MB of it."""
+"""Up to this many classes the JSON file holds the confusion matrix itself, 3 MB of it."""
+STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "confusion", "real", "v2")
+"""The scores that every set of weights has, or may have; the others are metrics of the user's own."""
 
 
 class RealAccuracy(Metric):
-    """Top-1 and top-5 in per cent where several classes may be right; a picture without any is not counted."""
+    """Top-1 and top-5 in per cent where several classes may be right; an image without any is not counted."""
 
     counts: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        # Pictures, and those of them that are right at once and among five; as integers, so that the sums are exact.
+        # Images, those right at the first guess, those right within five. Integers, so that the sums are exact.
         self.add_state("counts", torch.zeros(3, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: logits [B, num_classes], right classes [B, L], filled up with -1."""
+        """Count a batch: logits [B, num_classes], right classes [B, L], padded with -1."""
         best = logits.topk(min(5, logits.shape[1])).indices
         hits = (best[:, :, None] == labels[:, None, :]).any(dim=2)  # [B, 5]
         self.counts += torch.stack([(labels >= 0).any(dim=1).sum(), hits[:, 0].sum(), hits.any(dim=1).sum()])
 
-    def compute(self) -> Figures:
+    def compute(self) -> Scores:
         images, *right = self.counts.tolist()
         acc1, acc5 = (100 * count / images if images else None for count in right)
         return {"acc1": acc1, "acc5": acc5, "images": images}
 
 
 class Confusion(Metric):
-    """The confusion matrix as the list of its counts: C² of them would be 3.5 GB for 21,000 classes."""
+    """The confusion matrix as a list of its cells: the matrix of 21,000 classes would take 3.5 GB."""
 
     cells: list[Tensor]
 
@@ -62,19 +59,19 @@ class Confusion(Metric):
         self.add_state("cells", [], dist_reduce_fx="cat")
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Note the cell of each image: logits [B, num_classes], labels [B]; those below 0 are not counted."""
+        """Note the cell of each image: logits [B, num_classes], labels [B]. Labels below 0 are not counted."""
         cells = labels * self.num_classes + logits.argmax(dim=1)
-        self.cells.append(cells.where(labels >= 0, -1))  # to leave them out now would wait for the device
+        self.cells.append(cells.where(labels >= 0, -1))  # leaving them out now would wait for the device
 
     def compute(self) -> np.ndarray:
-        """Rows of true class, predicted class and images, [K, 3], in the order of the classes."""
+        """Rows of (true class, predicted class, images), [K, 3], in the order of the classes."""
         cells, images = dim_zero_cat(self.cells).unique(return_counts=True)
         table = torch.stack([cells // self.num_classes, cells % self.num_classes, images], dim=1)
         return table[cells >= 0].cpu().numpy()
 
 
 class Counts(nn.Module):
-    """What is counted of one set of weights, exactly over several processes."""
+    """The counts of one set of weights, exact over several processes."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -82,18 +79,18 @@ class Counts(nn.Module):
         self.real = RealAccuracy()
 
     def update(self, logits: Tensor, labels: Tensor, real: Tensor | None) -> None:
-        """Count a batch: logits [B, num_classes], labels [B], not counted below 0, and ReaL's [B, L]."""
+        """Count a batch: logits [B, num_classes], labels [B], ReaL's labels [B, L]. Labels below 0 are not counted."""
         self.confusion.update(logits, labels)
         if real is not None:
             self.real.update(logits, real.where(labels[:, None] >= 0, -1))
 
-    def compute(self, class_names: list[str], with_real: bool) -> Figures:
+    def compute(self, class_names: list[str], with_real: bool) -> Scores:
         confusion = self.confusion.compute()
         true, predicted, images = confusion.T
         of_class, right = (
             np.bincount(true[part], images[part], len(class_names)) for part in (slice(None), true == predicted)
         )
-        figures: Figures = {
+        scores: Scores = {
             "images": int(images.sum()),
             # A class without an image has no accuracy.
             "per_class": {
@@ -105,31 +102,35 @@ class Counts(nn.Module):
         if len(class_names) <= CLASSES_IN_JSON:
             matrix = np.zeros((len(class_names),) * 2, np.int64)
             matrix[true, predicted] = images
-            figures["confusion"] = matrix.tolist()
-        return figures | ({"real": self.real.compute()} if with_real else {})
+            scores["confusion"] = matrix.tolist()
+        return scores | ({"real": self.real.compute()} if with_real else {})
 
 
 class Evaluation(Callback):
-    """Count, in each validation, the raw weights' predictions and beside them those of the moving average.
+    """Count the predictions of the raw weights, and of their moving average, in each validation.
 
-    It must stand behind `EMA` among the callbacks, for it takes the average's logits from there. After a
-    validation `figures` has, under "raw" and "ema" (where there is an average): `acc1` and `acc5` in per cent,
-    `loss`, `images` that were counted, `per_class` (accuracy in per cent by name), `confusion` (a row a true
-    class, a column a predicted one; above CLASSES_IN_JSON classes an array as `Confusion` gives it), and on the
-    validation set of `data`, where its ReaL labels are known, `real` with `acc1`, `acc5` and `images`.
+    It must come after `EMA` among the callbacks because it reads the average's logits there. After a validation
+    `scores` has, under "raw" and (if there is an average) "ema":
+
+    - `acc1`, `acc5` in per cent, `loss`, and every metric of your own that was logged as val/<name>;
+    - `images`: how many were counted;
+    - `per_class`: accuracy in per cent by class name;
+    - `confusion`: rows are true classes, columns predicted ones. Above CLASSES_IN_JSON classes it is an array as
+      `Confusion` gives it;
+    - `real`, if the ReaL labels of the validation set are known: `acc1`, `acc5` and `images`.
 
     Args:
-        data: the data.
-        real: file of ReaL labels; None takes timm's copy where the data is ImageNet.
+        data: the data module.
+        real: file of ReaL labels; None takes timm's copy if the data is ImageNet.
     """
 
     def __init__(self, data: ImageNetDataModule, real: str | None) -> None:
         self.data, self.real = data, real
-        self.figures: dict[str, Figures] = {}
+        self.scores: dict[str, Scores] = {}
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         loader: Any = trainer.val_dataloaders
-        self._order, self._done = loader.sampler.indices, 0  # which pictures this process sees, in order
+        self._order, self._done = loader.sampler.indices, 0  # the images that this process sees, in order
         self._real = self._real_labels() if loader.dataset is self.data.val_pictures else None
         self._ema: Any = next((callback for callback in trainer.callbacks if isinstance(callback, EMA)), None)  # type: ignore[attr-defined]
         weights = ("raw", "ema") if self._ema and self._ema.average is not None else ("raw",)
@@ -151,91 +152,25 @@ class Evaluation(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         labels = batch[1]
-        pictures = list(self._order[self._done : self._done + len(labels)])
+        images = list(self._order[self._done : self._done + len(labels)])
         self._done += len(labels)
-        real = None if self._real is None else self._real[pictures].to(labels.device)
+        real = None if self._real is None else self._real[images].to(labels.device)
         for name, counts in self._counts.items():
             counts.update(outputs if name == "raw" else self._ema.logits, labels, real)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = trainer.callback_metrics
-        self.figures = {}
+        self.scores = {}
         for name, counts in self._counts.items():
-            prefix = "val" if name == "raw" else "val_ema"
-            logged = {figure: _number(metrics[f"{prefix}/{figure}"]) for figure in ("acc1", "acc5", "loss")}
-            self.figures[name] = logged | counts.compute(self.data.class_names, self._real is not None)
+            prefix = "val/" if name == "raw" else "val_ema/"
+            logged = {key.removeprefix(prefix): _number(metrics[key]) for key in metrics if key.startswith(prefix)}
+            self.scores[name] = logged | counts.compute(self.data.class_names, self._real is not None)
+
+
+def own_metrics(scores: Scores) -> list[str]:
+    """Names of the metrics that are the user's own."""
+    return [name for name in scores if name not in STANDARD]
 
 
 def _number(value: Tensor) -> float | None:
     return float(value) if math.isfinite(value) else None  # JSON knows no others
-
-
-def check_place(path: Path) -> None:
-    """Make the folder of `path`, before the work whose outcome it is to hold.
-
-    Raises:
-        UserError: `path` is a folder.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file with --output")
-
-
-def write(result: Figures, path: Path) -> None:
-    """Write `result` as JSON, each file whole or not at all.
-
-    An array goes into a file of its own beside `path`, named after its place in `result`, as
-    evaluation-raw-confusion.npy; the JSON has that name in its place.
-    """
-    result = _arrays_out(result, path.with_suffix(""))
-    with _whole(path) as scratch:
-        scratch.write_text(json.dumps(result, ensure_ascii=False) + "\n")
-
-
-def _arrays_out(result: Figures, stem: Path) -> Figures:
-    """`result` with the names of files in place of its arrays."""
-    result = result.copy()
-    for key, value in result.items():
-        file = stem.with_name(f"{stem.name}-{key}.npy")
-        if isinstance(value, dict):
-            result[key] = _arrays_out(value, stem.with_name(f"{stem.name}-{key}"))
-        elif isinstance(value, np.ndarray):
-            with _whole(file) as scratch, scratch.open("wb") as out:
-                np.save(out, value)
-            result[key] = file.name
-    return result
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A file to write, which then takes the place of `path`."""
-    scratch = path.with_name(f".{path.name}.tmp")
-    yield scratch
-    scratch.replace(path)
-
-
-def as_table(result: Figures) -> Table:
-    """The figures of the raw weights and of their average beside those that were published."""
-    ours = {name: result[key] for key, name in (("raw", "raw"), ("ema", "EMA")) if key in result}
-    table = Table("")
-    for name in (*ours, *result["published"]):
-        table.add_column(name, justify="right")
-    for title, form, key, part in (
-        ("top-1", "{:.2f} %", "acc1", None),
-        ("top-5", "{:.2f} %", "acc5", None),
-        ("loss", "{:.4f}", "loss", None),
-        ("images", "{:,}", "images", None),
-        ("ReaL top-1", "{:.2f} %", "acc1", "real"),
-        ("ReaL top-5", "{:.2f} %", "acc5", "real"),
-        ("ReaL images", "{:,}", "images", "real"),
-        ("V2 top-1", "{:.2f} %", "acc1", "v2"),
-        ("V2 top-5", "{:.2f} %", "acc5", "v2"),
-        ("V2 images", "{:,}", "images", "v2"),
-    ):
-        figures = [(column.get(part, {}) if part else column).get(key) for column in ours.values()]
-        # Published are top-1, called after the set where it is not the validation set.
-        published = [column.get(part or key) if key == "acc1" else None for column in result["published"].values()]
-        if any(figure is not None for figure in figures + published):
-            shown = ["" if figure is None else form.format(figure) for figure in figures]
-            table.add_row(title, *shown, *("" if figure is None else f"{figure} %" for figure in published))
-    return table

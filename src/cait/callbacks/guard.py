@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 
 from cait.errors import UserError
 from cait.module import CaiTModule, SkipStep
-
-BATCH_FILE = "nonfinite.pt"
+from cait.run import NONFINITE
 
 
 class NonFiniteGuard(Callback):
@@ -60,7 +59,7 @@ class NonFiniteGuard(Callback):
             self._give_up(trainer, batch)
 
     def _give_up(self, trainer: Trainer, batch: tuple[Tensor, Tensor]) -> None:
-        path = self.folder / BATCH_FILE
+        path = self.folder / NONFINITE
         if trainer.is_global_zero:
             images, targets = (part.cpu() for part in batch)
             torch.save({"images": images, "targets": targets, "step": trainer.global_step}, path)

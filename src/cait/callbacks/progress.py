@@ -1,4 +1,4 @@
-"""What a run shows: a progress bar on a terminal, a line an epoch in a log, and a summary at the end."""
+"""What a run shows: a progress bar on a terminal, a line for each epoch in a log, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary, RichProgressBar
+from lightning.pytorch.callbacks import ModelSummary, RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import TimeRemainingColumn
 from rich.table import Table
 
+from cait import run
+from cait.callbacks.checkpoints import BestCheckpoint
 from cait.callbacks.data_wait import DataWait
-from cait.callbacks.files import run_argument
 
-# Name on the screen and format; what is not here is in metrics.csv.
+# Name on the screen and format. metrics.csv has the others.
 SHOWN = {
     "train/loss": ("loss", "{:.3f}"),
     "train/acc1": ("acc1", "{:.1f}%"),
@@ -26,9 +27,15 @@ SHOWN = {
 }
 
 
+NOT_SHOWN = ("val/acc5", "val/loss")
+
+
 def shown_metrics(metrics: dict[str, Any]) -> dict[str, str]:
-    """The metrics of `SHOWN`, in its order, formatted."""
-    return {label: form.format(float(metrics[name])) for name, (label, form) in SHOWN.items() if name in metrics}
+    """The metrics of `SHOWN`, in its order, then validation metrics of your own, formatted."""
+    own = {name: (name, "{:.4f}") for name in metrics if name.startswith("val/") and name not in (*SHOWN, *NOT_SHOWN)}
+    return {
+        label: form.format(float(metrics[name])) for name, (label, form) in (SHOWN | own).items() if name in metrics
+    }
 
 
 def epoch_label(trainer: Trainer) -> str:
@@ -54,7 +61,7 @@ class RunProgressBar(RichProgressBar):
         return epoch_label(self.trainer)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        # To read a metric is to wait for the device, so only where the bar is drawn anew.
+        # Reading a metric waits for the device, so read only when the bar is drawn.
         done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         if not trainer.training or done % self.refresh_rate == 0 or done == trainer.num_training_batches:
             self._metrics = shown_metrics(trainer.callback_metrics)
@@ -81,17 +88,17 @@ class ModelTable(ModelSummary):
 
 
 class EpochLines(Callback):
-    """One line for each epoch, for screens that cannot redraw: files, pipes, schedulers' logs.
+    """One line for each epoch, for output that cannot redraw: files, pipes, schedulers' logs.
 
     Args:
-        wait: stands before this one among the callbacks, and what it has to say comes at the end of the line.
+        wait: comes before this one among the callbacks; the line ends with its `line`.
     """
 
     def __init__(self, wait: DataWait) -> None:
         self.wait = wait
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._start = time.monotonic()  # a run that is resumed amid an epoch does not start one
+        self._start = time.monotonic()  # a run that is resumed within an epoch does not start one
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start = time.monotonic()
@@ -100,15 +107,15 @@ class EpochLines(Callback):
         if trainer.is_global_zero:
             metrics = trainer.callback_metrics
             means = {name: metrics.get(f"{name}_epoch", value) for name, value in metrics.items()}
-            figures = "  ".join(f"{name}: {value}" for name, value in shown_metrics(means).items())
+            shown = "  ".join(f"{name}: {value}" for name, value in shown_metrics(means).items())
             print(
-                f"{epoch_label(trainer)}  {figures}  {time.monotonic() - self._start:.1f} s, {self.wait.line}",
+                f"{epoch_label(trainer)}  {shown}  {time.monotonic() - self._start:.1f} s, {self.wait.line}",
                 flush=True,
             )
 
 
 class RunSummary(Callback):
-    """After training: what was reached, where the checkpoints lie and what to type next."""
+    """After training: the best value, where the checkpoints are and what to type next."""
 
     def __init__(self, run_dir: Path, first_step: int = 0) -> None:
         self.run_dir, self.first_step = run_dir, first_step
@@ -119,34 +126,35 @@ class RunSummary(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if isinstance(exception, KeyboardInterrupt | SystemExit) and trainer.is_global_zero:
             how = "stopped, saved" if isinstance(exception, SystemExit) else "interrupted"
-            if (self.run_dir / "checkpoints" / "last.ckpt").exists():
-                to_go_on = f"make resume RUN={run_argument(self.run_dir)}"
-                print(f"{how} at step {trainer.global_step:,}; to go on: {to_go_on}", flush=True)
+            if (self.run_dir / run.CHECKPOINTS / run.LAST).exists():
+                resume = f"make resume RUN={run.run_argument(self.run_dir)}"
+                print(f"{how} at step {trainer.global_step:,}; to go on: {resume}", flush=True)
             else:
                 print("interrupted before the first checkpoint", flush=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or not trainer.is_global_zero or trainer.interrupted:
             return
-        run, checkpoints = run_argument(self.run_dir), self.run_dir / "checkpoints"
+        name, checkpoints = run.run_argument(self.run_dir), self.run_dir / run.CHECKPOINTS
         table = Table.grid(padding=(0, 2))
         if trainer.global_step == self.first_step:
             table.add_row("nothing to do", f"the run had finished its {trainer.global_step:,} steps")
         else:
             table.add_row("trained", f"to step {trainer.global_step:,} in {self._elapsed()}")
         for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint) and callback.best_model_score is not None:
-                score = f"{callback.monitor} {float(callback.best_model_score):.2f} %"
-                table.add_row("best", f"{score}   {checkpoints / 'best.ckpt'}")
-        if (checkpoints / "last.ckpt").exists():
-            table.add_row("last", str(checkpoints / "last.ckpt"))
-        if (self.run_dir / "metrics.csv").exists():
-            table.add_row("figures", f"{self.run_dir / 'metrics.csv'}, and TensorBoard events beside it")
+            if isinstance(callback, BestCheckpoint) and callback.best_model_score is not None:
+                per_cent = callback.metric.split("/")[-1] in ("acc1", "acc5")
+                score = f"{float(callback.best_model_score):{'.2f' if per_cent else '.4f'}}{' %' * per_cent}"
+                table.add_row("best", f"{callback.monitor} {score}   {checkpoints / run.BEST}")
+        if (checkpoints / run.LAST).exists():
+            table.add_row("last", str(checkpoints / run.LAST))
+        if (self.run_dir / run.METRICS).exists():
+            table.add_row("metrics", f"{self.run_dir / run.METRICS}, and TensorBoard events beside it")
         table.add_row("", "")
-        table.add_row("evaluate", f"make eval RUN={run}")
+        table.add_row("evaluate", f"make eval RUN={name}")
         length, end = ("max_steps", trainer.max_steps) if trainer.max_steps > 0 else ("max_epochs", trainer.max_epochs)
-        table.add_row("train longer", f'make resume RUN={run} ARGS="--trainer.{length} {2 * (end or 0)}"')
-        elsewhere = f' ARGS="--logdir {self.run_dir.parent}"' if run != self.run_dir.name else ""
+        table.add_row("train longer", f'make resume RUN={name} ARGS="--trainer.{length} {2 * (end or 0)}"')
+        elsewhere = f' ARGS="--logdir {self.run_dir.parent}"' if name != self.run_dir.name else ""
         table.add_row("see the curves", f"make tensorboard{elsewhere}")
         Console().print(Panel(table, title=f"run {self.run_dir.name}", title_align="left", expand=False))
 

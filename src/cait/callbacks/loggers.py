@@ -1,4 +1,4 @@
-"""metrics.csv and TensorBoard in the run's own folder, going on where a checkpoint stood."""
+"""metrics.csv and TensorBoard in the run's folder, continued from where a checkpoint stood."""
 
 from __future__ import annotations
 
@@ -12,24 +12,19 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 
 
-def run_argument(run_dir: Path) -> str:
-    """What `make resume RUN=` and `make eval RUN=` take for this folder."""
-    return run_dir.name if run_dir.parent == Path("logs") else str(run_dir)
-
-
 def scratch(path: Path) -> Path:
-    """Where this process writes what is to become `path`."""
+    """Where this process writes a file before it takes the place of `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def clear_scratch(run_dir: Path) -> None:
-    """Remove what killed processes left half written."""
+    """Remove files that killed processes left half written."""
     for path in run_dir.rglob(".*.tmp"):
         path.unlink(missing_ok=True)
 
 
 class RunCSVWriter(ExperimentWriter):
-    """Lightning's writer, but that what it finds is not deleted, and the file is never without its rows."""
+    """Lightning's writer, except that it keeps the file that it finds, and the file never lacks its rows."""
 
     def _check_log_dir_exists(self) -> None:
         pass
@@ -55,10 +50,10 @@ class RunCSVWriter(ExperimentWriter):
 
 
 class RunCSVLogger(CSVLogger):
-    """Writes `<run>/metrics.csv`, and keeps of an earlier part of the run the rows before `first_step`."""
+    """Write `<run>/metrics.csv`; keep the rows before `first_step` that are there already."""
 
     def __init__(self, run_dir: Path, first_step: int = 0) -> None:
-        # Every row goes to the disk when it is logged: a run that is killed keeps its figures.
+        # Write every row when it is logged: a run that is killed keeps its metrics.
         super().__init__(run_dir.parent, name=run_dir.name, version="", flush_logs_every_n_steps=1)
         self.first_step = first_step
 
@@ -77,7 +72,7 @@ class RunCSVLogger(CSVLogger):
 
 
 def run_loggers(run_dir: Path, first_step: int) -> list[Logger]:
-    """The loggers of a run; rows and events from `first_step` on are dropped, for they will come again."""
+    """The loggers of a run. They drop rows and events from `first_step` on, because those will come again."""
     tensorboard = TensorBoardLogger(
         run_dir.parent, name=run_dir.name, version="", default_hp_metric=False, purge_step=first_step
     )

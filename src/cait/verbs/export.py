@@ -1,0 +1,69 @@
+"""`cait export`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from cait import run
+from cait.errors import UserError
+from cait.verbs.options import TRUST, Options, split_run
+
+
+def export(arguments: list[str], module: Any, _: Any) -> None:
+    """Write the network of a run's best checkpoint in another program's format."""
+    from cait.model.export import FILE_NAMES
+
+    options = Options("export", "Write the best network of a run for other programs.")
+    options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")
+    options.add_argument("--format", choices=FILE_NAMES, default="timm", help="default timm")
+    options.add_argument("--ema", action="store_true", help="the moving average instead of the raw weights")
+    options.add_argument("--output", type=Path, metavar="PATH", help="file to write; for timm a directory")
+    options.add_argument(
+        TRUST, "--trust_config", action="store_true", dest="trusted", help="run the code that the run names"
+    )
+    given = options.parse_args(arguments)
+    folder, _ = split_run("export", [given.run] if given.run else [])
+    checkpoint = run.best_checkpoint(folder, "export")
+    preprocessing = _preprocessing(folder) if given.format == "timm" else {}
+    from cait import trust
+    from cait.model.export import export
+
+    with contextlib.nullcontext() if given.trusted else trust.only_objects([]):
+        network = _network(checkpoint, given.ema, module)
+    default = Path("ema" if given.ema else "") / FILE_NAMES[given.format]
+    exported = export(network, given.output or folder / run.EXPORT / default, given.format, preprocessing)
+    for file in exported.files:
+        print(os.path.relpath(file))
+    print(f"read back, the logits differ by {exported.difference:.1e} at most")
+
+
+def _network(path: Path, ema: bool, module: Any) -> Any:
+    """The network in a checkpoint. The checkpoint says what it is, whatever the run's configuration says today."""
+    from cait.module import CaiTModule
+
+    checkpoint = run.read_checkpoint(path)
+    if "name" not in checkpoint.get("hyper_parameters", {}):
+        raise UserError(f"{path} does not say what its network is: 'name' is missing")
+    average = run.average(checkpoint) if ema else {}
+    if average is None:
+        raise UserError(f"{path} holds no moving average of the weights")
+    network = (module or CaiTModule).load_from_checkpoint(path, map_location="cpu", weights_only=True).model
+    if ema:
+        network.load_state_dict(average)
+    return network
+
+
+def _preprocessing(folder: Path) -> dict[str, Any]:
+    """How images are prepared for the network, for timm's configuration."""
+    import yaml
+
+    path = run.config(folder)
+    try:
+        data = yaml.safe_load(path.read_text())["data"]
+        return {name: data[name] for name in ("mean", "std", "crop_pct", "interpolation")}
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
+        line = " ".join(str(error).split())
+        raise UserError(f"{path} does not say how images are prepared: {line}") from error

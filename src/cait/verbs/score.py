@@ -1,0 +1,67 @@
+"""`cait eval`, `validate`, `test` and `predict`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from cait import run
+from cait.verbs.options import asks_for_help, split_run, split_trust
+from cait.verbs.paper import replace_row
+
+USAGE = """\
+usage: cait eval RUN [options of validate]
+
+Score a run on the validation set: its best checkpoint or --ckpt_path FILE, with the raw
+weights and with their moving average. RUN is a name in logs/ or the path of a folder.
+evaluation.json in the run's folder, or --output FILE, also has the accuracy of each class
+and the confusion matrix.
+
+  --v2 DIR         score on ImageNet-V2 too, or on more images of the same classes
+  --real FILE      score on ReaL's labels (real.json); ImageNet needs no file
+  --trust-config   run your own parts, package.module:name, that the run's config.yaml names.
+                   Code in a stranger's run may do anything."""
+
+
+def evaluate(arguments: list[str], module: Any, data: Any) -> None:
+    """Score a run."""
+    if asks_for_help(arguments):
+        print(USAGE)
+        return
+    trusted, given = split_trust(arguments)
+    folder, overrides = split_run("eval", given)
+    place = ["--ckpt_path", str(run.best_checkpoint(folder, "score")), "--output", str(folder / run.EVALUATION)]
+    _score("validate", ["--config", str(run.config(folder)), *place, *overrides], overrides, trusted, module, data)
+
+
+def validate(arguments: list[str], module: Any, data: Any) -> None:
+    """Score a checkpoint or weights."""
+    trusted, given = split_trust(arguments)
+    _score("validate", replace_row("validate", given), given, trusted, module, data)
+
+
+def test(arguments: list[str], module: Any, data: Any) -> None:
+    """Log loss and accuracy of a checkpoint or weights as test/..."""
+    trusted, given = split_trust(arguments)
+    _score("test", replace_row("test", given), given, trusted, module, data)
+
+
+def predict(arguments: list[str], module: Any, data: Any) -> None:
+    """Write classes and probabilities of a folder of images."""
+    trusted, given = split_trust(arguments)
+    _score("predict", given, given, trusted, module, data)
+
+
+def _score(verb: str, arguments: list[str], given: list[str], trusted: bool, module: Any, data: Any) -> None:
+    """Run one of Lightning's verbs; only what is `given` on the command line may name classes."""
+    from cait import trust
+    from cait.lightning_cli import CaiTCLI, drive
+    from cait.verbs.scores import ScoringCLI
+
+    arguments = trust.to_score([verb, *arguments])
+    remedy = "give it on the command line"
+    with (
+        trust.only_importing(trust.named(given), "the configuration", remedy),
+        contextlib.nullcontext() if trusted else trust.only_objects(given),
+    ):
+        drive(ScoringCLI if verb == "validate" else CaiTCLI, arguments, module, data)

@@ -1,0 +1,71 @@
+"""`cait fit` and `cait resume`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from cait import launch, run
+from cait.errors import UserError
+from cait.verbs.options import TRUST, asks_for_help, split_run, split_trust
+from cait.verbs.paper import replace_row
+
+USAGE = """\
+usage: cait resume RUN [options of fit]
+
+Continue a run from its last checkpoint, or from --ckpt_path FILE. RUN is a name in logs/ or
+the path of a folder. What you give now wins over the run's own settings.
+
+  --trust-config   run code that the run's config.yaml names: your own parts, package.module:name,
+                   and classes from outside cait, lightning, torch, torchmetrics and torchvision.
+                   Code in a stranger's run may do anything."""
+
+
+def fit(arguments: list[str], module: Any, data: Any) -> None:
+    """Train."""
+    arguments = ["fit", *replace_row("fit", arguments)]
+    from cait.lightning_cli import CaiTCLI, drive
+
+    drive(CaiTCLI, arguments, module, data)
+
+
+def resume(arguments: list[str], module: Any, data: Any) -> None:
+    """Continue a run."""
+    if asks_for_help(arguments):
+        print(USAGE)
+        return
+    trusted, given = split_trust(arguments)
+    arguments = _arguments(given)
+    from cait import trust
+    from cait.lightning_cli import CaiTCLI, drive
+
+    limits: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if not trusted:
+        paths = [*trust.PACKAGES, *trust.named(given)]
+        limits = trust.only_importing(paths, arguments[2], f"if you trust it add {TRUST}")
+    with limits, contextlib.nullcontext() if trusted else trust.only_objects(given):
+        drive(CaiTCLI, arguments, module, data)
+
+
+def _arguments(given: list[str]) -> list[str]:
+    """The arguments of `fit` that continue the run named first."""
+    try:
+        return _continue(*split_run("resume", given))
+    except UserError as error:
+        raise UserError(f"{error}; all nodes must share {run.LOGS}/" if launch.several() else str(error)) from error
+
+
+def _continue(folder: Path, overrides: list[str]) -> list[str]:
+    # The folder may have been moved or renamed since its configuration was written.
+    place = ["--trainer.default_root_dir", str(folder.parent), "--run_name", folder.name]
+    if not any(override.split("=")[0] == "--ckpt_path" for override in overrides):
+        from cait.callbacks.checkpoints import newest_whole
+
+        last = newest_whole(folder / run.CHECKPOINTS)
+        if last is None:
+            raise UserError(f"nothing to resume: {folder} has no checkpoint yet; start it with `make train`")
+        place += ["--ckpt_path", str(last)]
+        sys.argv += place[-2:]  # the processes that Lightning starts continue from the same one
+    return ["fit", "--config", str(run.config(folder)), *place, *overrides]
