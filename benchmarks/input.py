@@ -42,9 +42,10 @@ from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_image, decode_jpeg
 from torchvision.transforms import InterpolationMode, RandomResizedCrop, v2
 
+from cait import seeds
 from cait.data import decode
 from cait.data.augment import resize
-from cait.data.dataset import mix_seeds
+from cait.data.dataset import seed_generators
 from cait.data.ops import on_arrays
 from cait.data.sampler import Key
 from cait.datamodule import Backend, ImageNetDataModule
@@ -157,10 +158,7 @@ def one_by_one(
         seconds, chosen = 0.0, items(turn)[:most]
         for item in chosen:
             if seed:  # not within the time
-                number = mix_seeds(0, *item)
-                random.seed(number)
-                np.random.seed(number % 2**32)
-                torch.default_generator.manual_seed(number)
+                seed_generators(seeds.image(0, *item))
             begin = time.process_time()  # of all threads, and without what other processes take
             call(item)
             seconds += time.process_time() - begin

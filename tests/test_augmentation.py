@@ -20,7 +20,8 @@ from timm.data.auto_augment import RandAugment, rand_augment_transform
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 
-from cait.data.dataset import TrainPictures, mix_seeds
+from cait import seeds
+from cait.data.dataset import TrainPictures, seed_generators
 from cait.data.decode import Decoded
 from cait.data.faults import Faults
 from cait.data.folder import Files, load_rgb
@@ -100,7 +101,7 @@ def test_training_pixels_are_timms(pictures: Path, settings: dict, theirs: dict)
     for key in KEYS:
         index = key[1]
         source, _ = exact.train_pictures.samples.source(index)
-        exact.train_pictures._seed(key)
+        seed_generators(seeds.image(0, *key))
         reference = transform(load_rgb(source))
         image = trained_on(exact, key)
         assert torch.equal(image, reference)
@@ -215,7 +216,7 @@ def box_p_values(found: np.ndarray, expected: np.ndarray) -> list[float]:
 def test_boxes_are_read_off_the_pixels(backend: str) -> None:
     data = box_settings(backend=backend)
     for epoch, image in enumerate(images_of(RAMPS, data, 50, seed=3)):
-        random.seed(mix_seeds(3, epoch, 0, 0))
+        random.seed(seeds.image(3, epoch, 0, 0))
         assert np.abs(boxes([image])[0] - timms_boxes(1)).max() <= 1
 
 

@@ -20,8 +20,8 @@ from sklearn.datasets import load_digits
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 
+from cait import seeds
 from cait.cli import main
-from cait.data.dataset import mix_seeds
 from cait.data.digits import write_digits
 from cait.data.folder import Files, load_rgb, scan
 from cait.datamodule import ImageNetDataModule
@@ -215,7 +215,7 @@ def test_mixing_and_smoothing_are_timms(mixed_root: Path, mode: str) -> None:
     for step in range(12):
         data.trainer.fit_loop.epoch_loop.batch_progress.current.ready = step
         images, labels = torch.randn(4, 3, 32, 32), torch.randint(0, 3, (4,))
-        np.random.seed(mix_seeds(5, 0, step, 0) % 2**32)
+        np.random.seed(seeds.batch_mixing(5, 0, step, 0))
         expected_images, expected_targets = theirs(images.clone(), labels)
         got_images, got_targets = data.on_after_batch_transfer((images.clone(), labels), 0)
         assert torch.equal(got_images, expected_images)

@@ -17,8 +17,9 @@ from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup, create_transform
 from torch import Tensor
 
+from cait import seeds
 from cait.data import augment, cores, decode, digits, folder, imagenet, named
-from cait.data.dataset import EvalPictures, Samples, TrainPictures, collate, mix_seeds
+from cait.data.dataset import EvalPictures, Samples, TrainPictures, collate
 from cait.data.faults import Faults
 from cait.data.sampler import Loader, ShardSampler, TrainBatchSampler, TrainLoader
 from cait.data.shared import HELD, SharedBatches
@@ -426,7 +427,7 @@ class ImageNetDataModule(LightningDataModule):
             return images, labels
         # timm draws from numpy's global generator. `ready` counts this epoch's batches before this one.
         epoch, step = self._position()
-        np.random.seed(mix_seeds(self.seed, epoch, step, trainer.global_rank) % 2**32)
+        np.random.seed(seeds.batch_mixing(self.seed, epoch, step, trainer.global_rank))
         return self.batch_mixer(images, labels)
 
     def _finished(self, batch: Any) -> tuple[Tensor, Tensor]:

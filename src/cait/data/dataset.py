@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from hashlib import blake2b
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from cait import seeds
 from cait.data.faults import Faults
 from cait.data.folder import Source, load_rgb
 from cait.data.sampler import Key
@@ -39,9 +39,12 @@ class Samples(Protocol):
         ...
 
 
-def mix_seeds(*numbers: int) -> int:
-    """One 64-bit seed from several numbers; near numbers give unrelated seeds."""
-    return int.from_bytes(blake2b(" ".join(map(str, numbers)).encode(), digest_size=8).digest())
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of `random`, numpy and torch, from which transforms draw."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    # Not torch.manual_seed: without CUDA it formats a traceback in every call, a millisecond an image.
+    torch.default_generator.manual_seed(seed)
 
 
 class TrainPictures(Dataset[tuple[Any, int]]):
@@ -93,19 +96,12 @@ class TrainPictures(Dataset[tuple[Any, int]]):
         while True:  # `faults` ends it where there is nothing left to read
             try:
                 picture, label = opened or self._open(index)
-                self._seed(key)
+                seed_generators(seeds.image(self.seed, *key))
                 return self.transform(picture), label
             except UserError as error:
                 self.faults.note(self.samples.name(index), str(error))
             opened, attempt = None, attempt + 1
-            index = mix_seeds(self.seed, *key, attempt) % len(self.samples)
-
-    def _seed(self, key: Key) -> None:
-        seed = mix_seeds(self.seed, *key)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        # Not torch.manual_seed: without CUDA it formats a traceback for every call, a millisecond a picture.
-        torch.default_generator.manual_seed(seed)
+            index = seeds.stand_in(self.seed, *key, attempt) % len(self.samples)
 
 
 def collate(samples: list[tuple[Tensor, int]], batches: SharedBatches | None = None) -> tuple[Tensor | Sent, Tensor]:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
+from cait import seeds
+
 Key = tuple[int, int, int]
 """(epoch, index, repeat): all that the randomness of one training picture depends on, but for the seed."""
 
@@ -57,7 +59,8 @@ class TrainBatchSampler(Sampler[list[Key]]):
 
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
-        order = torch.randperm(self.length, generator=torch.Generator().manual_seed(self.seed + epoch))
+        generator = torch.Generator().manual_seed(seeds.epoch_order(self.seed, epoch))
+        order = torch.randperm(self.length, generator=generator)
         for batch in range(self.first_batch, len(self)):
             entries = torch.arange(batch * self.batch_size, (batch + 1) * self.batch_size)  # of this rank
             if self.together:
