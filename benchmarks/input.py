@@ -203,7 +203,7 @@ def measure_decode(root: Path, backends: list[str], rounds: int, turns: int) -> 
         return np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BICUBIC))
 
     def torchvision_crop(item: tuple[bytes, decode.Box]) -> np.ndarray:
-        return resize(decode.Decoded(torchvision_whole(item[0])).crop(item[1]), (SIZE, SIZE), "bicubic").numpy()
+        return resize(decode.DecodedImage(torchvision_whole(item[0])).crop(item[1]), (SIZE, SIZE), "bicubic").numpy()
 
     def nvimgcodec_crop(item: tuple[bytes, decode.Box]) -> np.ndarray:
         return resize(decode.JpegStream(item[0], "").crop(item[1]), (SIZE, SIZE), "bicubic").numpy()
@@ -302,7 +302,7 @@ def ours(root: Path, backend: str, repeats: int = 1, **settings: Any) -> ImageNe
 
 
 def measure_transform(root: Path, backends: list[str], rounds: int, turns: int) -> list[Row]:
-    sets = {backend: ours(root, backend).train_pictures for backend in backends}
+    sets = {backend: ours(root, backend).train_images for backend in backends}
     samples = sets["timm"].samples
     floats, bytes_ = (
         create_transform(SIZE, is_training=True, use_prefetcher=prefetched, **RECIPE) for prefetched in (False, True)
@@ -313,7 +313,7 @@ def measure_transform(root: Path, backends: list[str], rounds: int, turns: int) 
         return [(turn, index, 0) for index in random.Random(turn).choices(range(len(samples)), k=A_TURN)]
 
     def path(key: Key) -> str:
-        return str(samples.source(key[1])[0])
+        return str(samples[key[1]][0])
 
     sides = {
         "timm, float32": one_by_one(lambda key: floats(open_rgb(path(key))), keys, seed=True),

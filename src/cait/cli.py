@@ -189,6 +189,7 @@ def _imagenet_check(rest: list[str]) -> None:
     )
     options.add_argument("root", metavar="DIR", type=Path, help="with train/<class>/ and val/<class>/")
     options.add_argument(
+        "--images",
         "--pictures",
         type=int,
         default=2000,
@@ -196,9 +197,9 @@ def _imagenet_check(rest: list[str]) -> None:
         help="how many to decode, 2000 unless given, over all classes",
     )
     given = options.parse_args(rest)
-    if given.pictures < 0:
-        raise UserError(f"--pictures must be at least 0, got {given.pictures}")
-    check(given.root, given.pictures)
+    if given.images < 0:
+        raise UserError(f"--images must be at least 0, got {given.images}")
+    check(given.root, given.images)
 
 
 def _paper_row(verb: str, rest: list[str]) -> list[str]:

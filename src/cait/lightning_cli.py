@@ -30,13 +30,13 @@ from cait.callbacks.claim import Claim, shared
 from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA
 from cait.callbacks.evaluation import Evaluation, as_table, check_place, write
-from cait.callbacks.faults import FaultReport
 from cait.callbacks.files import run_argument, run_loggers
 from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.predictions import PredictionsFile
 from cait.callbacks.progress import EpochLines, ModelTable, RunProgressBar, RunSummary
 from cait.callbacks.seeding import StepSeed
-from cait.data.folder import scan_further
+from cait.callbacks.unreadable import UnreadableReport
+from cait.data.folder import scan_extra_val
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.model.weights import class_names
@@ -245,7 +245,7 @@ class CaiTCLI(LightningCLI):
             raise UserError(f"--trainer.strategy {given.strategy} is unknown; a run takes auto, ddp or ddp_...")
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
         if given.enable_progress_bar is not False:
-            wait = DataWait(self.datamodule, speaks=sys.stdout.isatty())
+            wait = DataWait(self.datamodule, prints=sys.stdout.isatty())
             if sys.stdout.isatty():
                 callbacks += [wait, RunProgressBar()]
             else:
@@ -261,14 +261,14 @@ class CaiTCLI(LightningCLI):
             self.config.fit.ckpt_path = None  # where the run was resumed from is no part of its configuration
             kwargs["default_root_dir"] = self.run_dir
             if not given.fast_dev_run:
-                self.datamodule.faults_path = self.run_dir / "bad_pictures.csv"
+                self.datamodule.unreadable_path = self.run_dir / "unreadable_images.csv"
                 callbacks.append(RunSummary(self.run_dir, first_step))
             if given.max_steps > 0:  # a trial of a few steps leaves figures too
                 kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
             if given.logger in (None, True):
                 kwargs["logger"] = run_loggers(self.run_dir, first_step)
             callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
-            callbacks.append(FaultReport(self.datamodule))
+            callbacks.append(UnreadableReport(self.datamodule))
             if given.enable_checkpointing is not False and not given.fast_dev_run:
                 folder = self.run_dir / "checkpoints"
                 last = LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes)
@@ -312,7 +312,7 @@ class CaiTCLI(LightningCLI):
             raise UserError("--trainer.limit_val_batches 0 scores nothing")
         self.output = Path(config.output or "evaluation.json")
         check_place(self.output)
-        self.further = scan_further(Path(config.v2), self.datamodule.class_names) if config.v2 else None
+        self.further = scan_extra_val(Path(config.v2), self.datamodule.class_names) if config.v2 else None
         self.paper_row = find(config.paper_row) if config.paper_row else None
         if self.paper_row is None and config.model.pretrained and config.ckpt_path is None:
             self.paper_row = released(self.model.name, self.datamodule.img_size)
@@ -325,7 +325,7 @@ class CaiTCLI(LightningCLI):
         figures = self.evaluation.figures
         if self.further is not None:
             self.trainer.datamodule = None  # type: ignore[attr-defined]  # it would list all its pictures again
-            self.trainer.validate(model, data.further_dataloader(self.further), verbose=False)
+            self.trainer.validate(model, data.extra_val_dataloader(self.further), verbose=False)
             for weights, further in self.evaluation.figures.items():
                 figures[weights]["v2"] = further
         if not self.trainer.is_global_zero:

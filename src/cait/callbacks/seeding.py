@@ -11,7 +11,7 @@ from cait import seeds
 
 
 class StepSeed(Callback):
-    """Seed torch before every training step, so that a resumed run draws what the whole run would have drawn.
+    """Seed torch before every training step, so that a resumed run draws what the uninterrupted run would have drawn.
 
     Every process draws its own stream.
     """
