@@ -20,11 +20,12 @@ from timm.data.auto_augment import RandAugment, rand_augment_transform
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 
-from cait.data.dataset import TrainPictures, mix_seeds
-from cait.data.decode import Decoded
-from cait.data.faults import Faults
+from cait import seeds
+from cait.data.dataset import TrainImages, seed_generators
+from cait.data.decode import DecodedImage
 from cait.data.folder import Files, load_rgb
 from cait.data.sampler import Key
+from cait.data.unreadable import UnreadableImages
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 
@@ -34,9 +35,9 @@ RECIPE = dict(auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.25)
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Image]) -> Path:
-    """Two classes of pictures of every mode and of many sizes, 12 to train on and 12 to validate on."""
-    root = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Image]) -> Path:
+    """Two classes of images of every mode and of many sizes, 12 to train on and 12 to validate on."""
+    root = tmp_path_factory.mktemp("images")
     for seed, place in enumerate(("train/cat", "train/dog", "val/cat", "val/dog")):
         save_mixed(photographs, root / place, 6, seed)
     return root
@@ -54,15 +55,15 @@ def train_set(root: Path, **settings: object) -> ImageNetDataModule:
 
 
 def finished(data: ImageNetDataModule, item: Any) -> Tensor:
-    """An augmented picture as the network sees it, whatever the backend."""
+    """An augmented image as the network sees it, whatever the backend."""
     if isinstance(item, Tensor):
         return item
     pixels, erased = item
-    return data.finish(pixels[None], [(0, erased)] if erased else [])[0]
+    return data.normalize_and_erase(pixels[None], [(0, erased)] if erased else [])[0]
 
 
 def trained_on(data: ImageNetDataModule, key: Key) -> Tensor:
-    return finished(data, data.train_pictures[key][0])
+    return finished(data, data.train_images[key][0])
 
 
 KEYS = [(0, index, repeat) for index in range(12) for repeat in range(2)]
@@ -90,23 +91,23 @@ KEYS = [(0, index, repeat) for index in range(12) for repeat in range(2)]
         (dict(mean=[0.5, 0.4, 0.3], std=[0.1, 0.2, 0.3]), RECIPE | dict(mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))),
     ],
 )
-def test_training_pixels_are_timms(pictures: Path, settings: dict, theirs: dict) -> None:
-    exact, plain = train_set(pictures, backend="timm", **settings), train_set(pictures, backend="timm")
-    fast = train_set(pictures, **settings)
+def test_training_pixels_are_timms(images: Path, settings: dict, theirs: dict) -> None:
+    exact, plain = train_set(images, backend="timm", **settings), train_set(images, backend="timm")
+    fast = train_set(images, **settings)
     common: dict = dict(input_size=SIZE, is_training=True, interpolation="bicubic", re_mode="pixel", color_jitter=None)
     transform = create_transform(**(common | theirs))
     std = torch.tensor(settings.get("std", IMAGENET_DEFAULT_STD)).view(3, 1, 1)
     levels, moved = [], False
     for key in KEYS:
         index = key[1]
-        source, _ = exact.train_pictures.samples.source(index)
-        exact.train_pictures._seed(key)
+        source, _ = exact.train_images.samples[index]
+        seed_generators(seeds.image(0, *key))
         reference = transform(load_rgb(source))
         image = trained_on(exact, key)
         assert torch.equal(image, reference)
         moved = moved or not torch.equal(image, trained_on(plain, key))
-        (pixels, erased), _ = fast.train_pictures[key]
-        difference = (fast.finish(pixels[None])[0] - reference).abs() * std * 255
+        (pixels, erased), _ = fast.train_images[key]
+        difference = (fast.normalize_and_erase(pixels[None])[0] - reference).abs() * std * 255
         if erased is not None:  # whose noise is another
             _, top, left, height, width = erased
             difference[:, top : top + height, left : left + width] = 0
@@ -116,9 +117,9 @@ def test_training_pixels_are_timms(pictures: Path, settings: dict, theirs: dict)
     assert max(levels) < 1
 
 
-def test_colour_jitter_is_left_out_beside_randaugment_aloud(pictures: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_colour_jitter_is_left_out_beside_randaugment_aloud(images: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    ours, plain = train_set(pictures, color_jitter=0.4), train_set(pictures)
+    ours, plain = train_set(images, color_jitter=0.4), train_set(images)
     assert all(torch.equal(trained_on(ours, key), trained_on(plain, key)) for key in KEYS)
     (line,) = [record.message for record in caplog.records if "color_jitter" in record.message]
     assert line == "color_jitter 0.4 is left out beside auto_augment rand-m9-mstd0.5-inc1, as in timm"
@@ -126,12 +127,12 @@ def test_colour_jitter_is_left_out_beside_randaugment_aloud(pictures: Path, capl
 
 @pytest.mark.parametrize("img_size", [32, 50, 96])
 @pytest.mark.parametrize("crop_pct", [1.0, 0.95, 0.875, 0.5])
-def test_evaluation_pixels_are_timms(pictures: Path, img_size: int, crop_pct: float) -> None:
-    data = module(pictures, img_size=img_size, crop_pct=crop_pct)
+def test_evaluation_pixels_are_timms(images: Path, img_size: int, crop_pct: float) -> None:
+    data = module(images, img_size=img_size, crop_pct=crop_pct)
     data.setup("validate")
     theirs = create_transform(img_size, interpolation="bicubic", crop_pct=crop_pct)
-    for index, (path, _) in enumerate(data.val_pictures.samples):
-        assert torch.equal(data.finish(data.val_pictures[index][0][None])[0], theirs(load_rgb(path)))
+    for index, (path, _) in enumerate(data.val_images.samples):
+        assert torch.equal(data.normalize_and_erase(data.val_images[index][0][None])[0], theirs(load_rgb(path)))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_settings_out_of_range_are_told_in_one_line(tmp_path: Path, settings: di
 
 
 # What follows holds a pipeline against timm's by what it draws, not by how: another one has only to yield its
-# images of a picture of ramps, and its RandAugment's operations.
+# images of an image of ramps, and its RandAugment's operations.
 
 DRAWS = 10_000
 BACKENDS = ["timm", "auto"]
@@ -181,7 +182,7 @@ def boxes(images: Iterable[Tensor]) -> tuple[np.ndarray, np.ndarray]:
     found = []
     for image in images:
         columns, rows = 255 * image[0].mean(dim=0)[inside].numpy(), 255 * image[1].mean(dim=1)[inside].numpy()
-        # Pixel u of the image lies at left + (u + 1/2) · width / SIDE - 1/2 of the picture.
+        # Pixel u of the image lies at left + (u + 1/2) · width / SIDE - 1/2 of the image.
         (slope, first), (down, top) = (np.polyfit(inside + 0.5, values + 0.5, 1) for values in (columns, rows))
         found.append((min(first, first + slope * SIDE), top, abs(slope) * SIDE, down * SIDE, slope < 0))
     array = np.array(found)
@@ -193,10 +194,10 @@ def timms_boxes(count: int) -> np.ndarray:
     return np.array([(left, top, width, height) for top, left, height, width in drawn])
 
 
-def images_of(picture: Image.Image, data: ImageNetDataModule, count: int, seed: int) -> Iterator[Tensor]:
-    """The picture as it comes in each of `count` epochs."""
-    opened = picture if data.decoder is None else Decoded(np.asarray(picture))
-    source = TrainPictures(Files([("", 0)]), lambda *_: opened, data.train_transform, seed, Faults(None, 0))
+def images_of(image: Image.Image, data: ImageNetDataModule, count: int, seed: int) -> Iterator[Tensor]:
+    """The image as it comes in each of `count` epochs."""
+    opened = image if data.backend == "timm" else DecodedImage(np.asarray(image))
+    source = TrainImages(Files([("", 0)]), lambda *_: opened, data.train_transform, seed, UnreadableImages(None, 0))
     return (finished(data, source[epoch, 0, 0][0]) for epoch in range(count))
 
 
@@ -215,7 +216,7 @@ def box_p_values(found: np.ndarray, expected: np.ndarray) -> list[float]:
 def test_boxes_are_read_off_the_pixels(backend: str) -> None:
     data = box_settings(backend=backend)
     for epoch, image in enumerate(images_of(RAMPS, data, 50, seed=3)):
-        random.seed(mix_seeds(3, epoch, 0, 0))
+        random.seed(seeds.image(3, epoch, 0, 0))
         assert np.abs(boxes([image])[0] - timms_boxes(1)).max() <= 1
 
 
@@ -255,18 +256,18 @@ def operations(augment: RandAugment, draws: Iterable[Any]) -> list[list[Operatio
 
 def our_operations(count: int, seed: int, **settings: object) -> list[list[Operation]]:
     data = ImageNetDataModule(**(SHIPPED | dict(img_size=SIDE, erase_prob=0.0) | settings))
-    parts = data.train_transform.transforms if data.decoder is None else data.train_transform.policy
+    parts = data.train_transform.transforms if data.backend == "timm" else data.train_transform.array_ops
     (augment,) = (part for part in parts if isinstance(part, RandAugment))
     return operations(augment, images_of(Image.new("RGB", (8, 8)), data, count, seed))
 
 
 def operation_p_values(found: list[list[Operation]], expected: list[list[Operation]]) -> dict[str, float]:
-    """Of how many there are to a picture, of which, and of the argument of each."""
-    both = [[operation for picture in side for operation in picture] for side in (found, expected)]
+    """Of how many there are to an image, of which, and of the argument of each."""
+    both = [[operation for image in side for operation in image] for side in (found, expected)]
     names = sorted({name for name, _, _ in both[1]})
     assert {name for name, _, _ in both[0]} == set(names)
     assert {settings for _, _, settings in both[0]} == {settings for _, _, settings in both[1]}
-    many = [[sum(len(picture) == number for picture in side) for number in range(3)] for side in (found, expected)]
+    many = [[sum(len(image) == number for image in side) for number in range(3)] for side in (found, expected)]
     counts = [[sum(name == other for other, _, _ in side) for name in names] for side in both]
     values = {"number": chi2_contingency(many).pvalue, "operations": chi2_contingency(counts).pvalue}
     for name in names:
@@ -285,8 +286,8 @@ def test_randaugments_operations_are_distributed_as_timms(backend: str) -> None:
     augment = rand_augment_transform("rand-m9-mstd0.5-inc1", shared)
     random.seed(0)
     np.random.seed(0)
-    picture = Image.new("RGB", (8, 8))
-    expected = operations(augment, (augment(picture) for _ in range(DRAWS)))
+    image = Image.new("RGB", (8, 8))
+    expected = operations(augment, (augment(image) for _ in range(DRAWS)))
     values = operation_p_values(our_operations(DRAWS, seed=1, backend=backend), expected)
     assert len(values) == 2 + 12  # three of the fifteen have no argument
     assert min(values.values()) > 1e-3, values

@@ -141,7 +141,7 @@ def test_the_sample_is_spread_over_classes_and_files(monkeypatch: pytest.MonkeyP
     [
         (["nowhere"], "the data folder nowhere does not exist"),
         ([], "required: DIR; `cait imagenet-check --help`"),
-        (["x", "--pictures=many"], "--pictures"),
+        (["x", "--pictures=many"], "--images"),
         (["x", "--images=-1"], "--images must be at least 0"),
     ],
 )

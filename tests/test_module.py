@@ -174,13 +174,13 @@ def test_the_average_is_scored_with_a_checkpoint_and_given_up_aloud(tmp_path, ca
 def test_the_epochs_line_has_the_means_of_the_epoch(capsys) -> None:
     losses: list[float] = []
     steps = LambdaCallback(on_train_batch_end=lambda *args: losses.append(args[2]["loss"].item()))
-    wait = DataWait(data=None, speaks=False)
+    wait = DataWait(data=None, prints=False)
     callbacks = [steps, wait, EpochLines(wait)]
     trainer(max_epochs=2, callbacks=callbacks).fit(module(lr=1e-2, warmup_epochs=0), loader())
     lines = capsys.readouterr().out.splitlines()
     for line, part in zip(lines, (losses[:6], losses[6:]), strict=True):
         assert f"loss: {sum(part) / 6:.3f}  " in line
-        assert re.search(r" s, waited \d+\.\d s of \d+\.\d s for pictures \(\d+%\)$", line)
+        assert re.search(r" s, waited \d+\.\d s of \d+\.\d s for images \(\d+%\)$", line)
 
 
 @pytest.mark.parametrize(("base", "accumulate", "peak"), [(None, 1, 0.01), (512, 1, 0.01 * 4 / 512), (8, 3, 0.015)])

@@ -329,15 +329,15 @@ def test_a_hundredth_of_the_pictures_broken_in_ten_ways(cait: Cait, tmp_path: Pa
     common = [*SMALL, f"--data.root={jpegs}", "--trainer.max_epochs=1"]
     done = cait("fit", *common, "--run_name=broken")
     assert done.returncode == 0, done.stderr
-    assert "10 pictures cannot be read" in done.stdout
-    with (tmp_path / "logs/broken/bad_pictures.csv").open() as file:
+    assert "10 images cannot be read" in done.stdout
+    with (tmp_path / "logs/broken/unreadable_images.csv").open() as file:
         report = dict(csv.reader(file))
     assert set(report) == {str(path) for path in broken}
-    assert all(reason.startswith("cannot read the picture") for reason in report.values())
+    assert all(reason.startswith("cannot read the image") for reason in report.values())
 
     refused = cait("fit", *common, "--run_name=strict", "--data.max_bad_share=0.005")
     assert refused.returncode == 2
-    assert "6 pictures cannot be read, 5 are allowed (data.max_bad_share)" in refused.stderr
+    assert "6 images cannot be read, 5 are allowed (data.max_bad_share)" in refused.stderr
 
 
 def test_a_broken_validation_picture_is_not_counted(jpegs: Path) -> None:
