@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import random
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,11 @@ import yaml
 from conftest import REPO, save_mixed
 from PIL import Image
 from scipy.stats import chi2_contingency, ks_2samp
-from timm.data import IMAGENET_DEFAULT_STD, create_transform
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from timm.data.auto_augment import RandAugment, rand_augment_transform
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
+from torchvision import transforms
 
 from cait import seeds
 from cait.data.dataset import TrainImages, seed_generators
@@ -92,10 +95,14 @@ KEYS = [(0, index, repeat) for index in range(12) for repeat in range(2)]
     ],
 )
 def test_training_pixels_are_timms(images: Path, settings: dict, theirs: dict) -> None:
+    common: dict = dict(input_size=SIZE, is_training=True, interpolation="bicubic", re_mode="pixel", color_jitter=None)
+    assert_pixels(images, settings, create_transform(**(common | theirs)))
+
+
+def assert_pixels(images: Path, settings: dict, transform: Callable[[Image.Image], Tensor]) -> None:
+    """With these settings timm's backend has the pixels of `transform`, and ours nearly."""
     exact, plain = train_set(images, backend="timm", **settings), train_set(images, backend="timm")
     fast = train_set(images, **settings)
-    common: dict = dict(input_size=SIZE, is_training=True, interpolation="bicubic", re_mode="pixel", color_jitter=None)
-    transform = create_transform(**(common | theirs))
     std = torch.tensor(settings.get("std", IMAGENET_DEFAULT_STD)).view(3, 1, 1)
     levels, moved = [], False
     for key in KEYS:
@@ -115,6 +122,150 @@ def test_training_pixels_are_timms(images: Path, settings: dict, theirs: dict) -
     assert moved or not settings  # else this would show nothing
     assert np.mean(levels) < 0.1
     assert max(levels) < 1
+
+
+def test_the_simple_crop_is_deit_iiis(images: Path) -> None:
+    # facebookresearch/deit, augment.py: new_data_aug_generator with --src.
+    theirs = transforms.Compose(
+        [
+            transforms.Resize(SIZE, interpolation=transforms.InterpolationMode.BICUBIC),
+            transforms.RandomCrop(SIZE, padding=4, padding_mode="reflect"),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
+        ]
+    )
+    assert_pixels(images, dict(train_crop="simple", auto_augment=None, erase_prob=0.0), theirs)
+
+
+OWN = """
+import random
+import numpy as np, torch
+from PIL import Image, ImageOps
+
+number = 3
+
+def square(image):
+    place = random.randint(0, 20), np.random.randint(0, 20)
+    image = image.copy()
+    image.paste((int(torch.randint(256, ())), 0, 0), (*place, place[0] + 9, place[1] + 9))
+    return image
+
+def grey(image):
+    return ImageOps.grayscale(image)
+
+def smaller(image):
+    return image.resize((8, 8))
+
+def array(image):
+    return np.asarray(image)
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module beside the user's runs."""
+    (tmp_path / "own_operations.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_operations", raising=False)
+    return "own_operations"
+
+
+@pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "3a", None])
+def test_operations_of_ones_own_follow_the_policy(images: Path, own: str, policy: str | None) -> None:
+    settings = dict(auto_augment=policy, augment_ops=[f"{own}:square", f"{own}:grey"])
+    first, second, final = create_transform(
+        SIZE,
+        is_training=True,
+        separate=True,
+        interpolation="bicubic",
+        re_mode="pixel",
+        **(RECIPE | dict(auto_augment=policy, color_jitter=None)),
+    )
+    found = importlib.import_module(own)
+    grey = transforms.Grayscale(3)  # as `grey` is once the pipeline has it in RGB again
+    assert_pixels(images, settings, lambda image: final(grey(found.square(second(first(image))))))
+
+
+def test_operations_of_ones_own_draw_the_same_in_whatever_process(images: Path, own: str) -> None:
+    batches = []
+    for workers, decode_once in ((0, False), (2, False), (0, True)):
+        data = train_set(
+            images, augment_ops=[f"{own}:square"], num_workers=workers, decode_once=decode_once, mixup=0, cutmix=0
+        )
+        batches.append([image for image, _ in data.train_dataloader()])
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*batches, strict=True))
+    assert not torch.equal(batches[0][0][0], batches[0][0][1])  # the repeats of one image
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("smaller", r"own_operations:smaller must return a PIL image of \(48, 48\), it returned a Image of \(8, 8\)"),
+        ("array", r"own_operations:array must return a PIL image of \(48, 48\), it returned a ndarray"),
+        ("nothing", "cannot import own_operations:nothing: own_operations has no 'nothing'"),
+        ("number", "own_operations:number is not a function"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["auto", "timm"])
+def test_operations_that_cannot_be_used_are_told_in_one_line(
+    images: Path, own: str, path: str, words: str, backend: str
+) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        train_set(images, augment_ops=[f"{own}:{path}"], backend=backend, max_bad_share=0.9).train_images[0, 0, 0]
+    assert "\n" not in str(caught.value)
+
+
+def test_to_score_needs_no_operation_of_ones_own(images: Path) -> None:
+    data = module(images, augment_ops=["nowhere:at_all"])
+    data.setup("validate")
+    assert len(list(data.val_dataloader())) == 3
+    with pytest.raises(UserError, match="cannot import nowhere:at_all"):
+        data.setup("fit")
+
+
+class Own(ImageNetDataModule):
+    """Transforms of one's own, as a user writes them."""
+
+    def __init__(self, *, as_float: bool, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.as_float = as_float
+
+    def make_train_transform(self) -> Any:
+        steps = [transforms.RandomCrop(SIZE, pad_if_needed=True), transforms.PILToTensor()]
+        if self.as_float:
+            steps += [
+                transforms.ConvertImageDtype(torch.float32),
+                transforms.Normalize(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
+            ]
+        return transforms.Compose(steps)
+
+    make_eval_transform = make_train_transform
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_subclass_brings_its_own_transforms(
+    images: Path, workers: int, recwarn: pytest.WarningsRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    found = []
+    for as_float in (False, True):
+        data = Own(as_float=as_float, root=str(images), img_size=SIZE, batch_size=4, num_workers=workers)
+        data.setup("fit")
+        found.append([image for image, _ in data.train_dataloader()])
+        assert all(image.shape == (4, 3, SIZE, SIZE) and image.dtype == torch.float32 for image in found[-1])
+        torch.manual_seed(0)
+        found[-1] += [image for image, _ in data.val_dataloader()] if workers == 0 else []
+    assert len(found[0]) == 3 + 3 * (workers == 0)
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-5) for a, b in zip(*found, strict=True))
+    data = Own(as_float=True, root=str(images), img_size=SIZE)
+    data.setup("fit")
+    crop = transforms.RandomCrop(SIZE, pad_if_needed=True)
+    seed_generators(seeds.image(0, 0, 7, 1))
+    expected = transforms.functional.to_tensor(crop(load_rgb(data.train_images.samples[7][0])))
+    expected = transforms.functional.normalize(expected, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+    assert torch.equal(data.train_images[0, 7, 1][0], expected)
+    assert "a training transform of your own" in caplog.text
 
 
 def test_colour_jitter_is_left_out_beside_randaugment_aloud(images: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -149,6 +300,7 @@ def test_evaluation_pixels_are_timms(images: Path, img_size: int, crop_pct: floa
         (dict(color_jitter=[0.1, 0.2, -0.3]), "color_jitter must be"),
         (dict(color_jitter=[0.1, 0.2, 0.3, 0.6]), "color_jitter must be"),
         (dict(erase_prob=1.1), "erase_prob must be"),
+        (dict(train_crop="center"), "train_crop must be one of resized, simple, got 'center'"),
         (dict(auto_augment="4a"), "auto_augment '4a'"),
         (dict(auto_augment="rand-q9"), "auto_augment 'rand-q9'"),
         (dict(mix_mode="pairs"), "mix_mode must be one of batch, pair, elem, got 'pairs'"),

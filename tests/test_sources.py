@@ -12,6 +12,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import formats
 import numpy as np
@@ -23,7 +24,7 @@ from torchvision import datasets
 from torchvision.datasets.imagenet import ARCHIVE_META
 
 from cait.cli import main
-from cait.data import imagenet
+from cait.data import folder, imagenet
 from cait.data.folder import load_rgb
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
@@ -489,3 +490,210 @@ def test_hugging_faces_sets_are_read_by_name(
         with pytest.raises(UserError, match="hfds/sets/pets") as caught:
             module("hfds/sets/pets", **(settings | wrong)).setup("fit")
         assert "\n" not in str(caught.value)
+
+
+# A data set of one's own
+
+OWN = '''
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset
+
+class Pets(Dataset):
+    """Colours as a PIL image, a path and an open file by turns."""
+
+    classes = ["cat", "dog", "owl"]
+
+    def __init__(self, split="train"):
+        counts = {"train": 24, "val": 9}
+        self.count = counts[split]
+
+    def __len__(self):
+        return self.count
+
+    def image(self, index):
+        image = Image.new("RGB", (40 + index, 50), (5 * index, 90, 200))
+        if index % 3 == 0:
+            return image
+        path = Path(f"{index}.png")
+        image.save(path)
+        return path if index % 3 == 1 else BytesIO(path.read_bytes())
+
+    def label(self, index):
+        return torch.tensor(index % 3)  # whatever is an index
+
+    def __getitem__(self, index):
+        return self.image(index), self.label(index)
+
+def function(split):
+    return Pets(split)
+
+def varying(name, **parts):
+    return type(name, (Pets,), parts)
+
+Empty = varying("Empty", __len__=lambda self: 0)
+NoClasses = varying("NoClasses", classes=None)
+Word = varying("Word", classes="cat")
+Numbers = varying("Numbers", classes=[0, 1, 2])
+OneClass = varying("OneClass", classes=["cat"])
+NoLength = varying("NoLength", __len__=None)
+Stream = type("Stream", (IterableDataset,), {"__init__": lambda self, split: None, "classes": Pets.classes})
+Tensors = varying("Tensors", image=lambda self, index: torch.zeros(3, 40, 40))
+High = varying("High", label=lambda self, index: index // 5)
+Low = varying("Low", label=lambda self, index: -2)
+Unlabelled = varying("Unlabelled", label=lambda self, index: -1 if index == 2 else 0)
+Half = varying("Half", label=lambda self, index: 0.5)
+Triples = varying("Triples", __getitem__=lambda self, index: (self.image(index), 0, "more"))
+
+class Torn(Pets):
+    def image(self, index):
+        if index == 4:
+            raise OSError("the disk is gone")
+        return super().image(index)
+
+class Differ(Pets):
+    def __init__(self, split):
+        super().__init__(split)
+        self.classes = ["cat", "dog", split]
+
+def generator(split):
+    yield from Pets(split)
+
+def refusing(split):
+    raise ValueError("no\\nluck")
+
+def takes_nothing():
+    return Pets()
+
+number = 3
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module beside the user's runs."""
+    (tmp_path / "own_data.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_data", raising=False)
+    return "own_data"
+
+
+@pytest.mark.parametrize("name", ["Pets", "function"])
+@pytest.mark.parametrize("backend", ["auto", "timm"])
+def test_a_data_set_of_ones_own_is_read_by_its_path(own: str, name: str, backend: str) -> None:
+    data = module(f"{own}:{name}", backend=backend)
+    assert data.class_names == ["cat", "dog", "owl"]  # before `setup`, as the model is built first
+    data.setup("fit")
+    assert (len(data.train_images), len(data.val_images)) == (24, 9)
+    for index in range(9):
+        raw, label = data.val_images.samples[index]
+        image = load_rgb(raw)
+        assert (image.size, image.getpixel((0, 0)), label) == ((40 + index, 50), (5 * index, 90, 200), index % 3)
+    assert data.train_images.samples.name(4) == f"own_data:{name}/train/4"
+    # An image is a function of (seed, epoch, index, repeat), in whatever process.
+    other = module(f"{own}:{name}", backend=backend, num_workers=2, mixup=0, cutmix=0)
+    other.setup("fit")
+    first, second = list(data.train_dataloader()), list(other.train_dataloader())
+    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, second, strict=True))
+    assert sum(len(labels) for _, labels in data.val_dataloader()) == 9
+    assert data.state_dict() == other.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere", "cannot import own_data:nowhere: own_data has no 'nowhere'"),
+        ("number", "cannot open own_data:number with split='train': TypeError: 'int' object is not callable"),
+        ("refusing", "cannot open own_data:refusing with split='train': ValueError: no luck"),
+        ("takes_nothing", "split='train': TypeError: takes_nothing.* unexpected keyword argument 'split'"),
+        ("generator", "returns a generator, which cannot be read by index"),
+        ("Stream", "returns a Stream, which cannot be read by index"),
+        ("NoLength", "returns a NoLength without a length"),
+        ("Empty", "own_data:Empty with split='train' is empty"),
+        *((name, rf"own_data:{name} needs `classes`") for name in ("NoClasses", "Word", "Numbers", "OneClass")),
+        ("Differ", "own_data:Differ: train and val do not have the same classes"),
+    ],
+)
+def test_a_data_set_of_another_shape_is_told_in_one_line(own: str, name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        module(f"{own}:{name}").setup("fit")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "workers"),
+    [
+        (
+            "Tensors",
+            r"own_data:Tensors/train/\d+ has a Tensor for an image; it must be a PIL image, a path or an open",
+            0,
+        ),
+        ("High", r"own_data:High/train/\d+ has the label [34], there are 3 classes", 0),
+        ("Low", r"own_data:Low/train/\d+ has the label -2, there are 3 classes", 0),
+        ("Half", r"own_data:Half/train/\d+ is not a pair of an image and a class index", 0),
+        ("Triples", r"own_data:Triples/train/\d+ is not a pair of an image and a class index", 0),
+        ("Unlabelled", "the training image own_data:Unlabelled/train/2 has no label", 0),
+        ("High", r"own_data:High/train/\d+ has the label [34], there are 3 classes", 1),
+    ],
+)
+def test_items_of_another_shape_end_the_run_where_they_are_met(own: str, name: str, words: str, workers: int) -> None:
+    data = module(f"{own}:{name}", max_bad_share=0.9, num_workers=workers)
+    data.setup("fit")
+    with pytest.raises(UserError, match=words) as caught:
+        list(data.train_dataloader())
+    assert workers or "\n" not in str(caught.value)  # the command line takes the last line of a worker's
+
+
+def test_an_image_that_ones_own_data_set_cannot_read_is_replaced_and_listed(own: str, tmp_path: Path) -> None:
+    data = module(f"{own}:Torn", max_bad_share=0.1)
+    data.unreadable_path = tmp_path / "unreadable_images.csv"
+    data.setup("fit")
+    assert len(list(data.train_dataloader())) == 6
+    assert [int(label) for _, labels in data.val_dataloader() for label in labels] == [0, 1, 2, 0, -1, 2, 0, 1, 2]
+    assert data.unreadable.read() == {
+        f"own_data:Torn/{split}/4": f"cannot read the image own_data:Torn/{split}/4: the disk is gone"
+        for split in ("train", "val")
+    }
+
+
+def test_an_image_without_a_class_is_not_counted_in_validation(own: str) -> None:
+    data = module(f"{own}:Unlabelled")
+    data.setup("validate")
+    assert torch.cat([labels for _, labels in data.val_dataloader()]).tolist() == [0, 0, -1, *[0] * 6]
+
+
+def test_a_subclass_brings_a_source_of_its_own(mixed_root: Path) -> None:
+    class Both(ImageNetDataModule):
+        """Trains on the validation images too."""
+
+        def make_source(self) -> object:
+            source = super().make_source()
+            both = folder.Files([*source.train, *source.val])
+            return SimpleNamespace(class_names=source.class_names, train=both, val=source.val, prepare=source.prepare)
+
+    data = Both(str(mixed_root), img_size=32, batch_size=4, num_workers=0)
+    data.setup("fit")
+    assert len(data.train_images) == 51
+    state = data.state_dict()
+    assert state["class_names"] == ["cat", "dog", "owl"]
+    assert state["depends_on"]["training pictures"] == 51
+
+
+def test_what_a_checkpoint_is_compared_by_keeps_its_names(mixed_root: Path) -> None:
+    data = module(mixed_root)
+    data.setup("fit")
+    # A renamed one would no longer be found in checkpoints of earlier runs, and so never compared.
+    assert list(data.state_dict()["depends_on"]) == [
+        "seed",
+        "repeats",
+        "decode_once",
+        "pixels by",
+        "images a batch, over all processes",
+        "batches accumulated",
+        "training pictures",
+        "digest of the training pictures' names",
+    ]

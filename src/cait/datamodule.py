@@ -24,7 +24,7 @@ from cait.data.mixing import Mixing, MixMode
 from cait.data.sampler import Loader, ShardSampler, TrainBatchSampler, TrainLoader
 from cait.data.shared import HELD, SharedBatches
 from cait.data.source import DataSource, open_source
-from cait.data.transforms import Augmentation, Backend, Preprocessing, choose_backend
+from cait.data.transforms import Augmentation, Backend, Preprocessing, TrainCrop, choose_backend
 from cait.data.unreadable import UnreadableImages
 from cait.errors import UserError
 
@@ -39,7 +39,7 @@ CHECKED_IMAGES = 20_000
 
 
 class ImageNetDataModule(LightningDataModule):
-    """ImageNet, a folder of class folders, or a built-in data set, under the paper's augmentation.
+    """ImageNet, a folder of class folders, a built-in data set or your own, under the paper's augmentation.
 
     Training batches are images [B, 3, img_size, img_size] in float32, normalised, and labels: class indices
     [B] in int64, or after Mixup or CutMix class probabilities [B, num_classes]. Order, augmentation and
@@ -55,7 +55,10 @@ class ImageNetDataModule(LightningDataModule):
         root: `root/train/<class>/*` and `root/val/<class>/*`, or `root/<class>/*`, of which
             `val_fraction` is held out. At "data/digits" scikit-learn's digits are written first. A
             folder with ImageNet's archives as they are downloaded is unpacked first. Or the name of a
-            built-in data set: torchvision's "torch/cifar10" or Hugging Face's "hfds/uoft-cs/cifar10".
+            built-in data set: torchvision's "torch/cifar10" or Hugging Face's "hfds/uoft-cs/cifar10". Or a data
+            set of your own, "package.module:factory": the factory is called with split=<train_split or val_split>
+            and returns a map-style data set of pairs (PIL image, path or open file; class index, or -1 for an
+            image that validation does not count), with `classes`, the names of the classes.
         train_split: name of the training folder in `root`, or of the data set's split; "train+val" joins two.
         val_split: the same for validation. A data set without a validation split, such as CIFAR, has "test":
             then the best checkpoint is chosen on the images that score it, so report the last one.
@@ -80,11 +83,16 @@ class ImageNetDataModule(LightningDataModule):
         prefetch: batches that each worker has ready.
         repeats: repeated augmentation: how often each sampled image occurs in an epoch, each time
             augmented anew; the epoch is as long as without.
-        scale: range of the area of the random crop, as a share of the image.
-        ratio: range of the aspect ratio (width / height) of the random crop.
+        train_crop: "resized" is a random crop resized to the image size. "simple" is DeiT III's simple random crop:
+            the shorter side resized, 4 pixels of reflection added around, a random square cut out.
+        scale: range of the area of the "resized" crop, as a share of the image.
+        ratio: range of the aspect ratio (width / height) of the "resized" crop.
         hflip: probability of a horizontal flip.
         auto_augment: timm's policy string, such as "rand-m9-mstd0.5-inc1" (RandAugment) or "3a" (DeiT III's
             ThreeAugment: grey, solarised or blurred; there with color_jitter 0.3); None turns it off.
+        augment_ops: augmentation operations of your own, as "package.module:function". Each takes and returns a
+            PIL image of the crop's size, after auto_augment. A run stays exact if they draw only from the global
+            generators of `random`, numpy and torch, which are seeded for each image.
         color_jitter: strength of brightness, contrast and saturation jitter, or three numbers, one for each,
             and a fourth of at most 0.5 for the hue. As in timm it comes after "3a", or without
             auto_augment, and is left out beside any other policy.
@@ -131,10 +139,12 @@ class ImageNetDataModule(LightningDataModule):
         num_workers: int | None = None,
         prefetch: int = 2,
         repeats: int = 3,
+        train_crop: TrainCrop = "resized",
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         hflip: float = 0.5,
         auto_augment: str | None = "rand-m9-mstd0.5-inc1",
+        augment_ops: list[str] | None = None,
         color_jitter: float | Sequence[float] | None = None,
         erase_prob: float = 0.25,
         interpolation: str = "bicubic",
@@ -158,7 +168,9 @@ class ImageNetDataModule(LightningDataModule):
             open_source, root, train_split, val_split, val_fraction, data_dir, download, input_key, target_key
         )
         self.preprocessing = Preprocessing(img_size, interpolation, crop_pct, mean, std)
-        self.augmentation = Augmentation(scale, ratio, hflip, auto_augment, color_jitter, erase_prob)
+        self.augmentation = Augmentation(
+            train_crop, scale, ratio, hflip, auto_augment, augment_ops, color_jitter, erase_prob
+        )
         self.mixing = Mixing(mixup, cutmix, mix_prob, mix_switch_prob, mix_mode)
         self.normalize_and_erase = NormalizeAndErase(mean, std)
         self.backend = choose_backend(backend)

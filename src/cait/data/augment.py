@@ -15,20 +15,25 @@ from PIL import Image
 from timm.data import create_transform
 from timm.data.auto_augment import AugmentOp, AutoAugment, RandAugment
 from timm.data.random_erasing import RandomErasing
-from timm.data.transforms import RandomResizedCropAndInterpolation
+from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_interp_mode
 from torch import Tensor
 from torch.utils.data import default_collate
+from torchvision.transforms import RandomCrop, Resize
 
 from cait.data.decode import Decoder, OpenImage, open_image
 from cait.data.folder import RawImage
 from cait.data.ops import on_arrays
 from cait.data.shared import Handle, SharedBatches
+from cait.errors import UserError
+from cait.objects import is_path, locate
 
 Erased = tuple[int, int, int, int, int]
 """seed of the noise, and the box that it fills: top, left, height, width in pixels"""
 Augmented = tuple[Tensor, Erased | None]
 """pixels in uint8 [S, S, 3], and what is to be erased of them"""
 RESIZED_BY_TORCH = ("bilinear", "bicubic")
+PADDING = 4
+"""Pixels that DeiT III adds around an image before it crops."""
 
 
 class Augment:
@@ -37,17 +42,29 @@ class Augment:
     It decodes only the crop and resizes it with torch. RandAugment and AutoAugment use the operations of
     `cait.data.ops`; timm and Pillow do the other policies. Normalisation and erasing are left to
     `NormalizeAndErase`. The global generators of `random`, numpy and torch are drawn from in timm's order.
+
+    Args:
+        simple_crop: crop as `SimpleCrop` does instead.
+        own_ops: operations on PIL images that follow the policy.
     """
 
-    def __init__(self, decoder: Decoder, interpolation: str, hflip: float, **settings: Any) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        simple_crop: bool,
+        own_ops: Sequence[OwnOperation],
+        interpolation: str,
+        hflip: float,
+        **settings: Any,
+    ) -> None:
         stages = create_transform(is_training=True, separate=True, interpolation=interpolation, hflip=0.0, **settings)
         (resized_crop,), policy, final = (stage.transforms for stage in stages)
         self.decoder, self.hflip, self.size = decoder, hflip, resized_crop.size
-        self.crop = ResizedCrop(resized_crop, interpolation)
+        self.crop = SimpleCrop(self.size, interpolation) if simple_crop else ResizedCrop(resized_crop, interpolation)
         self.erasing = next((part for part in final if isinstance(part, RandomErasing)), None)
         fast = all(isinstance(part, RandAugment | AutoAugment) for part in policy)
         self.array_ops: list[Any] = policy if fast else []
-        self.image_ops: list[Any] = [] if fast else policy
+        self.image_ops: list[Any] = [*([] if fast else policy), *own_ops]
         for op in chain.from_iterable(map(_operations, self.array_ops)):
             op.aug_fn = on_arrays(op.aug_fn)
 
@@ -100,6 +117,60 @@ class ResizedCrop:
         # timm's crop of a tiny image may be empty; Pillow makes that black.
         pixels = image.crop(box) if min(box[2:]) > 0 else np.zeros((1, 1, 3), np.uint8)
         return resize(pixels, self.timms.size, self.interpolation)
+
+
+class SimpleCrop:
+    """DeiT III's simple random crop, uint8 [S, S, 3]: torchvision's Resize(S), then RandomCrop of S.
+
+    The shorter side is resized to S, PADDING pixels of reflection are added around, and a square is cut out.
+    """
+
+    def __init__(self, size: tuple[int, int], interpolation: str) -> None:
+        self.size, self.interpolation = size, interpolation
+
+    def __call__(self, image: OpenImage) -> Tensor:
+        width, height = image.size
+        side, short = self.size[0], min(width, height)
+        resized = (int(side * height / short), int(side * width / short))
+        pixels = resize(image.crop((0, 0, height, width)), resized, self.interpolation).numpy()
+        padded = np.pad(pixels, ((PADDING, PADDING), (PADDING, PADDING), (0, 0)), mode="reflect")
+        top, left, _, _ = RandomCrop.get_params(torch.empty(padded.shape[:2], device="meta"), self.size)
+        return torch.from_numpy(padded[top : top + side, left : left + side].copy())
+
+
+def simple_crop(size: int, interpolation: str) -> list[Any]:
+    """`SimpleCrop` on PIL images, by torchvision."""
+    resample = str_to_interp_mode(interpolation)
+    return [Resize(size, resample), RandomCrop(size, padding=PADDING, padding_mode="reflect")]
+
+
+class OwnOperation:
+    """An augmentation operation of the user's, a function from PIL image to PIL image.
+
+    Args:
+        path: where it is, as "package.module:function".
+
+    Raises:
+        UserError: there is no such function.
+    """
+
+    def __init__(self, path: str) -> None:
+        if not is_path(path):
+            raise UserError(f"augment_ops takes names such as package.module:function, got {path!r}")
+        self.path, self.function = path, locate(path)
+        if not callable(self.function):
+            raise UserError(f"augment_ops: {path} is not a function")
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """Apply it to an RGB image. Raises UserError if it returns anything but an image of the same size."""
+        changed = self.function(image)
+        if not isinstance(changed, Image.Image) or changed.size != image.size:
+            size = f" of {changed.size}" if isinstance(changed, Image.Image) else ""
+            raise UserError(
+                f"augment_ops: {self.path} must return a PIL image of {image.size}, "
+                f"it returned a {type(changed).__name__}{size}"
+            )
+        return changed if changed.mode == "RGB" else changed.convert("RGB")
 
 
 def resize(pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -67,7 +68,7 @@ class MapSamples:
             raise UnreadableImageError(f"cannot read the image {self.name(index)}: {error}") from error
         try:
             image, label = item
-            label = int(label)
+            label = operator.index(label)
         except (TypeError, ValueError) as error:
             raise UserError(f"{self.name(index)} is not a pair of an image and a class index") from error
         if not (isinstance(image, str | Path | Image.Image) or hasattr(image, "read")):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
+from torch.utils.data import IterableDataset
+
 from cait.data import builtin, digits, folder, imagenet
 from cait.data.dataset import MapSamples, Samples
 from cait.errors import UserError
+from cait.objects import is_path, locate
 
 
 class DataSource(Protocol):
@@ -52,6 +55,8 @@ def open_source(
     Raises:
         UserError: there is no built-in data set of that name.
     """
+    if is_path(root):
+        return SplitSource(root, train_split, val_split, partial(_open_own, root))
     if builtin.is_builtin(root):
         open_split = partial(
             builtin.open_set,
@@ -142,3 +147,28 @@ class SplitSource:
     @property
     def val(self) -> MapSamples:
         return self._sets[1]
+
+
+def _open_own(path: str, split: str) -> MapSamples:
+    """Call the factory at `path`; see `root` of `cait.datamodule.ImageNetDataModule`."""
+    factory = locate(path)
+    try:
+        dataset = factory(split=split)
+    except UserError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"cannot open {path} with split={split!r}: {reason}") from error
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise UserError(f"{path} returns a {type(dataset).__name__}, which cannot be read by index: no __getitem__")
+    try:
+        count = len(dataset)
+    except (TypeError, NotImplementedError) as error:
+        raise UserError(f"{path} returns a {type(dataset).__name__} without a length: no __len__") from error
+    if count == 0:
+        raise UserError(f"{path} with split={split!r} is empty")
+    classes = getattr(dataset, "classes", None)
+    names = list(classes) if isinstance(classes, Iterable) and not isinstance(classes, str) else []
+    if len(names) < 2 or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{path} needs `classes` on its data set, a list of the names of at least 2 classes")
+    return MapSamples(path, split, dataset, names)

@@ -10,10 +10,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from timm.data import create_transform
 from torchvision.transforms import Compose
 
-from cait.data.augment import Augment
+from cait.data.augment import Augment, OwnOperation, simple_crop
 from cait.data.decode import Decoder, choose
 from cait.errors import UserError
 
+TrainCrop = Literal["resized", "simple"]
 Backend = Literal["auto", "nvimgcodec", "torchvision", "pillow", "timm"]
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
@@ -59,14 +60,18 @@ class Augmentation:
         UserError: a setting is out of range, or timm does not know the policy.
     """
 
+    train_crop: TrainCrop
     scale: tuple[float, float]
     ratio: tuple[float, float]
     hflip: float
     auto_augment: str | None
+    augment_ops: Sequence[str] | None
     color_jitter: float | Sequence[float] | None
     erase_prob: float
 
     def __post_init__(self) -> None:
+        if self.train_crop not in get_args(TrainCrop):
+            raise UserError(f"train_crop must be one of {', '.join(get_args(TrainCrop))}, got {self.train_crop!r}")
         check_probability("hflip", self.hflip)
         check_probability("erase_prob", self.erase_prob)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
@@ -96,9 +101,20 @@ class Augmentation:
             rank_zero_info(f"color_jitter {jitter} is left out beside auto_augment {policy}, as in timm")
 
     def transform(self, preprocessing: Preprocessing, backend: Decoder | Literal["timm"]) -> Augment | Compose:
-        """The training transform: timm's own, or ours, which decodes with `backend`."""
+        """The training transform: timm's own, or ours, which decodes with `backend`.
+
+        Raises:
+            UserError: one of `augment_ops` cannot be imported.
+        """
         settings = preprocessing.timms() | self._timms()
-        return create_transform(is_training=True, **settings) if backend == "timm" else Augment(backend, **settings)
+        simple, own_ops = self.train_crop == "simple", [OwnOperation(path) for path in self.augment_ops or ()]
+        if backend != "timm":
+            return Augment(backend, simple, own_ops, **settings)
+        stages = create_transform(is_training=True, separate=True, **settings)
+        first, policy, final = (stage.transforms for stage in stages)
+        if simple:
+            first[:1] = simple_crop(preprocessing.img_size, preprocessing.interpolation)
+        return Compose([*first, *policy, *own_ops, *final])
 
     def _timms(self) -> dict[str, Any]:
         return dict(
