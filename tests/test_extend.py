@@ -51,8 +51,8 @@ NETWORKS: dict[str, dict] = {
         data=dict(batch_size=64, num_workers=1),
     ),
     "convnet": dict(
-        model=dict(name="timm/test_convnext", optimizer="muon", loss="own_parts:CrossEntropy", lr=0.005),
-        data=dict(batch_size=64, num_workers=1),
+        model=dict(name="timm/test_convnext", fields=None, optimizer="muon", loss="own_parts:CrossEntropy", lr=0.005),
+        data=dict(batch_size=64, num_workers=1, img_size=32),
     ),
 }
 
@@ -106,10 +106,11 @@ def test_it_trains_survives_a_kill_and_is_scored_used_and_exported(kind: str, ow
     with (own / "predictions.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(list(images.iterdir()))
 
+    size = 32 if kind == "convnet" else 16
     exported = cait("export", "cut", "--format=onnx", TRUST)
     assert exported.returncode == 0, exported.stderr
     session = onnxruntime.InferenceSession(own / "logs/cut/export/model.onnx")
-    logits = session.run(["logits"], {"images": np.zeros((3, 3, 16, 16), np.float32)})[0]
+    logits = session.run(["logits"], {"images": np.zeros((3, 3, size, size), np.float32)})[0]
     assert logits.shape == (3, 10)
     if kind != "own":
         assert cait("export", "cut", TRUST).returncode == 0
@@ -117,12 +118,12 @@ def test_it_trains_survives_a_kill_and_is_scored_used_and_exported(kind: str, ow
 
         read = timm.create_model(f"local-dir:{own / 'logs/cut/export/timm'}", pretrained=True).eval()
         with torch.no_grad():
-            torch.testing.assert_close(read(torch.zeros(3, 3, 16, 16)).numpy(), logits, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(read(torch.zeros(3, 3, size, size)).numpy(), logits, rtol=1e-4, atol=1e-4)
 
 
 def test_it_is_student_and_teacher_and_starts_from_its_own_weights(own: Path, cait: Cait) -> None:
     common = [f"--config={REPO / 'configs/digits.yaml'}", *RUN, "--trainer.max_epochs=1", "--model.name=own_parts:Net"]
-    common += ["--data.batch_size=64", "--data.num_workers=1"]
+    common += ["--model.fields=null", "--data.batch_size=64", "--data.num_workers=1"]
     assert cait("fit", *common, "--run_name=first").returncode == 0
     weights = own / "logs/first/checkpoints/last.ckpt"
     taught = cait("fit", *common, "--run_name=taught", "--model.distillation=hard", f"--model.teacher={weights}")

@@ -31,6 +31,15 @@ class Plain(nn.Module):
         return self.head(self.body(images).mean(dim=(2, 3)))
 
 
+class Dropping(Plain):
+    pass
+
+
+def plain_or_dropping(img_size: int, num_classes: int, drop_path_rate: float = 0.0, **fields: int) -> Plain:
+    """Take stochastic depth, as few networks do."""
+    return (Dropping if drop_path_rate == 0.1 else Plain)(img_size, num_classes, **fields)
+
+
 HERE = f"{__name__}:Plain"
 
 
@@ -44,10 +53,11 @@ HERE = f"{__name__}:Plain"
         ("timm/test_resnet", {}, "ResNet", "fc"),
         ("timm/deit_tiny_distilled_patch16_224", dict(depth=1), "VisionTransformerDistilled", "head head_dist"),
         (HERE, dict(width=5), "Plain", "head"),
+        (f"{__name__}:plain_or_dropping", dict(width=5), "Dropping", "head"),
     ],
 )
 def test_a_name_becomes_a_network_of_the_size(name: str, fields: dict, kind: str, head: str) -> None:
-    built = network.build(name, 32, 7, **fields)
+    built = network.build(name, 32, 7, 0.1, **fields)
     assert type(built).__name__ == kind
     assert built(IMAGES).shape == (3, 7)
     expected = [f"{layer}.{part}" for layer in head.split() for part in ("weight", "bias")]
@@ -63,8 +73,7 @@ def test_a_name_becomes_a_network_of_the_size(name: str, fields: dict, kind: str
         (("timm/test_vit", 32, 7), dict(dept=3), "timm/test_vit: .*dept"),
         (("timm/test_vit", 32, 7), dict(checkpoint_path="x"), "takes no field checkpoint_path"),
         (("timm/hf-hub:someone/something", 32, 7), {}, "timm has no model 'hf-hub:someone/something'"),
-        ((HERE, 32, 7), dict(size=3), "is called with img_size, num_classes, size, and does not take them"),
-        ((HERE, 32, 7, 0.1), {}, "is called with .*drop_path_rate, and does not take them"),
+        ((HERE, 32, 7), dict(size=3), "called with img_size, num_classes, size: .*'size'; --model.fields null gives"),
         (("builtins:dict", 32, 7), {}, "builtins:dict must return an nn.Module, got dict"),
         (("no_such_file:Net", 32, 7), {}, "cannot import no_such_file:Net: No module named"),
     ],

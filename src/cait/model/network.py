@@ -47,9 +47,9 @@ def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | No
     Args:
         name: one of the paper's models ("xxs24"), a timm model ("timm/vit_small_patch16_224"), or
             "package.module:factory", which is called with img_size, num_classes and `fields`.
-        img_size: side of the images in pixels. A timm model without a fixed size does not get it.
+        img_size: side of the images in pixels; not for a timm model that takes any size.
         num_classes: width of the head.
-        drop_path_rate: stochastic depth; None takes the network's own.
+        drop_path_rate: stochastic depth, for networks that have it; None takes the network's own.
         fields: further arguments of the network.
 
     Raises:
@@ -58,28 +58,41 @@ def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | No
     if name in VARIANTS:
         given = dict(img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate, **fields)
         return CaiT(variant_config(name, **given))
-    given = fields if drop_path_rate is None else {**fields, "drop_path_rate": drop_path_rate}
     if name.startswith(TIMM):
-        return _build_timm(name, img_size, num_classes, given)
+        return _build_timm(name, img_size, num_classes, drop_path_rate, fields)
     if not objects.is_path(name):
         near = difflib.get_close_matches(name, VARIANTS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(VARIANTS)},"
         raise UserError(f"unknown model {name!r}; {hint} or timm/<name>, or package.module:factory")
     factory = objects.locate(name)
-    arguments = dict(img_size=img_size, num_classes=num_classes, **given)
+    arguments = dict(img_size=img_size, num_classes=num_classes, **fields)
     try:
-        inspect.signature(factory).bind(**arguments)
+        takes = inspect.signature(factory)
     except ValueError:  # no signature, as of classes in C
-        pass
-    except TypeError as error:
-        raise UserError(f"{name} is called with {', '.join(arguments)}, and does not take them: {error}") from error
+        takes = None
+    if takes is not None:
+        if drop_path_rate is not None and _takes(takes, "drop_path_rate"):
+            arguments["drop_path_rate"] = drop_path_rate  # a recipe sets it for any network
+        try:
+            takes.bind(**arguments)
+        except TypeError as error:
+            raise UserError(f"{name} is called with {', '.join(arguments)}: {error}{_hint(fields)}") from error
     network = factory(**arguments)
     if not isinstance(network, nn.Module):
         raise UserError(f"{name} must return an nn.Module, got {type(network).__name__}")
     return network
 
 
-def _build_timm(name: str, img_size: int, num_classes: int, fields: dict[str, Any]) -> nn.Module:
+def _takes(signature: inspect.Signature, name: str) -> bool:
+    any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    return any_name or name in signature.parameters
+
+
+def _hint(fields: Mapping[str, Any]) -> str:
+    return "; --model.fields null gives it none of the fields" if fields else ""
+
+
+def _build_timm(name: str, img_size: int, num_classes: int, drop_path_rate: float | None, fields: Any) -> nn.Module:
     import timm
 
     entry = name.removeprefix(TIMM)
@@ -88,19 +101,19 @@ def _build_timm(name: str, img_size: int, num_classes: int, fields: dict[str, An
         raise UserError(f"timm has no model {entry!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
     for field in NOT_FIELDS:
         if field in fields:
-            raise UserError(
-                f"{name} takes no field {field}: start from weights with --model.weights or --model.pretrained"
-            )
-    arguments = dict(img_size=img_size, num_classes=num_classes, **fields)
-    try:
+            raise UserError(f"{name} takes no field {field}; weights come by --model.weights or --model.pretrained")
+    arguments = dict(img_size=img_size, drop_path_rate=drop_path_rate, num_classes=num_classes, **fields)
+    optional = ["img_size", "drop_path_rate"]  # some take any size, some have no stochastic depth
+    while True:
         try:
             return timm.create_model(entry, **arguments)
-        except TypeError as error:
-            if "'img_size'" not in str(error):
-                raise
-        return timm.create_model(entry, num_classes=num_classes, **fields)  # it takes any size
-    except Exception as error:  # of many kinds: unknown arguments, sizes that do not fit together
-        raise UserError(f"{name}: {' '.join(str(error).split()) or type(error).__name__}") from error
+        except Exception as error:  # of many kinds: unknown arguments, sizes that do not fit together
+            refused = [argument for argument in optional if f"argument '{argument}'" in str(error)]
+            if not refused:
+                line = " ".join(str(error).split()) or type(error).__name__
+                raise UserError(f"{name}: {line}{_hint(fields)}") from error
+            arguments.pop(refused[0])
+            optional.remove(refused[0])
 
 
 def rebuild(hyper_parameters: Mapping[str, Any]) -> nn.Module:
