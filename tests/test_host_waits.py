@@ -13,8 +13,8 @@ from lightning.pytorch import Callback, Trainer
 from test_module import FIELDS, module
 
 from cait.callbacks.ema import EMA
-from cait.callbacks.loggers import run_loggers
 from cait.callbacks.guard import NonFiniteGuard
+from cait.callbacks.loggers import run_loggers
 from cait.callbacks.progress import RunProgressBar
 from cait.callbacks.seeding import StepSeed
 from cait.datamodule import ImageNetDataModule

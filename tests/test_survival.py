@@ -330,7 +330,7 @@ def test_a_hundredth_of_the_pictures_broken_in_ten_ways(cait: Cait, tmp_path: Pa
     done = cait("fit", *common, "--run_name=broken")
     assert done.returncode == 0, done.stderr
     assert "10 pictures cannot be read" in done.stdout
-    with (tmp_path / "logs/broken/bad_pictures.csv").open() as file:
+    with (tmp_path / "logs/broken/unreadable_images.csv").open() as file:
         report = dict(csv.reader(file))
     assert set(report) == {str(path) for path in broken}
     assert all(reason.startswith("cannot read the picture") for reason in report.values())

@@ -69,7 +69,7 @@ def named(arguments: Sequence[str]) -> list[str]:
     option = re.compile(rf"--trainer\.({'|'.join(BUILT)})\b")
     values = [
         argument.partition("=")[2] or following
-        for argument, following in zip(arguments, [*arguments[1:], ""], strict=True)
+        for argument, following in zip(arguments, [*arguments, ""][1:], strict=True)
         if option.match(argument)
     ]
     return re.findall(r"\b[^\W\d]\w*(?:\.[^\W\d]\w*)+", " ".join(values))
