@@ -293,7 +293,7 @@ def test_a_run_is_taken_out_raw_and_averaged(
         (["ghost"], "there is no run logs/ghost"),
         (["a", "--format", "tflite"], "invalid choice"),
         (["a", "--form", "onnx"], "unrecognized arguments: --form"),
-        (["a"], "logs/a/config.yaml does not say how pictures are prepared"),
+        (["a"], "logs/a/config.yaml does not say how images are prepared"),
         (["b"], "nothing to export"),
         (["c"], "logs/c/config.yaml is missing"),
         (["c", "--format=release", "--ema"], "best.ckpt holds no moving average"),

@@ -24,6 +24,7 @@ RUN = [
     "--trainer.log_every_n_steps=1",
     "--save_every_n_steps=3",
     "--ema.decay=0.9",
+    "--model.warmup_epochs=0",
 ]
 NETWORKS: dict[str, dict] = {
     "own": dict(
