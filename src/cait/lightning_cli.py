@@ -96,6 +96,7 @@ class CaiTCLI(LightningCLI):
     """
 
     claim: Claim | None = None
+    _not_made: str | None = None
 
     def __init__(
         self,
@@ -143,12 +144,29 @@ class CaiTCLI(LightningCLI):
         parser.add_argument("--monitor_mode", type=Literal["max", "min"], default="max", help=MODE)
         parser.add_lightning_class_args(EMA, "ema")
         for kind in (Callback, Logger):
-            parser.add_instantiator(_make, kind)
+            parser.add_instantiator(self._make, kind)
         parser.link_arguments("data.img_size", "model.img_size")
         parser.link_arguments("data.mean", "model.mean")
         parser.link_arguments("data.std", "model.std")
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+
+    def _make(self, kind: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make a callback or a logger that a setting names."""
+        try:
+            return kind(*args, **kwargs)
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            self._not_made = f"cannot make {kind.__module__}.{kind.__qualname__}: {reason}"
+            raise
+
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except Exception as error:
+            if self._not_made is None:
+                raise
+            raise UserError(self._not_made) from error  # jsonargparse would tell it at length
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
@@ -344,17 +362,6 @@ def drive(
         raise UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror}") from error
 
 
-def _make(kind: Any, *args: Any, **kwargs: Any) -> Any:
-    """Make a callback or a logger that a setting names."""
-    try:
-        return kind(*args, **kwargs)
-    except UserError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"cannot make {kind.__module__}.{kind.__qualname__}: {reason}") from error
-
-
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
@@ -381,8 +388,15 @@ def _new_folder(root: Path, base: str) -> str:
 
 def _parse_error(text: str) -> str:
     line = " ".join(text.split())
-    # Where a value may be of several types, jsonargparse tells at length what each has against it.
+    # If a value may be of several types, jsonargparse lists what each of them has against it. Show the first.
     union = re.match(
-        r'Parser key "(.+?)": Does not validate against any of the Union subtypes .* Given value: (.*)', line
+        r'Parser key "(.+?)": .*?Does not validate against any of the Union subtypes .*? '
+        r"Errors: - (.+?)(?: - .*)? Given value type: .*? Given value: (.*)",
+        line,
     )
-    return f"--{union[1]} cannot be {union[2]!r}" if union else line
+    if not union:
+        return line
+    setting, reason, value = union.groups()
+    if problem := re.match(r"Problem with given class_path '(.+?)': (.*)", reason):
+        return f"--{setting}: cannot use {problem[1]}: {problem[2]}"
+    return f"--{setting} cannot be {value!r}" + ("" if reason.startswith("Expected a") else f": {reason}")
