@@ -42,9 +42,10 @@ from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_image, decode_jpeg
 from torchvision.transforms import InterpolationMode, RandomResizedCrop, v2
 
+from cait import seeds
 from cait.data import decode
 from cait.data.augment import resize
-from cait.data.dataset import mix_seeds
+from cait.data.dataset import seed_generators
 from cait.data.ops import on_arrays
 from cait.data.sampler import Key
 from cait.datamodule import Backend, ImageNetDataModule
@@ -157,10 +158,7 @@ def one_by_one(
         seconds, chosen = 0.0, items(turn)[:most]
         for item in chosen:
             if seed:  # not within the time
-                number = mix_seeds(0, *item)
-                random.seed(number)
-                np.random.seed(number % 2**32)
-                torch.default_generator.manual_seed(number)
+                seed_generators(seeds.image(0, *item))
             begin = time.process_time()  # of all threads, and without what other processes take
             call(item)
             seconds += time.process_time() - begin
@@ -205,7 +203,7 @@ def measure_decode(root: Path, backends: list[str], rounds: int, turns: int) -> 
         return np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BICUBIC))
 
     def torchvision_crop(item: tuple[bytes, decode.Box]) -> np.ndarray:
-        return resize(decode.Decoded(torchvision_whole(item[0])).crop(item[1]), (SIZE, SIZE), "bicubic").numpy()
+        return resize(decode.DecodedImage(torchvision_whole(item[0])).crop(item[1]), (SIZE, SIZE), "bicubic").numpy()
 
     def nvimgcodec_crop(item: tuple[bytes, decode.Box]) -> np.ndarray:
         return resize(decode.JpegStream(item[0], "").crop(item[1]), (SIZE, SIZE), "bicubic").numpy()
@@ -304,7 +302,7 @@ def ours(root: Path, backend: str, repeats: int = 1, **settings: Any) -> ImageNe
 
 
 def measure_transform(root: Path, backends: list[str], rounds: int, turns: int) -> list[Row]:
-    sets = {backend: ours(root, backend).train_pictures for backend in backends}
+    sets = {backend: ours(root, backend).train_images for backend in backends}
     samples = sets["timm"].samples
     floats, bytes_ = (
         create_transform(SIZE, is_training=True, use_prefetcher=prefetched, **RECIPE) for prefetched in (False, True)
@@ -315,7 +313,7 @@ def measure_transform(root: Path, backends: list[str], rounds: int, turns: int) 
         return [(turn, index, 0) for index in random.Random(turn).choices(range(len(samples)), k=A_TURN)]
 
     def path(key: Key) -> str:
-        return str(samples.source(key[1])[0])
+        return str(samples[key[1]][0])
 
     sides = {
         "timm, float32": one_by_one(lambda key: floats(open_rgb(path(key))), keys, seed=True),

@@ -39,10 +39,10 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torchvision.datasets import ImageFolder
 
+from cait import seeds
 from cait.callbacks.ema import EMA
 from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.seeding import StepSeed
-from cait.data.dataset import mix_seeds
 from cait.data.digits import write_digits
 from cait.datamodule import ImageNetDataModule
 from cait.losses import Distillation, distillation_loss
@@ -192,13 +192,13 @@ def timms_batches(folder: Path, batches: int) -> Iterator[tuple[Tensor, Tensor]]
             images, labels = [], []
             for place in range(batch * BATCH, (batch + 1) * BATCH):
                 picture, label = pictures[indices[place]]
-                seed = mix_seeds(SEED, epoch, indices[place], place % 3)
+                seed = seeds.image(SEED, epoch, indices[place], place % 3)
                 random.seed(seed)
                 np.random.seed(seed % 2**32)
                 torch.manual_seed(seed)
                 images.append(transform(picture))
                 labels.append(label)
-            np.random.seed(mix_seeds(SEED, epoch, batch, 0) % 2**32)
+            np.random.seed(seeds.batch_mixing(SEED, epoch, batch, 0))
             yield mixup(torch.stack(images), torch.tensor(labels))
 
 

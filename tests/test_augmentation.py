@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import random
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,16 +17,18 @@ import yaml
 from conftest import REPO, save_mixed
 from PIL import Image
 from scipy.stats import chi2_contingency, ks_2samp
-from timm.data import IMAGENET_DEFAULT_STD, create_transform
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from timm.data.auto_augment import RandAugment, rand_augment_transform
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
+from torchvision import transforms
 
-from cait.data.dataset import TrainPictures, mix_seeds
-from cait.data.decode import Decoded
-from cait.data.faults import Faults
+from cait import seeds
+from cait.data.dataset import TrainImages, seed_generators
+from cait.data.decode import DecodedImage
 from cait.data.folder import Files, load_rgb
 from cait.data.sampler import Key
+from cait.data.unreadable import UnreadableImages
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 
@@ -34,9 +38,9 @@ RECIPE = dict(auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.25)
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Image]) -> Path:
-    """Two classes of pictures of every mode and of many sizes, 12 to train on and 12 to validate on."""
-    root = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Image]) -> Path:
+    """Two classes of images of every mode and of many sizes, 12 to train on and 12 to validate on."""
+    root = tmp_path_factory.mktemp("images")
     for seed, place in enumerate(("train/cat", "train/dog", "val/cat", "val/dog")):
         save_mixed(photographs, root / place, 6, seed)
     return root
@@ -54,15 +58,15 @@ def train_set(root: Path, **settings: object) -> ImageNetDataModule:
 
 
 def finished(data: ImageNetDataModule, item: Any) -> Tensor:
-    """An augmented picture as the network sees it, whatever the backend."""
+    """An augmented image as the network sees it, whatever the backend."""
     if isinstance(item, Tensor):
         return item
     pixels, erased = item
-    return data.finish(pixels[None], [(0, erased)] if erased else [])[0]
+    return data.normalize_and_erase(pixels[None], [(0, erased)] if erased else [])[0]
 
 
 def trained_on(data: ImageNetDataModule, key: Key) -> Tensor:
-    return finished(data, data.train_pictures[key][0])
+    return finished(data, data.train_images[key][0])
 
 
 KEYS = [(0, index, repeat) for index in range(12) for repeat in range(2)]
@@ -90,23 +94,27 @@ KEYS = [(0, index, repeat) for index in range(12) for repeat in range(2)]
         (dict(mean=[0.5, 0.4, 0.3], std=[0.1, 0.2, 0.3]), RECIPE | dict(mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))),
     ],
 )
-def test_training_pixels_are_timms(pictures: Path, settings: dict, theirs: dict) -> None:
-    exact, plain = train_set(pictures, backend="timm", **settings), train_set(pictures, backend="timm")
-    fast = train_set(pictures, **settings)
+def test_training_pixels_are_timms(images: Path, settings: dict, theirs: dict) -> None:
     common: dict = dict(input_size=SIZE, is_training=True, interpolation="bicubic", re_mode="pixel", color_jitter=None)
-    transform = create_transform(**(common | theirs))
+    assert_pixels(images, settings, create_transform(**(common | theirs)))
+
+
+def assert_pixels(images: Path, settings: dict, transform: Callable[[Image.Image], Tensor]) -> None:
+    """With these settings timm's backend has the pixels of `transform`, and ours nearly."""
+    exact, plain = train_set(images, backend="timm", **settings), train_set(images, backend="timm")
+    fast = train_set(images, **settings)
     std = torch.tensor(settings.get("std", IMAGENET_DEFAULT_STD)).view(3, 1, 1)
     levels, moved = [], False
     for key in KEYS:
         index = key[1]
-        source, _ = exact.train_pictures.samples.source(index)
-        exact.train_pictures._seed(key)
+        source, _ = exact.train_images.samples[index]
+        seed_generators(seeds.image(0, *key))
         reference = transform(load_rgb(source))
         image = trained_on(exact, key)
         assert torch.equal(image, reference)
         moved = moved or not torch.equal(image, trained_on(plain, key))
-        (pixels, erased), _ = fast.train_pictures[key]
-        difference = (fast.finish(pixels[None])[0] - reference).abs() * std * 255
+        (pixels, erased), _ = fast.train_images[key]
+        difference = (fast.normalize_and_erase(pixels[None])[0] - reference).abs() * std * 255
         if erased is not None:  # whose noise is another
             _, top, left, height, width = erased
             difference[:, top : top + height, left : left + width] = 0
@@ -116,9 +124,153 @@ def test_training_pixels_are_timms(pictures: Path, settings: dict, theirs: dict)
     assert max(levels) < 1
 
 
-def test_colour_jitter_is_left_out_beside_randaugment_aloud(pictures: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_simple_crop_is_deit_iiis(images: Path) -> None:
+    # facebookresearch/deit, augment.py: new_data_aug_generator with --src.
+    theirs = transforms.Compose(
+        [
+            transforms.Resize(SIZE, interpolation=transforms.InterpolationMode.BICUBIC),
+            transforms.RandomCrop(SIZE, padding=4, padding_mode="reflect"),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
+        ]
+    )
+    assert_pixels(images, dict(train_crop="simple", auto_augment=None, erase_prob=0.0), theirs)
+
+
+OWN = """
+import random
+import numpy as np, torch
+from PIL import Image, ImageOps
+
+number = 3
+
+def square(image):
+    place = random.randint(0, 20), np.random.randint(0, 20)
+    image = image.copy()
+    image.paste((int(torch.randint(256, ())), 0, 0), (*place, place[0] + 9, place[1] + 9))
+    return image
+
+def grey(image):
+    return ImageOps.grayscale(image)
+
+def smaller(image):
+    return image.resize((8, 8))
+
+def array(image):
+    return np.asarray(image)
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module beside the user's runs."""
+    (tmp_path / "own_operations.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_operations", raising=False)
+    return "own_operations"
+
+
+@pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "3a", None])
+def test_operations_of_ones_own_follow_the_policy(images: Path, own: str, policy: str | None) -> None:
+    settings = dict(auto_augment=policy, augment_ops=[f"{own}:square", f"{own}:grey"])
+    first, second, final = create_transform(
+        SIZE,
+        is_training=True,
+        separate=True,
+        interpolation="bicubic",
+        re_mode="pixel",
+        **(RECIPE | dict(auto_augment=policy, color_jitter=None)),
+    )
+    found = importlib.import_module(own)
+    grey = transforms.Grayscale(3)  # as `grey` is once the pipeline has it in RGB again
+    assert_pixels(images, settings, lambda image: final(grey(found.square(second(first(image))))))
+
+
+def test_operations_of_ones_own_draw_the_same_in_whatever_process(images: Path, own: str) -> None:
+    batches = []
+    for workers, decode_once in ((0, False), (2, False), (0, True)):
+        data = train_set(
+            images, augment_ops=[f"{own}:square"], num_workers=workers, decode_once=decode_once, mixup=0, cutmix=0
+        )
+        batches.append([image for image, _ in data.train_dataloader()])
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*batches, strict=True))
+    assert not torch.equal(batches[0][0][0], batches[0][0][1])  # the repeats of one image
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("smaller", r"own_operations:smaller must return a PIL image of \(48, 48\), it returned a Image of \(8, 8\)"),
+        ("array", r"own_operations:array must return a PIL image of \(48, 48\), it returned a ndarray"),
+        ("nothing", "cannot import own_operations:nothing: own_operations has no 'nothing'"),
+        ("number", "own_operations:number is not a function"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["auto", "timm"])
+def test_operations_that_cannot_be_used_are_told_in_one_line(
+    images: Path, own: str, path: str, words: str, backend: str
+) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        train_set(images, augment_ops=[f"{own}:{path}"], backend=backend, max_bad_share=0.9).train_images[0, 0, 0]
+    assert "\n" not in str(caught.value)
+
+
+def test_to_score_needs_no_operation_of_ones_own(images: Path) -> None:
+    data = module(images, augment_ops=["nowhere:at_all"])
+    data.setup("validate")
+    assert len(list(data.val_dataloader())) == 3
+    with pytest.raises(UserError, match="cannot import nowhere:at_all"):
+        data.setup("fit")
+
+
+class Own(ImageNetDataModule):
+    """Transforms of one's own, as a user writes them."""
+
+    def __init__(self, *, as_float: bool, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.as_float = as_float
+
+    def make_train_transform(self) -> Any:
+        steps = [transforms.RandomCrop(SIZE, pad_if_needed=True), transforms.PILToTensor()]
+        if self.as_float:
+            steps += [
+                transforms.ConvertImageDtype(torch.float32),
+                transforms.Normalize(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
+            ]
+        return transforms.Compose(steps)
+
+    make_eval_transform = make_train_transform
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_subclass_brings_its_own_transforms(
+    images: Path, workers: int, recwarn: pytest.WarningsRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
-    ours, plain = train_set(pictures, color_jitter=0.4), train_set(pictures)
+    found = []
+    for as_float in (False, True):
+        data = Own(as_float=as_float, root=str(images), img_size=SIZE, batch_size=4, num_workers=workers)
+        data.setup("fit")
+        found.append([image for image, _ in data.train_dataloader()])
+        assert all(image.shape == (4, 3, SIZE, SIZE) and image.dtype == torch.float32 for image in found[-1])
+        torch.manual_seed(0)
+        found[-1] += [image for image, _ in data.val_dataloader()] if workers == 0 else []
+    assert len(found[0]) == 3 + 3 * (workers == 0)
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-5) for a, b in zip(*found, strict=True))
+    data = Own(as_float=True, root=str(images), img_size=SIZE)
+    data.setup("fit")
+    crop = transforms.RandomCrop(SIZE, pad_if_needed=True)
+    seed_generators(seeds.image(0, 0, 7, 1))
+    expected = transforms.functional.to_tensor(crop(load_rgb(data.train_images.samples[7][0])))
+    expected = transforms.functional.normalize(expected, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+    assert torch.equal(data.train_images[0, 7, 1][0], expected)
+    assert "a training transform of your own" in caplog.text
+
+
+def test_colour_jitter_is_left_out_beside_randaugment_aloud(images: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    ours, plain = train_set(images, color_jitter=0.4), train_set(images)
     assert all(torch.equal(trained_on(ours, key), trained_on(plain, key)) for key in KEYS)
     (line,) = [record.message for record in caplog.records if "color_jitter" in record.message]
     assert line == "color_jitter 0.4 is left out beside auto_augment rand-m9-mstd0.5-inc1, as in timm"
@@ -126,12 +278,12 @@ def test_colour_jitter_is_left_out_beside_randaugment_aloud(pictures: Path, capl
 
 @pytest.mark.parametrize("img_size", [32, 50, 96])
 @pytest.mark.parametrize("crop_pct", [1.0, 0.95, 0.875, 0.5])
-def test_evaluation_pixels_are_timms(pictures: Path, img_size: int, crop_pct: float) -> None:
-    data = module(pictures, img_size=img_size, crop_pct=crop_pct)
+def test_evaluation_pixels_are_timms(images: Path, img_size: int, crop_pct: float) -> None:
+    data = module(images, img_size=img_size, crop_pct=crop_pct)
     data.setup("validate")
     theirs = create_transform(img_size, interpolation="bicubic", crop_pct=crop_pct)
-    for index, (path, _) in enumerate(data.val_pictures.samples):
-        assert torch.equal(data.finish(data.val_pictures[index][0][None])[0], theirs(load_rgb(path)))
+    for index, (path, _) in enumerate(data.val_images.samples):
+        assert torch.equal(data.normalize_and_erase(data.val_images[index][0][None])[0], theirs(load_rgb(path)))
 
 
 @pytest.mark.parametrize(
@@ -148,6 +300,7 @@ def test_evaluation_pixels_are_timms(pictures: Path, img_size: int, crop_pct: fl
         (dict(color_jitter=[0.1, 0.2, -0.3]), "color_jitter must be"),
         (dict(color_jitter=[0.1, 0.2, 0.3, 0.6]), "color_jitter must be"),
         (dict(erase_prob=1.1), "erase_prob must be"),
+        (dict(train_crop="center"), "train_crop must be one of resized, simple, got 'center'"),
         (dict(auto_augment="4a"), "auto_augment '4a'"),
         (dict(auto_augment="rand-q9"), "auto_augment 'rand-q9'"),
         (dict(mix_mode="pairs"), "mix_mode must be one of batch, pair, elem, got 'pairs'"),
@@ -163,7 +316,7 @@ def test_settings_out_of_range_are_told_in_one_line(tmp_path: Path, settings: di
 
 
 # What follows holds a pipeline against timm's by what it draws, not by how: another one has only to yield its
-# images of a picture of ramps, and its RandAugment's operations.
+# images of an image of ramps, and its RandAugment's operations.
 
 DRAWS = 10_000
 BACKENDS = ["timm", "auto"]
@@ -181,7 +334,7 @@ def boxes(images: Iterable[Tensor]) -> tuple[np.ndarray, np.ndarray]:
     found = []
     for image in images:
         columns, rows = 255 * image[0].mean(dim=0)[inside].numpy(), 255 * image[1].mean(dim=1)[inside].numpy()
-        # Pixel u of the image lies at left + (u + 1/2) · width / SIDE - 1/2 of the picture.
+        # Pixel u of the image lies at left + (u + 1/2) · width / SIDE - 1/2 of the image.
         (slope, first), (down, top) = (np.polyfit(inside + 0.5, values + 0.5, 1) for values in (columns, rows))
         found.append((min(first, first + slope * SIDE), top, abs(slope) * SIDE, down * SIDE, slope < 0))
     array = np.array(found)
@@ -193,10 +346,10 @@ def timms_boxes(count: int) -> np.ndarray:
     return np.array([(left, top, width, height) for top, left, height, width in drawn])
 
 
-def images_of(picture: Image.Image, data: ImageNetDataModule, count: int, seed: int) -> Iterator[Tensor]:
-    """The picture as it comes in each of `count` epochs."""
-    opened = picture if data.decoder is None else Decoded(np.asarray(picture))
-    source = TrainPictures(Files([("", 0)]), lambda *_: opened, data.train_transform, seed, Faults(None, 0))
+def images_of(image: Image.Image, data: ImageNetDataModule, count: int, seed: int) -> Iterator[Tensor]:
+    """The image as it comes in each of `count` epochs."""
+    opened = image if data.backend == "timm" else DecodedImage(np.asarray(image))
+    source = TrainImages(Files([("", 0)]), lambda *_: opened, data.train_transform, seed, UnreadableImages(None, 0))
     return (finished(data, source[epoch, 0, 0][0]) for epoch in range(count))
 
 
@@ -215,7 +368,7 @@ def box_p_values(found: np.ndarray, expected: np.ndarray) -> list[float]:
 def test_boxes_are_read_off_the_pixels(backend: str) -> None:
     data = box_settings(backend=backend)
     for epoch, image in enumerate(images_of(RAMPS, data, 50, seed=3)):
-        random.seed(mix_seeds(3, epoch, 0, 0))
+        random.seed(seeds.image(3, epoch, 0, 0))
         assert np.abs(boxes([image])[0] - timms_boxes(1)).max() <= 1
 
 
@@ -255,18 +408,18 @@ def operations(augment: RandAugment, draws: Iterable[Any]) -> list[list[Operatio
 
 def our_operations(count: int, seed: int, **settings: object) -> list[list[Operation]]:
     data = ImageNetDataModule(**(SHIPPED | dict(img_size=SIDE, erase_prob=0.0) | settings))
-    parts = data.train_transform.transforms if data.decoder is None else data.train_transform.policy
+    parts = data.train_transform.transforms if data.backend == "timm" else data.train_transform.array_ops
     (augment,) = (part for part in parts if isinstance(part, RandAugment))
     return operations(augment, images_of(Image.new("RGB", (8, 8)), data, count, seed))
 
 
 def operation_p_values(found: list[list[Operation]], expected: list[list[Operation]]) -> dict[str, float]:
-    """Of how many there are to a picture, of which, and of the argument of each."""
-    both = [[operation for picture in side for operation in picture] for side in (found, expected)]
+    """Of how many there are to an image, of which, and of the argument of each."""
+    both = [[operation for image in side for operation in image] for side in (found, expected)]
     names = sorted({name for name, _, _ in both[1]})
     assert {name for name, _, _ in both[0]} == set(names)
     assert {settings for _, _, settings in both[0]} == {settings for _, _, settings in both[1]}
-    many = [[sum(len(picture) == number for picture in side) for number in range(3)] for side in (found, expected)]
+    many = [[sum(len(image) == number for image in side) for number in range(3)] for side in (found, expected)]
     counts = [[sum(name == other for other, _, _ in side) for name in names] for side in both]
     values = {"number": chi2_contingency(many).pvalue, "operations": chi2_contingency(counts).pvalue}
     for name in names:
@@ -285,8 +438,8 @@ def test_randaugments_operations_are_distributed_as_timms(backend: str) -> None:
     augment = rand_augment_transform("rand-m9-mstd0.5-inc1", shared)
     random.seed(0)
     np.random.seed(0)
-    picture = Image.new("RGB", (8, 8))
-    expected = operations(augment, (augment(picture) for _ in range(DRAWS)))
+    image = Image.new("RGB", (8, 8))
+    expected = operations(augment, (augment(image) for _ in range(DRAWS)))
     values = operation_p_values(our_operations(DRAWS, seed=1, backend=backend), expected)
     assert len(values) == 2 + 12  # three of the fifteen have no argument
     assert min(values.values()) > 1e-3, values

@@ -24,25 +24,26 @@ def run(root: Path, *options: str) -> int:
 def test_a_folder_without_fault(mixed_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(mixed_root) == 0
     said = capsys.readouterr().out
-    assert f"{mixed_root}/train: 3 classes, 36 pictures" in said
-    assert f"{mixed_root}/val: 3 classes, 15 pictures" in said
-    assert "decoded 51 pictures" in said
+    assert f"{mixed_root}/train: 3 classes, 36 images" in said
+    assert f"{mixed_root}/val: 3 classes, 15 images" in said
+    assert "decoded 51 images" in said
     assert "ImageNet" not in said
-    assert run(mixed_root / "train", "--pictures", "7") == 0  # class folders alone
-    assert "decoded 7 pictures" in capsys.readouterr().out
+    # Class folders alone; the option by its earlier name.
+    assert run(mixed_root / "train", "--pictures", "7") == 0
+    assert "decoded 7 images" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
         ("no val", "/val does not exist"),
-        ("flat val", "/val holds 15 pictures and no class folders"),
-        ("some flat", "1 picture(s) in "),
-        ("empty class", "1 class(es) without pictures in "),
+        ("flat val", "/val holds 15 images and no class folders"),
+        ("some flat", "1 image(s) in "),
+        ("empty class", "1 class(es) without images in "),
         ("class only in train", "1 class(es) only in {root}/train: owl"),
         ("class only in val", "1 class(es) only in {root}/val: emu"),
-        ("text", "1 file(s) without a picture's extension, which are left out: {root}/train/cat/0.jpg.part"),
-        ("truncated", "cannot read the picture {root}/val/dog/5.JPEG: "),
+        ("text", "1 file(s) without an image's extension, which are left out: {root}/train/cat/0.jpg.part"),
+        ("truncated", "cannot read the image {root}/val/dog/5.JPEG: "),
         ("packed classes", "/train holds 1 archives: n01440764.tar; unpack each into a folder of its name"),
         ("nothing", "/train holds no class folders"),
     ],
@@ -109,16 +110,16 @@ def test_imagenets_numbers_are_compared(
             folder = root / part / f"n{label:08d}"
             folder.mkdir(parents=True)
             os.link(tmp_path / "one.JPEG", folder / "0.JPEG")
-    assert run(root, "--pictures", "3") == 2
+    assert run(root, "--images", "3") == 2
     said = capsys.readouterr().out
-    assert "ImageNet's numbers: 1,000 classes, pictures: 1,281,167 in train, 50,000 in val" in said
-    assert f"wrong: {root}/train holds 1,000 pictures, ImageNet 1,281,167" in said
-    assert f"wrong: {root}/val holds 1,000 pictures, ImageNet 50,000" in said
-    monkeypatch.setattr(check, "IMAGENET_PICTURES", {"train": 1000, "val": 1000})
-    assert run(root, "--pictures", "3") == 0
+    assert "ImageNet's numbers: 1,000 classes, images: 1,281,167 in train, 50,000 in val" in said
+    assert f"wrong: {root}/train holds 1,000 images, ImageNet 1,281,167" in said
+    assert f"wrong: {root}/val holds 1,000 images, ImageNet 50,000" in said
+    monkeypatch.setattr(check, "IMAGENET_IMAGES", {"train": 1000, "val": 1000})
+    assert run(root, "--images", "3") == 0
     for part in ("train", "val"):
         shutil.rmtree(root / part / "n00000007")
-    assert run(root, "--pictures", "0") == 0
+    assert run(root, "--images", "0") == 0
     assert "named like ImageNet's, but are 999: a part of it, or another set" in capsys.readouterr().out
 
 
@@ -141,7 +142,7 @@ def test_the_sample_is_spread_over_classes_and_files(monkeypatch: pytest.MonkeyP
     [
         (["nowhere"], "the data folder nowhere does not exist"),
         ([], "required: DIR; `cait imagenet-check --help`"),
-        (["x", "--pictures=many"], "--pictures"),
+        (["x", "--images=many"], "--images"),
         (["x", "--images=-1"], "--images must be at least 0"),
     ],
 )

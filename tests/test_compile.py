@@ -67,7 +67,7 @@ def test_a_copy_of_a_compiled_network_runs_its_own_weights() -> None:
     images = torch.randn(4, 3, 32, 32)
 
     class Module:
-        num_classes, device, dtype = 10, torch.device("cpu"), torch.float32
+        num_classes, device, dtype, own_metrics = 10, torch.device("cpu"), torch.float32, None
 
     Module.model = model
     ema = EMA(0.5)

@@ -52,3 +52,22 @@ def test_xxs24_is_the_published_recipe(capsys, monkeypatch) -> None:
     assert (data["crop_pct"], data["interpolation"], data["img_size"]) == (1.0, "bicubic", 224)
     assert config["ema"]["decay"] == 0.99996
     assert trainer["use_distributed_sampler"] is False
+
+
+def test_deit3_is_the_published_recipe(capsys, monkeypatch) -> None:
+    """The command of README_revenge.md in facebookresearch/deit, for ViT-S, with main.py's defaults."""
+    overlay = str(REPO / "configs/imagenet/deit3.yaml")
+    config = resolved(RECIPE, capsys, monkeypatch, "--config", overlay, "--model.name=timm/deit3_small_patch16_224")
+    model, data = config["model"], config["data"]
+    assert (model["optimizer"], model["optimizer_args"], model["lr"], model["lr_base_size"]) == (
+        "lamb",
+        {"eps": 1e-8},
+        4e-3,
+        None,
+    )
+    assert (model["weight_decay"], model["warmup_epochs"], model["warmup_lr"], model["min_lr"]) == (0.05, 5, 1e-6, 1e-5)
+    assert (model["loss"], model["label_smoothing"], config["trainer"]["max_epochs"]) == ("bce", 0.0, 800)
+    assert (data["batch_size"], data["global_batch"], data["repeats"], data["erase_prob"]) == (2048, True, 3, 0.0)
+    assert (data["auto_augment"], data["color_jitter"], data["mixup"], data["cutmix"]) == ("3a", 0.3, 0.8, 1.0)
+    assert (data["train_crop"], data["scale"], data["crop_pct"]) == ("resized", [0.08, 1.0], 1.0)
+    assert config["trainer"]["gradient_clip_val"] is None

@@ -20,8 +20,8 @@ from sklearn.datasets import load_digits
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 
+from cait import seeds
 from cait.cli import main
-from cait.data.dataset import mix_seeds
 from cait.data.digits import write_digits
 from cait.data.folder import Files, load_rgb, scan
 from cait.datamodule import ImageNetDataModule
@@ -75,7 +75,7 @@ def module(root: Path, **settings: object) -> ImageNetDataModule:
 
 
 @pytest.mark.filterwarnings("error")
-def test_pictures_of_every_mode_go_through_the_whole_recipe(mixed_root: Path) -> None:
+def test_images_of_every_mode_go_through_the_whole_recipe(mixed_root: Path) -> None:
     data = module(mixed_root, repeats=1)
     data.setup("fit")
     assert data.class_names == ["cat", "dog", "owl"]
@@ -89,15 +89,15 @@ def test_pictures_of_every_mode_go_through_the_whole_recipe(mixed_root: Path) ->
 def test_evaluation_is_resize_centre_crop_normalise(mixed_root: Path) -> None:
     data = module(mixed_root, img_size=48, crop_pct=0.75)
     data.setup("validate")
-    path, _ = data.val_pictures.samples.source(0)
-    picture = load_rgb(path)
-    scale = 64 / min(picture.size)
-    size = [64 if side == min(picture.size) else int(side * scale) for side in picture.size]
-    picture = picture.resize(size, Image.Resampling.BICUBIC)
+    path, _ = data.val_images.samples[0]
+    image = load_rgb(path)
+    scale = 64 / min(image.size)
+    size = [64 if side == min(image.size) else int(side * scale) for side in image.size]
+    image = image.resize(size, Image.Resampling.BICUBIC)
     left, top = round((size[0] - 48) / 2), round((size[1] - 48) / 2)
-    pixels = np.asarray(picture.crop((left, top, left + 48, top + 48)), dtype=np.float32) / 255
+    pixels = np.asarray(image.crop((left, top, left + 48, top + 48)), dtype=np.float32) / 255
     expected = (pixels - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
-    got = data.finish(data.val_pictures[0][0][None])[0].permute(1, 2, 0).numpy()
+    got = data.normalize_and_erase(data.val_images[0][0][None])[0].permute(1, 2, 0).numpy()
     assert np.abs(got - expected).max() < 1e-5
 
 
@@ -105,7 +105,7 @@ def test_a_folder_of_class_folders_alone_is_divided(mixed_root: Path) -> None:
     root = mixed_root / "train"
     data = module(root, val_fraction=0.25)
     data.setup("fit")
-    train, val = data.train_pictures.samples, data.val_pictures.samples
+    train, val = data.train_images.samples, data.val_images.samples
     assert (len(train), len(val)) == (27, 9)
     assert not {path for path, _ in train} & {path for path, _ in val}
     assert [sum(label == c for _, label in val) for c in range(3)] == [3, 3, 3]
@@ -138,10 +138,10 @@ def broken(mixed_root: Path, kind: str) -> Path:
     [
         ("missing root", "nowhere does not exist"),
         ("missing val", "val does not exist"),
-        ("empty class", "no pictures in the class folder"),
+        ("empty class", "no images in the class folder"),
         ("other classes", "same class folders: owl, owls"),
         ("one class", "at least 2 are needed"),
-        ("text named jpg", "note.jpg: not a picture"),
+        ("text named jpg", "note.jpg: not an image"),
         ("empty file", "zero.png"),
     ],
 )
@@ -153,7 +153,7 @@ def test_unusable_folders_are_told_in_one_line(mixed_root: Path, kind: str, word
     assert "\n" not in str(caught.value)
 
 
-def test_a_truncated_picture_is_told(mixed_root: Path, photographs: list[Image.Image]) -> None:
+def test_a_truncated_image_is_told(mixed_root: Path, photographs: list[Image.Image]) -> None:
     path = mixed_root / "train" / "cat" / "cut.jpg"
     photographs[0].save(path)
     path.write_bytes(path.read_bytes()[:2000])
@@ -184,21 +184,21 @@ def test_bad_settings_are_told(tmp_path: Path, settings: dict, words: str) -> No
         module(tmp_path, **settings)
 
 
-def test_too_few_pictures_for_a_batch_are_told(mixed_root: Path) -> None:
+def test_too_few_images_for_a_batch_are_told(mixed_root: Path) -> None:
     data = module(mixed_root, batch_size=64, repeats=1)
     data.setup("fit")
     with pytest.raises(UserError, match="lower --data"):
         data.train_dataloader()
 
 
-def test_too_few_pictures_for_the_processes_are_told(mixed_root: Path) -> None:
+def test_too_few_images_for_the_processes_are_told(mixed_root: Path) -> None:
     data = module(mixed_root, predict_root=str(mixed_root / "val" / "cat"))
     data.setup("fit")
     data.trainer = SimpleNamespace(global_rank=0, world_size=16, num_devices=16)
-    with pytest.raises(UserError, match="15 validation pictures cannot be shared out over 16 processes"):
+    with pytest.raises(UserError, match="15 validation images cannot be shared out over 16 processes"):
         data.val_dataloader()
     data.setup("predict")
-    with pytest.raises(UserError, match="5 prediction pictures cannot be shared out over 16 processes"):
+    with pytest.raises(UserError, match="5 prediction images cannot be shared out over 16 processes"):
         data.predict_dataloader()
     data.trainer.world_size = 5
     assert len(data.predict_dataloader()) == 1
@@ -215,7 +215,7 @@ def test_mixing_and_smoothing_are_timms(mixed_root: Path, mode: str) -> None:
     for step in range(12):
         data.trainer.fit_loop.epoch_loop.batch_progress.current.ready = step
         images, labels = torch.randn(4, 3, 32, 32), torch.randint(0, 3, (4,))
-        np.random.seed(mix_seeds(5, 0, step, 0) % 2**32)
+        np.random.seed(seeds.batch_mixing(5, 0, step, 0))
         expected_images, expected_targets = theirs(images.clone(), labels)
         got_images, got_targets = data.on_after_batch_transfer((images.clone(), labels), 0)
         assert torch.equal(got_images, expected_images)
@@ -243,21 +243,21 @@ def test_predictions_cover_a_folder(
     monkeypatch.setattr(sys, "argv", ["cait"])
     small = [*SMALL, f"--data.root={mixed_root}", "--data.batch_size=4", "--data.num_workers=0"]
     main(["fit", *small, "--trainer.max_steps=2", "--run_name=mixed"])
-    pictures = mixed_root.parent / "pictures"
-    (mixed_root / "val").rename(pictures)
-    (pictures / "folder.jpg").mkdir()
+    images = mixed_root.parent / "images"
+    (mixed_root / "val").rename(images)
+    (images / "folder.jpg").mkdir()
     mixed_root.rename(mixed_root.parent / "gone")  # the checkpoint knows the classes
     arguments = ["predict", "--config=logs/mixed/config.yaml", "--ckpt_path=logs/mixed/checkpoints/last.ckpt"]
-    main([*arguments, f"--data.predict_root={pictures}"])
+    main([*arguments, f"--data.predict_root={images}"])
     table = mixed_root.parent / "predictions.csv"
     with table.open() as file:
         rows = list(csv.DictReader(file))
-    assert [Path(row["path"]) for row in rows] == sorted(p for p in pictures.rglob("*.*") if p.is_file())
+    assert [Path(row["path"]) for row in rows] == sorted(p for p in images.rglob("*.*") if p.is_file())
     assert {row["class"] for row in rows} <= {"cat", "dog", "owl"}
     assert all(1 / 3 < float(row["probability"]) <= 1 for row in rows)
     before = table.read_bytes()
     with pytest.raises(SystemExit):
-        main([*arguments, f"--data.predict_root={pictures}"])
+        main([*arguments, f"--data.predict_root={images}"])
     assert "predictions.csv exists; move it away or name another file with --output" in capsys.readouterr().err
     assert table.read_bytes() == before
 
@@ -279,8 +279,8 @@ def test_classes_are_listed_once(mixed_root: Path) -> None:
         added()
         data.setup("fit")
         assert data.state_dict()["class_names"] == data.class_names == ["cat", "dog", "owl"]
-        assert {label for _, label in data.train_pictures.samples} == {0, 1, 2}
-        assert len(data.train_pictures) == 36
+        assert {label for _, label in data.train_images.samples} == {0, 1, 2}
+        assert len(data.train_images) == 36
 
 
 def test_the_digest_is_of_the_names_in_order(digits_root: Path) -> None:
@@ -295,7 +295,7 @@ def test_files_are_what_was_listed() -> None:
     listed = [("a/b.png", 3), ("", -1), ("ä/ü 0.jpg", 70_000), ("not \udcff utf8.png", 0)]
     files = Files(listed)
     assert len(files) == 4
-    assert list(files) == [files.source(index) for index in range(4)] == listed
+    assert list(files) == [files[index] for index in range(4)] == listed
     assert [files.name(index) for index in range(4)] == [name for name, _ in listed]
 
 
@@ -312,7 +312,7 @@ def test_a_worker_does_not_copy_the_list_of_files() -> None:
         gc.disable()
         before = own()
         for index in range(len(files)):
-            files.name(index), files.source(index)
+            files.name(index), files[index]
         os.write(writer, str(own() - before).encode())
         os._exit(0)
     os.waitpid(child, 0)
@@ -365,7 +365,7 @@ def test_the_embedded_data_set_appears_where_it_is_missing(tmp_path: Path, monke
     assert data.num_classes == 10  # known before it is written, for the model is built first
     data.setup("fit")
     assert data.num_classes == len(list(Path("data/digits/train").iterdir())) == 10
-    assert len(data.train_pictures) == 1437
+    assert len(data.train_images) == 1437
     with pytest.raises(UserError, match="does not exist"):
         ImageNetDataModule(root="data/digit").setup("fit")
 

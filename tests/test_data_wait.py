@@ -1,4 +1,4 @@
-"""What an epoch says of the time that its steps waited for pictures."""
+"""What an epoch says of the time that its steps waited for images."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def said(clock: Clock, step: float, item: float, root: Path, capsys: pytest.Capt
     """What is printed in two epochs of ten steps."""
     items = Slow(torch.zeros(10, 1))
     items.clock, items.seconds = clock, item
-    wait = DataWait(ImageNetDataModule(root=str(root), num_workers=0), speaks=True)
+    wait = DataWait(ImageNetDataModule(root=str(root), num_workers=0), prints=True)
     settings: dict[str, Any] = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
     trainer = Trainer(max_epochs=2, accelerator="cpu", callbacks=[wait], enable_model_summary=False, **settings)
     trainer.fit(Busy(clock, step), Loader(items, batch_size=None))
     return capsys.readouterr().out
 
 
-LINE = r"^epoch (\d): waited (\d+\.\d) s of (\d+\.\d) s for pictures \((\d+)%\)$"
+LINE = r"^epoch (\d): waited (\d+\.\d) s of (\d+\.\d) s for images \((\d+)%\)$"
 
 
 def test_steps_that_starve_are_told_and_once_how_to_feed_them(
@@ -84,7 +84,7 @@ def test_steps_that_starve_are_told_and_once_how_to_feed_them(
 ) -> None:
     printed = said(clock, 1.0, 3.0, digits_root, capsys)
     assert re.findall(LINE, printed, re.MULTILINE) == [(epoch, "30.0", "40.0", "75") for epoch in ("1", "2")]
-    assert printed.count("The steps wait for pictures: ") == 1
+    assert printed.count("The steps wait for images: ") == 1
 
 
 @pytest.mark.parametrize(("step", "item"), [(2.0, 0.1), (0.2, 0.6)])  # fed; and starved, but for too short a time
@@ -93,7 +93,7 @@ def test_steps_that_are_fed_say_so_and_no_more(
 ) -> None:
     printed = said(clock, step, item, digits_root, capsys)
     assert len(re.findall(LINE, printed, re.MULTILINE)) == 2
-    assert "wait for pictures" not in printed
+    assert "wait for images" not in printed
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_the_advice_is_what_would_help(
     world_size: int,
     words: str,
 ) -> None:
-    if settings.get("backend") == "nvimgcodec" and decode.choose(None) != "nvimgcodec":
+    if settings.get("backend") == "nvimgcodec" and decode.choose("auto") != "nvimgcodec":
         pytest.skip("nvImageCodec is not installed")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr(cores, "quota", lambda: math.inf)

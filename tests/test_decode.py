@@ -14,13 +14,13 @@ from conftest import python
 from PIL import Image
 
 from cait.data import decode
-from cait.data.decode import Decoder, JpegStream, open_picture
+from cait.data.decode import Decoder, JpegStream, open_image
 from cait.data.folder import load_rgb
 from cait.errors import UserError
 
 
 def installed() -> list[Any]:
-    works = decode.choose(None) == "nvimgcodec"
+    works = decode.choose("auto") == "nvimgcodec"
     missing = pytest.mark.skipif(not works, reason="nvImageCodec is not installed")
     return [pytest.param(name, marks=missing if name == "nvimgcodec" else ()) for name in get_args(Decoder)]
 
@@ -28,9 +28,9 @@ def installed() -> list[Any]:
 DECODERS = pytest.mark.parametrize("decoder", installed())
 
 
-def encoded(picture: Image.Image, kind: str = "JPEG", **settings: Any) -> bytes:
+def encoded(image: Image.Image, kind: str = "JPEG", **settings: Any) -> bytes:
     file = BytesIO()
-    picture.save(file, kind, **settings)
+    image.save(file, kind, **settings)
     return file.getvalue()
 
 
@@ -95,10 +95,10 @@ def oracle(data: bytes) -> np.ndarray | None:
 
 def cropped(data: bytes, box: decode.Box, decoder: Decoder, whole: bool = False) -> np.ndarray | None:
     try:
-        return open_picture(BytesIO(data), "it", whole, decoder).crop(box)
+        return open_image(BytesIO(data), "it", whole, decoder).crop(box)
     except UserError as error:
         told = str(error)
-    assert told.startswith("cannot read the picture it: ")
+    assert told.startswith("cannot read the image it: ")
     assert "\n" not in told
     return None
 
@@ -133,26 +133,26 @@ def test_every_kind_of_file_has_pillows_pixels(files: dict[str, bytes], decoder:
         (tmp_path / name).write_bytes(data)
         pixels = oracle(data)
         for whole in (False, True):
-            picture = open_picture(str(tmp_path / name), "", whole, decoder)
-            assert picture.size == (pixels.shape[1], pixels.shape[0])
-            np.testing.assert_array_equal(picture.crop((0, 0, *pixels.shape[:2])), pixels, name)
+            image = open_image(str(tmp_path / name), "", whole, decoder)
+            assert image.size == (pixels.shape[1], pixels.shape[0])
+            np.testing.assert_array_equal(image.crop((0, 0, *pixels.shape[:2])), pixels, name)
     assert oracle(files["turned.jpg"]).shape == (89, 123, 3)  # as it lies in the file
 
 
 def test_nvimagecodec_reads_the_common_jpegs(files: dict[str, bytes]) -> None:
-    if decode.choose(None) != "nvimgcodec":
+    if decode.choose("auto") != "nvimgcodec":
         pytest.skip("nvImageCodec is not installed")
     common = ["subsampling 0.jpg", "subsampling 1.jpg", "subsampling 2.jpg", "grey.jpg", "turned.jpg", "restarts.jpg"]
-    assert all(isinstance(open_picture(BytesIO(files[name]), "", False, "nvimgcodec"), JpegStream) for name in common)
+    assert all(isinstance(open_image(BytesIO(files[name]), "", False, "nvimgcodec"), JpegStream) for name in common)
 
 
 @DECODERS
 def test_what_is_handed_out_is_the_callers_own(files: dict[str, bytes], decoder: Decoder) -> None:
-    picture = open_picture(BytesIO(files["subsampling 2.jpg"]), "it", True, decoder)
+    image = open_image(BytesIO(files["subsampling 2.jpg"]), "it", True, decoder)
     box = (3, 5, 40, 50)
-    before = picture.crop(box).copy()
-    picture.crop(box)[:] = 0
-    np.testing.assert_array_equal(picture.crop(box), before)
+    before = image.crop(box).copy()
+    image.crop(box)[:] = 0
+    np.testing.assert_array_equal(image.crop(box), before)
 
 
 @DECODERS
@@ -199,15 +199,15 @@ def test_damaged_bytes_are_read_or_refused_as_by_pillow(photographs: list[Image.
 
 @DECODERS
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff", b"\xff\xd8\xff\xd9", b"text" * 50, bytes(2000)])
-def test_what_is_no_picture_is_refused(decoder: Decoder, data: bytes) -> None:
+def test_what_is_no_image_is_refused(decoder: Decoder, data: bytes) -> None:
     assert cropped(data, (0, 0, 1, 1), decoder) is None
     assert cropped(data, (0, 0, 1, 1), decoder, whole=True) is None
 
 
 @DECODERS
 def test_a_missing_file_is_told_by_its_path(decoder: Decoder, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"^cannot read the picture {tmp_path}/gone\.jpg: .*No such file"):
-        open_picture(tmp_path / "gone.jpg", "", False, decoder)
+    with pytest.raises(UserError, match=rf"^cannot read the image {tmp_path}/gone\.jpg: .*No such file"):
+        open_image(tmp_path / "gone.jpg", "", False, decoder)
 
 
 @DECODERS
@@ -220,8 +220,8 @@ def test_past_pillows_limit_all_refuse(
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4000)
     assert assert_as_pillow(data, decoder)  # twice the limit
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3999)
-    with pytest.raises(UserError, match=r"^cannot read the picture it: .*exceeds limit of 7998 pixels") as caught:
-        open_picture(BytesIO(data), "it", False, decoder)
+    with pytest.raises(UserError, match=r"^cannot read the image it: .*exceeds limit of 7998 pixels") as caught:
+        open_image(BytesIO(data), "it", False, decoder)
     assert "\n" not in str(caught.value)
 
 
@@ -230,12 +230,12 @@ def test_narrow_boxes_of_subsampled_noise(decoder: Decoder) -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 19, 3), dtype=np.uint8))
     for subsampling in range(3):
         data = encoded(noise, subsampling=subsampling, quality=95)
-        expected, picture = oracle(data), open_picture(BytesIO(data), "it", False, decoder)
+        expected, image = oracle(data), open_image(BytesIO(data), "it", False, decoder)
         for left in range(19):
             for top in (0, 1, 7, 16):
                 for width, height in ((1, 1), (1, 4), (2, 3), (19 - left, 4)):
                     right, bottom = min(19, left + width), top + height
-                    pixels = picture.crop((top, left, height, right - left))
+                    pixels = image.crop((top, left, height, right - left))
                     np.testing.assert_array_equal(pixels, expected[top:bottom, left:right])
 
 
@@ -243,7 +243,7 @@ HUGE = """
 import json, sys
 from pathlib import Path
 from torch.utils.data import DataLoader
-from cait.data.decode import open_picture
+from cait.data.decode import open_image
 
 def mebibytes(name):
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
@@ -252,9 +252,9 @@ def mebibytes(name):
 class Corners(list):
     def __getitem__(self, index):
         path, decoder = super().__getitem__(index)
-        open_picture("small.jpg", "", False, decoder).crop((0, 0, 8, 8))  # loads what is needed
+        open_image("small.jpg", "", False, decoder).crop((0, 0, 8, 8))  # loads what is needed
         before = mebibytes("VmRSS")
-        pixels = open_picture(path, "", False, decoder).crop((8390, 11980, 10, 20))
+        pixels = open_image(path, "", False, decoder).crop((8390, 11980, 10, 20))
         return pixels.tolist(), mebibytes("VmHWM") - before, mebibytes("VmRSS") - before
 
 print(json.dumps(list(DataLoader(Corners(json.loads(sys.argv[1])), batch_size=None, num_workers=1))))
@@ -262,7 +262,7 @@ print(json.dumps(list(DataLoader(Corners(json.loads(sys.argv[1])), batch_size=No
 
 
 @pytest.mark.slow
-def test_a_huge_picture_in_a_worker_leaves_no_memory_behind(tmp_path: Path) -> None:
+def test_a_huge_image_in_a_worker_leaves_no_memory_behind(tmp_path: Path) -> None:
     image = Image.new("RGB", (12_000, 8_400), (40, 90, 200))
     image.paste((250, 20, 10), (11_984, 8_384, 12_000, 8_400))
     image.save(tmp_path / "huge.jpg", subsampling=0)
@@ -270,7 +270,7 @@ def test_a_huge_picture_in_a_worker_leaves_no_memory_behind(tmp_path: Path) -> N
     image.crop((0, 0, 40, 30)).save(tmp_path / "small.jpg")
     # Mebibytes that the decoding may take: of 101 million pixels Pillow has 4 bytes each, and twice 3 in between.
     cases = [("huge.jpg", "nvimgcodec", 100), ("huge.jpg", "torchvision", 400), ("huge.png", "pillow", 1100)]
-    if decode.choose(None) != "nvimgcodec":
+    if decode.choose("auto") != "nvimgcodec":
         del cases[0]
     (tmp_path / "script.py").write_text(HUGE.replace("sys.argv[1]", repr(json.dumps([case[:2] for case in cases]))))
     done = python("exec(open('script.py').read())", tmp_path)
@@ -294,10 +294,10 @@ for backend in backends:
     data = ImageNetDataModule(
         root="all", img_size=32, batch_size=8, num_workers=2, backend=backend, max_bad_share=0.5, mixup=0, cutmix=0
     )
-    data.faults_path = Path(f"{backend}.csv")
+    data.unreadable_path = Path(f"{backend}.csv")
     data.setup("fit")
     loader = data.train_dataloader()
-    loader.batch_sampler.repeats, loader.batch_sampler.entries = 3, 3 * len(data.train_pictures)  # each of them
+    loader.batch_sampler.repeats, loader.batch_sampler.entries = 3, 3 * len(data.train_images)  # each of them
     batches[backend] = [images for images, _ in loader]
     rows[backend] = dict(csv.reader(open(f"{backend}.csv")))
 assert all(images.isfinite().all() and images.shape == (8, 3, 32, 32) for one in batches.values() for images in one)
@@ -325,7 +325,7 @@ def test_workers_outlive_every_kind_of_file_and_note_the_unreadable(files: dict[
             path = tmp_path / "all" / split / f"class {number % 2}" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-    backends = ["torchvision", "pillow", "timm"] + ["nvimgcodec"] * (decode.choose(None) == "nvimgcodec")
+    backends = ["torchvision", "pillow", "timm"] + ["nvimgcodec"] * (decode.choose("auto") == "nvimgcodec")
     (tmp_path / "script.py").write_text(EVERY_KIND.replace("BACKENDS", repr(backends)))
     done = python("if __name__ == '__main__': exec(open('script.py').read())", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -337,4 +337,4 @@ def test_workers_outlive_every_kind_of_file_and_note_the_unreadable(files: dict[
     assert same == [True] * (len(backends) - 2)
     for backend, reasons in noted.items():
         assert {Path(path).name for path in reasons} == set(bad), backend
-        assert all(reason.startswith("cannot read the picture all/train/") for reason in reasons.values())
+        assert all(reason.startswith("cannot read the image all/train/") for reason in reasons.values())

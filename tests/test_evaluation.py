@@ -21,8 +21,8 @@ from torch import Tensor
 from cait.analysis.paper import released, rows
 from cait.callbacks.evaluation import CLASSES_IN_JSON, Counts, Evaluation, RealAccuracy
 from cait.cli import main
-from cait.data.folder import Files, load_rgb, scan_further
-from cait.data.real import real_labels
+from cait.data.folder import Files, load_rgb, scan_extra_val
+from cait.data.real_labels import real_labels
 from cait.errors import UserError
 from cait.model.weights import load_weights
 from cait.module import CaiTModule
@@ -148,7 +148,7 @@ def imagenet() -> Files:
 def test_timms_copy_of_the_labels_is_used_for_imagenet() -> None:
     samples = imagenet()
     names = ImageNetInfo().label_names()
-    data = SimpleNamespace(class_names=names, val_pictures=SimpleNamespace(samples=samples))
+    data = SimpleNamespace(class_names=names, val_images=SimpleNamespace(samples=samples))
     labels = Evaluation(data, None)._real_labels()  # type: ignore[arg-type]
     assert labels is not None
     theirs, ours = RealLabelsImagenet([path for path, _ in samples]), RealAccuracy()
@@ -166,7 +166,7 @@ def test_timms_copy_of_the_labels_is_used_for_imagenet() -> None:
     assert 10 < figures["acc1"] < figures["acc5"] < 90
     assert figures["images"] == 50_000 - 3_163
 
-    data.val_pictures.samples = Files(list(samples)[:100])  # a part of ImageNet is scored without ReaL
+    data.val_images.samples = Files(list(samples)[:100])  # a part of ImageNet is scored without ReaL
     assert Evaluation(data, None)._real_labels() is None  # type: ignore[arg-type]
     data.class_names = names[:10]  # and so is anything else
     assert Evaluation(data, None)._real_labels() is None  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ def test_timms_copy_of_the_labels_is_used_for_imagenet() -> None:
         ('{"a": [1]}', (1, 2), "not a list of lists of class indices from 0 to 9"),
         ("[[1], [10]]", (1, 2), "not a list of lists of class indices from 0 to 9"),
         ("[[1], [true]]", (1, 2), "not a list of lists of class indices from 0 to 9"),
-        ("[[1], [2], [3]]", (1, 2), "has labels for 3 pictures, the validation set has 2"),
+        ("[[1], [2], [3]]", (1, 2), "has labels for 3 images, the validation set has 2"),
         ("[[1], [2]]", (1, 3), "00000003.JPEG is number 3, "),
         ("[[1], [2]]", (1, 1), "have one number"),
     ],
@@ -197,7 +197,7 @@ def test_labels_that_cannot_be_used(content: str | None, names: tuple, words: st
     ("arguments", "words"),
     [
         (["--real=nowhere.json"], "nowhere.json do not exist"),
-        (["--real=real.json", "--data.val_split=train"], "real.json has labels for 301 pictures"),
+        (["--real=real.json", "--data.val_split=train"], "real.json has labels for 301 images"),
         (["--real=short.json", "--data.val_split=../v2-named"], "v2-named/n00/1.jpeg has none"),
         (["--v2=nowhere"], "nowhere does not exist"),
         (["--v2=v2-short"], "v2-short holds 2 class folders, which are neither the model's 12 classes by name"),
@@ -229,7 +229,7 @@ def test_folders_with_the_classes_names_go_by_name(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).mkdir()
         Image.new("L", (8, 8)).save(tmp_path / name / "1.jpeg")
-    assert {Path(path).parent.name: label for path, label in scan_further(tmp_path, names)} == {
+    assert {Path(path).parent.name: label for path, label in scan_extra_val(tmp_path, names)} == {
         name: index for index, name in enumerate(names)
     }
 

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 import cait
 from cait.errors import UserError
-from cait.model import attention
-from cait.model.attention import talking_heads_attention
+from cait.model import talking_heads
+from cait.model.talking_heads import talking_heads_attention
 
 pytest.importorskip("triton", reason="Triton is not on this platform")
 
@@ -286,7 +286,7 @@ def test_without_triton_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def capability(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(attention, "CHECKED", {})
+    monkeypatch.setattr(talking_heads, "CHECKED", {})
 
 
 LAYER = (torch.device(DEVICE), torch.float16, 33, 4, 8)
@@ -299,14 +299,14 @@ def test_auto_takes_it_once_it_is_checked_and_says_so(
     before = torch.get_rng_state()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert attention._fused_serves(*LAYER)
-        assert attention._fused_serves(*LAYER)
+        assert talking_heads._fused_serves(*LAYER)
+        assert talking_heads._fused_serves(*LAYER)
     assert re.fullmatch(r"attention by fused, 4 heads, 33 tokens: differs by \d.\de-04 .*\n", capsys.readouterr().err)
     assert torch.equal(torch.get_rng_state(), before)
-    monkeypatch.setattr(attention, "CHECKED", {})
-    monkeypatch.setattr(attention, "FASTEST", {(9, 0): "recompute"})  # measured to be
-    assert not attention._fused_serves(*LAYER)
-    assert not attention._fused_serves(LAYER[0], torch.float64, 33, 4, 8)
+    monkeypatch.setattr(talking_heads, "CHECKED", {})
+    monkeypatch.setattr(talking_heads, "FASTEST", {(9, 0): "recompute"})  # measured to be
+    assert not talking_heads._fused_serves(*LAYER)
+    assert not talking_heads._fused_serves(LAYER[0], torch.float64, 33, 4, 8)
 
 
 @runs
@@ -322,7 +322,7 @@ def test_auto_falls_back_aloud(kernel: Any, words: str, capability: None, monkey
 
     monkeypatch.setattr(fused, "mix", kernel)
     with pytest.warns(UserWarning, match=words):
-        assert not attention._fused_serves(*LAYER)
+        assert not talking_heads._fused_serves(*LAYER)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")

@@ -16,7 +16,7 @@ from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.seeding import StepSeed
 from cait.datamodule import ImageNetDataModule
 from cait.module import CaiTModule
-from cait.optim import param_groups
+from cait.optim import build_optimizer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -25,7 +25,7 @@ class Flat(CaiTModule):
     """The module at one learning rate, without the schedule of lightning-bolts."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:  # type: ignore[override]
-        return torch.optim.AdamW(param_groups(self.model, 0.05), lr=1e-3, **self.adamw)
+        return build_optimizer(self.model, lr=1e-3, **self.optimizer_settings)
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from cait.callbacks.loggers import run_loggers
 from cait.callbacks.progress import RunProgressBar
 from cait.callbacks.seeding import StepSeed
 from cait.datamodule import ImageNetDataModule
-from cait.losses import Teacher
 from cait.module import CaiTModule
+from cait.teacher import Teacher
 
 LOG_EVERY, STEPS = 3, 6
 FIGURES = 4  # train/loss, train/acc1, train/grad_norm, lr

@@ -1,4 +1,4 @@
-"""The measurement of the input pipeline, from end to end, on a few pictures."""
+"""The measurement of the input pipeline, from end to end, on a few images."""
 
 from __future__ import annotations
 

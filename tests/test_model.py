@@ -9,10 +9,11 @@ from timm.layers import DropPath as TimmDropPath
 
 import cait
 from cait.errors import UserError
-from cait.model import attention
-from cait.model.attention import TalkingHeads, padded, talking_heads_attention
+from cait.model import talking_heads
 from cait.model.config import VARIANTS
-from cait.model.residual import DropPath, draw_kept, scaled_linear
+from cait.model.linear import scaled_linear
+from cait.model.residual import DropPath, draw_samples
+from cait.model.talking_heads import TalkingHeads, padded, talking_heads_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -133,7 +134,7 @@ def test_expectation_and_variance_of_stochastic_depth(mode: str) -> None:
     layer, B, draws = DropPath(0.25, mode), 8, 4000
     factors = torch.zeros(draws, B)
     for row in factors:
-        (kept,) = draw_kept([layer], row)
+        (kept,) = draw_samples([layer], row)
         row.copy_(layer(torch.ones(B)) if kept is None else torch.zeros(B).index_put(kept[:1], kept[1]))
     variance = 0.25 / 0.75  # of one image: (1 - keep) / keep
     assert factors.mean(0) == pytest.approx([1.0] * B, abs=0.05)
@@ -209,7 +210,7 @@ def test_padded_maps_give_the_same(N: int, dtype: torch.dtype, monkeypatch: pyte
     """As they are in a GPU's memory."""
     case = attention_case(4, N, dtype)
     expected = attention_results(case, "recompute")
-    monkeypatch.setattr(attention, "_columns", lambda qkv: padded(qkv.shape[1]))
+    monkeypatch.setattr(talking_heads, "_columns", lambda qkv: padded(qkv.shape[1]))
     for ours, plain in zip(attention_results(case, "recompute"), expected, strict=True):
         tolerance = 1e-12 if dtype == torch.float64 else 1e-2
         assert (ours - plain).double().norm() <= tolerance * plain.double().norm() + 1e-12

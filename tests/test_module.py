@@ -22,7 +22,8 @@ from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.progress import EpochLines
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
-from cait.module import CaiTModule, EvalMetrics
+from cait.metrics import EvalMetrics
+from cait.module import CaiTModule
 from cait.optim import param_groups
 
 FIELDS = dict(embed_dim=16, depth=2, num_heads=2, patch_size=4)
@@ -173,13 +174,13 @@ def test_the_average_is_scored_with_a_checkpoint_and_given_up_aloud(tmp_path, ca
 def test_the_epochs_line_has_the_means_of_the_epoch(capsys) -> None:
     losses: list[float] = []
     steps = LambdaCallback(on_train_batch_end=lambda *args: losses.append(args[2]["loss"].item()))
-    wait = DataWait(data=None, speaks=False)
+    wait = DataWait(data=None, prints=False)
     callbacks = [steps, wait, EpochLines(wait)]
     trainer(max_epochs=2, callbacks=callbacks).fit(module(lr=1e-2, warmup_epochs=0), loader())
     lines = capsys.readouterr().out.splitlines()
     for line, part in zip(lines, (losses[:6], losses[6:]), strict=True):
         assert f"loss: {sum(part) / 6:.3f}  " in line
-        assert re.search(r" s, waited \d+\.\d s of \d+\.\d s for pictures \(\d+%\)$", line)
+        assert re.search(r" s, waited \d+\.\d s of \d+\.\d s for images \(\d+%\)$", line)
 
 
 @pytest.mark.parametrize(("base", "accumulate", "peak"), [(None, 1, 0.01), (512, 1, 0.01 * 4 / 512), (8, 3, 0.015)])
@@ -228,8 +229,10 @@ def test_another_optimisers_checkpoint_is_refused(tmp_path) -> None:
     for groups in ([one], [plain | {"params": plain["params"][:-1]}, decayed], [plain, decayed, decayed]):
         checkpoint["optimizer_states"][0]["param_groups"] = groups
         torch.save(checkpoint, tmp_path / "other.ckpt")
-        with pytest.raises(UserError, match="the checkpoint's optimiser has groups of"):
+        with pytest.raises(UserError, match="the checkpoint's optimizer has groups of"):
             trainer().fit(module(), loader(), ckpt_path=tmp_path / "other.ckpt")
+    with pytest.raises(UserError, match="the checkpoint's optimizer is adamw, this one sgd; start a new run"):
+        trainer().fit(module(optimizer="sgd"), loader(), ckpt_path=tmp_path / "x.ckpt")
 
 
 def clipping_case(precision: str, optimizer: str, algorithm: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

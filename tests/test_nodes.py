@@ -24,7 +24,7 @@ from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint
 from cait.callbacks.claim import Claim
 from cait.callbacks.signals import StopSignals
 from cait.errors import UserError
-from cait.model.cait import create_model
+from cait.model.factory import create_model
 
 # Long enough never to end by itself.
 ENDLESS = [*SMALL, *TWO, "--trainer.max_epochs=1000", "--trainer.log_every_n_steps=1", "--data.num_workers=0"]

@@ -1,4 +1,4 @@
-"""The augmentation operations on arrays against timm's on pictures, on real photographs."""
+"""The augmentation operations on arrays against timm's on images, on real photographs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cait.data.ops import on_arrays
 SHIFTS = [name for name in NAME_TO_OP if name.startswith(("Shear", "Translate"))]
 
 
-def pictures(photographs: list[Image.Image]) -> Iterator[Image.Image]:
+def images(photographs: list[Image.Image]) -> Iterator[Image.Image]:
     """Crops of several sizes, one with a frame of pure colours and one of a single colour."""
     for number, (width, height) in enumerate([(96, 96), (64, 40), (33, 57), (5, 4)]):
         yield photographs[number % 2].resize((width, height), Image.Resampling.BICUBIC)
@@ -27,18 +27,18 @@ def pictures(photographs: list[Image.Image]) -> Iterator[Image.Image]:
 
 
 def differences(
-    name: str, picture: Image.Image, amount: tuple[Any, ...], resample: Image.Resampling = Image.Resampling.BICUBIC
+    name: str, image: Image.Image, amount: tuple[Any, ...], resample: Image.Resampling = Image.Resampling.BICUBIC
 ) -> np.ndarray:
     settings = dict(fillcolor=(124, 116, 104), resample=resample)
     random.seed(0)  # a blur draws its radius
-    theirs = np.asarray(NAME_TO_OP[name](picture, *amount, **settings)).astype(int)
-    given = np.array(picture)
+    theirs = np.asarray(NAME_TO_OP[name](image, *amount, **settings)).astype(int)
+    given = np.array(image)
     random.seed(0)
     ours = on_arrays(NAME_TO_OP[name])(given, *amount, **settings)
     assert (ours.dtype, ours.shape) == (np.uint8, given.shape)
     assert ours.flags.c_contiguous
     assert ours.flags.writeable
-    np.testing.assert_array_equal(given, np.asarray(picture))  # it is the caller's
+    np.testing.assert_array_equal(given, np.asarray(image))  # it is the caller's
     return np.abs(theirs - ours)
 
 
@@ -46,11 +46,11 @@ def differences(
 def test_operations_are_timms(photographs: list[Image.Image], name: str) -> None:
     found = []
     for seed in range(20):
-        for picture in pictures(photographs):
+        for image in images(photographs):
             random.seed(seed)
             level = LEVEL_TO_ARG[name]
             amount = level(random.uniform(0, 10), dict(translate_const=90)) if level else ()
-            found.append(differences(name, picture, amount))
+            found.append(differences(name, image, amount))
     assert max(difference.max() for difference in found) <= (1 if name in SHIFTS else 0)
     assert np.mean([difference.mean() for difference in found]) < 0.01
 
@@ -58,10 +58,10 @@ def test_operations_are_timms(photographs: list[Image.Image], name: str) -> None
 @pytest.mark.parametrize("name", SHIFTS)
 @pytest.mark.parametrize("amount", [0.0, 1.0, -1.0, 0.5, -0.5, 0.02, -0.98, 3.4, -1e3, 1e9])
 def test_shifts_of_any_size_are_timms(photographs: list[Image.Image], name: str, amount: float) -> None:
-    for picture in pictures(photographs):
+    for image in images(photographs):
         if name in ("TranslateX", "TranslateY"):
-            amount *= picture.width
-        assert differences(name, picture, (amount,)).max() <= 1
+            amount *= image.width
+        assert differences(name, image, (amount,)).max() <= 1
 
 
 @pytest.mark.parametrize("name", SHIFTS)

@@ -1,4 +1,4 @@
-"""Parameter groups against timm's; the learning rate of every step against its closed form and torch's cosine."""
+"""Optimizers and parameter groups against timm's; the rate of every step against its closed form and torch's cosine."""
 
 import math
 
@@ -6,10 +6,12 @@ import pytest
 import timm
 import torch
 from conftest import python
-from timm.optim import param_groups_weight_decay
+from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_groups_weight_decay
+from torch import nn
 
 import cait
-from cait.optim import param_groups, warmup_cosine
+from cait.errors import UserError
+from cait.optim import build_optimizer, param_groups, warmup_cosine
 
 DISTILLED_DEIT: dict = dict(depth=12, num_heads=3, talking_heads=False, residual="plain", depth_token_only=0)
 DISTILLED_DEIT |= dict(class_token_at=0, distillation_token=True)
@@ -29,6 +31,62 @@ def test_groups_are_timms(model: str, fields: dict) -> None:
     names = {id(p): name for name, p in ours.named_parameters()}
     assert [group["weight_decay"] for group in groups] == [group["weight_decay"] for group in expected]
     assert [sorted(names[id(p)] for p in group["params"]) for group in groups] == expected_names
+
+
+def named_groups(model: nn.Module, groups: list[dict]) -> dict[tuple[float, float], list[str]]:
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {(g["weight_decay"], g["lr_scale"]): sorted(names[id(p)] for p in g["params"]) for g in groups}
+
+
+def test_groups_by_layer_are_timms() -> None:
+    theirs, ours = timm.create_model("cait_xxs24_224"), cait.create_model("xxs24")
+    expected = param_groups_layer_decay(theirs, 0.05, theirs.no_weight_decay(), layer_decay=0.7)
+    assert named_groups(ours, param_groups(ours, 0.05, 0.7)) == named_groups(theirs, expected)
+    assert len(expected) > 25
+
+
+def small_net() -> nn.Module:
+    torch.manual_seed(0)
+    return cait.create_model("xxs24", img_size=32, depth=2, embed_dim=32, num_heads=2, num_classes=5).double()
+
+
+@pytest.mark.parametrize("layer_decay", [None, 0.8])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("lamb", {}), ("sgd", dict(momentum=0.8, nesterov=True)), ("muon", {}), ("lookahead_lion", {}), ("adamw", {})],
+)
+def test_a_step_is_that_of_timms_optimizer(name: str, arguments: dict, layer_decay: float | None) -> None:
+    weights = []
+    for kind in ("ours", "timms"):
+        net = small_net()
+        settings: dict = dict(lr=1e-3, weight_decay=0.1, layer_decay=layer_decay)
+        if kind == "ours":
+            optimizer = build_optimizer(net, name, arguments=arguments, **settings)
+        else:
+            optimizer = create_optimizer_v2(net, name, **settings, **arguments)
+        for _ in range(8):  # lookahead synchronises at the sixth
+            optimizer.zero_grad()
+            net(torch.randn(4, 3, 32, 32).double()).square().mean().backward()
+            optimizer.step()
+        weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    torch.testing.assert_close(*weights, rtol=1e-6, atol=1e-9)
+    assert not torch.allclose(weights[0], torch.cat([p.flatten() for p in small_net().parameters()]), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("adamm", {}, "unknown optimizer 'adamm'; did you mean adam"),
+        ("sgd", dict(momentun=0.9), "optimizer sgd: .*momentun"),
+        ("adamw", dict(amsgrat=True), "optimizer adamw: .*amsgrat"),
+        ("json:dumps", {}, "optimizer json:dumps: "),
+        ("builtins:dict", {}, "optimizer builtins:dict|must return a torch.optim.Optimizer"),
+    ],
+)
+def test_an_optimizer_that_is_none_is_refused_in_one_line(name: str, arguments: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        build_optimizer(nn.Linear(2, 2), name, lr=1e-3, weight_decay=0.0, arguments=arguments)
+    assert "\n" not in str(error.value)
 
 
 def test_frozen_parameters_are_left_out() -> None:
@@ -65,6 +123,17 @@ def test_every_step_has_the_rate_of_the_closed_form(warmup: int, total: int) -> 
     assert taken == pytest.approx(expected, rel=1e-12)
 
 
+def test_the_rate_of_a_group_is_scaled_in_every_step() -> None:
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr_scale": scale} for scale in (1.0, 0.3)]
+    optimizer = torch.optim.SGD(groups, lr=1e-3)
+    schedule = warmup_cosine(optimizer, warmup_steps=3, total_steps=12, warmup_lr=1e-6, min_lr=1e-5)
+    for step in range(12):
+        expected = closed_form(step, 3, 12, 1e-3, 1e-6, 1e-5)
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([expected, 0.3 * expected], rel=1e-12)
+        optimizer.step()
+        schedule.step()
+
+
 def test_without_warmup_it_is_torchs_cosine() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=60, eta_min=1e-5)
@@ -93,11 +162,19 @@ def test_a_resumed_schedule_follows_the_settings_of_now() -> None:
         longer.step()
 
 
-def test_importing_lightning_bolts_says_nothing() -> None:
+def test_lightning_bolts_is_imported_for_a_schedule_alone_and_leaves_no_trace() -> None:
     # In a process of its own: here it is imported already.
     code = (
-        "import torch; from cait.optim import warmup_cosine\n"
+        "import sys, types, warnings, numpy, torch, cait.lightning_cli\n"
+        "from cait.optim import warmup_cosine\n"
+        "assert 'pl_bolts' not in sys.modules and 'pytorch_lightning' not in sys.modules\n"
+        "def names(): return {n for n, v in vars(numpy).items() if not isinstance(v, types.ModuleType)}\n"
+        "before, filters = names(), list(warnings.filters)\n"
         "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)\n"
+        "warmup_cosine(optimizer, warmup_steps=2, total_steps=4, warmup_lr=0, min_lr=0)\n"
+        "assert 'pl_bolts' in sys.modules\n"
+        "assert names() == before, names() ^ before\n"
+        "assert warnings.filters == filters\n"
         "warmup_cosine(optimizer, warmup_steps=2, total_steps=4, warmup_lr=0, min_lr=0)"
     )
     done = python(code)

@@ -26,7 +26,7 @@ def test_repeated_augmentation_is_timms_order(length: int, world_size: int, epoc
         ours = TrainBatchSampler(length, 1, seed=0, repeats=3, rank=rank, world_size=world_size)
         ours.epoch = epoch
         expected = list(theirs)
-        # Below 256 pictures timm rounds the rank's share up and we down: no rank repeats another's entry.
+        # Below 256 images timm rounds the rank's share up and we down: no rank repeats another's entry.
         assert len(expected) - len(ours) in ((0,) if length >= 256 else (0, 1))
         assert [index for ((_, index, _),) in ours] == expected[: len(ours)]
 
@@ -84,18 +84,18 @@ def batches(root: Path, workers: int, first: int = 0, epoch: int = 0) -> list[to
 
 def test_pixels_do_not_depend_on_workers_or_on_where_the_pass_began(digits_root: Path) -> None:
     whole = batches(digits_root, workers=0)
-    assert len(whole) == 1280 // 64  # floor(1437 / 256) · 256 pictures, as long as without repeats
+    assert len(whole) == 1280 // 64  # floor(1437 / 256) · 256 images, as long as without repeats
     for other in (batches(digits_root, workers=2), [*whole[:13], *batches(digits_root, workers=1, first=13)]):
         assert len(other) == len(whole)
         assert all(torch.equal(a, b) for a, b in zip(whole, other, strict=True))
     assert not torch.equal(whole[0], batches(digits_root, workers=0, epoch=1)[0])
-    # The repeats of one picture lie in a row and are augmented anew.
+    # The repeats of one image lie in a row and are augmented anew.
     assert not torch.equal(whole[0][0], whole[0][1])
 
 
 @pytest.fixture(scope="module")
 def noise_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """300 pictures of noise, of which no two crops are the same."""
+    """300 images of noise, of which no two crops are the same."""
     root = tmp_path_factory.mktemp("noise")
     pixels = np.random.default_rng(0).integers(0, 256, (304, 12, 12, 3), dtype=np.uint8)
     for number, noise in enumerate(pixels):
@@ -108,12 +108,12 @@ def noise_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loaded(
     root: Path, rank: int, world_size: int, opened: list[str] | None = None, **settings: Any
 ) -> list[tuple[tuple[int, int, int], bytes]]:
-    """Key and pixels of every picture that a rank's loader gives in epoch 1; `opened` notes what it decodes."""
+    """Key and pixels of every image that a rank's loader gives in epoch 1; `opened` notes what it decodes."""
     data = ImageNetDataModule(root=str(root), img_size=16, batch_size=32, num_workers=0, repeats=3, **settings)
     data.setup("fit")
     if opened is not None:
-        read = data.train_pictures.open_picture
-        data.train_pictures.open_picture = lambda *given: opened.append(str(given[0])) or read(*given)
+        read = data.train_images.open_image
+        data.train_images.open_image = lambda *given: opened.append(str(given[0])) or read(*given)
     progress = SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(ready=0)))
     data.trainer = SimpleNamespace(
         global_rank=rank,
@@ -124,7 +124,7 @@ def loaded(
         fit_loop=SimpleNamespace(epoch_loop=progress),
     )
     loader = data.train_dataloader()
-    images = [image.numpy().tobytes() for batch in loader for image in data._finished(batch)[0]]
+    images = [image.numpy().tobytes() for batch in loader for image in data._normalized(batch)[0]]
     keys = [key for batch in loader.batch_sampler for key in batch]
     return list(zip(keys, images, strict=True))
 
@@ -147,25 +147,25 @@ def test_the_ranks_share_out_one_set_of_repeats_each_augmented_anew(noise_root: 
         together = [pair for mine in ranks for pair in mine]
         assert len(together) == 256
         assert dict(together) == whole  # the same keys, the same pixels
-    # Over four ranks no rank sees a picture twice.
+    # Over four ranks no rank sees an image twice.
     assert all(len({index for (_, index, _), _ in mine}) == len(mine) for mine in ranks)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_a_picture_is_decoded_once_where_its_repeats_are_together(noise_root: Path, world_size: int) -> None:
+def test_a_image_is_decoded_once_where_its_repeats_are_together(noise_root: Path, world_size: int) -> None:
     published = dict(loaded(noise_root, 0, 1, backend="pillow"))
     seen: dict[tuple[int, int, int], bytes] = {}
     for rank in range(world_size):
         opened: list[str] = []
         mine = loaded(noise_root, rank, world_size, opened, decode_once=True, backend="pillow")
         assert len(mine) == 256 // world_size // 32 * 32
-        pictures = {index for (_, index, _), _ in mine}
-        assert len(pictures) == -(-len(mine) // 3)
-        between_batches = len(mine) // 32 - 1  # where a batch may end amid a picture
-        assert len(pictures) <= len(opened) <= len(pictures) + between_batches
+        images = {index for (_, index, _), _ in mine}
+        assert len(images) == -(-len(mine) // 3)
+        between_batches = len(mine) // 32 - 1  # where a batch may end amid an image
+        assert len(images) <= len(opened) <= len(images) + between_batches
         assert not seen.keys() & dict(mine).keys()
         seen |= dict(mine)
-    # The same draws of the same pictures, of which other ranks' last repeats may have been cut off.
+    # The same draws of the same images, of which other ranks' last repeats may have been cut off.
     assert all(published.get(key, pixels) == pixels for key, pixels in seen.items())
     assert len(seen.keys() & published.keys()) > 0.9 * len(seen)
 

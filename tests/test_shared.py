@@ -27,7 +27,7 @@ from cait.data.shared import SharedBatches
 SHAPE = (5, 6, 3)
 
 
-class Pictures:
+class Images:
     """Sample i is filled with i."""
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class Pictures:
 
 
 def loader(batches: SharedBatches, **settings: Any) -> DataLoader[Any]:
-    return DataLoader(Pictures(), batch_size=4, num_workers=2, collate_fn=partial(collate, batches=batches), **settings)
+    return DataLoader(Images(), batch_size=4, num_workers=2, collate_fn=partial(collate, batches=batches), **settings)
 
 
 def shared(places: int = 4) -> SharedBatches:
@@ -120,7 +120,7 @@ class Plain(LightningModule):
 
 data = ImageNetDataModule(root, img_size=160, batch_size=16, num_workers=1, repeats=1)
 data.setup("fit")
-others = [data.val_dataloader(), data.predict_dataloader(), data.further_dataloader(data.val_pictures.samples)]
+others = [data.val_dataloader(), data.predict_dataloader(), data.extra_val_dataloader(data.val_images.samples)]
 for batches in zip_longest(data.train_dataloader(), *others):  # all alive at once
     assert all(batch is None or batch[0].shape == (16, 3, 160, 160) for batch in batches)
 del batches
@@ -168,6 +168,6 @@ def test_workers_are_forked_whatever_pythons_default_is(digits_root: Path, monke
 
 def test_without_workers_nothing_is_shared() -> None:
     batches = shared()
-    samples = [Pictures()[index] for index in range(4)]
+    samples = [Images()[index] for index in range(4)]
     assert number(collate(samples, batches)[0]) == 0
     assert not batches.taken.any()

@@ -1,4 +1,4 @@
-"""Where pictures come from besides class folders: ImageNet's archives, torchvision's and Hugging Face's sets."""
+"""Where images come from besides class folders: ImageNet's archives, torchvision's and Hugging Face's sets."""
 
 import contextlib
 import http.server
@@ -12,6 +12,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import formats
 import numpy as np
@@ -23,7 +24,7 @@ from torchvision import datasets
 from torchvision.datasets.imagenet import ARCHIVE_META
 
 from cait.cli import main
-from cait.data import imagenet
+from cait.data import folder, imagenet
 from cait.data.folder import load_rgb
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
@@ -56,12 +57,12 @@ def test_imagenets_archives_are_unpacked_once_and_read_as_folders(
     assert data.num_classes == 3  # before `setup`, for the model is built first
     data.setup("fit")
     assert data.class_names == list(formats.WNIDS)
-    assert len(data.train_pictures) == 18
+    assert len(data.train_images) == 18
     assert tree(root / "val") == val
-    assert [label for _, label in data.val_pictures.samples] == [0, 0, 1, 1, 2, 2]
+    assert [label for _, label in data.val_images.samples] == [0, 0, 1, 1, 2, 2]
     assert len(list(data.train_dataloader())) == 4
     theirs = datasets.ImageNet(root, "val")
-    assert [(path, label) for path, label in theirs.samples] == list(data.val_pictures.samples)
+    assert [(path, label) for path, label in theirs.samples] == list(data.val_images.samples)
     assert theirs.classes == [(f"name {label}", "other name") for label in range(3)]
 
     for name in imagenet.ARCHIVES.values():
@@ -73,7 +74,7 @@ def test_imagenets_archives_are_unpacked_once_and_read_as_folders(
 
 def test_an_unpacking_that_is_killed_leaves_no_half_folder(archives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if (child := os.fork()) == 0:
-        # As torchvision is about to sort the validation pictures, which it has laid out in a flat folder.
+        # As torchvision is about to sort the validation images, which it has laid out in a flat folder.
         monkeypatch.setattr(
             "torchvision.datasets.imagenet.shutil.move", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         )
@@ -165,7 +166,7 @@ def test_archives_that_cannot_be_unpacked_are_told_in_one_line(
 
 Write = Callable[[Path, pytest.MonkeyPatch, list[Image.Image]], object]
 SETS: dict[str, tuple[str, Write, str, str, int, int, int]] = {
-    # configuration: name, files, splits, pictures to train and validate on, classes
+    # configuration: name, files, splits, images to train and validate on, classes
     "cifar10": ("torch/cifar10", formats.write_cifar10, "train", "test", 40, 6, 10),
     "cifar100": ("torch/cifar100", formats.write_cifar100, "train", "test", 8, 6, 100),
     "flowers": ("torch/flowers102", formats.write_flowers, "train+val", "test", 12, 6, 102),
@@ -192,28 +193,28 @@ def test_torchvisions_sets_are_read_by_name(written: str) -> None:
     data = module(root, train_split=train_split, val_split=val_split)
     assert data.num_classes == classes
     data.setup("fit")
-    assert (len(data.train_pictures), len(data.val_pictures)) == (train, val)
+    assert (len(data.train_images), len(data.val_images)) == (train, val)
     images, labels = next(iter(data.train_dataloader()))
     assert images.shape == (4, 3, 32, 32)
     assert (labels >= 0).all()
     assert (labels < classes).all()
-    # A picture is a function of (seed, epoch, index, repeat), whatever was read before, in whatever process.
+    # An image is a function of (seed, epoch, index, repeat), whatever was read before, in whatever process.
     again = module(root, train_split=train_split, val_split=val_split, num_workers=1)
     again.setup("fit")
     for key in ((3, train - 1, 0), (0, 1, 2)):
-        expected, label = data.train_pictures[key]
-        got, same = again.train_pictures[key]
+        expected, label = data.train_images[key]
+        got, same = again.train_images[key]
         assert torch.equal(expected[0], got[0])
         assert (expected[1], label) == (got[1], same)
     assert all(torch.equal(a[0], b[0]) for a, b in zip(data.val_dataloader(), again.val_dataloader(), strict=True))
     assert again.state_dict() == data.state_dict()
-    # No picture in both sets.
-    pictures = [
-        {load_rgb(s.source(i)[0]).tobytes() for i in range(len(s))}
-        for s in (data.train_pictures.samples, data.val_pictures.samples)
+    # No image in both sets.
+    images = [
+        {load_rgb(s[i][0]).tobytes() for i in range(len(s))}
+        for s in (data.train_images.samples, data.val_images.samples)
     ]
     if not written.startswith(("cifar", "cars")):  # whose two sets are written with the same numbers here
-        assert not pictures[0] & pictures[1]
+        assert not images[0] & images[1]
 
 
 @pytest.mark.parametrize("written", ["cifar10"], indirect=True)
@@ -223,13 +224,13 @@ def test_the_pixels_and_labels_are_those_of_the_files(written: str) -> None:
     assert data.class_names == [f"class {i}" for i in range(10)]
     expected = formats.pixels(6, 0).transpose(0, 2, 3, 1)
     for index in range(6):
-        picture, label = data.val_pictures.samples.source(index)
-        assert np.array_equal(np.asarray(picture), expected[index])
+        image, label = data.val_images.samples[index]
+        assert np.array_equal(np.asarray(image), expected[index])
         assert label == index
 
 
 @pytest.mark.parametrize(("name", "kind"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
-def test_grey_pictures_become_rgb(tmp_path: Path, name: str, kind: str) -> None:
+def test_grey_images_become_rgb(tmp_path: Path, name: str, kind: str) -> None:
     raw = tmp_path / kind / "raw"
     raw.mkdir(parents=True)
     for part in ("train", "t10k"):
@@ -239,23 +240,23 @@ def test_grey_pictures_become_rgb(tmp_path: Path, name: str, kind: str) -> None:
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + (4).to_bytes(4, "big") + bytes([7, 2, 1, 0]))
     data = module(f"torch/{name}", val_split="test", data_dir=str(tmp_path))
     data.setup("fit")
-    source, label = data.train_pictures.samples.source(0)
-    picture = load_rgb(source)
-    assert (picture.mode, picture.size, label) == ("RGB", (28, 28), 7)
+    source, label = data.train_images.samples[0]
+    image = load_rgb(source)
+    assert (image.mode, image.size, label) == ("RGB", (28, 28), 7)
     assert next(iter(data.train_dataloader()))[0].shape == (4, 3, 32, 32)
 
 
 @pytest.mark.parametrize("written", ["flowers"], indirect=True)
-def test_a_broken_picture_of_a_set_is_replaced_and_listed(written: str, tmp_path: Path) -> None:
+def test_a_broken_image_of_a_set_is_replaced_and_listed(written: str, tmp_path: Path) -> None:
     data = module("torch/flowers102", val_split="test", max_bad_share=0.5)
-    data.faults_path = tmp_path / "bad_pictures.csv"
+    data.unreadable_path = tmp_path / "unreadable_images.csv"
     data.setup("fit")
     broken = tmp_path / "data/flowers102/flowers-102/jpg/image_00003.jpg"
     broken.write_bytes(broken.read_bytes()[:700])
-    stand_in, label = data.train_pictures[0, 2, 0]
+    stand_in, label = data.train_images[0, 2, 0]
     assert label != 3 * 5 - 1
-    assert torch.equal(stand_in[0], data.train_pictures[0, 2, 0][0][0])
-    assert "image_00003.jpg" in data.faults.read()["torch/flowers102/train/2"]
+    assert torch.equal(stand_in[0], data.train_images[0, 2, 0][0][0])
+    assert "image_00003.jpg" in data.unreadable.read()["torch/flowers102/train/2"]
 
 
 @pytest.mark.parametrize("written", ["inat2018"], indirect=True)
@@ -279,8 +280,8 @@ def test_the_order_of_a_folder_is_not_the_file_systems(written: str, monkeypatch
         )
         data = module("torch/inaturalist", train_split="2018_train", val_split="2018_val")
         data.setup("fit")
-        samples = data.train_pictures.samples
-        orders.append([load_rgb(samples.source(index)[0]).tobytes() for index in range(len(samples))])
+        samples = data.train_images.samples
+        orders.append([load_rgb(samples[index][0]).tobytes() for index in range(len(samples))])
     assert orders[0] == orders[1]
 
 
@@ -351,15 +352,15 @@ def test_lists_of_inaturalist_that_do_not_fit_are_told(written: str, tmp_path: P
     path = tmp_path / "data/inaturalist/val2018.json"
     before = path.read_text()
     for content, words in (
-        (before.replace("Aves/1", "Aves/7"), r"val2018.json lists 6 pictures, of which 4 are in data/inaturalist/2018"),
-        ('{"images": [{}]}', "val2018.json is not a list of iNaturalist's pictures"),
-        ("{", "val2018.json is not a list of iNaturalist's pictures"),
+        (before.replace("Aves/1", "Aves/7"), r"val2018.json lists 6 images, 4 of them are in data/inaturalist/2018"),
+        ('{"images": [{}]}', "val2018.json is not a list of iNaturalist's images"),
+        ("{", "val2018.json is not a list of iNaturalist's images"),
     ):
         path.write_text(content)
         with pytest.raises(UserError, match=words):
             module("torch/inaturalist", **splits).setup("fit")
     path.unlink()
-    with pytest.raises(UserError, match=r"val2018.json, the list of the split's pictures, is missing"):
+    with pytest.raises(UserError, match=r"val2018.json, the list of the split's images, is missing"):
         module("torch/inaturalist", **splits).setup("fit")
     path.write_text(before)
     shutil.copytree(tmp_path / "data/inaturalist/2018", tmp_path / "data/inaturalist/2019")
@@ -404,7 +405,7 @@ def test_a_set_is_downloaded_where_that_is_asked_for(
         data = module("torch/cifar10", **settings)
         assert data.num_classes == 10
     data.setup("fit")  # the server is gone: it is fetched once
-    assert len(data.train_pictures) == 40
+    assert len(data.train_images) == 40
     module("torch/cifar10", **(settings | dict(download=False))).setup("fit")
 
 
@@ -446,9 +447,9 @@ def test_a_run_on_a_set_can_be_scored_resumed_and_used(
         f"torch/cifar10/test/{number}" for number in range(6)
     ]
     shutil.rmtree("data")  # the checkpoint knows the classes
-    formats.save(photographs, tmp_path / "pictures" / "one.jpg", 1)
-    main([*run, "--data.predict_root=pictures", "--output=one.csv"])
-    assert Path("one.csv").read_text().splitlines()[1].startswith("pictures/one.jpg,class ")
+    formats.save(photographs, tmp_path / "images" / "one.jpg", 1)
+    main([*run, "--data.predict_root=images", "--output=one.csv"])
+    assert Path("one.csv").read_text().splitlines()[1].startswith("images/one.jpg,class ")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="Hugging Face's datasets is installed")
@@ -475,17 +476,224 @@ def test_hugging_faces_sets_are_read_by_name(
     data = module("hfds/sets/pets", **settings)
     assert data.class_names == ["cat", "dog"]
     data.setup("fit")
-    assert (len(data.train_pictures), len(data.val_pictures)) == (8, 4)
-    found = [(load_rgb(source), label) for source, label in map(data.val_pictures.samples.source, range(4))]
+    assert (len(data.train_images), len(data.val_images)) == (8, 4)
+    found = [(load_rgb(source), label) for source, label in map(data.val_images.samples.__getitem__, range(4))]
     assert sorted(label for _, label in found) == [0, 0, 1, 1]
     expected = {photographs[i % 2].crop((i, i, i + 60, i + 40)).tobytes(): i % 2 for i in range(4)}
-    assert {picture.tobytes(): label for picture, label in found} == expected
-    pixels, _ = data.train_pictures[1, 5, 0][0]
+    assert {image.tobytes(): label for image, label in found} == expected
+    pixels, _ = data.train_images[1, 5, 0][0]
     again = module("hfds/sets/pets", **settings, num_workers=1)
     again.setup("fit")
-    assert torch.equal(again.train_pictures[1, 5, 0][0][0], pixels)
+    assert torch.equal(again.train_images[1, 5, 0][0][0], pixels)
     assert len(list(again.train_dataloader())) == 2
     for wrong in (dict(val_split="validation"), dict(input_key="img"), dict(target_key="labels")):
         with pytest.raises(UserError, match="hfds/sets/pets") as caught:
             module("hfds/sets/pets", **(settings | wrong)).setup("fit")
         assert "\n" not in str(caught.value)
+
+
+# A data set of one's own
+
+OWN = '''
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset
+
+class Pets(Dataset):
+    """Colours as a PIL image, a path and an open file by turns."""
+
+    classes = ["cat", "dog", "owl"]
+
+    def __init__(self, split="train"):
+        counts = {"train": 24, "val": 9}
+        self.count = counts[split]
+
+    def __len__(self):
+        return self.count
+
+    def image(self, index):
+        image = Image.new("RGB", (40 + index, 50), (5 * index, 90, 200))
+        if index % 3 == 0:
+            return image
+        path = Path(f"{index}.png")
+        image.save(path)
+        return path if index % 3 == 1 else BytesIO(path.read_bytes())
+
+    def label(self, index):
+        return torch.tensor(index % 3)  # whatever is an index
+
+    def __getitem__(self, index):
+        return self.image(index), self.label(index)
+
+def function(split):
+    return Pets(split)
+
+def varying(name, **parts):
+    return type(name, (Pets,), parts)
+
+Empty = varying("Empty", __len__=lambda self: 0)
+NoClasses = varying("NoClasses", classes=None)
+Word = varying("Word", classes="cat")
+Numbers = varying("Numbers", classes=[0, 1, 2])
+OneClass = varying("OneClass", classes=["cat"])
+NoLength = varying("NoLength", __len__=None)
+Stream = type("Stream", (IterableDataset,), {"__init__": lambda self, split: None, "classes": Pets.classes})
+Tensors = varying("Tensors", image=lambda self, index: torch.zeros(3, 40, 40))
+High = varying("High", label=lambda self, index: index // 5)
+Low = varying("Low", label=lambda self, index: -2)
+Unlabelled = varying("Unlabelled", label=lambda self, index: -1 if index == 2 else 0)
+Half = varying("Half", label=lambda self, index: 0.5)
+Triples = varying("Triples", __getitem__=lambda self, index: (self.image(index), 0, "more"))
+
+class Torn(Pets):
+    def image(self, index):
+        if index == 4:
+            raise OSError("the disk is gone")
+        return super().image(index)
+
+class Differ(Pets):
+    def __init__(self, split):
+        super().__init__(split)
+        self.classes = ["cat", "dog", split]
+
+def generator(split):
+    yield from Pets(split)
+
+def refusing(split):
+    raise ValueError("no\\nluck")
+
+def takes_nothing():
+    return Pets()
+
+number = 3
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module beside the user's runs."""
+    (tmp_path / "own_data.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_data", raising=False)
+    return "own_data"
+
+
+@pytest.mark.parametrize("name", ["Pets", "function"])
+@pytest.mark.parametrize("backend", ["auto", "timm"])
+def test_a_data_set_of_ones_own_is_read_by_its_path(own: str, name: str, backend: str) -> None:
+    data = module(f"{own}:{name}", backend=backend)
+    assert data.class_names == ["cat", "dog", "owl"]  # before `setup`, as the model is built first
+    data.setup("fit")
+    assert (len(data.train_images), len(data.val_images)) == (24, 9)
+    for index in range(9):
+        raw, label = data.val_images.samples[index]
+        image = load_rgb(raw)
+        assert (image.size, image.getpixel((0, 0)), label) == ((40 + index, 50), (5 * index, 90, 200), index % 3)
+    assert data.train_images.samples.name(4) == f"own_data:{name}/train/4"
+    # An image is a function of (seed, epoch, index, repeat), in whatever process.
+    other = module(f"{own}:{name}", backend=backend, num_workers=2, mixup=0, cutmix=0)
+    other.setup("fit")
+    first, second = list(data.train_dataloader()), list(other.train_dataloader())
+    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, second, strict=True))
+    assert sum(len(labels) for _, labels in data.val_dataloader()) == 9
+    assert data.state_dict() == other.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere", "cannot import own_data:nowhere: own_data has no 'nowhere'"),
+        ("number", "cannot open own_data:number with split='train': TypeError: 'int' object is not callable"),
+        ("refusing", "cannot open own_data:refusing with split='train': ValueError: no luck"),
+        ("takes_nothing", "split='train': TypeError: takes_nothing.* unexpected keyword argument 'split'"),
+        ("generator", "returns a generator, which cannot be read by index"),
+        ("Stream", "returns a Stream, which cannot be read by index"),
+        ("NoLength", "returns a NoLength without a length"),
+        ("Empty", "own_data:Empty with split='train' is empty"),
+        *((name, rf"own_data:{name} needs `classes`") for name in ("NoClasses", "Word", "Numbers", "OneClass")),
+        ("Differ", "own_data:Differ: train and val do not have the same classes"),
+    ],
+)
+def test_a_data_set_of_another_shape_is_told_in_one_line(own: str, name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        module(f"{own}:{name}").setup("fit")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "workers"),
+    [
+        (
+            "Tensors",
+            r"own_data:Tensors/train/\d+ has a Tensor for an image; it must be a PIL image, a path or an open",
+            0,
+        ),
+        ("High", r"own_data:High/train/\d+ has the label [34], there are 3 classes", 0),
+        ("Low", r"own_data:Low/train/\d+ has the label -2, there are 3 classes", 0),
+        ("Half", r"own_data:Half/train/\d+ is not a pair of an image and a class index", 0),
+        ("Triples", r"own_data:Triples/train/\d+ is not a pair of an image and a class index", 0),
+        ("Unlabelled", "the training image own_data:Unlabelled/train/2 has no label", 0),
+        ("High", r"own_data:High/train/\d+ has the label [34], there are 3 classes", 1),
+    ],
+)
+def test_items_of_another_shape_end_the_run_where_they_are_met(own: str, name: str, words: str, workers: int) -> None:
+    data = module(f"{own}:{name}", max_bad_share=0.9, num_workers=workers)
+    data.setup("fit")
+    with pytest.raises(UserError, match=words) as caught:
+        list(data.train_dataloader())
+    assert workers or "\n" not in str(caught.value)  # the command line takes the last line of a worker's
+
+
+def test_an_image_that_ones_own_data_set_cannot_read_is_replaced_and_listed(own: str, tmp_path: Path) -> None:
+    data = module(f"{own}:Torn", max_bad_share=0.1)
+    data.unreadable_path = tmp_path / "unreadable_images.csv"
+    data.setup("fit")
+    assert len(list(data.train_dataloader())) == 6
+    assert [int(label) for _, labels in data.val_dataloader() for label in labels] == [0, 1, 2, 0, -1, 2, 0, 1, 2]
+    assert data.unreadable.read() == {
+        f"own_data:Torn/{split}/4": f"cannot read the image own_data:Torn/{split}/4: the disk is gone"
+        for split in ("train", "val")
+    }
+
+
+def test_an_image_without_a_class_is_not_counted_in_validation(own: str) -> None:
+    data = module(f"{own}:Unlabelled")
+    data.setup("validate")
+    assert torch.cat([labels for _, labels in data.val_dataloader()]).tolist() == [0, 0, -1, *[0] * 6]
+
+
+def test_a_subclass_brings_a_source_of_its_own(mixed_root: Path) -> None:
+    class Both(ImageNetDataModule):
+        """Trains on the validation images too."""
+
+        def make_source(self) -> object:
+            source = super().make_source()
+            both = folder.Files([*source.train, *source.val])
+            return SimpleNamespace(class_names=source.class_names, train=both, val=source.val, prepare=source.prepare)
+
+    data = Both(str(mixed_root), img_size=32, batch_size=4, num_workers=0)
+    data.setup("fit")
+    assert len(data.train_images) == 51
+    state = data.state_dict()
+    assert state["class_names"] == ["cat", "dog", "owl"]
+    assert state["depends_on"]["training pictures"] == 51
+
+
+def test_what_a_checkpoint_is_compared_by_keeps_its_names(mixed_root: Path) -> None:
+    data = module(mixed_root)
+    data.setup("fit")
+    # A renamed one would no longer be found in checkpoints of earlier runs, and so never compared.
+    assert list(data.state_dict()["depends_on"]) == [
+        "seed",
+        "repeats",
+        "decode_once",
+        "pixels by",
+        "images a batch, over all processes",
+        "batches accumulated",
+        "training pictures",
+        "digest of the training pictures' names",
+    ]

@@ -306,7 +306,7 @@ def test_published_weights_come_through_timm(hub, theirs, tmp_path: Path) -> Non
     done = python(PRETRAINED, tmp_path)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()  # timm has its own at 384, but it is not in the cache
-    assert "timm's cait_xxs24_384.fb_dist_in1k could not be had from the Hugging Face hub" in line
+    assert "timm's cait_xxs24_384.fb_dist_in1k could not be fetched from the Hugging Face hub" in line
     same, other = (torch.load(tmp_path / name, weights_only=True) for name in ("same.pth", "other.pth"))
     assert same.keys() == other.keys() == theirs.keys()
     assert all(torch.equal(same[key], value) for key, value in theirs.items())
@@ -336,9 +336,9 @@ def test_a_run_starts_from_published_weights(hub, theirs, cait, tmp_path: Path) 
         ("xs36", {}, "timm has no weights of xs36"),
         ("s48", {}, "timm has no weights of s48"),
         ("m24", {}, "timm has no weights of m24"),
-        ("xxs24", dict(patch_size=8), "are of patch_size 16, the model has 8"),
-        ("xxs36", dict(depth=24), "are of depth 36, the model has 24"),
-        ("xxs24", dict(act="leaky_relu"), "are of act gelu, the model has leaky_relu"),  # of the same shapes
+        ("xxs24", dict(patch_size=8), "have patch_size 16, the model has 8"),
+        ("xxs36", dict(depth=24), "have depth 36, the model has 24"),
+        ("xxs24", dict(act="leaky_relu"), "have act gelu, the model has leaky_relu"),  # of the same shapes
     ],
 )
 def test_what_is_not_published_is_told_before_anything_is_fetched(name: str, fields: dict, words: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cait.datamodule import ImageNetDataModule
-    from cait.model.cait import create_model
+    from cait.model.factory import create_model
     from cait.module import CaiTModule
 
 __version__ = "0.1.0"
@@ -15,7 +15,7 @@ __all__ = ["CaiTModule", "ImageNetDataModule", "create_model"]
 
 # Imported on first use: Lightning takes seconds to import, and `create_model` needs torch alone.
 _HOME = {
-    "create_model": "cait.model.cait",
+    "create_model": "cait.model.factory",
     "CaiTModule": "cait.module",
     "ImageNetDataModule": "cait.datamodule",
 }

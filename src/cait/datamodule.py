@@ -7,106 +7,117 @@ import signal
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup, create_transform
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
-from cait.data import augment, cores, decode, digits, folder, imagenet, named
-from cait.data.dataset import EvalPictures, Samples, TrainPictures, collate, mix_seeds
-from cait.data.faults import Faults
+from cait import seeds
+from cait.data import augment, cores, folder
+from cait.data.augment import Augment, NormalizeAndErase
+from cait.data.dataset import EvalImages, Samples, TrainImages, collate
+from cait.data.mixing import Mixing, MixMode
 from cait.data.sampler import Loader, ShardSampler, TrainBatchSampler, TrainLoader
 from cait.data.shared import HELD, SharedBatches
+from cait.data.source import DataSource, open_source
+from cait.data.transforms import Augmentation, Backend, Preprocessing, TrainCrop, choose_backend
+from cait.data.unreadable import UnreadableImages
 from cait.errors import UserError
 
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
-MixMode = Literal["batch", "pair", "elem"]
-Backend = Literal["auto", "nvimgcodec", "torchvision", "pillow", "timm"]
 HOW_READ = {
-    "nvimgcodec": "of JPEG files nvImageCodec decodes the crop",
+    "nvimgcodec": "nvImageCodec decodes only the crop of JPEG files",
     "torchvision": "torchvision decodes JPEG files (nvidia-nvimgcodec-cu13 would be faster)",
     "pillow": "Pillow decodes",
-    None: "timm's own transform",
+    "timm": "timm's own transform",
 }
-CHECKED_PICTURES = 20_000
-"""Data sets up to this size have every file's header looked at before training, a matter of a second."""
+CHECKED_IMAGES = 20_000
+"""In data sets up to this size every file's header is checked before training, which takes about a second."""
 
 
 class ImageNetDataModule(LightningDataModule):
-    """ImageNet, any folder of class folders, or a data set with a name, under the paper's augmentation.
+    """ImageNet, a folder of class folders, a built-in data set or your own, under the paper's augmentation.
 
-    Training batches are images [B, 3, img_size, img_size] in float32, normalised, and labels: class
-    indices [B] in int64, or after Mixup or CutMix class probabilities [B, num_classes]. Order,
-    augmentation and mixing depend on (seed, epoch, step) alone. With the Trainer's `overfit_batches` every
-    epoch is the first again: the same images, augmented and mixed alike. The workers hand on uint8; batches are
-    normalised, erased and mixed in Lightning's hook after the transfer to the device. `setup("fit")` and
-    the loaders work without a Trainer too, and then finish the batches but for Mixup and CutMix, which
-    are up to the caller.
+    Training batches are images [B, 3, img_size, img_size] in float32, normalised, and labels: class indices
+    [B] in int64, or after Mixup or CutMix class probabilities [B, num_classes]. Order, augmentation and
+    mixing depend only on (seed, epoch, step). With the Trainer's `overfit_batches` every epoch repeats the
+    first: the same images, augmented and mixed alike. Workers send uint8; Lightning's hook after the transfer
+    to the device normalises, erases and mixes. `setup("fit")` and the loaders also work without a Trainer:
+    then the loaders normalise and erase, and the caller may mix.
+
+    A subclass changes the transforms or the source by overriding `make_train_transform`,
+    `make_eval_transform` or `make_source`.
 
     Args:
         root: `root/train/<class>/*` and `root/val/<class>/*`, or `root/<class>/*`, of which
-            `val_fraction` is then held out. At "data/digits" scikit-learn's digits are written first. A
+            `val_fraction` is held out. At "data/digits" scikit-learn's digits are written first. A
             folder with ImageNet's archives as they are downloaded is unpacked first. Or the name of a
-            data set: "torch/cifar10", torchvision's, or "hfds/uoft-cs/cifar10", Hugging Face's.
-        train_split: name of the training folder in `root`, or of the data set's split, of several "train+val".
-        val_split: the same for validation. A data set without a split of its own for it, as CIFAR, has
-            "test": the best checkpoint is then chosen by what it is scored on, so report the last.
-        data_dir: where a data set with a name lies; None means data/<set>, Hugging Face's own cache for theirs.
-        download: fetch a data set with a name that is not there.
-        input_key: column of the pictures in a Hugging Face set.
+            built-in data set: torchvision's "torch/cifar10" or Hugging Face's "hfds/uoft-cs/cifar10". Or a data
+            set of your own, "package.module:factory": the factory is called with split=<train_split or val_split>
+            and returns a map-style data set of pairs (PIL image, path or open file; class index, or -1 for an
+            image that validation does not count), with `classes`, the names of the classes.
+        train_split: name of the training folder in `root`, or of the data set's split; "train+val" joins two.
+        val_split: the same for validation. A data set without a validation split, such as CIFAR, has "test":
+            then the best checkpoint is chosen on the images that score it, so report the last one.
+        data_dir: where a built-in data set is; None means data/<set>, Hugging Face's own cache for theirs.
+        download: fetch a built-in data set that is missing.
+        input_key: column of the images in a Hugging Face set.
         target_key: column of the classes in a Hugging Face set.
-        val_fraction: share of each class that is held out where `root` has no training folder.
+        val_fraction: share of each class that is held out if `root` has no training folder.
         img_size: side of the square images in pixels.
         batch_size: images in a batch of one process; even with Mixup or CutMix.
-        global_batch: make `batch_size` the images of one optimiser step instead, over all processes and accumulated
+        global_batch: make `batch_size` the images of one optimiser step, over all processes and accumulated
             batches, so that a run does not depend on the number of processes.
         eval_batch_size: the same for validation, test and prediction; None means `batch_size`.
-        backend: what reads the training pictures. "nvimgcodec" decodes of a JPEG file the crop alone,
-            "torchvision" and "pillow" decode all of it; these three give the same pixels, and "auto" takes the
+        backend: what reads the training images. "nvimgcodec" decodes only the crop of JPEG files,
+            "torchvision" and "pillow" decode all of it. These three give the same pixels, and "auto" takes the
             first that is installed. Their draws are timm's, their pixels nearly: see `cait.data.augment.Augment`.
             "timm" is timm's own transform, to the last bit. Evaluation has timm's pixels in any case.
-        decode_once: have the repeats of a picture in one process, which then decodes it once. Not as published: see
-            `cait.data.sampler.TrainBatchSampler`. On one process that is so anyway.
+        decode_once: keep the repeats of an image in one process, which decodes it once. Not as published: see
+            `cait.data.sampler.TrainBatchSampler`. It changes nothing on one process.
         num_workers: loader processes for each training process, each on one core; None means its share of
             the cores, see `cait.data.cores.share`, at most 16.
-        prefetch: batches that each of them has ready ahead.
-        repeats: repeated augmentation: how often each sampled picture stands in an epoch, each time
+        prefetch: batches that each worker has ready.
+        repeats: repeated augmentation: how often each sampled image occurs in an epoch, each time
             augmented anew; the epoch is as long as without.
-        scale: range of the area of the random crop, as a share of the picture.
-        ratio: range of the aspect ratio (width / height) of the random crop.
+        train_crop: "resized" is a random crop resized to the image size. "simple" is DeiT III's simple random crop:
+            the shorter side resized, 4 pixels of reflection added around, a random square cut out.
+        scale: range of the area of the "resized" crop, as a share of the image.
+        ratio: range of the aspect ratio (width / height) of the "resized" crop.
         hflip: probability of a horizontal flip.
-        auto_augment: timm's policy string, as "rand-m9-mstd0.5-inc1" (RandAugment) or "3a" (ThreeAugment of
-            DeiT III: grey, solarised or blurred; with color_jitter 0.3 there); None turns it off.
-        color_jitter: strength of brightness, contrast and saturation jitter, or three numbers for the three of
-            them, and a fourth of at most 0.5 for the hue. As in timm it comes after "3a", or without
+        auto_augment: timm's policy string, such as "rand-m9-mstd0.5-inc1" (RandAugment) or "3a" (DeiT III's
+            ThreeAugment: grey, solarised or blurred; there with color_jitter 0.3); None turns it off.
+        augment_ops: augmentation operations of your own, as "package.module:function". Each takes and returns a
+            PIL image of the crop's size, after auto_augment. A run stays exact if they draw only from the global
+            generators of `random`, numpy and torch, which are seeded for each image.
+        color_jitter: strength of brightness, contrast and saturation jitter, or three numbers, one for each,
+            and a fourth of at most 0.5 for the hue. As in timm it comes after "3a", or without
             auto_augment, and is left out beside any other policy.
         erase_prob: probability of erasing a box of pixels.
         interpolation: timm's name of the resampling filter, for training and evaluation.
         mixup: alpha of Mixup's beta distribution; 0 turns it off.
         cutmix: alpha of CutMix's beta distribution; 0 turns it off.
         mix_prob: probability that a batch (a pair, an image) is mixed at all.
-        mix_switch_prob: probability of CutMix where both are on.
+        mix_switch_prob: probability of CutMix if both are on.
         mix_mode: one draw for the whole "batch", for each "pair" of images, or for each image ("elem"). Image i of
             a batch of B is always mixed with image B - 1 - i.
         crop_pct: evaluation resizes the shorter side to img_size / crop_pct, then crops the centre.
-        mean: of the normalisation, for each channel, of pixels in [0, 1].
-        std: of the normalisation.
-        predict_root: folder with the pictures to predict, however deep; None means the validation set.
-        max_bad_share: share of the pictures that may be unreadable. Up to it others stand in for them in
-            training, they are left out of validation, and `faults_path` lists them; past it the run fails.
+        mean: mean for the normalisation, for each channel, of pixels in [0, 1].
+        std: standard deviation for the normalisation, likewise.
+        predict_root: folder of the images to predict, however deep; None means the validation set.
+        max_bad_share: share of the images that may be unreadable. Up to it, others stand in for them in
+            training, they are left out of validation, and `unreadable_path` lists them; past it the run fails.
         check_resume: refuse a checkpoint of a run with other data, seed or global batch.
-        class_names: names of the classes, in order, where there is no `root` to read them off: `cait predict`
+        class_names: names of the classes, in order, if there is no `root` to list them from: `cait predict`
             takes the checkpoint's.
-        seed: of order, augmentation and mixing.
+        seed: seed of order, augmentation and mixing.
 
     Raises:
         UserError: settings that do not fit together, an unknown data set, or (in `num_classes`, `setup`)
-            unusable folders and sets that are not there.
+            folders or data sets that are missing or cannot be used.
     """
 
     def __init__(
@@ -128,10 +139,12 @@ class ImageNetDataModule(LightningDataModule):
         num_workers: int | None = None,
         prefetch: int = 2,
         repeats: int = 3,
+        train_crop: TrainCrop = "resized",
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         hflip: float = 0.5,
         auto_augment: str | None = "rand-m9-mstd0.5-inc1",
+        augment_ops: list[str] | None = None,
         color_jitter: float | Sequence[float] | None = None,
         erase_prob: float = 0.25,
         interpolation: str = "bicubic",
@@ -150,137 +163,93 @@ class ImageNetDataModule(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.root = Path(root)
-        self._named = named.is_named(root)
-        self._open_settings: dict[str, Any] = dict(
-            folder=Path(data_dir) if data_dir else None, download=download, input_key=input_key, target_key=target_key
+        self.root, self.img_size, self.seed = Path(root), img_size, seed
+        self._open_source = partial(
+            open_source, root, train_split, val_split, val_fraction, data_dir, download, input_key, target_key
         )
-        self.train_split, self.val_split, self.val_fraction = train_split, val_split, val_fraction
-        self.img_size = img_size
-        self.batch_size = batch_size
-        self._global_batch = batch_size if global_batch else None
-        self._given_eval_batch = eval_batch_size
-        self.eval_batch_size = eval_batch_size or batch_size
-        self.decode_once, self.num_workers, self.prefetch = decode_once, num_workers, prefetch
-        self.repeats = repeats
+        self.preprocessing = Preprocessing(img_size, interpolation, crop_pct, mean, std)
+        self.augmentation = Augmentation(
+            train_crop, scale, ratio, hflip, auto_augment, augment_ops, color_jitter, erase_prob
+        )
+        self.mixing = Mixing(mixup, cutmix, mix_prob, mix_switch_prob, mix_mode)
+        self.normalize_and_erase = NormalizeAndErase(mean, std)
+        self.backend = choose_backend(backend)
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size or batch_size
+        self._global_batch, self._given_eval_batch = batch_size if global_batch else None, eval_batch_size
+        self.decode_once, self.num_workers, self.prefetch, self.repeats = decode_once, num_workers, prefetch, repeats
+        self.max_bad_share, self.check_resume = max_bad_share, check_resume
         self.predict_root = Path(predict_root) if predict_root else None
         self._class_names = class_names
-        self.seed = seed
-        self.max_bad_share, self.check_resume = max_bad_share, check_resume
-        self.faults_path: Path | None = None
-        """CSV file for the pictures that cannot be read; the command line puts it into the run's folder."""
-        if batch_size < 1 or self.eval_batch_size < 1 or repeats < 1:
+        self.unreadable_path: Path | None = None
+        """CSV file of the images that cannot be read; the command line puts it into the run's folder."""
+        self._check_settings(val_fraction)
+        self._own_epoch = -1
+
+    def _check_settings(self, val_fraction: float) -> None:
+        if self.batch_size < 1 or self.eval_batch_size < 1 or self.repeats < 1:
             raise UserError("batch_size, eval_batch_size and repeats must be at least 1")
-        if num_workers is not None and num_workers < 0:
-            raise UserError(f"num_workers must be at least 0, got {num_workers}")
-        if prefetch < 1:
-            raise UserError(f"prefetch must be at least 1, got {prefetch}")
-        if backend not in get_args(Backend):
-            raise UserError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
-        if not 0 <= max_bad_share < 1:
-            raise UserError(f"max_bad_share must be in [0, 1), got {max_bad_share}")
+        if self.num_workers is not None and self.num_workers < 0:
+            raise UserError(f"num_workers must be at least 0, got {self.num_workers}")
+        if self.prefetch < 1:
+            raise UserError(f"prefetch must be at least 1, got {self.prefetch}")
+        if not 0 <= self.max_bad_share < 1:
+            raise UserError(f"max_bad_share must be in [0, 1), got {self.max_bad_share}")
         if not 0 < val_fraction < 1:
             raise UserError(f"val_fraction must be above 0 and below 1, got {val_fraction}")
-        if not 0 < crop_pct <= 1:
-            raise UserError(f"crop_pct must be above 0 and at most 1, got {crop_pct}")
-        if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
-            raise UserError(f"mean and std take three numbers each, std above 0; got {list(mean)} and {list(std)}")
-        if interpolation not in INTERPOLATIONS:
-            raise UserError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}")
-        for name, probability in (
-            ("hflip", hflip),
-            ("erase_prob", erase_prob),
-            ("mix_prob", mix_prob),
-            ("mix_switch_prob", mix_switch_prob),
-        ):
-            if not 0 <= probability <= 1:
-                raise UserError(f"{name} must be in [0, 1], got {probability}")
-        if not 0 < scale[0] <= scale[1] <= 1:
-            raise UserError(f"scale must be two shares above 0 and at most 1, the smaller first, got {list(scale)}")
-        if not 0 < ratio[0] <= ratio[1]:
-            raise UserError(f"ratio must be two numbers above 0, the smaller first, got {list(ratio)}")
-        if isinstance(color_jitter, Sequence):
-            in_range = (
-                len(color_jitter) in (3, 4) and min(color_jitter) >= 0 and max(color_jitter[3:], default=0) <= 0.5
-            )
-        else:
-            in_range = color_jitter is None or color_jitter >= 0
-        if not in_range:
+        if self.mixing.is_on and self.batch_size % 2:
             raise UserError(
-                "color_jitter must be a number of at least 0, or three, or four of which the last, "
-                f"for the hue, is at most 0.5; got {color_jitter}"
+                f"Mixup and CutMix pair the images of a batch: batch_size must be even, got {self.batch_size}"
             )
-        if color_jitter is not None and auto_augment and "3a" not in auto_augment:
-            rank_zero_info(f"color_jitter {color_jitter} is left out beside auto_augment {auto_augment}, as in timm")
-        if mixup < 0 or cutmix < 0:
-            raise UserError("mixup and cutmix must be at least 0")
-        if mix_mode not in get_args(MixMode):
-            raise UserError(f"mix_mode must be one of {', '.join(get_args(MixMode))}, got {mix_mode!r}")
-        self.mixes = mixup > 0 or cutmix > 0
-        if self.mixes and batch_size % 2:
-            raise UserError(f"Mixup and CutMix pair the images of a batch: batch_size must be even, got {batch_size}")
-        self._mixing = dict(
-            mixup_alpha=mixup, cutmix_alpha=cutmix, prob=mix_prob, switch_prob=mix_switch_prob, mode=mix_mode
-        )
-        common: dict[str, Any] = dict(input_size=(3, img_size, img_size), interpolation=interpolation)
-        common.update(mean=tuple(mean), std=tuple(std))
-        training: dict[str, Any] = dict(
-            scale=scale, ratio=ratio, hflip=hflip, auto_augment=auto_augment, color_jitter=color_jitter
-        )
-        training.update(re_prob=erase_prob, re_mode="pixel", **common)
-        self.decoder: decode.Decoder | None = None
-        try:
-            if backend == "timm":
-                self.train_transform: Any = create_transform(is_training=True, **training)
-            else:
-                self.decoder = decode.choose(None if backend == "auto" else backend)
-                self.train_transform = augment.Augment(**training)
-        except (AssertionError, KeyError, ValueError) as error:
-            raise UserError(f"bad augmentation settings (auto_augment {auto_augment!r}): {error}") from error
-        self.eval_transform = create_transform(is_training=False, crop_pct=crop_pct, normalize=False, **common)
-        self.finish = augment.Finish(mean, std)
-        self._own_epoch = -1
-        self._digested: str | None = None
+
+    def make_source(self) -> DataSource:
+        """Return the data source; override it in a subclass. Called once, on first use."""
+        return self._open_source()
+
+    def make_train_transform(self) -> Callable[[Any], Any]:
+        """Return the training transform; override it in a subclass. Called once, on first use.
+
+        A transform of your own takes a PIL image in RGB, which Pillow decodes. It returns float32
+        [3, img_size, img_size] that is normalised, or uint8 of the same shape, which the data module normalises on
+        the device. To stay exact on resume, it draws only from the global generators of `random`, numpy and
+        torch: they are seeded for each image.
+        """
+        return self.augmentation.transform(self.preprocessing, self.backend)
+
+    def make_eval_transform(self) -> Callable[[Image.Image], Tensor]:
+        """Return the evaluation transform; override it in a subclass. Called once, on first use.
+
+        It takes and returns what a training transform of your own does, without randomness.
+        """
+        return self.preprocessing.transform()
+
+    @cached_property
+    def source(self) -> DataSource:
+        return self.make_source()
+
+    @cached_property
+    def train_transform(self) -> Callable[[Any], Any]:
+        return self.make_train_transform()
+
+    @cached_property
+    def eval_transform(self) -> Callable[[Image.Image], Tensor]:
+        return self.make_eval_transform()
 
     @property
     def num_classes(self) -> int:
-        """Number of classes, read off the folder or the data set; it needs no `setup`."""
+        """Number of classes, read from the folder or the data set; it needs no `setup`."""
         return len(self.class_names)
 
     @cached_property
     def class_names(self) -> list[str]:
         """Names of the classes in the order of their indices; listed once, as the model's head is made once."""
-        if self._class_names is not None:
-            return self._class_names
-        if self.root == digits.ROOT and not digits.is_written(self.root):  # before prepare_data
-            return digits.CLASS_NAMES
-        if self._named:
-            return self._sets[0].class_names
-        return self._class_folders
-
-    @cached_property
-    def _class_folders(self) -> list[str]:
-        self.prepare_data()  # now, for the model's head wants their number before Lightning calls it
-        return folder.class_names(self.root, self.train_split)
+        return self._class_names if self._class_names is not None else self.source.class_names
 
     def prepare_data(self) -> None:
         """Write the embedded data set, or unpack ImageNet's archives; any number of processes may call it."""
-        if self.root == digits.ROOT:
-            digits.write_digits(self.root)
-        elif not self._named:  # those are fetched when they are opened, which `cait predict` can do without
-            imagenet.unpack(self.root, self.train_split, self.val_split)
-
-    @cached_property
-    def _sets(self) -> tuple[named.NamedSet, named.NamedSet]:
-        """The training and the validation set of a data set with a name."""
-        splits = (self.train_split, self.val_split)
-        train, val = (named.open_set(str(self.root), split, **self._open_settings) for split in splits)
-        if train.class_names != val.class_names:
-            raise UserError(f"{self.root}: {train.split} and {val.split} do not have the same classes")
-        return train, val
+        self.source.prepare()
 
     def setup(self, stage: str | None = None) -> None:
-        """List the pictures. Raises UserError where they cannot be used."""
+        """List the images. Raises UserError if they cannot be used."""
         if self.trainer is None:
             self.prepare_data()
         if stage == "fit" and self.trainer is not None:
@@ -288,31 +257,29 @@ class ImageNetDataModule(LightningDataModule):
         if stage == "predict" and self.predict_root is not None:
             self.predict_samples: Samples = folder.scan_flat(self.predict_root)
             return
-        train: Samples
-        val: Samples
-        if self._named:
-            train, val = self._sets
-        else:
-            train, val = folder.scan(
-                self.root, self._class_folders, self.train_split, self.val_split, self.val_fraction
-            )
-        self.faults = Faults(self.faults_path, int(self.max_bad_share * (len(train) + len(val))))
-        opened = partial(decode.open_picture, decoder=self.decoder) if self.decoder else _open_whole
-        self.train_pictures = TrainPictures(train, opened, self.train_transform, self.seed, self.faults)
-        self.val_pictures = EvalPictures(val, self.eval_transform, self.faults)
+        train, val = self.source.train, self.source.val
+        self.unreadable = UnreadableImages(self.unreadable_path, int(self.max_bad_share * (len(train) + len(val))))
+        self.val_images = EvalImages(val, self.eval_transform, self.unreadable)
         self.predict_samples = val
-        self.batch_mixer = Mixup(num_classes=self.num_classes, label_smoothing=0.0, **self._mixing)
+        if stage in ("fit", None):
+            transform = self.train_transform
+            open_image = transform.open if isinstance(transform, Augment) else _open_rgb
+            self.train_images = TrainImages(train, open_image, transform, self.seed, self.unreadable)
         if stage == "fit":
             for samples in (train, val):
-                if isinstance(samples, folder.Files) and len(train) + len(val) <= CHECKED_PICTURES:
-                    folder.check_headers(samples, self.faults)
+                if isinstance(samples, folder.Files) and len(train) + len(val) <= CHECKED_IMAGES:
+                    folder.check_headers(samples, self.unreadable)
             rank_zero_info(
-                f"{self.root}: {len(train):,} training and {len(val):,} validation pictures, "
-                f"{self.num_classes} classes; {HOW_READ[self.decoder]}"
+                f"{self.root}: {len(train):,} training and {len(val):,} validation images, "
+                f"{self.num_classes} classes; {self._how_read()}"
             )
 
+    def _how_read(self) -> str:
+        own = type(self).make_train_transform is not ImageNetDataModule.make_train_transform
+        return "a training transform of your own" if own else HOW_READ[self.backend]
+
     def share_batch(self, trainer: Trainer) -> None:
-        """Make `batch_size` this process's part of a global batch; for any other it stays.
+        """Divide a global batch: make `batch_size` this process's part of it. Otherwise do nothing.
 
         Raises:
             UserError: the parts are not even.
@@ -321,38 +288,41 @@ class ImageNetDataModule(LightningDataModule):
             return
         parts = trainer.world_size * trainer.accumulate_grad_batches
         self.batch_size, left = divmod(self._global_batch, parts)
-        if left or self.batch_size < 1 or (self.mixes and self.batch_size % 2):
+        if left or self.batch_size < 1 or (self.mixing.is_on and self.batch_size % 2):
             raise UserError(
                 f"--data.batch_size {self._global_batch} cannot be shared out over {parts} batches (processes × "
-                f"accumulation){', each of an even number for Mixup and CutMix' if self.mixes else ''}; "
+                f"accumulation){', each of an even number for Mixup and CutMix' if self.mixing.is_on else ''}; "
                 "change it or the number of devices, or set --data.global_batch false"
             )
         self.eval_batch_size = self._given_eval_batch or self.batch_size
 
     def state_dict(self) -> dict[str, Any]:
-        """The classes, and what the order and the pixels of a run depend on; kept in its checkpoints."""
+        """The classes, and what a run's order and pixels depend on; checkpoints hold them.
+
+        `load_state_dict` compares by these names, so they must stay as they are.
+        """
         trainer = self.trainer
         depends = {
             "seed": self.seed,
             "repeats": self.repeats,
             "decode_once": self.decode_once,
-            "pixels by": "cait" if self.decoder else "timm",
+            "pixels by": "timm" if self.backend == "timm" else "cait",
             "images a batch, over all processes": self.batch_size * (trainer.world_size if trainer else 1),
             "batches accumulated": trainer.accumulate_grad_batches if trainer else 1,
-            "training pictures": len(self.train_pictures),
-            "digest of the training pictures' names": self._digest(),
+            "training pictures": len(self.source.train),
+            "digest of the training pictures' names": self._digest,
         }
         return {"class_names": self.class_names, "depends_on": depends}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuse a checkpoint of other classes, and to go on with a run that was another.
+        """Refuse a checkpoint of other classes, and refuse to resume a run that was different.
 
         Raises:
             UserError: the classes differ; or in training, unless `check_resume` is off, data, seed or batch.
         """
         theirs, ours = state_dict["class_names"], self.class_names
         if theirs != ours:
-            odd = folder.some(sorted(set(theirs) ^ set(ours)))
+            odd = folder.abbreviate(sorted(set(theirs) ^ set(ours)))
             raise UserError(f"the checkpoint's {len(theirs)} classes are not the {len(ours)} of {self.root}: {odd}")
         if not self.check_resume or self.trainer is None or not self.trainer.training:
             return
@@ -364,81 +334,79 @@ class ImageNetDataModule(LightningDataModule):
                     "to go on all the same add --data.check_resume false"
                 )
 
+    @cached_property
     def _digest(self) -> str:
-        if self._digested is None:  # once; ImageNet's takes a second
-            start = len(str(self.root)) + 1
-            digest = hashlib.sha256()
-            samples = self.train_pictures.samples
-            for index in range(len(samples)):
-                digest.update(f"{samples.name(index)[start:]}\n".encode())
-            self._digested = digest.hexdigest()[:16]
-        return self._digested
+        """Of the training images' names below `root`; ImageNet's takes a second."""
+        start = len(str(self.root)) + 1
+        digest = hashlib.sha256()
+        samples = self.source.train
+        for index in range(len(samples)):
+            digest.update(f"{samples.name(index)[start:]}\n".encode())
+        return digest.hexdigest()[:16]
 
     def train_dataloader(self) -> TrainLoader:
-        rank, world_size = self._place()
+        rank, world_size = self._rank_and_world()
         sampler = TrainBatchSampler(
-            len(self.train_pictures), self.batch_size, self.seed, self.repeats, rank, world_size, self.decode_once
+            len(self.train_images), self.batch_size, self.seed, self.repeats, rank, world_size, self.decode_once
         )
         if len(sampler) == 0:
             raise UserError(
-                f"{len(self.train_pictures)} training pictures do not fill one batch of "
+                f"{len(self.train_images)} training images do not fill one batch of "
                 f"{self.batch_size} on {world_size} process(es); lower --data.batch_size"
             )
-        collate_fn, itemsize = (augment.collate, 1) if self.decoder else (collate, 4)  # timm's transform gives float32
-        settings = self._loading(collate_fn, self.batch_size, itemsize)
-        return TrainLoader(self.train_pictures, batch_sampler=sampler, position=self._position, **settings)
+        ours = isinstance(self.train_transform, Augment)
+        # Other transforms may give float32.
+        settings = (
+            self._loading(augment.collate, self.batch_size) if ours else self._loading(collate, self.batch_size, 4)
+        )
+        return TrainLoader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
 
     def val_dataloader(self) -> Loader:
-        return self._eval_loader(self.val_pictures, "validation")
+        return self._eval_loader(self.val_images, "validation")
 
     test_dataloader = val_dataloader
 
     def predict_dataloader(self) -> Loader:
-        return self._eval_loader(EvalPictures(self.predict_samples, self.eval_transform), "prediction")
+        return self._eval_loader(EvalImages(self.predict_samples, self.eval_transform), "prediction")
 
-    def further_dataloader(self, samples: Samples) -> Loader:
+    def extra_val_dataloader(self, samples: Samples) -> Loader:
         """Loader of another evaluation set of the same classes, under the same transform.
 
-        It finishes its batches itself: given to the Trainer beside the data module, it comes without its hooks.
+        It normalises its batches itself: given to the Trainer without the data module, it gets no hooks.
         """
-        faults = Faults(None, int(self.max_bad_share * len(samples)))
-        loader = self._eval_loader(EvalPictures(samples, self.eval_transform, faults), "further")
-        loader.finish = self._finished
+        unreadable = UnreadableImages(None, int(self.max_bad_share * len(samples)))
+        loader = self._eval_loader(EvalImages(samples, self.eval_transform, unreadable), "extra validation")
+        loader.finish = self._normalized
         return loader
 
-    def _eval_loader(self, pictures: EvalPictures, purpose: str) -> Loader:
-        rank, world_size = self._place()
-        if len(pictures) < world_size:  # a process without a batch would not join in adding up the figures
-            raise UserError(f"{len(pictures)} {purpose} pictures cannot be shared out over {world_size} processes")
+    def _eval_loader(self, images: EvalImages, purpose: str) -> Loader:
+        rank, world_size = self._rank_and_world()
+        if len(images) < world_size:  # a process without a batch would not join in adding up the metrics
+            raise UserError(f"{len(images)} {purpose} images cannot be shared out over {world_size} processes")
         settings = self._loading(collate, self.eval_batch_size)
-        sampler = ShardSampler(len(pictures), rank, world_size)
-        return Loader(pictures, batch_size=self.eval_batch_size, sampler=sampler, **settings)
+        sampler = ShardSampler(len(images), rank, world_size)
+        return Loader(images, batch_size=self.eval_batch_size, sampler=sampler, **settings)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Finish a batch on its device, and mix it if it is a training one, with timm's Mixup and CutMix.
-
-        Label smoothing is left to the loss: it is linear, so smoothing the mixed labels is what timm
-        does in smoothing before it mixes.
-        """
-        images, labels = self._finished(batch)
+        """Normalise and erase a batch on its device, and mix it if it is a training batch."""
+        images, labels = self._normalized(batch)
         trainer = self.trainer
-        if trainer is None or not trainer.training or not self.mixes:
+        if trainer is None or not trainer.training or not self.mixing.is_on:
             return images, labels
-        # timm draws from numpy's global generator. `ready` counts this epoch's batches before this one.
-        epoch, step = self._position()
-        np.random.seed(mix_seeds(self.seed, epoch, step, trainer.global_rank) % 2**32)
-        return self.batch_mixer(images, labels)
+        epoch, step = self._position()  # Lightning has not counted this batch yet
+        return self.mixing(
+            images, labels, self.num_classes, seeds.batch_mixing(self.seed, epoch, step, trainer.global_rank)
+        )
 
-    def _finished(self, batch: Any) -> tuple[Tensor, Tensor]:
+    def _normalized(self, batch: Any) -> tuple[Tensor, Tensor]:
         images, labels, *erased = batch
-        return (self.finish(images, *erased) if images.dtype == torch.uint8 else images), labels
+        return (self.normalize_and_erase(images, *erased) if images.dtype == torch.uint8 else images), labels
 
-    def _place(self) -> tuple[int, int]:
-        """(rank, world size)"""
+    def _rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
 
     def _position(self) -> tuple[int, int]:
-        """(epoch, next batch) of training; to overfit on some batches each epoch is the first again."""
+        """(epoch, next batch) of training; under `overfit_batches` each epoch is the first again."""
         if self.trainer is not None:
             overfits = self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
             epoch = 0 if overfits else self.trainer.current_epoch
@@ -447,10 +415,11 @@ class ImageNetDataModule(LightningDataModule):
         return self._own_epoch, 0
 
     def workers(self, processes: int) -> int:
-        """Loader processes for each of the training processes on this node."""
+        """Loader processes for each of the `processes` that train on this node."""
         return self.num_workers if self.num_workers is not None else min(16, cores.share(processes))
 
     def _loading(self, collate_fn: Callable[..., Any], batch_size: int, itemsize: int = 1) -> dict[str, Any]:
+        """Settings of a loader; `itemsize` is the bytes of a value in its images."""
         workers = self.workers(self.trainer.num_devices if self.trainer is not None else 1)
         batches = None
         if workers and SharedBatches.possible():
@@ -458,23 +427,23 @@ class ImageNetDataModule(LightningDataModule):
         return dict(
             num_workers=workers,
             collate_fn=partial(collate_fn, batches=batches),
-            # Workers inherit the shared memory; Python's own default is no longer a fork.
+            # Workers inherit the shared memory by a fork, which is no longer Python's default.
             multiprocessing_context="fork" if batches else None,
             prefetch_factor=self.prefetch if workers else None,
-            finish=None if self.trainer is not None else self._finished,
+            finish=None if self.trainer is not None else self._normalized,
             persistent_workers=workers > 0,
             worker_init_fn=partial(_init_worker, under_trainer=self.trainer is not None),
             pin_memory=torch.cuda.is_available(),
         )
 
 
-def _open_whole(source: folder.Source, name: str, whole: bool) -> Image.Image:
-    return folder.load_rgb(source, name)
+def _open_rgb(raw: folder.RawImage, name: str, whole: bool) -> Image.Image:
+    return folder.load_rgb(raw, name)
 
 
 def _init_worker(worker_id: int, under_trainer: bool) -> None:
-    # A scheduler signals the whole group of processes; workers are needed until the step is finished, and the
-    # Trainer ends them. A script of one's own ends them with SIGTERM, when it comes to its end.
+    # A scheduler signals the whole group of processes. Under the Trainer workers ignore that, because the current
+    # step still needs them, and the Trainer ends them. Otherwise a script's end ends them with SIGTERM.
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) if under_trainer else ():
         signal.signal(signum, signal.SIG_IGN)
     # Workers share the cores among themselves; threads of their own would only get in each other's way.

@@ -29,12 +29,12 @@ from cait.callbacks.checkpoints import BestCheckpoint, DurableCheckpointIO, Last
 from cait.callbacks.claim import Claim, shared
 from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA
-from cait.callbacks.faults import FaultReport
 from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.loggers import run_loggers
 from cait.callbacks.predictions import PredictionsFile
 from cait.callbacks.progress import EpochLines, ModelTable, RunProgressBar, RunSummary
 from cait.callbacks.seeding import StepSeed
+from cait.callbacks.unreadable import UnreadableReport
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.module import CaiTModule
@@ -70,7 +70,7 @@ OUTPUT = "File to write, by default predictions.csv (cait predict) or evaluation
 SAVE_MINUTES = "Minutes between checkpoints; epochs and the steps of --save_every_n_steps end with one in any case."
 SAVE_STEPS = "Optimiser steps between checkpoints; null leaves them to the time and the epochs."
 REAL = "File of ReaL labels, real.json, to validate on too; null takes timm's copy where the data is ImageNet."
-V2 = "Folder of ImageNet-V2, or of more pictures of the same classes, to validate on too."
+V2 = "Folder of ImageNet-V2, or of more images of the same classes, to validate on too."
 MONITOR = "Metric that chooses best.ckpt, as metrics.csv names it."
 MODE = "Whether the best value of --monitor is its largest or its smallest."
 PAPER_ROW = "The row of the paper that the run is, as --paper notes it, whose figures are shown beside the run's."
@@ -289,7 +289,7 @@ class CaiTCLI(LightningCLI):
             self.config.fit.ckpt_path = None  # where the run was resumed from is no part of its configuration
             kwargs["default_root_dir"] = self.run_dir
             if not given.fast_dev_run:
-                self.datamodule.faults_path = self.run_dir / run.UNREADABLE
+                self.datamodule.unreadable_path = self.run_dir / run.UNREADABLE
                 callbacks.append(RunSummary(self.run_dir, first_step))
             if given.max_steps > 0:  # a trial of a few steps leaves figures too
                 kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
@@ -297,7 +297,7 @@ class CaiTCLI(LightningCLI):
                 own = [] if given.logger is True else _listed(given.logger)
                 kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *own]
             callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
-            callbacks.append(FaultReport(self.datamodule))
+            callbacks.append(UnreadableReport(self.datamodule))
             if given.enable_checkpointing is not False and not given.fast_dev_run:
                 folder = self.run_dir / run.CHECKPOINTS
                 last = LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes)

@@ -1,11 +1,10 @@
-"""The LightningModule: steps, metrics and the optimiser around a bare CaiT."""
+"""The LightningModule: steps, metrics and the optimizer around a bare network."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,96 +12,77 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
-from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
 
+from cait import run
 from cait.errors import UserError
-from cait.losses import Distillation, Teacher, distillation_loss, timm_teacher
-from cait.model.cait import create_model
+from cait.losses import Distillation, build_loss, distillation_loss
+from cait.metrics import EvalMetrics
+from cait.model import network
 from cait.model.weights import load_pretrained, load_weights
-from cait.optim import param_groups, warmup_cosine
+from cait.optim import build_optimizer, warmup_cosine
+from cait.teacher import Teacher, load_teacher
 
 Batch = tuple[Tensor, Tensor]
 
 
 class SkipStep(Exception):  # noqa: N818  # it is no error
-    """Raised from a hook before the optimizer's step: leave weights and optimizer as they are, and go on."""
-
-
-class EvalMetrics(nn.Module):
-    """Loss and top-1 / top-5 accuracy in per cent over a whole set, exact over several processes."""
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.loss = MeanMetric()
-        # Not grouped: torchmetrics would merge the two for good if they agreed on the first batch.
-        self.accuracy = MetricCollection(
-            {f"acc{k}": MulticlassAccuracy(num_classes, top_k=min(k, num_classes), average="micro") for k in (1, 5)},
-            compute_groups=False,
-        )
-
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: logits [B, num_classes], labels [B]; a label below 0 is not counted."""
-        counted = labels >= 0
-        logits, labels = logits[counted].float(), labels[counted]
-        self.loss.update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
-        self.accuracy.update(logits, labels)
-
-    def compute(self, prefix: str) -> dict[str, Tensor]:
-        """The figures under their logged names, as `val/acc1`; starts the count anew."""
-        figures = {f"{prefix}/loss": self.loss.compute()}
-        figures |= {f"{prefix}/{name}": 100 * value for name, value in self.accuracy.compute().items()}
-        self.loss.reset()
-        self.accuracy.reset()
-        return figures
+    """Raised from a hook before the optimizer's step: leave weights and optimizer as they are and go on."""
 
 
 class CaiTModule(LightningModule):
-    """CaiT with AdamW, per-step warm-up and cosine, label smoothing or soft targets, distillation.
+    """A network with its optimizer, per-step warm-up and cosine, label smoothing or soft targets, distillation.
 
-    With a teacher the loss is (1 - α) · cross entropy + α · `cait.losses.distillation_loss`, both on the
-    one class output, as released, or with the network's field `distillation_token` the second on that
-    token's head, as in DeiT. The teacher is no part of checkpoints or of the moving average.
+    With a teacher the loss is (1 - α) · loss of the labels + α · `cait.losses.distillation_loss`. Both read the one
+    class output, as released. With the network's field `distillation_token` the second reads that token's head,
+    as in DeiT. The teacher is no part of checkpoints or of the moving average.
 
     Args:
-        name: one of the paper's models, as "xxs24"; see `cait.create_model`.
+        name: one of the paper's models, as "xxs24"; a timm model, as "timm/vit_small_patch16_224"; or
+            "package.module:factory" of your own. See `cait.model.network.build`.
         img_size: side of the images in pixels; the command line takes it from the data.
         num_classes: width of the head; the command line takes it from the data.
-        drop_path_rate: stochastic depth; None takes the paper's rate for the model.
-        fields: further fields of the network that differ from the model's row, as {"patch_size": 8}.
+        drop_path_rate: stochastic depth; None takes the paper's rate for the model, or the network's own.
+        fields: further arguments of the network, as {"patch_size": 8}; for the paper's models the fields of
+            `cait.model.config.CaiTConfig`.
         compile: compile the blocks with torch.compile, see `CaiT.compile_blocks`; the first steps take longer.
-        grad_checkpointing: compute the activations of the self-attention blocks again in the backward pass
-            instead of keeping them; for the largest models and resolutions.
-        weights: file to start from: the release's, timm's, safetensors or a checkpoint of ours. Positions are
-            resized. A head of other classes starts anew; from a checkpoint of ours it keeps the classes that
-            the data has too, by name. A run that is resumed does not read it.
+        grad_checkpointing: compute activations again in the backward pass instead of saving them; for the
+            largest models and resolutions.
+        weights: file to start from: the release's, timm's, safetensors or a checkpoint of ours; see
+            `cait.model.weights.load_weights`. A run that is resumed does not read it.
         weights_ema: take the moving average out of that file.
-        pretrained: start from timm's published weights of the model instead, fitted in the same way.
+        pretrained: start from timm's published weights of the model instead.
+        loss: of the labels: "cross_entropy", "bce", or "package.module:factory"; see `cait.losses.build_loss`.
+        label_smoothing: ε of (1 - ε) · target + ε / num_classes, for training only.
+        optimizer: "adamw", one of timm's such as "lamb", or "package.module:factory"; see `cait.optim`.
+        optimizer_args: further arguments of the optimizer, as {"momentum": 0.95}.
+        layer_decay: scale the rate of each layer by this factor once for each layer above it; None does not.
         lr: peak learning rate, for `lr_base_size` images a step.
-        lr_base_size: the rate is scaled by global batch / lr_base_size, the global batch counting
+        lr_base_size: scale the rate by global batch / lr_base_size, where the global batch counts
             processes and accumulation; None takes `lr` as it is.
         warmup_epochs: length of the linear warm-up.
         warmup_lr: rate of the first step, not scaled.
         min_lr: rate at the end of the cosine, not scaled.
-        weight_decay: of AdamW; not for biases, norms, LayerScale, position and class embeddings.
+        weight_decay: not for biases, norms, LayerScale, position and class embeddings.
         betas: of AdamW.
         eps: of AdamW.
-        label_smoothing: ε of (1 - ε) · target + ε / num_classes, for training only.
+        metrics: further metrics of validation and test by name, as
+            {"f1": "torchmetrics.classification:MulticlassF1Score"}; see `cait.metrics.EvalMetrics`.
         distillation: "hard" or "soft" adds a teacher to the loss.
         distillation_alpha: α, the teacher's share of the loss.
         distillation_tau: τ, the temperature of soft distillation.
-        teacher: timm's name of a model with published weights, or a checkpoint (.ckpt) of a run of ours.
-        teacher_path: local file with the weights of the timm model.
+        teacher: a checkpoint (.ckpt) of a run, or any name that `name` takes; timm's may come without "timm/".
+        teacher_path: file with the teacher's weights; None takes the published ones.
+        teacher_fields: further arguments of the teacher's network.
         teacher_img_size: side of the images that the teacher sees; None means the student's, or the
             teacher's own where it takes no other.
         mean: of the normalisation that the images have had; the command line takes it from the data.
         std: the same.
 
     Raises:
-        UserError: unknown model or field, or a setting out of its range.
+        UserError: a model, field, loss, optimizer or metric that does not exist, or a setting out of its range.
     """
 
     def __init__(
@@ -117,6 +97,11 @@ class CaiTModule(LightningModule):
         weights: str | None = None,
         weights_ema: bool = False,
         pretrained: bool = False,
+        loss: str = "cross_entropy",
+        label_smoothing: float = 0.1,
+        optimizer: str = "adamw",
+        optimizer_args: dict[str, Any] | None = None,
+        layer_decay: float | None = None,
         lr: float = 5e-4,
         lr_base_size: int | None = 512,
         warmup_epochs: float = 5,
@@ -125,12 +110,13 @@ class CaiTModule(LightningModule):
         weight_decay: float = 0.05,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        label_smoothing: float = 0.1,
+        metrics: dict[str, str] | None = None,
         distillation: Distillation = "none",
         distillation_alpha: float = 0.5,
         distillation_tau: float = 1.0,
         teacher: str = "regnety_160.deit_in1k",
         teacher_path: str | None = None,
+        teacher_fields: dict[str, Any] | None = None,
         teacher_img_size: int | None = None,
         mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
         std: Sequence[float] = IMAGENET_DEFAULT_STD,
@@ -142,6 +128,8 @@ class CaiTModule(LightningModule):
             raise UserError("lr, warmup_lr, min_lr, warmup_epochs and weight_decay must be at least 0")
         if lr_base_size is not None and lr_base_size < 1:
             raise UserError(f"lr_base_size must be at least 1 or null, got {lr_base_size}")
+        if layer_decay is not None and not 0 < layer_decay <= 1:
+            raise UserError(f"layer_decay must be above 0 and at most 1, or null; got {layer_decay}")
         if not 0 <= distillation_alpha <= 1 or distillation_tau <= 0:
             raise UserError("distillation_alpha must be in [0, 1] and distillation_tau above 0")
         for own in {"name", "img_size", "num_classes", "drop_path_rate", "pretrained"} & set(fields or {}):
@@ -154,32 +142,43 @@ class CaiTModule(LightningModule):
         self._at_start = True
         self.lr, self.lr_base_size = lr, lr_base_size
         self.warmup_epochs, self.warmup_lr, self.min_lr = warmup_epochs, warmup_lr, min_lr
-        self.adamw: dict[str, Any] = dict(betas=tuple(betas), eps=eps, fused=True)
-        self.weight_decay = weight_decay
         self.num_classes = num_classes
-        self.model = create_model(name, img_size, num_classes, drop_path_rate, **(fields or {}))
-        if self.model.config.distillation_token and distillation == "none":
+        self.model = network.build(name, img_size, num_classes, drop_path_rate, **(fields or {}))
+        self.has_distillation_head = network.has_distillation_head(self.model)
+        if self.has_distillation_head and distillation == "none" and hasattr(self.model, "forward_heads"):
             raise UserError("a distillation_token learns from a teacher alone: set distillation to hard or soft")
-        self.compile_blocks, self.model.grad_checkpointing = compile, grad_checkpointing
-        self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+        if self.has_distillation_head and distillation != "none":
+            network.train_distillation_head(self.model)
+        if grad_checkpointing:
+            network.set_grad_checkpointing(self.model, name)
+        self.compile_blocks = compile
+        if compile:
+            network.require(self.model, name, "compile_blocks", "model.compile true")
+        self.optimizer_settings: dict[str, Any] = dict(
+            name=optimizer, weight_decay=weight_decay, layer_decay=layer_decay, betas=betas, eps=eps
+        )
+        self.optimizer_settings["arguments"] = dict(optimizer_args or {})
+        build_optimizer(self.model, lr=lr, **self.optimizer_settings)  # so that it fails now if it must
+        self.loss = build_loss(loss, label_smoothing)
         self.distillation = distillation
         self.distillation_alpha, self.distillation_tau = distillation_alpha, distillation_tau
         self.teacher: Teacher | None = None
         self.grad_norm: Tensor | None = None
-        """Of this step, where a callback has computed it; clipping then need not."""
-        self.val_metrics = EvalMetrics(num_classes)
-        self.test_metrics = EvalMetrics(num_classes)
+        """Of this step, where a callback has computed it; clipping then uses it."""
+        self.own_metrics = dict(metrics or {})
+        self.val_metrics = EvalMetrics(num_classes, metrics)
+        self.test_metrics = EvalMetrics(num_classes, metrics)
 
     def setup(self, stage: str) -> None:
         self._load_start()
         if stage == "fit" and self.compile_blocks:
-            self.model.compile_blocks()
+            self.model.compile_blocks()  # type: ignore[operator]
         if stage == "fit" and self.distillation != "none":
             # Not registered as a submodule: it is not to be saved, trained, averaged or put into train mode.
             self.__dict__["teacher"] = self._load_teacher()
 
     def _load_start(self) -> None:
-        # Once: what was trained since, or came out of a checkpoint, is not to be overwritten.
+        # Only once, because it would overwrite what was trained since or came out of a checkpoint.
         if self._at_start and self.trainer.ckpt_path is None:
             notes: list[str] = []
             if self.pretrained:
@@ -199,21 +198,7 @@ class CaiTModule(LightningModule):
             return None
 
     def _load_teacher(self) -> Teacher:
-        hparams = self.hparams
-        name, path, img_size = hparams["teacher"], hparams["teacher_path"], hparams["teacher_img_size"]
-        student = (hparams["mean"], hparams["std"])
-        if not name.endswith(".ckpt"):
-            return timm_teacher(name, path, self.num_classes, img_size, *student)
-        if not Path(name).is_file():
-            raise UserError(f"the teacher {name} does not exist")
-        try:
-            theirs = CaiTModule.load_from_checkpoint(name, map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise UserError(f"the teacher {name} is not a whole checkpoint of a run") from error
-        if theirs.num_classes != self.num_classes:
-            raise UserError(f"the teacher {name} knows {theirs.num_classes} classes, the data has {self.num_classes}")
-        own_size = theirs.model.config.img_size
-        return Teacher(theirs.model, theirs.hparams["mean"], theirs.hparams["std"], own_size, *student)
+        return load_teacher(dict(self.hparams))
 
     def on_fit_start(self) -> None:
         if self.teacher is not None:
@@ -231,7 +216,7 @@ class CaiTModule(LightningModule):
         """
         images, targets = batch
         inputs = images.to(self.dtype)
-        heads = self.model.forward_heads(inputs) if self.model.config.distillation_token else (self.model(inputs),)
+        heads = network.forward_heads(self.model, inputs) if self.has_distillation_head else (self.model(inputs),)
         logits = _precise(heads[0])
         loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets)
         if self.teacher is not None:
@@ -335,8 +320,7 @@ class CaiTModule(LightningModule):
             rank_zero_info(
                 f"peak learning rate {peak:.3g} = {self.lr:.3g} × global batch {global_batch} / {self.lr_base_size}"
             )
-        groups = param_groups(self.model, self.weight_decay)
-        optimizer = torch.optim.AdamW(groups, lr=peak, **self.adamw)
+        optimizer = build_optimizer(self.model, lr=peak, **self.optimizer_settings)
         scheduler = warmup_cosine(
             optimizer,
             warmup_steps=round(self.warmup_epochs * steps_per_epoch),
@@ -347,8 +331,10 @@ class CaiTModule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse another network's weights; let AdamW's settings of now win, as the schedule's do."""
+        """Refuse another network's weights; let the optimizer's settings of now win, as the schedule's do."""
         self._at_start = False
+        if self._trainer is not None and self._trainer.datamodule is not None:  # type: ignore[attr-defined]
+            run.rename_data_state(checkpoint, type(self._trainer.datamodule).__qualname__)  # type: ignore[attr-defined]
         ours, theirs = self.state_dict(), checkpoint["state_dict"]
         for key in [*ours, *theirs]:
             shapes = [tuple(state[key].shape) if key in state else None for state in (ours, theirs)]
@@ -357,16 +343,24 @@ class CaiTModule(LightningModule):
                     f"the checkpoint is of another network: {key} is {shapes[1] or 'missing'} in it, "
                     f"{shapes[0] or 'missing'} in the configured model"
                 )
-        groups = param_groups(self.model, self.weight_decay)
-        for state in checkpoint.get("optimizer_states", ()):
+        states = checkpoint.get("optimizer_states", ())
+        name, before = self.optimizer_settings["name"], checkpoint.get("hyper_parameters", {}).get("optimizer", "adamw")
+        if states and name != before:
+            raise UserError(
+                f"the checkpoint's optimizer is {before}, this one {name}; "
+                "start a new run from its weights with --model.weights"
+            )
+        groups = build_optimizer(self.model, lr=self.lr, **self.optimizer_settings).param_groups
+        settings = {"weight_decay", "lr_scale", "betas", "eps", "fused", *self.optimizer_settings["arguments"]}
+        for state in states:
             sizes = [[len(group["params"]) for group in side] for side in (groups, state["param_groups"])]
             if sizes[0] != sizes[1]:
                 raise UserError(
-                    f"the checkpoint's optimiser has groups of {sizes[1]} parameters, this one of {sizes[0]}; "
+                    f"the checkpoint's optimizer has groups of {sizes[1]} parameters, this one of {sizes[0]}; "
                     "start a new run from its weights with --model.weights"
                 )
             for group, own in zip(state["param_groups"], groups, strict=True):
-                group.update(self.adamw, weight_decay=own["weight_decay"])
+                group.update({key: own[key] for key in settings & own.keys()})
 
     def _global_batch(self) -> int:
         """Images that go into one optimiser step."""

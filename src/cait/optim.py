@@ -1,28 +1,95 @@
-"""AdamW's parameter groups and the learning rate of every step."""
+"""The optimizer, its parameter groups and the learning rate of every step."""
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
+import types
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from cait import objects
+from cait.errors import UserError
 
-def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+
+def build_optimizer(
+    network: nn.Module,
+    name: str = "adamw",
+    *,
+    lr: float,
+    weight_decay: float,
+    layer_decay: float | None = None,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    arguments: Mapping[str, Any] | None = None,
+) -> Optimizer:
+    """Build the optimizer of a network.
+
+    Args:
+        network: see `cait.model.network.Network` for what it may say of its parameters.
+        name: "adamw" is torch's, fused. Any other is timm's, as "lamb", "sgd", "muon" or "lookahead_lion", or
+            "package.module:factory", which is called with parameter groups, lr and `arguments`.
+        lr: peak learning rate.
+        weight_decay: of the parameters that `param_groups` decays.
+        layer_decay: scale the rate of each layer by this factor once for each layer above it, as timm does.
+        betas: of "adamw".
+        eps: of "adamw".
+        arguments: further arguments of the optimizer.
+
+    Raises:
+        UserError: there is no such optimizer, or it does not take these arguments.
+    """
+    import timm.optim
+
+    given = dict(arguments or {})
+    if name != "adamw" and not objects.is_path(name):
+        known = timm.optim.list_optimizers()
+        if name.rpartition("_")[2] not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "`timm.optim.list_optimizers()` lists them"
+            raise UserError(f"unknown optimizer {name!r}; {hint}")
+    try:
+        if name != "adamw" and not objects.is_path(name):
+            given |= dict(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay)
+            return timm.optim.create_optimizer_v2(network, opt=name, **given)
+        groups = param_groups(network, weight_decay, layer_decay)
+        if name == "adamw":
+            return torch.optim.AdamW(groups, lr=lr, **{"betas": tuple(betas), "eps": eps, "fused": True, **given})
+        factory = objects.locate(name)
+        optimizer = factory(groups, lr=lr, **given)
+    except UserError:
+        raise
+    except Exception as error:  # of many kinds: unknown arguments, packages that are not installed
+        raise UserError(f"optimizer {name}: {' '.join(str(error).split())}") from error
+    if not isinstance(optimizer, Optimizer):
+        raise UserError(f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    return optimizer
+
+
+def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:
     """Split the trainable parameters into two groups, without and with weight decay.
 
-    Not decayed: biases, every parameter of fewer than two dimensions (norms, LayerScale's λ) and
-    the names in `model.no_weight_decay()`. The same groups as timm's `param_groups_weight_decay`.
+    Not decayed: biases, every parameter of fewer than two dimensions (norms, LayerScale's λ) and the names in
+    `network.no_weight_decay()`. The same groups as timm's `param_groups_weight_decay`; with `layer_decay` as
+    its `param_groups_layer_decay`, two for each layer.
     """
-    names_of = getattr(model, "no_weight_decay", set)  # a method, in timm's models too
-    exempt: set[str] = names_of()
+    exempt: set[str] = getattr(network, "no_weight_decay", set)()
+    if layer_decay is not None:
+        from timm.optim import param_groups_layer_decay
+
+        return param_groups_layer_decay(network, weight_decay, exempt, layer_decay=layer_decay)
     plain: list[nn.Parameter] = []
     decayed: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
+    for name, parameter in network.named_parameters():
         if parameter.requires_grad:
-            is_plain = parameter.ndim <= 1 or name.endswith(".bias") or name in exempt
+            is_exempt = any(fnmatch.fnmatch(name, pattern) for pattern in exempt)  # timm's names may have wildcards
+            is_plain = parameter.ndim <= 1 or name.endswith(".bias") or is_exempt
             (plain if is_plain else decayed).append(parameter)
     return [{"params": plain, "weight_decay": 0.0}, {"params": decayed, "weight_decay": weight_decay}]
 
@@ -30,28 +97,27 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 def warmup_cosine(
     optimizer: Optimizer, *, warmup_steps: int, total_steps: int, warmup_lr: float, min_lr: float
 ) -> LRScheduler:
-    """Linear warm-up, then a cosine, stepped after every optimiser step.
+    """Linear warm-up, then a cosine, stepped after every optimizer step.
 
-    With peak p (the optimiser's lr), W warm-up steps and T total steps, step t (from 0) is taken at
+    With peak p (the optimizer's lr), W warm-up steps and T total steps, the rate of step t (from 0) is
 
         t < W:   warmup_lr + (p - warmup_lr) · t / (W - 1)      (warmup_lr where W = 1)
         t >= W:  min_lr + (p - min_lr) · (1 + cos(π (t - W) / (T - W))) / 2
 
-    The schedule is lightning-bolts' `LinearWarmupCosineAnnealingLR`, read from its closed form at
-    every step instead of by its recursion: W = 0 then works, rounding does not build up, and the
-    rate is a function of the step alone, so a checkpoint holds nothing but the step and a resumed
-    run follows the rate, the warm-up and the length that it is given now.
+    times the group's `lr_scale`, if it has one. The schedule is lightning-bolts' `LinearWarmupCosineAnnealingLR`,
+    read from its closed form instead of its recursion. W = 0 then works and rounding does not build up. The
+    rate is a function of the step alone, so a checkpoint holds only the step, and a resumed run follows the
+    rate, the warm-up and the length that it is given now.
     """
-    # Recorded, that is swallowed: lightning-bolts warns that it is under review and that pkg_resources is
-    # old, and in being imported it sets filters that would undo an "ignore".
-    with warnings.catch_warnings(record=True):
-        from pl_bolts.optimizers.lr_scheduler import LinearWarmupCosineAnnealingLR
 
-    class WarmupCosine(LinearWarmupCosineAnnealingLR):
+    class WarmupCosine(_bolts_schedule()):  # type: ignore[misc]
         def get_lr(self) -> list[float]:
             if self.last_epoch == 0 and self.warmup_epochs > 0:
-                return [self.warmup_start_lr] * len(self.base_lrs)
-            return self._get_closed_form_lr()
+                rates = [self.warmup_start_lr] * len(self.base_lrs)
+            else:
+                rates = self._get_closed_form_lr()
+            scales = [group.get("lr_scale", 1.0) for group in self.optimizer.param_groups]
+            return [rate * scale for rate, scale in zip(rates, scales, strict=True)]
 
         def state_dict(self) -> dict[str, Any]:
             return {"last_epoch": self.last_epoch, "_step_count": self._step_count}
@@ -72,3 +138,19 @@ def warmup_cosine(
             warmup_start_lr=warmup_lr,
             eta_min=min_lr,
         )
+
+
+def _bolts_schedule() -> type[LRScheduler]:
+    """lightning-bolts' schedule, imported without its traces.
+
+    Importing it takes seconds, warns, sets warning filters and puts names back into numpy that numpy has removed.
+    """
+    import numpy
+
+    before = set(vars(numpy))
+    with warnings.catch_warnings(record=True):  # not "ignore", because its import changes the filters
+        from pl_bolts.optimizers.lr_scheduler import LinearWarmupCosineAnnealingLR
+    for name in set(vars(numpy)) - before:
+        if not isinstance(vars(numpy)[name], types.ModuleType):  # numpy loads its own parts late
+            delattr(numpy, name)
+    return LinearWarmupCosineAnnealingLR

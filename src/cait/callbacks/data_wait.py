@@ -1,4 +1,4 @@
-"""How long the training steps waited for pictures."""
+"""How long the training steps wait for images."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from cait.data.cores import share
 from cait.datamodule import ImageNetDataModule
 
 STARVED = 0.1
-"""Share of the time above which waiting is worth a hint."""
+"""Share of the time above which waiting deserves a hint."""
 SECONDS = 10.0
-"""Epochs shorter than this are mostly the workers' start."""
+"""Shorter epochs are mostly the start of the workers."""
 
 
 class DataWait(Callback):
-    """After each training epoch, says how long its steps waited for pictures; once, what to do where it was long.
+    """After each training epoch, say how long its steps waited for images. If that was long, say once what helps.
 
     Args:
         data: the data module.
-        speaks: print a line of its own; else `line` is for others to print.
+        prints: print a line; otherwise other callbacks print `line`.
     """
 
-    def __init__(self, data: ImageNetDataModule, speaks: bool) -> None:
-        self.data, self.speaks = data, speaks
+    def __init__(self, data: ImageNetDataModule, prints: bool) -> None:
+        self.data, self.prints = data, prints
         self.line = ""
         self._hinted = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.on_train_epoch_start(trainer, pl_module)  # a run that is resumed amid an epoch does not start one
+        self.on_train_epoch_start(trainer, pl_module)  # a run resumed within an epoch does not start one
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begin = self._end = time.monotonic()
         self._before = self._waited(trainer)
 
     def on_train_batch_end(self, *_: Any) -> None:
-        self._end = time.monotonic()  # what comes after the last is validation
+        self._end = time.monotonic()  # validation follows the last one
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
         seconds, waited = self._end - self._begin, self._waited(trainer) - self._before
         share = waited / seconds if seconds > 0 else 0.0
-        self.line = f"waited {waited:.1f} s of {seconds:.1f} s for pictures ({share:.0%})"
-        if self.speaks:
+        self.line = f"waited {waited:.1f} s of {seconds:.1f} s for images ({share:.0%})"
+        if self.prints:
             print(f"epoch {trainer.current_epoch + 1}: {self.line}", flush=True)
         if share > STARVED and seconds > SECONDS and not self._hinted:
             self._hinted = True
             print(
-                f"The steps wait for pictures: {advice(self.data, trainer.num_devices, trainer.world_size)}", flush=True
+                f"The steps wait for images: {advice(self.data, trainer.num_devices, trainer.world_size)}", flush=True
             )
 
     @staticmethod
@@ -59,14 +59,14 @@ class DataWait(Callback):
 
 
 def advice(data: ImageNetDataModule, processes: int, world_size: int) -> str:
-    """What would bring pictures sooner: first what costs nothing. `processes` are those of this node."""
+    """What would make images arrive sooner, the cheapest first. `processes` is their number on this node."""
     workers, cores = data.workers(processes), share(processes)
     if workers < cores:
         return f"each process has {cores} cores and num_workers is {workers}; try --data.num_workers {cores}"
-    if data.decoder in ("torchvision", "pillow"):
+    if data.backend in ("torchvision", "pillow"):
         return "nvidia-nvimgcodec-cu13 decodes faster, with the same pixels"
-    if data.decoder is None:
+    if data.backend == "timm":
         return "--data.backend auto is about twice as fast as timm's own transform"
     if data.repeats > 1 and world_size > 1 and not data.decode_once:
-        return "--data.decode_once true decodes a picture once for all its repeats"
+        return "--data.decode_once true decodes an image once for all its repeats"
     return f"all {cores} cores of each process are at work; smaller files or more cores would help"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from cait import run
 from cait.errors import UserError
-from cait.module import EvalMetrics
+from cait.metrics import EvalMetrics
 
 
 class EMA(Callback):
@@ -60,7 +60,7 @@ class EMA(Callback):
         self.average = deepcopy(pl_module.model).to(self._dtype).eval().requires_grad_(False)
         if self._loaded:
             self.average.load_state_dict(self._loaded)
-        self._metrics = EvalMetrics(pl_module.num_classes).to(pl_module.device)
+        self._metrics = EvalMetrics(pl_module.num_classes, pl_module.own_metrics).to(pl_module.device)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._last_step = trainer.global_step

@@ -15,7 +15,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from cait.callbacks.ema import EMA
-from cait.data.real import is_imagenet, real_labels
+from cait.data.real_labels import is_imagenet, real_labels
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 
@@ -131,7 +131,7 @@ class Evaluation(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         loader: Any = trainer.val_dataloaders
         self._order, self._done = loader.sampler.indices, 0  # the images that this process sees, in order
-        self._real = self._real_labels() if loader.dataset is self.data.val_pictures else None
+        self._real = self._real_labels() if loader.dataset is self.data.val_images else None
         self._ema: Any = next((callback for callback in trainer.callbacks if isinstance(callback, EMA)), None)  # type: ignore[attr-defined]
         weights = ("raw", "ema") if self._ema and self._ema.average is not None else ("raw",)
         self._counts = {name: Counts(pl_module.num_classes).to(pl_module.device) for name in weights}
@@ -141,7 +141,7 @@ class Evaluation(Callback):
         if self.real is None and not is_imagenet(names):
             return None
         try:
-            return real_labels(self.real, self.data.val_pictures.samples, len(names))
+            return real_labels(self.real, self.data.val_images.samples, len(names))
         except UserError as error:
             if self.real is not None:
                 raise

@@ -14,9 +14,9 @@ from cait.errors import UserError
 
 
 class PredictionsFile(Callback):
-    """Write one row a picture, in the pictures' order: path, class, probability.
+    """Write one row for each image, in order: path, class, probability.
 
-    Several processes write one file each, the rank in its name.
+    Each of several processes writes its own file, with its rank in the name.
     """
 
     def __init__(self, path: Path, data: ImageNetDataModule) -> None:

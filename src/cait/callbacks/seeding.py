@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from cait.data.dataset import mix_seeds
+from cait import seeds
 
 
 class StepSeed(Callback):
-    """Seed torch before every training step, so that a resumed run draws what the whole run would have drawn.
+    """Seed torch before every training step, so that a resumed run draws what the uninterrupted run would have drawn.
 
     Every process draws its own stream.
     """
@@ -20,8 +20,7 @@ class StepSeed(Callback):
         self.seed = seed
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        # The 1 sets this stream apart from that of the batch mixing.
-        seed = mix_seeds(self.seed, trainer.current_epoch, batch_idx, trainer.global_rank, 1)
+        seed = seeds.training_step(self.seed, trainer.current_epoch, batch_idx, trainer.global_rank)
         torch.default_generator.manual_seed(seed)
         if pl_module.device.type == "cuda":
             torch.cuda.manual_seed(seed)

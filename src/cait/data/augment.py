@@ -1,4 +1,4 @@
-"""timm's training transform with less work: the crop decoded alone, uint8 until the batch is on its device."""
+"""timm's training transform with less work: decode only the crop, stay in uint8 until the batch is on its device."""
 
 from __future__ import annotations
 
@@ -15,58 +15,82 @@ from PIL import Image
 from timm.data import create_transform
 from timm.data.auto_augment import AugmentOp, AutoAugment, RandAugment
 from timm.data.random_erasing import RandomErasing
+from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_interp_mode
 from torch import Tensor
 from torch.utils.data import default_collate
+from torchvision.transforms import RandomCrop, Resize
 
-from cait.data.decode import Picture
+from cait.data.decode import Decoder, OpenImage, open_image
+from cait.data.folder import RawImage
 from cait.data.ops import on_arrays
-from cait.data.shared import Sent, SharedBatches
+from cait.data.shared import Handle, SharedBatches
+from cait.errors import UserError
+from cait.objects import is_path, locate
 
 Erased = tuple[int, int, int, int, int]
-"""seed of the noise, and the box it fills: top, left, height, width in pixels"""
+"""seed of the noise, and the box that it fills: top, left, height, width in pixels"""
 Augmented = tuple[Tensor, Erased | None]
 """pixels in uint8 [S, S, 3], and what is to be erased of them"""
 RESIZED_BY_TORCH = ("bilinear", "bicubic")
+PADDING = 4
+"""Pixels that DeiT III adds around an image before it crops."""
 
 
 class Augment:
-    """The transform of timm's `create_transform(is_training=True, **settings)`, in what it draws and, nearly, gives.
+    """The transform of timm's `create_transform(is_training=True, **settings)`: the same draws, nearly the same pixels.
 
-    Of a picture it decodes the crop alone, and has torch resize it. The operations of RandAugment and
-    AutoAugment are those of `cait.data.ops`, other policies are left to timm and Pillow; normalisation and
-    erasing to `Finish`. It draws from the generators of `random`, numpy and torch what timm's would, in
-    timm's order.
+    It decodes only the crop and resizes it with torch. RandAugment and AutoAugment use the operations of
+    `cait.data.ops`; timm and Pillow do the other policies. Normalisation and erasing are left to
+    `NormalizeAndErase`. The global generators of `random`, numpy and torch are drawn from in timm's order.
+
+    Args:
+        simple_crop: crop as `SimpleCrop` does instead.
+        own_ops: operations on PIL images that follow the policy.
     """
 
-    def __init__(self, interpolation: str, hflip: float, **settings: Any) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        simple_crop: bool,
+        own_ops: Sequence[OwnOperation],
+        interpolation: str,
+        hflip: float,
+        **settings: Any,
+    ) -> None:
         stages = create_transform(is_training=True, separate=True, interpolation=interpolation, hflip=0.0, **settings)
-        (self.crop,), self.policy, final = (stage.transforms for stage in stages)
-        self.hflip = hflip
+        (resized_crop,), policy, final = (stage.transforms for stage in stages)
+        self.decoder, self.hflip, self.size = decoder, hflip, resized_crop.size
+        self.crop = SimpleCrop(self.size, interpolation) if simple_crop else ResizedCrop(resized_crop, interpolation)
         self.erasing = next((part for part in final if isinstance(part, RandomErasing)), None)
-        self.interpolation = interpolation
-        self.by_pillow = not all(isinstance(part, RandAugment | AutoAugment) for part in self.policy)
-        if not self.by_pillow:
-            for op in chain.from_iterable(map(_operations, self.policy)):
-                op.aug_fn = on_arrays(op.aug_fn)
+        fast = all(isinstance(part, RandAugment | AutoAugment) for part in policy)
+        self.array_ops: list[Any] = policy if fast else []
+        self.image_ops: list[Any] = [*([] if fast else policy), *own_ops]
+        for op in chain.from_iterable(map(_operations, self.array_ops)):
+            op.aug_fn = on_arrays(op.aug_fn)
 
-    def __call__(self, picture: Picture) -> Augmented:
-        width, height = picture.size
-        box = self.crop.get_params(torch.empty(height, width, device="meta"), self.crop.scale, self.crop.ratio)
-        # timm's crop of one pixel may hold none, of which Pillow makes black.
-        pixels = picture.crop(box) if min(box[2:]) > 0 else np.zeros((1, 1, 3), np.uint8)
-        image = resize(pixels, self.crop.size, self.interpolation)
+    def open(self, raw: RawImage, name: str, whole: bool) -> OpenImage:
+        """Open an image for `__call__`; see `cait.data.decode.open_image`."""
+        return open_image(raw, name, whole, self.decoder)
+
+    def __call__(self, image: OpenImage) -> Augmented:
+        crop = self.crop(image)
         if self.hflip > 0 and torch.rand(1).item() < self.hflip:
-            image = image.flip(1)
-        augmented = Image.fromarray(image.numpy()) if self.by_pillow else image.numpy()
-        for part in self.policy:
-            augmented = part(augmented)
-        return torch.from_numpy(np.array(augmented) if self.by_pillow else augmented), self._erased()
+            crop = crop.flip(1)
+        pixels = crop.numpy()
+        for op in self.array_ops:
+            pixels = op(pixels)
+        if self.image_ops:
+            augmented = Image.fromarray(pixels)
+            for op in self.image_ops:
+                augmented = op(augmented)
+            pixels = np.array(augmented)
+        return torch.from_numpy(pixels), self._erased()
 
     def _erased(self) -> Erased | None:
-        """As in timm's RandomErasing, which draws the noise, too, at once."""
+        """Draw as timm's RandomErasing does, which also draws the noise at once."""
         if self.erasing is None or random.random() > self.erasing.probability:
             return None
-        height, width = self.crop.size
+        height, width = self.size
         for _ in range(10):
             area = random.uniform(self.erasing.min_area, self.erasing.max_area) * height * width
             aspect = math.exp(random.uniform(*self.erasing.log_aspect_ratio))
@@ -81,10 +105,78 @@ def _operations(part: RandAugment | AutoAugment) -> Iterator[AugmentOp]:
     yield from part.ops if isinstance(part, RandAugment) else chain.from_iterable(part.policy)
 
 
+class ResizedCrop:
+    """timm's random crop, resized to uint8 [S, S, 3]; only the crop is decoded."""
+
+    def __init__(self, timms: RandomResizedCropAndInterpolation, interpolation: str) -> None:
+        self.timms, self.interpolation = timms, interpolation
+
+    def __call__(self, image: OpenImage) -> Tensor:
+        width, height = image.size
+        box = self.timms.get_params(torch.empty(height, width, device="meta"), self.timms.scale, self.timms.ratio)
+        # timm's crop of a tiny image may be empty; Pillow makes that black.
+        pixels = image.crop(box) if min(box[2:]) > 0 else np.zeros((1, 1, 3), np.uint8)
+        return resize(pixels, self.timms.size, self.interpolation)
+
+
+class SimpleCrop:
+    """DeiT III's simple random crop, uint8 [S, S, 3]: torchvision's Resize(S), then RandomCrop of S.
+
+    The shorter side is resized to S, PADDING pixels of reflection are added around, and a square is cut out.
+    """
+
+    def __init__(self, size: tuple[int, int], interpolation: str) -> None:
+        self.size, self.interpolation = size, interpolation
+
+    def __call__(self, image: OpenImage) -> Tensor:
+        width, height = image.size
+        side, short = self.size[0], min(width, height)
+        resized = (int(side * height / short), int(side * width / short))
+        pixels = resize(image.crop((0, 0, height, width)), resized, self.interpolation).numpy()
+        padded = np.pad(pixels, ((PADDING, PADDING), (PADDING, PADDING), (0, 0)), mode="reflect")
+        top, left, _, _ = RandomCrop.get_params(torch.empty(padded.shape[:2], device="meta"), self.size)
+        return torch.from_numpy(padded[top : top + side, left : left + side].copy())
+
+
+def simple_crop(size: int, interpolation: str) -> list[Any]:
+    """`SimpleCrop` on PIL images, by torchvision."""
+    resample = str_to_interp_mode(interpolation)
+    return [Resize(size, resample), RandomCrop(size, padding=PADDING, padding_mode="reflect")]
+
+
+class OwnOperation:
+    """An augmentation operation of the user's, a function from PIL image to PIL image.
+
+    Args:
+        path: where it is, as "package.module:function".
+
+    Raises:
+        UserError: there is no such function.
+    """
+
+    def __init__(self, path: str) -> None:
+        if not is_path(path):
+            raise UserError(f"augment_ops takes names such as package.module:function, got {path!r}")
+        self.path, self.function = path, locate(path)
+        if not callable(self.function):
+            raise UserError(f"augment_ops: {path} is not a function")
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """Apply it to an RGB image. Raises UserError if it returns anything but an image of the same size."""
+        changed = self.function(image)
+        if not isinstance(changed, Image.Image) or changed.size != image.size:
+            size = f" of {changed.size}" if isinstance(changed, Image.Image) else ""
+            raise UserError(
+                f"augment_ops: {self.path} must return a PIL image of {image.size}, "
+                f"it returned a {type(changed).__name__}{size}"
+            )
+        return changed if changed.mode == "RGB" else changed.convert("RGB")
+
+
 def resize(pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> Tensor:
-    """Resize uint8 [height, width, 3] to `size`, antialiased as Pillow does, and by torch where it has the filter."""
+    """Resize uint8 [height, width, 3] to `size`, antialiased as Pillow does, with torch if it has the filter."""
     if interpolation in RESIZED_BY_TORCH:
-        image = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)  # channels last, as the quickest of torch's ways
+        image = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)  # channels last: torch's fastest path
         return F.interpolate(image, size, mode=interpolation, antialias=True)[0].permute(1, 2, 0)
     resample = getattr(Image.Resampling, interpolation.upper())
     return torch.from_numpy(np.array(Image.fromarray(pixels).resize(size[::-1], resample)))
@@ -92,7 +184,7 @@ def resize(pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> Ten
 
 def collate(
     samples: list[tuple[Augmented, int]], batches: SharedBatches | None = None
-) -> tuple[Tensor | Sent, Tensor, list[tuple[int, Erased]]]:
+) -> tuple[Tensor | Handle, Tensor, list[tuple[int, Erased]]]:
     """Images uint8 [B, S, S, 3], labels [B], and what is to be erased of which image."""
     images = [image for (image, _), _ in samples]
     labels = torch.tensor([label for _, label in samples])
@@ -100,8 +192,8 @@ def collate(
     return batches.stack(images) if batches else default_collate(images), labels, erased
 
 
-class Finish:
-    """What is left to be done with a batch on its device: float32, normalised, boxes filled with noise.
+class NormalizeAndErase:
+    """Finish a batch on its device: float32, normalised, boxes filled with noise.
 
     Args:
         mean: for each channel, of pixels in [0, 1].

@@ -1,4 +1,4 @@
-"""Is a folder of pictures what a run needs? Counted, compared with ImageNet's numbers, a sample of it decoded."""
+"""Check a folder of images before a run: count it, compare it with ImageNet's numbers, decode a sample."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from pathlib import Path
 
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from cait.data.folder import load_rgb, some
+from cait.data.folder import abbreviate, load_rgb
 from cait.data.imagenet import ARCHIVES
 from cait.errors import UserError
 
 IMAGENET_CLASSES = 1000
-IMAGENET_PICTURES = {"train": 1_281_167, "val": 50_000}
+IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}
 """ILSVRC2012 as published."""
 
 Classes = dict[str, list[str]]
-"""Paths of the pictures by class."""
+"""Paths of the images by class."""
 
 
-def check(root: Path, pictures: int = 2000) -> None:
-    """Print what is in `root` and what is wrong with it, a line each.
+def check(root: Path, images: int = 2000) -> None:
+    """Print what is in `root`, then a line for each thing that is wrong with it.
 
     Args:
-        root: folder with train/<class>/ and val/<class>/, or with the class folders alone.
-        pictures: how many to decode, spread evenly over the classes.
+        root: folder with train/<class>/ and val/<class>/, or only with class folders.
+        images: how many to decode, spread evenly over the classes.
 
     Raises:
         UserError: there is no such folder, or something is wrong with it.
     """
     if not root.is_dir():
         raise UserError(f"the data folder {root} does not exist")
-    wrong = list(_check(root, pictures))
+    wrong = list(_check(root, images))
     for line in wrong:
         print(f"wrong: {line}")
     if wrong:
@@ -41,10 +41,10 @@ def check(root: Path, pictures: int = 2000) -> None:
     print(f"{root} is as it should be")
 
 
-def _check(root: Path, pictures: int) -> Iterator[str]:
-    split = any((root / part).is_dir() for part in IMAGENET_PICTURES)
+def _check(root: Path, images: int) -> Iterator[str]:
+    split = any((root / part).is_dir() for part in IMAGENET_IMAGES)
     archives = [name for name in ARCHIVES.values() if (root / name).is_file()]
-    if archives and not all((root / part).is_dir() for part in IMAGENET_PICTURES):
+    if archives and not all((root / part).is_dir() for part in IMAGENET_IMAGES):
         advice = "the first run with this --data.root unpacks them"
         if missing := set(ARCHIVES.values()) - set(archives):
             advice = f"to have them unpacked put {' and '.join(sorted(missing))} there too"
@@ -52,7 +52,7 @@ def _check(root: Path, pictures: int) -> Iterator[str]:
         if not split:
             return
     found: dict[str, Classes] = {}
-    for part in IMAGENET_PICTURES if split else ("",):
+    for part in IMAGENET_IMAGES if split else ("",):
         folder = root / part
         if not folder.is_dir():
             yield f"{folder} does not exist"
@@ -60,19 +60,19 @@ def _check(root: Path, pictures: int) -> Iterator[str]:
         classes = found[part or "all"] = {}
         yield from _count(folder, classes)
         count = sum(map(len, classes.values()))
-        print(f"{folder}: {len(classes):,} classes, {count:,} pictures", flush=True)
+        print(f"{folder}: {len(classes):,} classes, {count:,} images", flush=True)
     if len(found) == 2:
         train, val = found.values()
         for part, ours, theirs in (("train", train, val), ("val", val, train)):
             only = sorted(ours.keys() - theirs.keys())
-            if only and theirs:  # where there are none at all that has been said
-                yield f"{len(only):,} class(es) only in {root / part}: {some(only)}"
+            if only and theirs:  # an empty folder is reported already
+                yield f"{len(only):,} class(es) only in {root / part}: {abbreviate(only)}"
     yield from _compare_with_imagenet(root, found)
-    yield from _decode(found, pictures)
+    yield from _decode(found, images)
 
 
 def _count(folder: Path, classes: Classes) -> Iterator[str]:
-    """Fill `classes`; what is wrong with the folder itself is yielded."""
+    """Fill `classes`, and yield what is wrong with the folder itself."""
     loose, strange = [], []
     for entry in os.scandir(folder):
         if entry.name.startswith("."):
@@ -86,23 +86,24 @@ def _count(folder: Path, classes: Classes) -> Iterator[str]:
     flat = sorted(name for name in loose if name.lower().endswith(IMG_EXTENSIONS))
     if flat and not classes:
         yield (
-            f"{folder} holds {len(flat):,} pictures and no class folders, so their classes are not known; for ImageNet "
+            f"{folder} holds {len(flat):,} images and no class folders, so their classes are not known; for ImageNet "
             f"remove it and put {ARCHIVES['val']} and {ARCHIVES['devkit']} into {folder.parent}: a run sorts them"
         )
     elif flat:
-        yield f"{len(flat):,} picture(s) in {folder} itself, in no class folder: {some(flat)}"
+        yield f"{len(flat):,} image(s) in {folder} itself, in no class folder: {abbreviate(flat)}"
     elif not classes:
         yield f"{folder} holds no class folders"
     if packed := sorted(name for name in loose if name.endswith(".tar")):
-        yield f"{folder} holds {len(packed):,} archives: {some(packed)}; unpack each into a folder of its name"
+        yield f"{folder} holds {len(packed):,} archives: {abbreviate(packed)}; unpack each into a folder of its name"
     if empty := sorted(name for name, files in classes.items() if not files):
-        yield f"{len(empty):,} class(es) without pictures in {folder}: {some(empty)}"
+        yield f"{len(empty):,} class(es) without images in {folder}: {abbreviate(empty)}"
     if strange:
-        yield f"{len(strange):,} file(s) without a picture's extension, which are left out: {some(sorted(strange))}"
+        few = abbreviate(sorted(strange))
+        yield f"{len(strange):,} file(s) without an image's extension, which are left out: {few}"
 
 
 def _files(folder: str) -> Iterator[str]:
-    """Every file below a folder but the hidden; the kinds come with the names, so that no file is looked at."""
+    """Every file below a folder except hidden ones. The system lists kinds with names, so no file is opened."""
     for entry in os.scandir(folder):
         if entry.is_dir():
             yield from _files(entry.path)
@@ -114,23 +115,23 @@ def _compare_with_imagenet(root: Path, found: dict[str, Classes]) -> Iterator[st
     names = set().union(*found.values())
     if not names or not all(re.fullmatch(r"n\d{8}", name) for name in names):
         return
-    right = ", ".join(f"{count:,} in {part}" for part, count in IMAGENET_PICTURES.items())
-    print(f"ImageNet's numbers: {IMAGENET_CLASSES:,} classes, pictures: {right}")
+    right = ", ".join(f"{count:,} in {part}" for part, count in IMAGENET_IMAGES.items())
+    print(f"ImageNet's numbers: {IMAGENET_CLASSES:,} classes, images: {right}")
     if len(names) != IMAGENET_CLASSES:
         print(f"the folders are named like ImageNet's, but are {len(names):,}: a part of it, or another set")
         return
     for part, classes in found.items():
         count = sum(map(len, classes.values()))
-        if classes and part in IMAGENET_PICTURES and count != IMAGENET_PICTURES[part]:
-            yield f"{root / part} holds {count:,} pictures, ImageNet {IMAGENET_PICTURES[part]:,}"
+        if classes and part in IMAGENET_IMAGES and count != IMAGENET_IMAGES[part]:
+            yield f"{root / part} holds {count:,} images, ImageNet {IMAGENET_IMAGES[part]:,}"
 
 
-def _decode(found: dict[str, Classes], pictures: int) -> Iterator[str]:
+def _decode(found: dict[str, Classes], images: int) -> Iterator[str]:
     sets = [files for classes in found.values() for _, files in sorted(classes.items()) if files]
     decoded = 0
     for place, files in enumerate(sets):
-        # The class's share of the pictures, the remainder spread evenly, and evenly over its files.
-        share = min((place + 1) * pictures // len(sets) - place * pictures // len(sets), len(files))
+        # Each class gets its share, the remainder is spread evenly, and the files of a class are sampled evenly.
+        share = min((place + 1) * images // len(sets) - place * images // len(sets), len(files))
         for i in range(share):
             file = files[(2 * i + 1) * len(files) // (2 * share)]
             decoded += 1
@@ -138,4 +139,4 @@ def _decode(found: dict[str, Classes], pictures: int) -> Iterator[str]:
                 load_rgb(file)
             except UserError as error:
                 yield str(error)
-    print(f"decoded {decoded:,} pictures, spread evenly over the classes")
+    print(f"decoded {decoded:,} images, spread evenly over the classes")

@@ -1,4 +1,4 @@
-"""How many cores there are for a training process and its loader workers."""
+"""How many cores a training process and its loader workers have."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ GROUPS = Path("/sys/fs/cgroup")
 def share(processes: int) -> int:
     """Cores for each of the training processes on this node, at least 1.
 
-    The processes share the cores that this one may use, unless SLURM has bound each to cores of its own. Then
-    these are fewer than the step has on the node, and an equal share of the step's cores is no fewer than these.
+    The processes share the cores that this one may use, unless SLURM has bound each to cores of its own. A bound
+    process has fewer cores than the job step, and at most an equal share of them.
     """
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     of_step = os.environ.get("SLURM_CPUS_ON_NODE", "")
@@ -23,7 +23,7 @@ def share(processes: int) -> int:
 
 
 def quota() -> float:
-    """Processor time that the control groups around this process allow, in cores; inf without a limit."""
+    """Processor time that this process's control groups allow, in cores; inf without a limit."""
     own = [line.removeprefix("0::/") for line in _read(OWN_GROUP).splitlines() if line.startswith("0::/")]
     folders = [folder for group in own for folder in (GROUPS / group, *(GROUPS / group).parents)]
     limits = [_read(folder / "cpu.max") for folder in folders]

@@ -1,12 +1,13 @@
-"""Pictures as tensors, each a function of (seed, epoch, index, repeat)."""
+"""Images as tensors, each a function of (seed, epoch, index, repeat)."""
 
 from __future__ import annotations
 
+import operator
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from hashlib import blake2b
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,57 +16,100 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from cait.data.faults import Faults
-from cait.data.folder import Source, load_rgb
+from cait import seeds
+from cait.data.folder import RawImage, load_rgb
 from cait.data.sampler import Key
-from cait.data.shared import Sent, SharedBatches
+from cait.data.shared import Handle, SharedBatches
+from cait.data.unreadable import UnreadableImageError, UnreadableImages
 from cait.errors import UserError
 
 NO_LABEL = -1
-"""Label of a picture that is not to be counted."""
+"""Label of an image that is not counted."""
 
 
 class Samples(Protocol):
-    """Pictures by index, from files or out of a data set."""
+    """Images by index, from files or from a data set."""
 
     def __len__(self) -> int: ...
 
+    def __getitem__(self, index: int) -> tuple[RawImage, int]:
+        """The image, not decoded yet, and the index of its class. Raises UnreadableImageError."""
+        ...
+
     def name(self, index: int) -> str:
-        """What the picture is called in messages, in lists and in a run's digest: its path if it has one."""
-        ...
-
-    def source(self, index: int) -> tuple[Source, int]:
-        """The picture and the index of its class. Raises UserError where the set cannot give it."""
+        """The image's name in messages, in lists and in a run's digest: its path if it has one."""
         ...
 
 
-def mix_seeds(*numbers: int) -> int:
-    """One 64-bit seed from several numbers; near numbers give unrelated seeds."""
-    return int.from_bytes(blake2b(" ".join(map(str, numbers)).encode(), digest_size=8).digest())
-
-
-class TrainPictures(Dataset[tuple[Any, int]]):
-    """Augmented pictures, indexed by (epoch, index, repeat).
-
-    The global generators of `random`, numpy and torch, from which the transforms draw, are seeded
-    anew for every picture, so that neither the worker nor its history matters. A picture that cannot
-    be read is noted in `faults` and another, drawn from the same key, stands in for it.
+class MapSamples:
+    """One split of a map-style data set, as `Samples`.
 
     Args:
-        open_picture: opens a picture, by its source, its name, and whether several boxes of it are wanted.
-        transform: of what `open_picture` returns.
+        root: name of the data set.
+        split: name of the split.
+        dataset: pairs of an image and the index of its class; NO_LABEL is for an image without a class.
+        class_names: names of the classes, in order.
+    """
+
+    def __init__(self, root: str, split: str, dataset: Dataset[Any], class_names: Sequence[str]) -> None:
+        self.root, self.split, self.dataset, self.class_names = root, split, dataset, list(class_names)
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def name(self, index: int) -> str:
+        return f"{self.root}/{self.split}/{index}"
+
+    def __getitem__(self, index: int) -> tuple[RawImage, int]:
+        """As in `Samples`. Raises UserError, which ends the run, when the data set gives anything else."""
+        try:
+            item = self.dataset[index]
+        except Exception as error:
+            raise UnreadableImageError(f"cannot read the image {self.name(index)}: {error}") from error
+        try:
+            image, label = item
+            label = operator.index(label)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{self.name(index)} is not a pair of an image and a class index") from error
+        if not (isinstance(image, str | Path | Image.Image) or hasattr(image, "read")):
+            raise UserError(
+                f"{self.name(index)} has a {type(image).__name__} for an image; it must be a PIL image, "
+                "a path or an open file"
+            )
+        if not NO_LABEL <= label < len(self.class_names):
+            raise UserError(f"{self.name(index)} has the label {label}, there are {len(self.class_names)} classes")
+        return image, label
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of `random`, numpy and torch, from which transforms draw."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    # Not torch.manual_seed: without CUDA it formats a traceback in every call, a millisecond an image.
+    torch.default_generator.manual_seed(seed)
+
+
+class TrainImages(Dataset[tuple[Any, int]]):
+    """Augmented images, indexed by (epoch, index, repeat).
+
+    The global generators are seeded anew for every image, so neither the worker nor its history matters. An
+    image that cannot be read is noted in `unreadable`. Another, drawn from the same key, stands in for it.
+
+    Args:
+        open_image: takes an image as it is in `samples`, its name, and whether several crops of it are wanted.
+        transform: takes what `open_image` returns.
     """
 
     def __init__(
         self,
         samples: Samples,
-        open_picture: Callable[[Source, str, bool], Any],
+        open_image: Callable[[RawImage, str, bool], Any],
         transform: Callable[[Any], Any],
         seed: int,
-        faults: Faults,
+        unreadable: UnreadableImages,
     ) -> None:
-        self.samples, self.open_picture, self.transform = samples, open_picture, transform
-        self.seed, self.faults = seed, faults
+        self.samples, self.open_image, self.transform = samples, open_image, transform
+        self.seed, self.unreadable = seed, unreadable
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -74,66 +118,72 @@ class TrainPictures(Dataset[tuple[Any, int]]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[Key]) -> list[tuple[Any, int]]:
-        """The pictures of a batch; repeats that follow each other are of one that is decoded once."""
+        """The images of a batch; repeats that follow each other share one decoding."""
         items = []
         for index, repeats in ((index, list(group)) for index, group in groupby(keys, key=lambda key: key[1])):
             opened = None
             if len(repeats) > 1:
-                with suppress(UserError):  # which each of them will come upon
+                with suppress(UnreadableImageError):  # each repeat will meet it again
                     opened = self._open(index, True)
             items += [self._augmented(key, opened) for key in repeats]
         return items
 
     def _open(self, index: int, whole: bool = False) -> tuple[Any, int]:
-        source, label = self.samples.source(index)
-        return self.open_picture(source, self.samples.name(index), whole), label
+        image, label = self.samples[index]
+        if label < 0:
+            raise UserError(f"the training image {self.samples.name(index)} has no label")
+        return self.open_image(image, self.samples.name(index), whole), label
 
     def _augmented(self, key: Key, opened: tuple[Any, int] | None) -> tuple[Any, int]:
         index, attempt = key[1], 0
-        while True:  # `faults` ends it where there is nothing left to read
+        while True:  # `unreadable` ends it when there is nothing left to read
             try:
-                picture, label = opened or self._open(index)
-                self._seed(key)
-                return self.transform(picture), label
-            except UserError as error:
-                self.faults.note(self.samples.name(index), str(error))
+                image, label = opened or self._open(index)
+                seed_generators(seeds.image(self.seed, *key))
+                pixels = self.transform(image)
+                return channels_last(pixels) if isinstance(pixels, Tensor) else pixels, label
+            except UnreadableImageError as error:
+                self.unreadable.note(self.samples.name(index), str(error))
             opened, attempt = None, attempt + 1
-            index = mix_seeds(self.seed, *key, attempt) % len(self.samples)
-
-    def _seed(self, key: Key) -> None:
-        seed = mix_seeds(self.seed, *key)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        # Not torch.manual_seed: without CUDA it formats a traceback for every call, a millisecond a picture.
-        torch.default_generator.manual_seed(seed)
+            index = seeds.stand_in(self.seed, *key, attempt) % len(self.samples)
 
 
-def collate(samples: list[tuple[Tensor, int]], batches: SharedBatches | None = None) -> tuple[Tensor | Sent, Tensor]:
-    """Images [B, ...] in a place of `batches` if there is one, and labels [B]."""
-    images = [image for image, _ in samples]
-    labels = torch.tensor([label for _, label in samples])
-    return batches.stack(images) if batches else default_collate(images), labels
+class EvalImages(Dataset[tuple[Tensor, int]]):
+    """Images in their order, under a transform without randomness: uint8 [S, S, 3].
 
+    With `unreadable`, an image that cannot be read is noted there and comes black with the label NO_LABEL.
 
-class EvalPictures(Dataset[tuple[Tensor, int]]):
-    """Pictures in their order, under a transform without randomness: uint8 [S, S, 3].
-
-    With `faults`, a picture that cannot be read is noted there and comes black with the label NO_LABEL.
+    Args:
+        transform: takes a PIL image and returns uint8 [3, S, S], or float32 [3, S, S] that is normalised already.
     """
 
-    def __init__(self, samples: Samples, transform: Callable[[Any], Tensor], faults: Faults | None = None) -> None:
-        self.samples, self.transform, self.faults = samples, transform, faults
+    def __init__(
+        self, samples: Samples, transform: Callable[[Any], Tensor], unreadable: UnreadableImages | None = None
+    ) -> None:
+        self.samples, self.transform, self.unreadable = samples, transform, unreadable
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         try:
-            source, label = self.samples.source(index)
-            picture = load_rgb(source, self.samples.name(index))
-        except UserError as error:
-            if self.faults is None:
-                raise
-            self.faults.note(self.samples.name(index), str(error))
-            picture, label = Image.new("RGB", (8, 8)), NO_LABEL
-        return self.transform(picture).permute(1, 2, 0), label
+            raw, label = self.samples[index]
+            image = load_rgb(raw, self.samples.name(index))
+        except UnreadableImageError as error:
+            if self.unreadable is None:
+                raise UserError(str(error)) from error
+            self.unreadable.note(self.samples.name(index), str(error))
+            image, label = Image.new("RGB", (8, 8)), NO_LABEL
+        return channels_last(self.transform(image)), label
+
+
+def channels_last(pixels: Tensor) -> Tensor:
+    """uint8 [3, S, S] as [S, S, 3], which workers send on; float32 stays as it is."""
+    return pixels.permute(1, 2, 0) if pixels.dtype == torch.uint8 else pixels
+
+
+def collate(samples: list[tuple[Tensor, int]], batches: SharedBatches | None = None) -> tuple[Tensor | Handle, Tensor]:
+    """Images [B, ...], in a place of `batches` if one is free, and labels [B]."""
+    images = [image for image, _ in samples]
+    labels = torch.tensor([label for _, label in samples])
+    return batches.stack(images) if batches else default_collate(images), labels

@@ -1,7 +1,7 @@
-"""Pictures of which a box is decoded when it is wanted, by the fastest decoder that there is.
+"""Decode only the crop of an image, with the fastest decoder that is installed.
 
-The decoders give the same pixels, so which of them a run has does not change it. They are for JPEG
-files; all else, and every file that they decline, is left to Pillow.
+All decoders give the same pixels, so the choice does not change a run. The fast ones read JPEG files.
+Pillow reads all other files, and every file that they decline.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import torch
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from cait.data.folder import Source, load_rgb
+from cait.data.folder import RawImage, load_rgb
+from cait.data.unreadable import UnreadableImageError
 from cait.errors import UserError
 
 Decoder = Literal["nvimgcodec", "torchvision", "pillow"]
@@ -32,25 +33,25 @@ Box = tuple[int, int, int, int]
 JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 BASELINE = (0xC0, 0xC1)
 FRAMES = {0xC0 + number for number in range(16)} - {0xC4, 0xC8, 0xCC}
-MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")  # other than those that restart a scan
+MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")  # without those that restart a scan
 
-# Past MAX_IMAGE_PIXELS, 89 million, Pillow warns, and from twice that on it refuses, which will do.
+# Past MAX_IMAGE_PIXELS, 89 million, Pillow warns, and past twice that it refuses; the refusal is enough.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-class Picture(Protocol):
-    """A picture in RGB."""
+class OpenImage(Protocol):
+    """An opened RGB image; its boxes can be decoded."""
 
     size: tuple[int, int]
     """(width, height) in pixels"""
 
     def crop(self, box: Box) -> np.ndarray:
-        """The pixels of the box, uint8 [height, width, 3]. Raises UserError where they cannot be decoded."""
+        """The pixels of the box, uint8 [height, width, 3]. Raises UnreadableImageError."""
         ...
 
 
-class Decoded:
-    """A picture in memory, uint8 [height, width, 3]."""
+class DecodedImage:
+    """An image in memory, uint8 [height, width, 3]."""
 
     def __init__(self, pixels: np.ndarray) -> None:
         self.pixels, self.size = pixels, (pixels.shape[1], pixels.shape[0])
@@ -61,10 +62,10 @@ class Decoded:
 
 
 class JpegStream:
-    """A JPEG file, of which nvImageCodec decodes the box alone.
+    """A JPEG file; nvImageCodec decodes only the box.
 
     Raises:
-        RuntimeError: it is not one that nvImageCodec reads.
+        RuntimeError: nvImageCodec does not read this file.
     """
 
     def __init__(self, data: bytes, name: str) -> None:
@@ -75,7 +76,7 @@ class JpegStream:
 
     def crop(self, box: Box) -> np.ndarray:
         top, left, height, width = box
-        right = min(max(left + width, 2), self.size[0])  # the first column alone may come out another
+        right = min(max(left + width, 2), self.size[0])  # the first column alone may come out wrong
         region = self.codec.Region(top, left, top + height, right)
         image = self.decoder.decode(self.stream.get_sub_code_stream(region=region), params=self.params)
         if image is None:
@@ -83,56 +84,56 @@ class JpegStream:
         return np.asarray(image)[:, :width]
 
 
-def open_picture(source: Source, name: str, whole: bool, decoder: Decoder) -> Picture:
-    """Open a picture, of which one box is wanted, or several (`whole`): then it is decoded once.
+def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder) -> OpenImage:
+    """Open an image for one crop, or decode it `whole`, once, for several.
 
     Args:
-        name: what the picture is called in errors, where it is no file.
+        name: name in errors of an image that has no path.
 
     Raises:
-        UserError: the picture cannot be read.
+        UnreadableImageError: the image cannot be read.
     """
-    if decoder == "pillow" or isinstance(source, Image.Image):
-        return _by_pillow(source, name)
-    if isinstance(source, str | Path):
-        name = str(source)
+    if decoder == "pillow" or isinstance(raw, Image.Image):
+        return _by_pillow(raw, name)
+    if isinstance(raw, str | Path):
+        name = str(raw)
     try:
-        with open(source, "rb") if isinstance(source, str | Path) else source as file:
+        with open(raw, "rb") if isinstance(raw, str | Path) else raw as file:
             data = file.read()
     except OSError as error:
-        raise UserError(f"cannot read the picture {name}: {error.strerror}") from error
-    # Of a file that was cut short a box above the cut could be decoded; Pillow refuses it whatever the box.
+        raise UnreadableImageError(f"cannot read the image {name}: {error.strerror}") from error
+    # A decoder could read a box above the point where a file is cut off. Pillow refuses such a file, so we do too.
     if data.startswith(JPEG_START) and data.endswith(JPEG_END):
         try:
-            picture = _fast(data, name, decoder)
-            width, height = picture.size
-            return Decoded(picture.crop((0, 0, height, width))) if whole else picture
-        except Exception:  # of many kinds; Pillow decides
+            image = _fast(data, name, decoder)
+            width, height = image.size
+            return DecodedImage(image.crop((0, 0, height, width))) if whole else image
+        except Exception:  # of any kind; Pillow decides
             pass
     return _by_pillow(BytesIO(data), name)
 
 
-def _by_pillow(source: Source, name: str) -> Decoded:
-    return Decoded(np.asarray(load_rgb(source, name)))
+def _by_pillow(raw: RawImage, name: str) -> DecodedImage:
+    return DecodedImage(np.asarray(load_rgb(raw, name)))
 
 
-def _fast(data: bytes, name: str, decoder: Decoder) -> Picture:
-    """Raises an error of any kind where Pillow must decide."""
+def _fast(data: bytes, name: str, decoder: Decoder) -> OpenImage:
+    """Raises any kind of error if Pillow must decide."""
     kind, components, pixels, scan = _header(data)
     if pixels > 2 * (Image.MAX_IMAGE_PIXELS or math.inf):
-        raise ValueError("Pillow refuses so large a picture")
-    # nvImageCodec's RGB of CMYK is another, and a progressive file that lacks its last scans it smooths otherwise in a
-    # box. Nor does it see damage that it does not come upon: a marker within the scan, which must be last in the file.
+        raise ValueError("Pillow refuses so large an image")
+    # nvImageCodec converts CMYK to another RGB, and in a box it smooths a progressive file without its last scans
+    # differently. It misses damage outside the box, so the scan must reach the end of the file without a marker.
     if decoder == "nvimgcodec" and kind in BASELINE and components in (1, 3):
         marker = MARKER.search(data, scan)
         if marker and marker.start() == len(data) - len(JPEG_END):
             return JpegStream(data, name)
     tensor = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
-    return Decoded(tensor.permute(1, 2, 0).numpy())
+    return DecodedImage(tensor.permute(1, 2, 0).numpy())
 
 
 def _header(data: bytes) -> tuple[int, int, int, int]:
-    """(the frame's marker, its components, width × height, where the scan begins); any error where there is none."""
+    """(marker of the frame, its components, width × height, start of the scan); raises any error without a header."""
     place, kind, components, pixels = 2, 0, 0, 0
     while True:
         start, marker = data[place], data[place + 1]
@@ -146,33 +147,33 @@ def _header(data: bytes) -> tuple[int, int, int, int]:
             return kind, components, pixels, place
 
 
-def choose(wanted: Decoder | None) -> Decoder:
-    """The decoder that is wanted; None takes nvImageCodec where it is installed and works, else torchvision's.
+def choose(wanted: Decoder | Literal["auto"]) -> Decoder:
+    """The decoder to use; "auto" is nvImageCodec if it works here, otherwise torchvision.
 
     Raises:
         UserError: nvImageCodec is wanted and does not work here.
     """
-    if wanted is None or wanted == "nvimgcodec":
+    if wanted in ("auto", "nvimgcodec"):
         try:
             nvimgcodec(os.getpid())
         except (ImportError, RuntimeError) as error:
-            if wanted:
+            if wanted != "auto":
                 raise UserError(
                     f"data.backend nvimgcodec does not work here: {error}; "
-                    "install nvidia-nvimgcodec-cu13, or take torchvision, which gives the same pixels"
+                    "install nvidia-nvimgcodec-cu13, or use torchvision, which gives the same pixels"
                 ) from error
             return "torchvision"
-    return wanted or "nvimgcodec"
+    return "nvimgcodec" if wanted == "auto" else wanted
 
 
 @cache
 def nvimgcodec(process: int) -> tuple[Any, Any, Any]:
-    """nvImageCodec, a decoder of it that runs on one core, and its settings; for each process its own.
+    """nvImageCodec, a decoder on one core, and its settings; each process has its own.
 
     Raises:
         ImportError, RuntimeError: it is not installed, or does not work on this machine.
     """
-    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # what is wrong with a picture is ours to tell
+    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # we report unreadable images ourselves
     with _silence():
         from nvidia import nvimgcodec
 
@@ -186,7 +187,7 @@ def nvimgcodec(process: int) -> tuple[Any, Any, Any]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Keep stderr closed: on import nvImageCodec names the GPU libraries that it does not find, none of them wanted."""
+    """Silence stderr: on import nvImageCodec names the GPU libraries that it misses, and none of them is needed."""
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     try:

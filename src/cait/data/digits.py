@@ -1,7 +1,7 @@
 """The embedded data set: scikit-learn's 1,797 handwritten digits as an image folder.
 
-The pictures are real: 8×8 pixels, 17 grey levels, from the UCI "Optical Recognition of
-Handwritten Digits" test set. Written as PNG files, they go through the pipeline of ImageNet.
+The images are real: 8×8 pixels, 17 grey levels, from the UCI "Optical Recognition of
+Handwritten Digits" test set. Written as PNG files, they go through ImageNet's pipeline.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ SPLIT_SEED = 0
 
 
 def is_written(root: Path) -> bool:
-    """Whether there is anything in `root`; what there is came by one rename, or is not ours to replace."""
+    """Whether `root` holds anything: the digits, put there by one rename, or what is not ours to replace."""
     return root.is_dir() and any(root.iterdir())
 
 
 def write_digits(root: Path) -> None:
-    """Write `root/{train,val}/<digit>/<number>.png` unless it is there: 1,437 and 360 pictures.
+    """Write `root/{train,val}/<digit>/<number>.png` unless it is there: 1,437 and 360 images.
 
-    The split is stratified and always the same. The folder is put in place by one rename, so it is
-    either whole or absent.
+    The split is stratified and always the same. One rename puts the folder in place, so it is either whole
+    or absent.
     """
     if is_written(root):
         return
@@ -48,9 +48,9 @@ def write_digits(root: Path) -> None:
             grey = np.round(pixels * (255 / 16)).astype(np.uint8)
             Image.fromarray(grey).save(folder / f"{number:04d}.png")
         scratch.chmod(0o755)  # mkdtemp makes folders that only their owner can read
-        scratch.rename(root)  # in place of an empty folder too
+        scratch.rename(root)  # replaces an empty folder too
     except OSError:
-        if not is_written(root):  # else another run was quicker
+        if not is_written(root):  # otherwise another run was quicker
             raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Image folders: which pictures there are, and reading one."""
+"""Image folders: list their images and read one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from cait.data.faults import Faults
+from cait.data.unreadable import UnreadableImageError, UnreadableImages
 from cait.errors import UserError
 
-Source = str | Path | IO[bytes] | Image.Image
-"""A picture as a data set has it: a path, an open file, or decoded already."""
+RawImage = str | Path | IO[bytes] | Image.Image
+"""An image as a data set has it: a path, an open file, or already decoded."""
 
 
 class Files:
-    """Paths of images and the indices of their classes, as `cait.data.dataset.Samples` has them.
+    """Paths of images and the indices of their classes, as `cait.data.dataset.Samples`.
 
     They lie in three arrays. A list of a million tuples would be copied into every worker, page by page,
     because reading an object changes its reference count.
@@ -40,36 +40,36 @@ class Files:
         return len(self._labels)
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
-        return map(self.source, range(len(self)))
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: int) -> tuple[str, int]:
+        return self.name(index), self._labels[index]
 
     def name(self, index: int) -> str:
         return os.fsdecode(self._paths[self._ends[index] : self._ends[index + 1]])
 
-    def source(self, index: int) -> tuple[str, int]:
-        return self.name(index), self._labels[index]
 
-
-def load_rgb(picture: Source, name: str = "") -> Image.Image:
-    """Read a picture in any of Pillow's formats and modes as RGB; `name` stands in errors for one without a path.
+def load_rgb(image: RawImage, name: str = "") -> Image.Image:
+    """Read an image in any of Pillow's formats and modes as RGB; errors call it by its path, or else by `name`.
 
     Raises:
-        UserError: the file is missing, truncated or not a picture.
+        UnreadableImageError: the file is missing, truncated or not an image.
     """
     try:
-        with picture if isinstance(picture, Image.Image) else Image.open(picture) as image:
-            if image.mode == "P" and "transparency" in image.info:
-                return image.convert("RGBA").convert("RGB")  # straight to RGB, Pillow warns about each such file
-            if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255 instead of scaling
-                return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
-            return image.convert("RGB")
+        with image if isinstance(image, Image.Image) else Image.open(image) as opened:
+            if opened.mode == "P" and "transparency" in opened.info:
+                return opened.convert("RGBA").convert("RGB")  # Pillow warns about converting such a file at once
+            if opened.mode.startswith("I"):  # 16 bits of grey: Pillow would cut them off at 255 instead of scaling
+                return Image.fromarray((np.asarray(opened).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
+            return opened.convert("RGB")
     except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error ...
-        reason = "not a picture" if isinstance(error, Image.UnidentifiedImageError) else str(error)
-        path = picture if isinstance(picture, str | Path) else name
-        raise UserError(f"cannot read the picture {path}: {reason}") from error
+        reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else str(error)
+        path = image if isinstance(image, str | Path) else name
+        raise UnreadableImageError(f"cannot read the image {path}: {reason}") from error
 
 
-def check_headers(samples: Files, faults: Faults) -> None:
-    """Open each file without decoding it, and note those that are no picture."""
+def check_headers(samples: Files, unreadable: UnreadableImages) -> None:
+    """Open each file without decoding it, and note those that are not images."""
     for path, _ in samples:
         try:
             with Image.open(path):
@@ -77,77 +77,77 @@ def check_headers(samples: Files, faults: Faults) -> None:
         except Exception:
             try:
                 load_rgb(path)
-            except UserError as error:
-                faults.note(path, str(error))
+            except UnreadableImageError as error:
+                unreadable.note(path, str(error))
 
 
 def class_names(root: Path, train_split: str) -> list[str]:
     """The sorted names of the class folders.
 
     Raises:
-        UserError: no such folder, or fewer than two class folders in it.
+        UserError: there is no such folder, or it holds fewer than two class folders.
     """
     folder = _class_root(root, train_split)
     names = _folder_names(folder)
     if len(names) < 2:
         raise UserError(
-            f"{folder} holds {len(names)} class folder(s), at least 2 are needed: {folder}/<class>/<picture>.jpg"
+            f"{folder} holds {len(names)} class folder(s), at least 2 are needed: {folder}/<class>/<image>.jpg"
         )
     return names
 
 
 def scan(root: Path, names: list[str], train_split: str, val_split: str, val_fraction: float) -> tuple[Files, Files]:
-    """List the training and validation pictures of the classes `names` below `root`.
+    """List the training and validation images of the classes `names` below `root`.
 
-    With `root/train_split` and `root/val_split` these are the two sets. A `root` that holds the
-    class folders itself is divided: from every class, evenly over its sorted files, a share of
-    `val_fraction` (at least one picture) is held out for validation.
+    `root/train_split` and `root/val_split` are the two sets. A `root` that holds the class folders itself is
+    divided: validation takes a share of `val_fraction` (at least one image) from every class, evenly over its
+    sorted files.
 
     Raises:
-        UserError: a missing folder, a class without pictures, classes that differ between the sets.
+        UserError: a folder is missing, a class has no images, or the sets have different classes.
     """
     if not (root / train_split).is_dir():
-        return _hold_out(_pictures(root, names), val_fraction, root)
+        return _hold_out(_list_images(root, names), val_fraction)
     val_root = root / val_split
     if not val_root.is_dir():
-        raise UserError(f"{val_root} does not exist; validation pictures belong in {val_root}/<class>/")
+        raise UserError(f"{val_root} does not exist; validation images belong in {val_root}/<class>/")
     val_names = _folder_names(val_root)
     if val_names != names:
         odd = sorted(set(names) ^ set(val_names))
-        raise UserError(f"{root / train_split} and {val_root} do not hold the same class folders: {some(odd)}")
-    return _pictures(root / train_split, names), _pictures(val_root, names)
+        raise UserError(f"{root / train_split} and {val_root} do not hold the same class folders: {abbreviate(odd)}")
+    return _list_images(root / train_split, names), _list_images(val_root, names)
 
 
 def scan_flat(root: Path) -> Files:
-    """List every picture below `root`, sorted, under the label -1.
+    """List every image below `root`, sorted, with the label -1.
 
     Raises:
-        UserError: no such folder, or no picture in it.
+        UserError: there is no such folder, or no image in it.
     """
     if not root.is_dir():
         raise UserError(f"the folder {root} does not exist")
     paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS and path.is_file())
     if not paths:
-        raise UserError(f"no pictures below {root}")
+        raise UserError(f"no images below {root}")
     return Files((str(path), -1) for path in paths)
 
 
-def scan_further(root: Path, names: list[str]) -> Files:
-    """List the pictures of another set of the same classes, as ImageNet-V2.
+def scan_extra_val(root: Path, names: list[str]) -> Files:
+    """List the images of another evaluation set of the same classes, such as ImageNet-V2.
 
-    The class folders bear the classes' names, or as in ImageNet-V2 their indices, which sorted as
-    text would stand in another order: 0, 1, 10, 100, 101, ...
+    Its class folders have the classes' names, or as in ImageNet-V2 their indices. Indices sorted as text would
+    stand in another order: 0, 1, 10, 100, 101, ...
 
     Raises:
-        UserError: no such folder, or other classes than `names`.
+        UserError: there is no such folder, or it has other classes than `names`.
     """
     if not root.is_dir():
         raise UserError(f"the folder {root} does not exist")
     found, indices = set(_folder_names(root)), [str(index) for index in range(len(names))]
     if found == set(names):
-        return _pictures(root, names)
+        return _list_images(root, names)
     if found == set(indices):
-        return _pictures(root, indices)
+        return _list_images(root, indices)
     raise UserError(
         f"{root} holds {len(found)} class folders, which are neither the model's {len(names)} classes by name "
         f"nor 0 to {len(names) - 1}"
@@ -164,19 +164,20 @@ def _class_root(root: Path, train_split: str) -> Path:
     return root / train_split if (root / train_split).is_dir() else root
 
 
-def _pictures(folder: Path, names: list[str]) -> Files:
-    class Pictures(ImageFolder):
+def _list_images(folder: Path, names: list[str]) -> Files:
+    class NamedFolders(ImageFolder):
         def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
             return names, {name: index for index, name in enumerate(names)}
 
-    samples = Pictures(str(folder), allow_empty=True).samples
+    samples = NamedFolders(str(folder), allow_empty=True).samples
     empty = set(names) - {names[label] for _, label in samples}
     if empty:
-        raise UserError(f"no pictures in the class folder {some([str(folder / name) for name in sorted(empty)])}")
+        folders = abbreviate([str(folder / name) for name in sorted(empty)])
+        raise UserError(f"no images in the class folder {folders}")
     return Files(samples)
 
 
-def _hold_out(samples: Files, fraction: float, root: Path) -> tuple[Files, Files]:
+def _hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:
     by_class: dict[int, list[tuple[str, int]]] = {}
     for sample in samples:
         by_class.setdefault(sample[1], []).append(sample)
@@ -184,7 +185,7 @@ def _hold_out(samples: Files, fraction: float, root: Path) -> tuple[Files, Files
     val: list[tuple[str, int]] = []
     for members in by_class.values():
         if len(members) < 2:
-            raise UserError(f"{Path(members[0][0]).parent} holds one picture; two are needed to hold one out")
+            raise UserError(f"{Path(members[0][0]).parent} holds one image; two are needed to hold one out")
         count = min(max(1, round(len(members) * fraction)), len(members) - 1)
         held = {(2 * i + 1) * len(members) // (2 * count) for i in range(count)}
         for position, sample in enumerate(members):
@@ -192,7 +193,7 @@ def _hold_out(samples: Files, fraction: float, root: Path) -> tuple[Files, Files
     return Files(train), Files(val)
 
 
-def some(names: list[str], most: int = 3) -> str:
+def abbreviate(names: list[str], most: int = 3) -> str:
     """The first of the names and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -1,4 +1,4 @@
-"""ImageNet as it is downloaded: the ILSVRC2012 archives, unpacked once into class folders."""
+"""ImageNet as it is downloaded: unpack the ILSVRC2012 archives into class folders, once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchvision.datasets.imagenet import (
     parse_val_archive,
 )
 
-from cait.data.lock import alone
+from cait.data.lock import file_lock
 from cait.errors import UserError
 
 ARCHIVES: dict[str, str] = {part: name for part, (name, _) in ARCHIVE_META.items()}
@@ -26,32 +26,31 @@ ARCHIVES: dict[str, str] = {part: name for part, (name, _) in ARCHIVE_META.items
 def unpack(root: Path, train_split: str = "train", val_split: str = "val") -> None:
     """Unpack the archives in `root` into `root/{train_split,val_split}/<wnid>/*.JPEG`, with torchvision.
 
-    Nothing is done where there are no archives, or both folders. A folder appears by one rename: it is
-    whole or absent, and what an unpacking that was killed has left is removed by the next. Of several
-    processes one unpacks and the others wait. torchvision checks the MD5 sums of the published files
-    first. The archives stay; the folders need as much space again, 155 GB.
+    Does nothing if there are no archives or if both folders exist. A folder appears by one rename, so it is
+    whole or absent; the next call removes what a killed one has left. Of several processes one unpacks and the
+    others wait. torchvision checks the MD5 sums of the published files first. The archives stay; the folders
+    need as much space again, 155 GB.
 
     Raises:
-        UserError: an archive is missing or not the published file, or the disk is too full.
+        UserError: an archive is missing or is not the published file, or the disk is too full.
     """
     if not _missing(root, train_split, val_split):
         return
-    with alone(root / ".unpacking.lock"):
-        # Not one name for all: on a file system without locks two machines would remove each other's.
+    with file_lock(root / ".unpacking.lock"):
+        # Each machine has its own name: on a file system without locks two would remove each other's folder.
         scratch = (root / f".unpacking-{socket.gethostname()}").absolute()
         shutil.rmtree(scratch, ignore_errors=True)
         for part, folder in _missing(root, train_split, val_split).items():
             try:
                 scratch.mkdir()
                 _unpack(part, root.absolute(), scratch)
-                os.sync()  # the pictures before the name that vouches for them
+                os.sync()  # the images must be on disk before the name that vouches for them
                 if part == "val":
-                    (scratch / META_FILE).replace(
-                        root / META_FILE
-                    )  # for torchvision's ImageNet, and the classes' names
+                    # torchvision's ImageNet reads the classes' names from it.
+                    (scratch / META_FILE).replace(root / META_FILE)
                 (scratch / part).rename(folder)
             except Exception as error:  # torchvision's, tarfile's, the disk's
-                if folder.is_dir():  # a machine that does not see the lock was quicker
+                if folder.is_dir():  # another machine, which does not see the lock, was quicker
                     continue
                 if isinstance(error, UserError):
                     raise
@@ -61,7 +60,7 @@ def unpack(root: Path, train_split: str = "train", val_split: str = "val") -> No
 
 
 def _missing(root: Path, train_split: str, val_split: str) -> dict[str, Path]:
-    """Folder by part, for the parts that are to be unpacked."""
+    """Folder by part, of the parts to unpack."""
     folders = {"train": root / train_split, "val": root / val_split}
     found = [ARCHIVES[part] for part in folders if (root / ARCHIVES[part]).is_file()]
     missing = {part: folder for part, folder in folders.items() if not folder.is_dir()}

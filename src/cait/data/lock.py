@@ -1,4 +1,4 @@
-"""One process at a time, for what only one should do: a download, the unpacking of archives."""
+"""A lock for what only one process should do, such as a download."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cait.errors import UserError
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def file_lock(path: Path) -> Iterator[None]:
     """Wait for the lock on the file `path`, then hold it; it ends with the process, however that ends.
 
-    It holds between the processes of a machine, and over a shared file system where that has locks.
+    It works between the processes of a machine, and over a shared file system that has locks.
 
     Raises:
         UserError: the file cannot be written or locked.

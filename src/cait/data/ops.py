@@ -1,7 +1,7 @@
 """timm's augmentation operations on arrays, uint8 [height, width, 3], many of them faster than Pillow's.
 
-Each takes the arguments of the function in `timm.data.auto_augment` that it stands for, and gives its pixels,
-but for a level here and there where a float was rounded otherwise.
+Each replaces a function of `timm.data.auto_augment`, takes its arguments and gives its pixels. Here and there
+a pixel differs by one level, because a float was rounded differently.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Fill = tuple[int, int, int]
 
 
 def on_arrays(timms: Callable[..., Image.Image]) -> Callable[..., np.ndarray]:
-    """The operation on arrays that one of timm's functions is on pictures."""
+    """The array form of one of timm's functions on PIL images."""
     return OPERATIONS.get(timms) or partial(_by_pillow, timms)
 
 
@@ -47,7 +47,7 @@ def _solarize_add(pixels: np.ndarray, add: int, thresh: int = 128, **_: Any) -> 
 
 
 def _sharpness(pixels: np.ndarray, factor: float, **_: Any) -> np.ndarray:
-    """Away from the picture under [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13; the outermost pixels stay."""
+    """Blend the image and its blur by [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13; the outermost pixels stay."""
     x = pixels.reshape(len(pixels), -1).astype(np.int16)  # channels side by side
     middle = x[1:-1, 3:-3]
     rows = x[:, :-6] + x[:, 3:-3] + x[:, 6:]
@@ -65,7 +65,7 @@ def _bicubic(
     resample: Any,
     fillcolor: Fill,
 ) -> np.ndarray:
-    """A shear or a translation; under another filter it is left to Pillow."""
+    """A shear or a translation; Pillow does it under any other filter."""
     if resample != Image.Resampling.BICUBIC:
         return _by_pillow(timms, pixels, amount, resample=resample, fillcolor=fillcolor)
     return ours(pixels, amount, fillcolor)
@@ -73,13 +73,13 @@ def _bicubic(
 
 def _transposed(pixels: np.ndarray) -> np.ndarray:
     turned = np.empty((pixels.shape[1], pixels.shape[0], 3), np.uint8)
-    for channel in range(3):  # in a quarter of the time that copying pixel by pixel takes
+    for channel in range(3):  # takes a quarter of the time of copying pixel by pixel
         turned[..., channel] = pixels[..., channel].T
     return turned
 
 
 def _sheared(pixels: np.ndarray, factor: float, fill: Fill) -> np.ndarray:
-    """Pixel x of row y from place x + (y + ½) · factor, each row by a number of pixels of its own."""
+    """Pixel x of row y comes from x + (y + ½) · factor, so each row has its own shift."""
     height, width, _ = pixels.shape
     padded, windows = _rows(height, width, fill)
     margin = width + 4
@@ -88,7 +88,7 @@ def _sheared(pixels: np.ndarray, factor: float, fill: Fill) -> np.ndarray:
     whole = np.floor(shifts).clip(-width - 4, width + 4)
     begin = margin + 1 + whole.astype(np.intp)
     moved = _filtered(windows[np.arange(height), 3 * begin], shifts - whole, axis=1).reshape(pixels.shape)
-    # The filter mixes the fill with up to four pixels on either side; they lie outside.
+    # The filter mixes the fill into up to four pixels on either side; those count as outside.
     first = np.ceil(-shifts - 0.5).clip(-width - 9, width + 9).astype(np.intp)[:, None]
     columns = np.concatenate([first + np.arange(-4, 0), first + width + np.arange(4)], axis=1)
     rows, which = np.nonzero((columns >= 0) & (columns < width))
@@ -102,14 +102,14 @@ def _sheared_along_y(pixels: np.ndarray, factor: float, fill: Fill) -> np.ndarra
 
 @cache
 def _rows(height: int, width: int, fill: Fill) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to be set between margins in the colour of `fill`, and of each row all windows of its width + 3 pixels."""
+    """Rows between margins of the colour `fill`, and for each row all its windows of width + 3 pixels."""
     padded = np.empty((height, 3 * width + 12, 3), np.uint8)
     padded[:] = fill
     return padded, sliding_window_view(padded.reshape(height, -1), 3 * (width + 3), axis=1)
 
 
 def _translated(pixels: np.ndarray, amount: float, fill: Fill, axis: int, relative: bool) -> np.ndarray:
-    """By `amount` pixels, or `amount` of the side."""
+    """Shift by `amount` pixels, or by `amount` of the side."""
     height, width, _ = pixels.shape
     size = pixels.shape[axis]
     shift = amount * size if relative else amount
@@ -127,7 +127,7 @@ def _translated(pixels: np.ndarray, amount: float, fill: Fill, axis: int, relati
 
 
 def _with_edges(pixels: np.ndarray, axis: int) -> np.ndarray:
-    """With the first and the last along the axis twice more, for the filter finds them again beyond the picture."""
+    """Repeat the first and the last along the axis twice, as the filter sees them beyond the image."""
     first, last = np.take(pixels, [0, 0], axis), np.take(pixels, [-1, -1], axis)
     return np.concatenate([first, pixels, last], axis)
 
@@ -136,30 +136,30 @@ def _filtered(taps: np.ndarray, d: np.ndarray, axis: int) -> np.ndarray:
     """Pillow's bicubic filter, a = -1, along one axis: uint8 [h, 3 (w + 3)] to [h, 3 w], or [h + 3, w] to [h, w].
 
     Args:
-        d: distance of the places from the second of their four taps, in [0, 1], for each row or for all.
+        d: distance of a place from the second of its four taps, in [0, 1], for each row or for all.
     """
     d = np.clip(d, 0, 1)
     weights = [d * (d * (2 - d) - 1), d * d * (d - 2) + 1, d * (d * (1 - d) + 1), d * d * (d - 1)]
     step = 3 if axis else 1
     length = taps.shape[axis] - 3 * step
-    floats = _room(0, taps.shape).copy_(torch.from_numpy(taps))
-    values = _room(1, (len(taps), length) if axis else (length, taps.shape[1]))
+    floats = _scratch(0, taps.shape).copy_(torch.from_numpy(taps))
+    values = _scratch(1, (len(taps), length) if axis else (length, taps.shape[1]))
     for tap, weight in enumerate(torch.from_numpy(np.stack(weights).astype(np.float32))[..., None]):
         part = floats.narrow(axis, step * tap, length)
         values.addcmul_(part, weight) if tap else torch.mul(part, weight, out=values)
-    values.add_(2e-4).clamp_(0, 255)  # Pillow cuts fractions off: a whole number must not lie below itself
+    values.add_(2e-4).clamp_(0, 255)  # Pillow truncates: a whole number must not fall below itself
     return values.numpy().astype(np.uint8)
 
 
-def _room(number: int, shape: tuple[int, ...]) -> Tensor:
-    """Memory to work in. It is kept, for to be given it anew by the system takes longer than the work."""
+def _scratch(number: int, shape: tuple[int, ...]) -> Tensor:
+    """Memory to work in. It is kept, because getting it from the system again takes longer than the work."""
     size = math.prod(shape)
-    if number not in ROOM or len(ROOM[number]) < size:
-        ROOM[number] = torch.empty(size)
-    return ROOM[number][:size].view(shape)
+    if number not in SCRATCH or len(SCRATCH[number]) < size:
+        SCRATCH[number] = torch.empty(size)
+    return SCRATCH[number][:size].view(shape)
 
 
-ROOM: dict[int, Tensor] = {}
+SCRATCH: dict[int, Tensor] = {}
 SHIFTS: dict[Callable[..., Image.Image], Callable[[np.ndarray, float, Fill], np.ndarray]] = {
     auto_augment.shear_x: _sheared,
     auto_augment.shear_y: _sheared_along_y,
@@ -176,4 +176,4 @@ OPERATIONS: dict[Callable[..., Image.Image], Callable[..., np.ndarray]] = {
     auto_augment.solarize_add: _solarize_add,
     **{timms: partial(_bicubic, timms, ours) for timms, ours in SHIFTS.items()},
 }
-"""By the functions of timm's of which they take the place."""
+"""Array operations by the functions of timm that they replace."""

@@ -1,7 +1,7 @@
-"""Which picture comes when: the order of a run as a function of (seed, epoch, step).
+"""The order of a run's images as a function of (seed, epoch, step).
 
-Nothing here keeps state between epochs or depends on workers, so a run that is resumed sees what
-the uninterrupted run would have seen.
+Nothing here keeps state between epochs or depends on workers, so a resumed run sees what the
+uninterrupted run would have seen.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
+from cait import seeds
+
 Key = tuple[int, int, int]
-"""(epoch, index, repeat): all that the randomness of one training picture depends on, but for the seed."""
+"""(epoch, index, repeat): with the seed, all that the randomness of one training image depends on."""
 
 
 class TrainBatchSampler(Sampler[list[Key]]):
     """Batches of one rank, in the order of the epoch, from any step on.
 
-    The global order of an epoch is a permutation seeded with seed + epoch; with repeated
-    augmentation (Hoffer et al., arXiv 1901.09335) each index stands in it `repeats` times in a row,
-    and rank r of w takes every w-th entry from r on, so the repeats of one picture go to different
-    ranks. The epoch is cut at floor(len // 256 · 256 / w) entries a rank, as published, so that it
-    is as long as without repeats. A last batch that is not full is left out.
+    The global order of an epoch is a seeded permutation. With repeated augmentation (Hoffer et al.,
+    arXiv 1901.09335) each index stands in it `repeats` times in a row. Rank r of w takes every w-th entry
+    from r on, so the repeats of one image go to different ranks. As published, the epoch is cut at
+    floor(len // 256 · 256 / w) entries a rank, so it is as long as without repeats. A last batch that is
+    not full is left out.
 
-    With `together`, which is not as published, rank r takes every w-th picture with all its repeats,
-    one after the other, so that a picture is decoded by one process, once. The pictures of a step over
-    all ranks, and so its gradient, are other draws of the same kind; but within a rank's batch, and so in
-    what Mixup and CutMix pair there, stand a third as many pictures, each three times. On one process
-    the two are the same.
+    `decode_once` is not as published: rank r takes every w-th image with all its repeats, one after the
+    other, so one process decodes the image, once. Over all ranks the images of a step, and so its gradient,
+    are other draws of the same kind. But a rank's batch, in which Mixup and CutMix pair images, has a third
+    as many different images, each three times. On one process the two are the same.
     """
 
     def __init__(
@@ -41,10 +42,10 @@ class TrainBatchSampler(Sampler[list[Key]]):
         repeats: int = 1,
         rank: int = 0,
         world_size: int = 1,
-        together: bool = False,
+        decode_once: bool = False,
     ) -> None:
         self.length, self.batch_size, self.seed, self.repeats = length, batch_size, seed, repeats
-        self.together = together
+        self.decode_once = decode_once
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
         self.first_batch = 0
@@ -57,10 +58,11 @@ class TrainBatchSampler(Sampler[list[Key]]):
 
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
-        order = torch.randperm(self.length, generator=torch.Generator().manual_seed(self.seed + epoch))
+        generator = torch.Generator().manual_seed(seeds.epoch_order(self.seed, epoch))
+        order = torch.randperm(self.length, generator=generator)
         for batch in range(self.first_batch, len(self)):
             entries = torch.arange(batch * self.batch_size, (batch + 1) * self.batch_size)  # of this rank
-            if self.together:
+            if self.decode_once:
                 places, repeats = entries // self.repeats * self.world_size + self.rank, entries % self.repeats
             else:
                 entries = entries * self.world_size + self.rank  # of all ranks
@@ -73,7 +75,7 @@ class ShardSampler(SequentialSampler):
     """Every index exactly once over all ranks: rank r of w takes r, r + w, r + 2w, ...
 
     Unlike DistributedSampler it repeats no index to make the ranks even, so that accuracies are exact.
-    It is a SequentialSampler because Lightning replaces all others when it overfits on some batches.
+    It is a SequentialSampler because Lightning replaces all others under `overfit_batches`.
     """
 
     def __init__(self, length: int, rank: int = 0, world_size: int = 1) -> None:
@@ -87,17 +89,17 @@ class ShardSampler(SequentialSampler):
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader that knows how long it was waited for.
+    """A DataLoader that measures how long its user waits.
 
     Args:
-        finish: applied to each batch in this process, where nobody else does it.
+        finish: applied to each batch in this process, where Lightning's hook does not run.
     """
 
     def __init__(self, *args: Any, finish: Callable[[Any], Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.finish = finish
         self.waited = 0.0
-        """Seconds since the loader was made that its user waited for a batch."""
+        """Seconds that its user has waited for batches so far."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         start = time.perf_counter()
@@ -109,13 +111,13 @@ class Loader(DataLoader[Any]):
 
 
 class TrainLoader(Loader):
-    """A loader that asks where to start only when its first batch is wanted.
+    """A loader that asks where to start only when its first batch is fetched.
 
-    Lightning calls `iter()` before it has restored the epoch and the batch of a checkpoint; a loader
-    that starts its workers then would replay the wrong epoch.
+    Lightning calls `iter()` before it has restored the epoch and the batch of a checkpoint. A loader
+    that started its workers then would replay the wrong epoch.
 
     Args:
-        position: returns (epoch, first batch) for the pass that is about to begin.
+        position: returns (epoch, first batch) of the pass that is about to begin.
     """
 
     def __init__(self, *args: Any, position: Callable[[], tuple[int, int]], **kwargs: Any) -> None:

@@ -1,7 +1,7 @@
-"""Memory in which workers hand their batches on, the same again and again.
+"""Shared memory in which workers hand on their batches, used again and again.
 
-A batch that is sent as PyTorch sends it lies in memory of its own, which the system must clear and map page
-by page: a tenth of a worker's time. It lies in /dev/shm, too, which containers keep small.
+PyTorch sends each batch in new memory, which the system must clear and map page by page: a tenth of a
+worker's time. That memory also lies in /dev/shm, which containers keep small.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from torch.utils.data import default_collate, get_worker_info
 
 KEYS = count()
 HELD = 3
-"""Batches that a training process holds at once beside those that its workers have ready. Lightning fetches one
-ahead, so one is in use, one is next, and one arrives."""
+"""Batches that a training process holds beside those that its workers have ready: one is in use, Lightning has
+fetched one ahead, and one arrives."""
 MEMORIES: weakref.WeakValueDictionary[int, SharedBatches] = weakref.WeakValueDictionary()
 
 
 class SharedBatches:
     """Places for batches of images, a few for each worker, shared with the processes forked after it is made.
 
-    The worker takes a place by setting its byte in `taken`; this process clears that when nothing refers to
-    the tensor any more that it was given for the batch. A worker that finds all its places taken, for somebody
-    keeps its batches, sends the next in PyTorch's way.
+    A worker takes a place by setting its byte in `taken`. This process clears the byte once nothing refers to
+    the batch's tensor any more. If all its places are taken, because somebody keeps batches, a worker sends
+    the next in PyTorch's way.
 
     Args:
-        places: for each worker; HELD more than the batches that it has ready.
+        places: number for each worker: the batches that it has ready, and HELD more.
         size: bytes of a batch.
     """
 
     def __init__(self, workers: int, places: int, size: int) -> None:
         self.places, self.size = places, size
-        self.memory = mmap(-1, workers * places * size)  # costs nothing before it is written to
+        self.memory = mmap(-1, workers * places * size)  # costs nothing until it is written to
         self.taken = np.frombuffer(mmap(-1, workers * places), np.uint8)
         self.key = next(KEYS)
         MEMORIES[self.key] = self
 
     @staticmethod
     def possible() -> bool:
-        """Whether workers can be forked: others would not have the memory."""
+        """Whether workers can be forked; others would not share the memory."""
         return sys.platform == "linux"  # elsewhere a fork is not safe
 
-    def stack(self, images: list[Tensor]) -> Tensor | Sent:
-        """In a worker: the images as one batch, in a place of the worker's if one is free."""
+    def stack(self, images: list[Tensor]) -> Tensor | Handle:
+        """Stack a batch, in a worker into one of its places if one is free."""
         worker = get_worker_info()
         shape, dtype = (len(images), *images[0].shape), images[0].numpy().dtype
         if worker is not None and math.prod(shape) * dtype.itemsize <= self.size:
@@ -60,7 +60,7 @@ class SharedBatches:
                 if not self.taken[place]:
                     self.taken[place] = 1
                     torch.stack(images, out=torch.from_numpy(self.array(place, shape, dtype)))
-                    return Sent(self.key, place, shape, dtype)
+                    return Handle(self.key, place, shape, dtype)
         return default_collate(images)
 
     def array(self, place: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -70,8 +70,8 @@ class SharedBatches:
         self.taken[place] = 0
 
 
-class Sent:
-    """A batch on its way from a worker: what is unpickled is the tensor."""
+class Handle:
+    """A batch on its way from a worker; it unpickles as the tensor."""
 
     def __init__(self, *where: Any) -> None:
         self.where = where
@@ -84,4 +84,4 @@ def _received(key: int, place: int, *kind: Any) -> Tensor:
     batches = MEMORIES[key]
     array = batches.array(place, *kind)
     weakref.finalize(array, batches.free, place).atexit = False
-    return torch.from_numpy(array)  # whose memory refers to the array as long as there is any tensor in it
+    return torch.from_numpy(array)  # its memory refers to the array as long as any tensor uses it

@@ -1,35 +1,37 @@
 """The whole network, top to bottom.
 
-Parameter names, order and shapes are those of timm's `cait_*` and of the released weights, so that
-either loads as it is. Shapes: B images, N patches, d = embed_dim, T = 1 class token, or 2 with the
-distillation token, whose names are DeiT's and timm's too.
+Parameter names, order and shapes are those of timm's `cait_*` and of the released weights, so either loads
+as it is. Shapes: B images, N patches, d = embed_dim, T = 1 class token, or 2 with the distillation token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from cait.errors import UserError
 from cait.model.attention import ClassAttention, SelfAttention
-from cait.model.config import CaiTConfig, variant_config
+from cait.model.config import CaiTConfig
+from cait.model.linear import scaled_linear
 from cait.model.residual import (
     DropPath,
-    Kept,
-    draw_kept,
+    Sample,
+    draw_samples,
     drop_path_rates,
     init_fixup,
     init_t_fixup,
     residual_scale,
+    sampled,
+    sampled_scale,
     scalar_bias,
-    scaled_linear,
 )
-from cait.model.weights import load_pretrained
 
 
 class PatchEmbed(nn.Module):
@@ -61,11 +63,12 @@ class Mlp(nn.Module):
         self.bias_fc1, self.bias_act, self.bias_fc2 = (scalar_bias(config) for _ in range(3))
         self.fc1 = nn.Linear(d, hidden)
         self.act = nn.LeakyReLU() if config.act == "leaky_relu" else nn.GELU()
-        self.fused = config.act == "gelu" and config.residual != "fixup"  # nothing between GELU and fc2
+        self.gelu_in_fc2 = config.act == "gelu" and config.residual != "fixup"  # nothing stands between the two
         self.fc2 = nn.Linear(hidden, d)
 
     def forward(self, x: Tensor, gamma: Tensor | None = None) -> Tensor:
-        if self.fused:
+        """γ · mlp(x); no γ means 1."""
+        if self.gelu_in_fc2:
             return scaled_linear(self.fc2, self.fc1(x), gamma, gelu=True)
         hidden = self.act(self.bias_act(self.fc1(self.bias_fc1(x))))
         return scaled_linear(self.fc2, self.bias_fc2(hidden), gamma)
@@ -85,38 +88,41 @@ class Block(nn.Module):
         self.mlp = Mlp(config)
         self.skip = config.residual != "none"
         self.run: Callable[..., Tensor] = type(self).body
-        """`body`, or its compiled form. It is given the block, so that a copy of a block runs its own weights."""
+        """`body`, or its compiled form. It takes the block as an argument, so a copied block runs its own weights."""
 
     def body(self, *args: Any) -> Tensor:
         raise NotImplementedError
 
-    def add(self, x: Tensor, kept: Kept, branch: Callable[..., Tensor], gamma: nn.Parameter | None) -> Tensor:
-        """x + stochastic depth(branch(x, γ)), the branch for the images that `kept` names."""
-        if kept is None:
-            y = self.drop_path(branch(x, gamma))
-            return x + y if self.skip else y
-        index, factor = kept
-        y = branch(x[index], factor if gamma is None else factor * gamma)
-        return x.index_add(0, index, y.to(x.dtype))
+    def add(self, x: Tensor, y: Tensor, sample: Sample = None) -> Tensor:
+        """x + drop_path(y). With a sample, y [images in the sample, ...] is scaled already."""
+        if sample is not None:
+            return x.index_add(0, sample[0], y.to(x.dtype))
+        y = self.drop_path(y)
+        return x + y if self.skip else y
 
 
 class SelfAttentionBlock(Block):
-    """x + λ₁ SA(norm(x)), then x + λ₂ FFN(norm(x)), on tokens [B, N, d]."""
+    """x + drop_path(γ₁ · attention(norm(x))), then x + drop_path(γ₂ · mlp(norm(x))), on tokens [B, N, d]."""
 
     def __init__(self, config: CaiTConfig, drop_path_rate: float) -> None:
         super().__init__(config, SelfAttention(config), drop_path_rate)
 
-    def forward(self, x: Tensor, *kept: Kept) -> Tensor:
-        """`kept` is what stochastic depth keeps in the two branches; if it is not given, it is drawn here."""
-        return self.run(self, x, *(kept or draw_kept([self.drop_path] * 2, x)))
+    def forward(self, x: Tensor, *samples: Sample) -> Tensor:
+        """`samples` are those of stochastic depth for the two branches; without them they are drawn here."""
+        return self.run(self, x, *(samples or draw_samples([self.drop_path] * 2, x)))
 
-    def body(self, x: Tensor, kept_1: Kept, kept_2: Kept) -> Tensor:
-        x = self.add(x, kept_1, lambda x, gamma: self.attn(normed(self.norm1, x), gamma), self.gamma_1)
-        return self.add(x, kept_2, lambda x, gamma: self.mlp(normed(self.norm2, x), gamma), self.gamma_2)
+    def body(self, x: Tensor, sample_1: Sample, sample_2: Sample) -> Tensor:
+        y = self.attn(normed(self.norm1, sampled(x, sample_1)), sampled_scale(self.gamma_1, sample_1))
+        x = self.add(x, y, sample_1)
+        y = self.mlp(normed(self.norm2, sampled(x, sample_2)), sampled_scale(self.gamma_2, sample_2))
+        return self.add(x, y, sample_2)
 
 
 class ClassAttentionBlock(Block):
-    """The same for the class tokens [B, T, d] alone: the patches are read, never written; no stochastic depth."""
+    """cls + γ₁ · attention(norm([cls, x])), then cls + γ₂ · mlp(norm(cls)), on class tokens [B, T, d].
+
+    The patches x [B, N, d] are read, never written. There is no stochastic depth.
+    """
 
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__(config, ClassAttention(config), 0.0, scaled=config.layer_scale_token_only)
@@ -125,16 +131,16 @@ class ClassAttentionBlock(Block):
         return self.run(self, x, cls)
 
     def body(self, x: Tensor, cls: Tensor) -> Tensor:
-        z = torch.cat((cls, x), dim=1)  # [B, T + N, d]
-        cls = self.add(cls, None, lambda _, gamma: self.attn(normed(self.norm1, z), gamma), self.gamma_1)
-        return self.add(cls, None, lambda cls, gamma: self.mlp(normed(self.norm2, cls), gamma), self.gamma_2)
+        tokens = torch.cat((cls, x), dim=1)  # [B, T + N, d]
+        cls = self.add(cls, self.attn(normed(self.norm1, tokens), self.gamma_1))
+        return self.add(cls, self.mlp(normed(self.norm2, cls), self.gamma_2))
 
 
 def compiled(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A block's `body` compiled for any number of images.
+    """A block's `body`, compiled for any number of images from the first call on.
 
-    From the first call on, not from the first change, as torch would have it: a kernel for one size may
-    round otherwise than that for all, and a resumed run would begin with the former.
+    By default torch compiles the first call for its own size alone. That kernel may round differently, and a
+    resumed run, which starts with it, would end with other bits.
     """
     fast = torch.compile(body, fullgraph=True)
 
@@ -147,6 +153,19 @@ def compiled(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
+class Maps(NamedTuple):
+    """Attention maps of a batch, one tensor a block: the weights that a query (row) gives the values."""
+
+    self_attention: list[Tensor]
+    """[B, h, N, N] each, mixed over the heads."""
+    class_attention: list[Tensor]
+    """[B, h, T, T + N] each, class tokens first; [B, h, T, N] with `cls_in_keys` off."""
+
+
+def _append_maps(maps: list[Tensor], attn: Any, arguments: tuple[Tensor, ...]) -> None:
+    maps.append(attn.maps(arguments[0]))
+
+
 class CaiT(nn.Module):
     """Class-attention in image Transformers: images [B, in_chans, img_size, img_size] to logits [B, num_classes]."""
 
@@ -154,7 +173,7 @@ class CaiT(nn.Module):
         super().__init__()
         self.config = config
         self.grad_checkpointing = False
-        """Whether the activations of self-attention blocks are computed again in the backward pass, not kept."""
+        """Compute the activations of self-attention blocks again in the backward pass instead of saving them."""
         d = config.embed_dim
         if config.global_pool == "token":
             self.cls_token = nn.Parameter(torch.zeros(1, 1, d))
@@ -173,7 +192,7 @@ class CaiT(nn.Module):
         self._init_weights()
 
     def _init_weights(self) -> None:
-        """Linear weights, positions and class tokens from a normal of std .02 cut at ±2, biases 0.
+        """Draw linear weights, positions and class tokens from a normal of std .02 cut at ±2; set biases to 0.
 
         The patch projection keeps PyTorch's default, as in the released code.
         """
@@ -193,14 +212,95 @@ class CaiT(nn.Module):
         elif self.config.residual == "t-fixup":
             init_t_fixup(blocks)
 
-    def compile_blocks(self) -> None:
-        """Compile the blocks with torch.compile: each kind once for all its blocks, whatever the batch size.
+    def forward(self, images: Tensor) -> Tensor:
+        """The prediction: logits [B, num_classes]. With a distillation token the mean of both heads, as in DeiT."""
+        logits, *distilled = self.forward_heads(images)
+        return (logits + distilled[0]) / 2 if distilled else logits
 
-        What stochastic depth draws stays outside, so that the number of images that it keeps is no
-        cause for a graph break or a recompilation.
+    def forward_heads(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Logits [B, num_classes] of the class token, and of the distillation token where there is one."""
+        tokens = self.forward_features(images)
+        logits = self.head(tokens.mean(dim=1) if self.config.global_pool == "avg" else tokens[:, 0])
+        return (logits, self.head_dist(tokens[:, 1])) if self.config.distillation_token else (logits,)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """All tokens after the last norm: [B, T + N, d] with the class tokens first, [B, N, d] without one."""
+        size = self.config.img_size
+        if images.shape[-2:] != (size, size):
+            raise UserError(f"the model takes {size}×{size} pixels, got {images.shape[-2]}×{images.shape[-1]}")
+        x = self.patch_embed(images)
+        if self.config.class_token_at == 0:
+            x = self.prepend_class_tokens(x)
+        x = x + self.pos_embed
+        samples = self.draw_samples(x)
+        for i, block in enumerate(self.blocks):
+            if i > 0 and i == self.config.class_token_at:
+                x = self.prepend_class_tokens(x)
+            if self.grad_checkpointing and self.training and torch.is_grad_enabled():
+                x = checkpoint(block, x, *samples[i], use_reentrant=False)
+            else:
+                x = block(x, *samples[i])
+        if self.config.global_pool == "avg":
+            return normed(self.norm, x)
+        if self.config.class_token_at is None:
+            cls = self.class_tokens().repeat(x.shape[0], 1, 1)
+        else:
+            T = self.config.num_class_tokens
+            cls, x = x[:, :T], x[:, T:]
+        for block in self.blocks_token_only:
+            cls = block(x, cls)
+        return normed(self.norm, torch.cat((cls, x), dim=1))
+
+    def class_tokens(self) -> Tensor:
+        """The class token and the distillation token where there is one, [1, T, d]."""
+        if not self.config.distillation_token:
+            return self.cls_token
+        return torch.cat((self.cls_token, self.dist_token), dim=1)
+
+    def prepend_class_tokens(self, x: Tensor) -> Tensor:
+        """[B, N, d] to [B, T + N, d]"""
+        return torch.cat((self.class_tokens().expand(x.shape[0], -1, -1), x), dim=1)
+
+    def draw_samples(self, x: Tensor) -> list[tuple[Sample, ...]]:
+        """The samples of stochastic depth in each block, drawn at once for all blocks; () outside training."""
+        if not self.training:
+            return [()] * len(self.blocks)
+        drop_paths: list[Any] = [block.drop_path for block in self.blocks]
+        both = draw_samples([drop_path for drop_path in drop_paths for _ in range(2)], x)
+        return list(zip(both[::2], both[1::2], strict=True))
+
+    @torch.no_grad()
+    def maps(self, images: Tensor) -> Maps:
+        """The attention maps of images [B, in_chans, img_size, img_size], without dropping anything.
+
+        Memory grows with depth · h · N².
+        """
+        found, was_training = Maps([], []), self.training
+        blocks: tuple[Any, Any] = self.blocks, self.blocks_token_only
+        runs = {block: block.run for kind in blocks for block in kind}
+        hooks = []
+        for maps, kind in zip(found, blocks, strict=True):
+            for block in kind:
+                block.run = type(block).body  # compiled code calls no hooks
+                hooks.append(block.attn.register_forward_pre_hook(partial(_append_maps, maps)))
+        try:
+            self.eval()(images)
+        finally:
+            self.train(was_training)
+            for hook in hooks:
+                hook.remove()
+            for block, run in runs.items():
+                block.run = run
+        return found
+
+    def compile_blocks(self) -> None:
+        """Compile the blocks with torch.compile: each kind once for all its blocks and all batch sizes.
+
+        Stochastic depth draws outside the compiled code, so the number of images that it keeps causes no graph
+        break and no recompilation.
 
         Raises:
-            UserError: there is no C++ compiler, which torch.compile needs on the CPU and beside a GPU.
+            UserError: there is no C++ compiler. torch.compile needs one on the CPU and beside a GPU.
         """
         from torch._inductor.cpp_builder import get_cpp_compiler
         from torch._inductor.exc import InvalidCxxCompiler
@@ -219,89 +319,73 @@ class CaiT(nn.Module):
         """Names of the parameters of two and more dimensions that are not decayed."""
         return {"pos_embed", "cls_token", "dist_token"}
 
-    def class_tokens(self) -> Tensor:
-        """The class token and the distillation token where there is one, [1, T, d]."""
-        if not self.config.distillation_token:
-            return self.cls_token
-        return torch.cat((self.cls_token, self.dist_token), dim=1)
+    def group_matcher(self, coarse: bool = False) -> Callable[[str], float]:
+        """Depth of a parameter by its name, for layer-wise learning rates, as in timm's CaiT."""
 
-    def draw_kept(self, x: Tensor) -> list[tuple[Kept, ...]]:
-        """What stochastic depth keeps of the images in each block, drawn at once for all blocks in training."""
-        if not self.training:
-            return [()] * len(self.blocks)
-        drop_paths: list[Any] = [block.drop_path for block in self.blocks]
-        both = draw_kept([drop_path for drop_path in drop_paths for _ in range(2)], x)
-        return list(zip(both[::2], both[1::2], strict=True))
+        def depth(name: str) -> float:
+            if name.startswith(("cls_token", "dist_token", "pos_embed", "patch_embed")):
+                return 0
+            kind, _, rest = name.partition(".")
+            if kind == "blocks":
+                return int(rest.split(".")[0]) + 1
+            if kind == "blocks_token_only":
+                return int(rest.split(".")[0]) + len(self.blocks) - len(self.blocks_token_only) + 1
+            return len(self.blocks) if kind == "norm" else float("inf")
 
-    def prepend_class_tokens(self, x: Tensor) -> Tensor:
-        """[B, N, d] to [B, T + N, d]"""
-        return torch.cat((self.class_tokens().expand(x.shape[0], -1, -1), x), dim=1)
+        return depth
 
-    def forward_features(self, images: Tensor) -> Tensor:
-        """All tokens after the last norm: [B, T + N, d] with the class tokens first, [B, N, d] without one."""
-        size = self.config.img_size
-        if images.shape[-2:] != (size, size):
-            raise UserError(f"the model takes {size}×{size} pixels, got {images.shape[-2]}×{images.shape[-1]}")
-        x = self.patch_embed(images)
-        if self.config.class_token_at == 0:
-            x = self.prepend_class_tokens(x)
-        x = x + self.pos_embed
-        kept = self.draw_kept(x)
-        for i, block in enumerate(self.blocks):
-            if i > 0 and i == self.config.class_token_at:
-                x = self.prepend_class_tokens(x)
-            if self.grad_checkpointing and self.training and torch.is_grad_enabled():
-                x = checkpoint(block, x, *kept[i], use_reentrant=False)
-            else:
-                x = block(x, *kept[i])
-        if self.config.global_pool == "avg":
-            return normed(self.norm, x)
-        if self.config.class_token_at is None:
-            cls = self.class_tokens().repeat(x.shape[0], 1, 1)
-        else:
-            T = self.config.num_class_tokens
-            cls, x = x[:, :T], x[:, T:]
-        for block in self.blocks_token_only:
-            cls = block(x, cls)
-        return normed(self.norm, torch.cat((cls, x), dim=1))
+    def get_classifier(self) -> tuple[nn.Linear, ...]:
+        """The layers whose rows are the classes."""
+        return (self.head, self.head_dist) if self.config.distillation_token else (self.head,)
 
-    def forward_heads(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Logits [B, num_classes] of each head: of the class, and of the distillation token where there is one."""
-        tokens = self.forward_features(images)
-        logits = self.head(tokens.mean(dim=1) if self.config.global_pool == "avg" else tokens[:, 0])
-        return (logits, self.head_dist(tokens[:, 1])) if self.config.distillation_token else (logits,)
+    def fit_state_dict(self, state: dict[str, Tensor]) -> list[str]:
+        """Fit weights of another resolution, or with or without a distillation token, to this network, in place.
 
-    def forward(self, images: Tensor) -> Tensor:
-        """The prediction: with a distillation token the mean of both heads' logits, as in DeiT."""
-        logits, *distilled = self.forward_heads(images)
-        return (logits + distilled[0]) / 2 if distilled else logits
+        Returns:
+            A line for each change.
+
+        Raises:
+            UserError: the positions are of no square grid.
+        """
+        notes = self._fit_distillation_token(state)
+        theirs = state.get("pos_embed")
+        # A class token with a position of its own (class_token_at 0) is no part of the grid.
+        if theirs is None or self.config.class_token_at == 0 or theirs.shape == self.pos_embed.shape:
+            return notes
+        if theirs.shape[-1] == self.pos_embed.shape[-1]:  # else it is another network: the caller finds out
+            state["pos_embed"] = resize_positions(theirs, self.config.num_patches)
+            notes.append(f"positions resized from {theirs.shape[1]} to {self.config.num_patches} patches")
+        return notes
+
+    def _fit_distillation_token(self, state: dict[str, Tensor]) -> list[str]:
+        """Add the distillation token and its head from this network to `state`, or remove them from it."""
+        ours, theirs = self.config.distillation_token, "dist_token" in state
+        if ours == theirs:
+            return []
+        own, parts = self.state_dict(), ("dist_token", "head_dist.weight", "head_dist.bias")
+        for key in parts:
+            state.pop(key, None)
+        state.update({key: own[key] for key in parts if ours})
+        after, before = own["pos_embed"], state.get("pos_embed")
+        if self.config.class_token_at == 0 and before is not None and before.shape[::2] == after.shape[::2]:
+            # Positions of the class token, of the distillation token where there is one, of the patches.
+            kept = before[:, :1], after[:, 1 : 1 + ours].to(before), before[:, 1 + theirs :]
+            state["pos_embed"] = torch.cat(kept, dim=1)
+        return ["the distillation token and its head " + ("start anew" if ours else "left out")]
 
 
-def create_model(
-    name: str,
-    img_size: int = 224,
-    num_classes: int = 1000,
-    drop_path_rate: float | None = None,
-    *,
-    pretrained: bool = False,
-    **fields: Any,
-) -> CaiT:
-    """Build one of the paper's models, with fresh weights or timm's published ones.
+def resize_positions(pos_embed: Tensor, num_patches: int) -> Tensor:
+    """Resize positions [1, N, d] of a square grid to another square grid, [1, num_patches, d].
 
-    Args:
-        name: a row of `cait.model.config.VARIANTS`: xxs24, xxs36, xs24, xs36, s24, s36, s48, m24, m36, m48.
-        img_size: side of the square input in pixels, a multiple of the patch size.
-        num_classes: width of the head.
-        drop_path_rate: stochastic depth; None takes the paper's rate for this model.
-        pretrained: load timm's weights of this model from the Hugging Face hub; see
-            `cait.model.weights.load_pretrained`.
-        fields: any other field of `cait.model.config.CaiTConfig`.
+    Bicubic without antialiasing, as the released code did for fine-tuning. timm's `resample_abs_pos_embed`
+    antialiases by default.
 
     Raises:
-        UserError: unknown name or field, sizes that do not fit together, or weights that cannot be had.
+        UserError: either number is not a square.
     """
-    config = variant_config(name, img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate, **fields)
-    model = CaiT(config)
-    if pretrained:
-        load_pretrained(model, name)
-    return model
+    before, after = (int(n**0.5) for n in (pos_embed.shape[1], num_patches))
+    if before**2 != pos_embed.shape[1] or after**2 != num_patches:
+        raise UserError(f"positions can be resized between square grids, not {pos_embed.shape[1]} to {num_patches}")
+    grid = pos_embed.float().reshape(1, before, before, -1).permute(0, 3, 1, 2)
+    grid = F.interpolate(grid, size=(after, after), mode="bicubic", align_corners=False)
+    return grid.permute(0, 2, 3, 1).flatten(1, 2).to(pos_embed.dtype)

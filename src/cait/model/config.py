@@ -1,4 +1,4 @@
-"""What a CaiT is, as plain data: the fields of the network and the paper's ten models.
+"""A CaiT as plain data: the fields of the network and the paper's ten models.
 
 Source: "Going deeper with Image Transformers" (arXiv 2103.17239).
 """
@@ -19,7 +19,7 @@ Residual = Literal["layerscale", "plain", "rezero", "skipinit", "scalar", "fixup
 
 @dataclass(frozen=True)
 class CaiTConfig:
-    """The fields of one network. The defaults are CaiT's; the others build the paper's ablations and DeiT."""
+    """The fields of one network. The defaults build CaiT; other values build the paper's ablations and DeiT."""
 
     img_size: int = 224
     patch_size: int = 16
@@ -29,7 +29,7 @@ class CaiTConfig:
     depth: int = 24
     """Number of self-attention blocks."""
     depth_token_only: int = 2
-    """Number of class-attention blocks, in which the class token alone is updated."""
+    """Number of class-attention blocks, which update only the class token."""
     num_heads: int = 4
     mlp_ratio: float = 4.0
     qkv_bias: bool = True
@@ -39,25 +39,25 @@ class CaiTConfig:
     layer_scale_init: float | None = None
     """ε, for LayerScale and the scalar form; None means the paper's rule for the depth."""
     layer_scale_dist: Literal["constant", "uniform"] = "constant"
-    """λ all at ε, or drawn uniformly from [0, 2ε]."""
+    """Start all λ at ε, or draw them uniformly from [0, 2ε]."""
     layer_scale_token_only: bool = True
-    """Whether the class-attention blocks have a scale too."""
+    """Whether the class-attention blocks have LayerScale too."""
     drop_path_rate: float = 0.0
     """Probability of dropping a residual branch of the self-attention blocks; 0 in class attention."""
     drop_path_schedule: Literal["uniform", "linear"] = "uniform"
     """The same rate in every block, or growing with depth from 0 to the rate, as in DeiT."""
     drop_path_mode: DropPathMode = "skip"
-    """Whether dropped branches are computed and multiplied by 0, or left out; see `cait.model.residual.DropPath`."""
+    """Multiply dropped branches by 0, or do not compute them; see `cait.model.residual.DropPath`."""
 
     talking_heads: bool = True
     attention: Literal["dot", "cosine"] = "dot"
     """Scores q·k / sqrt(d/h), or q·k / (|q||k| + 1e-6)."""
     attention_backend: Literal["auto", "reference", "recompute", "fused"] = "auto"
-    """How attention with talking heads is computed; see `cait.model.attention.talking_heads_attention`."""
+    """How attention with talking heads is computed; see `cait.model.talking_heads.talking_heads_attention`."""
     cls_in_keys: bool = True
-    """Whether the class token, and the distillation token, are among the keys of class attention."""
+    """Whether class attention has the class token and the distillation token among its keys."""
     class_token_at: int | None = None
-    """Self-attention block before which the class token joins the patches; None leaves it to class attention."""
+    """The class token joins the patches before this self-attention block; None leaves it to class attention."""
     distillation_token: bool = False
     """A token beside the class token, with a head of its own that learns from the teacher (DeiT, arXiv 2012.12877)."""
     global_pool: Literal["token", "avg"] = "token"

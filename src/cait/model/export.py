@@ -1,7 +1,6 @@
-"""Weights out: as timm keeps its models, as the release, as ONNX and as PyTorch's exported program.
+"""Weights out: as a timm model, as the release's file, as ONNX and as PyTorch's exported program.
 
-Whatever is written is first read back by the library that it is for, and has to give the network's
-logits; only then does it appear under its name.
+Each is read back by the library that it is for and must give the network's logits. Only then does the file appear.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import importlib
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +27,7 @@ from cait.model.config import VARIANTS, CaiTConfig, variant_config
 from cait.model.weights import ONLY_IN_TRAINING
 
 Format = Literal["timm", "release", "onnx", "torch_export"]
-Network = Callable[[Tensor], Tensor]
+Forward = Callable[[Tensor], Tensor]
 
 FILE_NAMES: dict[Format, str] = {
     "timm": "timm",
@@ -39,7 +38,7 @@ FILE_NAMES: dict[Format, str] = {
 """What a format's file, or timm's directory, is called by default."""
 
 TOLERANCE: dict[Format, float] = {"timm": 1e-5, "release": 1e-5, "onnx": 1e-4, "torch_export": 1e-4}
-"""Largest difference of a logit, as a share of the largest logit, or of 1 if they are small."""
+"""Largest difference of a logit that is accepted, as a share of the largest logit or of 1."""
 
 CHECKED_BATCHES = (1, 3)
 
@@ -55,7 +54,7 @@ TIMM_FIELDS = (
     "mlp_ratio",
     "qkv_bias",
 )
-"""The fields that timm's CaiT has too, under the same names; in the others it is as the paper's."""
+"""The fields that timm's CaiT has too, under the same names. In all others timm's is the paper's CaiT."""
 
 
 class Exported(NamedTuple):
@@ -64,17 +63,24 @@ class Exported(NamedTuple):
     """Largest difference of a logit between the network and what was written."""
 
 
-def export(model: CaiT, output: str | Path, format: Format, preprocessing: Mapping[str, Any] | None = None) -> Exported:
+def export(
+    model: Any,
+    output: str | Path,
+    format: Format,
+    preprocessing: Mapping[str, Any] | None = None,
+    input_shape: Sequence[int] | None = None,
+) -> Exported:
     """Write a network in float32, checked and whole, or not at all.
 
     Args:
         model: is left as it is.
         output: the file to write, for "timm" the directory. What is there of the same name is replaced.
         format: "timm": `model.safetensors` and `config.json`, for `timm.create_model("local-dir:DIR",
-            pretrained=True)` or the Hugging Face hub; "release": a `.pth` as Facebook's, {"model":
-            {"module.<key>": tensor}}; "onnx"; "torch_export": for `torch.export.load`. The last two
-            take "images" [B, in_chans, img_size, img_size] of any B to "logits" [B, num_classes].
+            pretrained=True)` or the Hugging Face hub; a CaiT or a timm model. "release": a `.pth` as
+            Facebook's, {"model": {"module.<key>": tensor}}; a CaiT. "onnx". "torch_export": for
+            `torch.export.load`. The last two take "images" [B, C, S, S] of any B to "logits" [B, num_classes].
         preprocessing: for timm's configuration: mean, std, crop_pct, interpolation; timm's own by default.
+        input_shape: (C, S, S); a CaiT knows its own.
 
     Raises:
         UserError: the format cannot hold this network, a package is missing, the place cannot be
@@ -87,50 +93,65 @@ def export(model: CaiT, output: str | Path, format: Format, preprocessing: Mappi
         raise UserError(f"{output} is in the way: {format} is {'a directory' if format == 'timm' else 'a file'}")
     if format != "timm" and output.suffix != Path(FILE_NAMES[format]).suffix:
         raise UserError(f"{output.name} has to end in {Path(FILE_NAMES[format]).suffix}, as files of {format} do")
-    if format in ("timm", "release"):
-        _refuse_what_timm_has_not(model.config)
+    _refuse_foreign(model, format)
+    shape = input_shape or (model.config.in_chans, *[model.config.img_size] * 2)
     model = copy.deepcopy(model).float().cpu().eval()
     for module in model.modules():
         if isinstance(module, SelfAttention):
-            module.backend = "auto"  # "fused" needs a GPU, and here is none
-    logits = [_logits(model, model.config, batch) for batch in CHECKED_BATCHES]
+            module.backend = "auto"  # "fused" needs a GPU
+    logits = [_logits(model, shape, batch) for batch in CHECKED_BATCHES]
     if not all(expected.isfinite().all() for expected in logits):
         raise UserError("the network's logits are not finite: there is nothing to export")
     try:
         with _aside(output) as path:
             if format == "timm":
-                network = _write_timm(model, path, preprocessing or {})
+                written = _write_timm(model, path, preprocessing or {}, shape)
             elif format == "release":
-                network = _write_release(model, path)
+                written = _write_release(model, path)
             elif format == "onnx":
-                network = _write_onnx(model, path)
+                written = _write_onnx(model, path, shape)
             else:
-                network = _write_torch_export(model, path)
-            difference = _largest_difference(network, model.config, logits, format)
+                written = _write_torch_export(model, path, shape)
+            difference = _largest_difference(written, shape, logits, format)
             files = _settle(path, output)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error.strerror or error}") from error
     return Exported(files, difference)
 
 
-def _write_timm(model: CaiT, path: Path, preprocessing: Mapping[str, Any]) -> Network:
+def _refuse_foreign(model: nn.Module, format: Format) -> None:
+    """Raise UserError if the format cannot hold this network."""
+    if format in ("timm", "release") and isinstance(model, CaiT):
+        _refuse_what_timm_has_not(model.config)
+    elif format == "release" or (format == "timm" and not _is_timms(model)):
+        kind = "a CaiT" if format == "release" else "a CaiT or one of timm's networks"
+        raise UserError(f"{format} holds {kind}, not {type(model).__name__}; onnx and torch_export take any network")
+
+
+def _is_timms(model: nn.Module) -> bool:
+    return type(model).__module__.startswith("timm.")
+
+
+def _write_timm(model: nn.Module, path: Path, preprocessing: Mapping[str, Any], shape: Sequence[int]) -> Forward:
     import timm
     from timm.models import save_for_hf
 
-    with torch.device("meta"):  # timm's initial weights are not wanted
-        twin = _timm_twin(model.config)
-    twin.load_state_dict(model.state_dict(), assign=True)
-    save_for_hf(twin, str(path), safe_serialization=True, data_config=dict(preprocessing))
+    twin = model
+    if isinstance(model, CaiT):
+        with torch.device("meta"):  # timm's initial weights are not wanted
+            twin = _timm_twin(model.config)
+        twin.load_state_dict(model.state_dict(), assign=True)
+    save_for_hf(twin, str(path), safe_serialization=True, data_config={"input_size": tuple(shape), **preprocessing})
     shutil.copymode(path / "config.json", path / "model.safetensors")  # safetensors lets only the owner read it
     return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
 
 
-def _write_release(model: CaiT, path: Path) -> Network:
+def _write_release(model: Any, path: Path) -> Forward:
     torch.save({"model": {f"module.{key}": value for key, value in model.state_dict().items()}}, path)
     return _timm_twin(model.config, path).eval()
 
 
-def _write_onnx(model: CaiT, path: Path) -> Network:
+def _write_onnx(model: nn.Module, path: Path, shape: Sequence[int]) -> Forward:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         try:
             importlib.import_module(package)
@@ -142,20 +163,20 @@ def _write_onnx(model: CaiT, path: Path) -> Network:
         torch.onnx.export(
             model,
             f=path,
-            **_example(model.config),
+            **_example(shape),
             input_names=["images"],
             output_names=["logits"],
             dynamo=True,
-            external_data=False,  # one file; above 2 GB the exporter puts the weights beside it all the same
+            external_data=False,  # one file; above 2 GB the exporter still puts the weights beside it
             verbose=False,
         )
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
 
 
-def _write_torch_export(model: CaiT, path: Path) -> Network:
+def _write_torch_export(model: nn.Module, path: Path, shape: Sequence[int]) -> Forward:
     with _quiet():
-        program = torch.export.export(model, **_example(model.config), strict=False)
+        program = torch.export.export(model, **_example(shape), strict=False)
         torch.export.save(program, path)
         return torch.export.load(path).module()
 
@@ -171,7 +192,7 @@ def _refuse_what_timm_has_not(config: CaiTConfig) -> None:
 
 
 def _timm_entry(config: CaiTConfig) -> tuple[str, dict[str, Any]]:
-    """timm's model that is nearest to this one, and the arguments in which they differ."""
+    """The timm model nearest to this one, and the arguments in which they differ."""
     import timm
 
     found: list[tuple[tuple[int, int], str, dict[str, Any]]] = []
@@ -188,7 +209,7 @@ def _timm_entry(config: CaiTConfig) -> tuple[str, dict[str, Any]]:
 
 
 def _timm_twin(config: CaiTConfig, weights: Path | None = None) -> nn.Module:
-    """timm's model of the same fields, with `weights` read by timm; nothing in its configuration is of timm's own."""
+    """timm's model of the same fields, with `weights` read by timm; its configuration names no weights of timm's."""
     import timm
 
     entry, differ = _timm_entry(config)
@@ -199,17 +220,16 @@ def _timm_twin(config: CaiTConfig, weights: Path | None = None) -> nn.Module:
     return timm.create_model(entry, pretrained=weights is not None, pretrained_cfg_overlay=overlay, **differ)
 
 
-def _logits(network: Network, config: CaiTConfig, batch: int) -> Tensor:
+def _logits(forward: Forward, shape: Sequence[int], batch: int) -> Tensor:
     generator = torch.Generator().manual_seed(batch)
-    shape = (batch, config.in_chans, config.img_size, config.img_size)
     with torch.no_grad():
-        return network(torch.randn(shape, generator=generator))
+        return forward(torch.randn((batch, *shape), generator=generator))
 
 
-def _largest_difference(network: Network, config: CaiTConfig, logits: list[Tensor], format: Format) -> float:
+def _largest_difference(forward: Forward, shape: Sequence[int], logits: list[Tensor], format: Format) -> float:
     largest = 0.0
     for expected in logits:
-        got = _logits(network, config, len(expected))
+        got = _logits(forward, shape, len(expected))
         difference = (got - expected).abs().max().item() if got.shape == expected.shape else float("inf")
         if not difference <= TOLERANCE[format] * max(1.0, expected.abs().max().item()):
             raise UserError(f"read back from {format}, a logit differs by {difference:.1e}; nothing was kept")
@@ -217,15 +237,14 @@ def _largest_difference(network: Network, config: CaiTConfig, logits: list[Tenso
     return largest
 
 
-def _example(config: CaiTConfig) -> dict[str, Any]:
-    """What both exporters trace the network with: two images, which stand for any number."""
-    images = torch.zeros(2, config.in_chans, config.img_size, config.img_size)
-    return dict(args=(images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+def _example(shape: Sequence[int]) -> dict[str, Any]:
+    """The exporters trace the network with two images, which stand for any number."""
+    return dict(args=(torch.zeros(2, *shape),), dynamic_shapes=({0: torch.export.Dim("batch")},))
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' warnings and progress, about which a user can do nothing."""
+    """Hide the exporters' warnings and progress: a user can do nothing about them."""
     with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         warnings.simplefilter("ignore")
         yield
@@ -233,14 +252,14 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _aside(output: Path) -> Iterator[Path]:
-    """`output`'s name in a hidden directory beside it: on the same disk, so that moving it is one step."""
+    """A path of the same name in a hidden directory beside `output`: on one disk, so moving it is one step."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".export-", dir=output.parent) as scratch:
         yield Path(scratch) / output.name
 
 
 def _settle(path: Path, output: Path) -> list[Path]:
-    """Move what was written to its place; in a directory that is there, files of other names stay."""
+    """Move what was written to its place. In a directory that exists, files of other names stay."""
     written = [file.relative_to(path.parent) for file in sorted(path.parent.rglob("*")) if file.is_file()]
     if path.is_dir() and not output.exists():
         os.replace(path, output)

@@ -1,15 +1,16 @@
-"""Talking-heads attention with `cait.model.kernels` between its matrix products, as an operator of PyTorch.
+"""Talking-heads attention as a PyTorch operator: cuBLAS's products with `cait.model.kernels` between them.
 
-Shapes: B images, N tokens, h heads, k channels a head; a map is [B·h, N, columns]. Forward, S = scale · Q Kᵀ
-is a batched product, a kernel turns it into A where it lies, and O = A V + b_w Σ_n V is a product again.
-Backward, S is computed anew beside dA = dO Vᵀ, a kernel turns them into dS and A where they lie, and
+Shapes: B images, N tokens, h heads, k channels a head; a map is [B·h, N, columns]. The forward pass computes
+S = scale · Q Kᵀ as a batched product, turns S into A in place with one kernel, and computes
+O = A V + b_w Σ_n V as a product. The backward pass computes S again and dA = dO Vᵀ, turns them into dS and A
+in place with one kernel, and computes the products
 
     dV = Aᵀ dO + b_w Σ_m dO     dQ = scale · dS K     dK = scale · dSᵀ Q
 
-are products. No map outlives either pass. b_l is the same for a whole row, so the softmax cancels it; b_w
-touches no map. The operator is opaque to torch.compile, and its gradient is an operator as well, so that
-autocast and activation checkpointing take it like any other. It is not registered for autocast, which
-would cast W_l and W_w: qkv comes in the precision that the linear layer before gives.
+No map outlives either pass. b_l is the same for a whole row, so the softmax cancels it. b_w touches no map.
+torch.compile does not look into the operator. Its gradient is an operator too, so activation checkpointing
+takes it like any other. It is not registered for autocast, which would cast W_l and W_w; qkv has the
+precision of the linear layer before it.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from cait.model import kernels
-from cait.model.attention import TalkingHeads, heads_first, no_autocast, padded, scaled_product
+from cait.model.talking_heads import TalkingHeads, heads_first, no_autocast, padded, scaled_product
 
 
 class Tile(NamedTuple):
-    """What a program holds of a map at a time, and how it is run."""
+    """The part of a map that a program holds at a time, and how the program runs."""
 
     columns: int
-    """If a row has more, the program walks over it twice."""
+    """If a row has more columns, the program walks over it twice."""
     warps: int
     stages: int
 
@@ -40,20 +41,20 @@ class Tiling(NamedTuple):
 
 
 TILINGS: dict[tuple[tuple[int, int], str, int, int], Tiling] = {}
-"""Measured to be best, by compute capability, type, h and N. Empty: nothing has been measured yet.
+"""The fastest tiles by compute capability, dtype, h and N, as measured by `benchmarks/kernel.py`. None yet.
 
-Another tiling is another order of summation, so the choice must not change between two runs: it is
-looked up here and never timed at run time. `benchmarks/kernel.py` times tiles and prints such rows.
+Another tiling sums in another order. The choice must not change between two runs, so it is never timed at
+run time.
 """
 
 ROWS = 16 if isinstance(kernels.forward_kernel, triton.JITFunction) else 256
-"""Of a tile: the least that a tensor core takes; an interpreter takes the less time the fewer tiles there are."""
+"""Rows of a tile: the fewest that a tensor core takes. The interpreter is faster with fewer, larger tiles."""
 
-PROGRAMS = 4096  # at most: each takes several tiles in turn, loads W once and stores one share of dW_l and dW_w
+PROGRAMS = 4096  # at most; each takes several tiles in turn, loads W once and stores one share of dW_l and dW_w
 
 
 def default(N: int, dtype: torch.dtype) -> Tiling:
-    """As compiled: no register spilled, the fewest instructions."""
+    """The tiles that compile to the fewest instructions without spilling registers."""
     columns = max(64, triton.next_power_of_2(padded(N)))
     walk = Tile(64, 2, 2)
     if columns > 256:
@@ -70,7 +71,7 @@ def tiling(maps: Tensor, heads: int) -> Tiling:
 
 
 def key(at: Tensor, heads: int, N: int) -> tuple[tuple[int, int], str, int, int]:
-    """Of a row in `TILINGS`, for maps of the type and on the device of a tensor."""
+    """Key in `TILINGS` for maps of a tensor's dtype on its device."""
     capability = torch.cuda.get_device_capability(at.device) if at.is_cuda else (0, 0)
     return capability, _name(at.dtype), heads, N
 
@@ -80,7 +81,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def refusal(device: torch.device, dtype: torch.dtype, heads: int) -> str | None:
-    """What the kernels need and have not, or None."""
+    """What the kernels need and do not have here, or None."""
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"bfloat16, float16 or float32, not {_name(dtype)}"
     if heads > 16:
@@ -94,7 +95,7 @@ def refusal(device: torch.device, dtype: torch.dtype, heads: int) -> str | None:
 
 
 def constants(kernel: Any, tile: Tile, heads: int, columns: int) -> dict[str, Any]:
-    """What a kernel is compiled for."""
+    """Compile-time constants of a kernel."""
     every = dict(H=heads, R=ROWS, C=tile.columns, ONCE=columns <= tile.columns, WARPS=tile.warps)
     return {name: value for name, value in every.items() if name in kernel.arg_names}
 
@@ -104,14 +105,14 @@ def options(tile: Tile) -> dict[str, Any]:
 
 
 def turns(maps: Tensor, heads: int) -> tuple[int, int]:
-    """How many programs share the tiles out, and how many each takes: by the shape alone."""
+    """Number of programs, and of tiles for each; both depend on the shape alone."""
     tiles = triton.cdiv(maps.shape[0] // heads * maps.shape[1], ROWS // heads)
     each = max(1, triton.cdiv(tiles, PROGRAMS))
     return triton.cdiv(tiles, each), each
 
 
 def _launch(kernel: Any, tile: Tile, heads: int, *arguments: Tensor) -> None:
-    """Run a kernel on the maps [B·h, N, columns], its first argument, and the others."""
+    """Run a kernel on its arguments, of which the first is the maps [B·h, N, columns]."""
     maps = arguments[0]
     images, (_, N, columns) = maps.shape[0] // heads, maps.shape
     programs, each = turns(maps, heads)
@@ -129,7 +130,7 @@ def mix(maps: Tensor, weight_l: Tensor, weight_w: Tensor) -> None:
 
 
 def mix_backward(maps: Tensor, d_maps: Tensor, weight_l: Tensor, weight_w: Tensor) -> Tensor:
-    """Turn S into dS and dA into A, in place; give dW_l and dW_w, [2, h, h]."""
+    """Turn S into dS and dA into A, in place; return dW_l and dW_w, [2, h, h]."""
     weights = weight_l.float().contiguous(), weight_w.float().contiguous()
     h, queries = len(weight_l), ROWS // len(weight_l)
     shares = maps.new_empty(turns(maps, h)[0], 2, ROWS, ROWS, dtype=torch.float32)
@@ -144,7 +145,7 @@ def _token_sums(x: Tensor) -> Tensor:
 
 
 def _tokens_first(heads: Tensor, like: Tensor) -> Tensor:
-    """[B·h, N or more, k] to a view [B, N, h, k], as `like` is."""
+    """View [B·h, N or more, k] as [B, N, h, k], the shape of `like`."""
     B, N, h, k = like.shape
     return heads.view(B, h, heads.shape[1], k)[:, :, :N].transpose(1, 2)
 
@@ -163,7 +164,7 @@ def talking_heads(
 ) -> tuple[Tensor, Tensor]:
     """qkv [B, N, 3, h, k], weights [h, h] and biases [h] to the output [B, N, h·k] and heads [3, B·h, columns, k].
 
-    The heads are qkv as the products take it, kept for the backward pass in its place.
+    The heads are qkv in the layout of the products. The backward pass needs them in place of qkv.
     """
     B, N, _, h, k = qkv.shape
     heads = heads_first(qkv, padded(N))
@@ -243,14 +244,14 @@ talking_heads.register_autograd(_gradients, setup_context=_save)
 
 
 def difference(device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> float:
-    """Of one random image from the plain backend in float64: the largest error of the output and the gradients.
+    """Largest error of the output and the gradients for one random image, against the plain backend in float64.
 
-    Relative to each one's norm. Draws from a generator of its own.
+    Each error is relative to the norm of its tensor. The random image comes from a generator of its own.
     """
     generator = torch.Generator().manual_seed(0)
     shapes = [(1, N, 3, heads, k), (heads, heads), (heads,), (heads, heads), (heads,), (1, N, heads * k)]
     found: list[list[Tensor]] = []
-    # As a model's first forward pass has it, which may be one that only traces.
+    # The first forward pass of a model may be one that only traces.
     with unset_fake_temporarily(), torch.inference_mode(False), torch.enable_grad():
         exact = [torch.randn(shape, generator=generator, device="cpu", dtype=torch.float64) for shape in shapes]
         for attend in (lambda *given: talking_heads(*given)[0], TalkingHeads.apply):

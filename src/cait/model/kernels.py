@@ -8,10 +8,10 @@ is N rounded up to a multiple of 16 and maps are 0 beyond N. With W_l and W_w [h
     dP_g = Σ_f W_w[f,g] dA_f     dL_g = P_g ∘ (dP_g - D_g)     D_g = Σ_m P_g ∘ dP_g
     dS_h = Σ_g W_l[g,h] dL_g     dW_l[g,h] = Σ dL_g ∘ S_h      dW_w[f,g] = Σ dA_f ∘ P_g
 
-A tile has R = 16 rows: as many queries as fit, each in all of its heads. Mixing is then a product with
-a block-diagonal 16×16 matrix, on the tensor cores. Tiles are held transposed, [C, R] for C columns, so
-that the warps share the columns out. In half precision W is the sum of a high and a low part, so that it
-keeps 16 bits or more; float32 takes three products of tf32. Every sum has one order: no atomics.
+A tile has R = 16 rows: as many queries as fit, each in all of its heads. Mixing is then a product with a
+block-diagonal 16×16 matrix on the tensor cores. Tiles are held transposed, [C, R] for C columns, so the
+warps can divide the columns. In half precision W is the sum of a high and a low part, which keeps 16 bits or
+more; float32 takes three products of tf32. There are no atomics, so every sum has one order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PRECISION = tl.constexpr("tf32x3")  # of products of float32
 
 @triton.jit
 def _spread(weight, TO: tl.constexpr, FROM: tl.constexpr, H: tl.constexpr, R: tl.constexpr, dtype: tl.constexpr):
-    """The high and low parts of the matrix [R, R] that mixes every query of a tile over its heads."""
+    """High and low part of the matrix [R, R] that mixes each query of a tile over its heads."""
     i, j = tl.arange(0, R)[:, None], tl.arange(0, R)[None, :]
     keep = (i // H == j // H) & (j < R // H * H)
     exact = tl.load(weight + j % H * TO + i % H * FROM, mask=keep, other=0.0)
@@ -46,7 +46,7 @@ def _mix(tile, mixer):
 
 @triton.jit
 def _places(tile, queries, N, ld, H: tl.constexpr, R: tl.constexpr):
-    """Where the rows of a tile begin, and which of them exist. Queries are numbered through all images."""
+    """Offsets of the rows of a tile, and which of them exist. Queries are numbered through all images."""
     row = tl.arange(0, R)
     query = tile * (R // H) + row // H
     image, head = query // N, row % H
@@ -69,13 +69,13 @@ def _logits(S, mix_l, start, N, C: tl.constexpr):
 
 @triton.jit
 def _powers(L, top):
-    """exp(L - top), top being one number a row: one multiply-add and one power of 2."""
+    """exp(L - top), where top is one number a row: one multiply-add and one power of 2."""
     return tl.exp2(L * LOG2_E - (top * LOG2_E)[None, :])
 
 
 @triton.jit
 def _outer(a, b, sums, C: tl.constexpr, R: tl.constexpr, WARPS: tl.constexpr):
-    """Add aᵀ b to sums [WARPS, R, R], for tiles [C, R] of which each warp takes its share of the columns."""
+    """Add aᵀ b to sums [WARPS, R, R], for tiles [C, R]; each warp sums its share of the columns."""
     a = tl.permute(tl.reshape(a, [WARPS, C // WARPS, R]), [0, 2, 1])
     return tl.dot(a, tl.reshape(b, [WARPS, C // WARPS, R]), sums, input_precision=PRECISION)
 
@@ -85,7 +85,7 @@ def forward_kernel(
     maps, weight_l, weight_w, queries, N, ld, turns, H: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
     ONCE: tl.constexpr,
 ):  # fmt: skip
-    """S to A, for as many tiles as there are turns. A tile with all columns (ONCE) is read once, else twice."""
+    """Turn S into A, one tile a turn. A tile that holds all columns (ONCE) is read once, others twice."""
     dtype: tl.constexpr = maps.dtype.element_ty
     mix_l, mix_w = _spread(weight_l, H, 1, H, R, dtype), _spread(weight_w, H, 1, H, R, dtype)
     for turn in range(turns):
@@ -117,7 +117,7 @@ def backward_kernel(
     maps, d_maps, weight_l, weight_w, sums, queries, N, ld, turns, H: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
     ONCE: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """S to dS and dA to A, for as many tiles as there are turns; their shares of dW_l and dW_w, [2, R, R]."""
+    """Turn S into dS and dA into A, one tile a turn; store the program's share of dW_l and dW_w, [2, R, R]."""
     dtype: tl.constexpr = maps.dtype.element_ty
     mix_l, mix_w = _spread(weight_l, H, 1, H, R, dtype), _spread(weight_w, H, 1, H, R, dtype)
     unmix_l, unmix_w = _spread(weight_l, 1, H, H, R, dtype), _spread(weight_w, 1, H, H, R, dtype)

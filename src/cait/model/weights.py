@@ -1,4 +1,4 @@
-"""Weights in: from the release, from timm, from safetensors, from a run of ours; other classes, other resolution."""
+"""Weights in: from the release, timm, safetensors or a run; for other classes, at another resolution."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from cait import run
 from cait.errors import UserError
-from cait.model.config import CaiTConfig, variant_config
-
-if TYPE_CHECKING:  # `create_model` loads published weights, so the network imports this
-    from cait.model.cait import CaiT
+from cait.model import network
+from cait.model.config import VARIANTS, CaiTConfig, variant_config
 
 StateDict = dict[str, Tensor]
 
@@ -28,30 +26,23 @@ ONLY_IN_TRAINING = (
     "drop_path_rate",
     "drop_path_schedule",
 )
-"""Fields that a trained network's output does not depend on."""
+"""Fields that the output of a trained CaiT does not depend on."""
 
 FITTED = ("img_size", "num_classes", "distillation_token")
-"""Fields in which a network may differ from that of the weights which it starts from."""
-
-HEADS = ("head.", "head_dist.")
+"""Fields in which a CaiT may differ from the one whose weights it starts from."""
 
 
 def read_state_dict(path: str | Path, ema: bool = False) -> StateDict:
-    """Read the weights of a network under timm's names, whatever they are wrapped in.
+    """Read the weights of a network, whatever they are wrapped in.
 
-    Knows the released `.pth` (`model`, keys behind `module.`), timm's training checkpoints
-    (`state_dict`, `state_dict_ema`), bare state dicts, `.safetensors` and checkpoints of our runs
-    (raw weights, or with `ema` their moving average). Loading never executes code.
+    Reads the released `.pth` (`model`, keys behind `module.`), timm's training checkpoints (`state_dict`,
+    `state_dict_ema`), bare state dicts, `.safetensors` and checkpoints of our runs. With `ema` it takes the
+    moving average. Loading never executes code.
 
     Raises:
         UserError: no such file, no weights in it, or no moving average where one is asked for.
     """
     return _state_dict(_read(path), path, ema)
-
-
-def class_names(checkpoint: Any) -> list[str] | None:
-    """Names of the classes in the content of a checkpoint of our runs; None in any other."""
-    return checkpoint.get("ImageNetDataModule", {}).get("class_names") if isinstance(checkpoint, dict) else None
 
 
 def _read(path: str | Path) -> Any:
@@ -82,11 +73,8 @@ def _state_dict(content: Any, path: str | Path, ema: bool) -> StateDict:
 def _unwrap(content: Any, ema: bool) -> StateDict | None:
     if not isinstance(content, dict):
         return None
-    if "pytorch-lightning_version" in content:
-        if ema:
-            return content.get("callbacks", {}).get("EMA") or None  # saved with the weights alone: no callbacks
-        prefix = "model."
-        return {k.removeprefix(prefix): v for k, v in content["state_dict"].items() if k.startswith(prefix)}
+    if run.is_checkpoint(content):
+        return run.average(content) if ema else run.weights(content)
     for key in ("state_dict_ema", "model_ema") if ema else ("state_dict", "model"):
         if key in content:
             return content[key]
@@ -94,35 +82,38 @@ def _unwrap(content: Any, ema: bool) -> StateDict | None:
 
 
 def load_weights(
-    model: CaiT, path: str | Path, ema: bool = False, own_classes: Sequence[str] | None = None
+    model: nn.Module, path: str | Path, ema: bool = False, own_classes: Sequence[str] | None = None
 ) -> list[str]:
-    """Load a file's weights into `model`, strictly but for what may rightly differ.
+    """Load a file's weights into `model`. Every name and shape must agree, with these exceptions:
 
-    Positions of another resolution are resized. Where `own_classes` names the model's classes, and the
-    file is a checkpoint of our runs that knows some of them, the head's rows are put where those classes
-    stand now, and only new classes are left as they are in `model`. Else a head of another number of
-    classes is left whole, and so are a distillation token and its head that the file has not; those that
-    the model has not are left out. Returns a line for each of these.
+    - What the network fits itself: CaiT resizes its positions, and adds or leaves out the distillation token.
+    - The head, if `own_classes` names the model's classes and the file is a checkpoint of our runs that knows
+      some of them: rows follow their classes by name, and new classes keep the rows that `model` has.
+    - Else a head of another number of classes: it keeps the values that `model` has.
+
+    Returns:
+        A line for each exception that was made.
 
     Raises:
         UserError: the file cannot be used, or is of another network.
     """
     content = _read(path)
     state = _state_dict(content, path, ema)
-    notes = _take_known_classes(model, state, class_names(content) or [], own_classes or [])
+    theirs = run.class_names(content) if run.is_checkpoint(content) else None
+    notes = _take_known_classes(model, state, theirs or [], own_classes or [])
     return [*_load(model, state, str(path)), *notes]
 
 
-def _take_known_classes(model: CaiT, state: StateDict, theirs: Sequence[str], ours: Sequence[str]) -> list[str]:
-    """Make the heads in `state` ones of our classes: their rows for those that they know, `model`'s for the others."""
+def _take_known_classes(model: nn.Module, state: StateDict, theirs: Sequence[str], ours: Sequence[str]) -> list[str]:
+    """Put rows of our classes into the heads in `state`: theirs for the classes that they know, else `model`'s."""
     rows = {name: row for row, name in enumerate(theirs)}
     known = {row: rows[name] for row, name in enumerate(ours) if name in rows}
     own = model.state_dict()
-    heads = [key for key in own if key.startswith(HEADS) and key in state]
+    heads = [key for key in network.classifier_keys(model) if key in state]
     shapes = [tuple(side[key].shape) for side in (own, state) for key in heads]
     fitting = [(count, *own[key].shape[1:]) for count in (len(ours), len(theirs)) for key in heads]
     if not known or list(ours) == list(theirs) or shapes != fitting:
-        return []  # nothing to sort; or another network, which `_load` tells
+        return []  # nothing to sort; or another network, which `_load` finds out
     for key in heads:
         head = own[key].clone()
         head[list(known)] = state[key][list(known.values())].to(head)
@@ -131,15 +122,38 @@ def _take_known_classes(model: CaiT, state: StateDict, theirs: Sequence[str], ou
     return [f"the head's rows of {len(known)} classes kept by name" + (f", {anew} new" if anew else "")]
 
 
-def load_pretrained(model: CaiT, name: str) -> list[str]:
-    """Load the weights that timm publishes of the paper's model `name`: the release's, distilled on ImageNet-1k.
+def load_pretrained(model: nn.Module, name: str) -> list[str]:
+    """Load the weights that timm publishes of the network `name`, one of the paper's or "timm/<name>".
 
-    They are taken at the model's resolution where timm has them, else at the nearest, and fitted as
-    in `load_weights`. Returns timm's name of them, then a line for each thing that was fitted.
+    The paper's are the release's, distilled on ImageNet-1k, at the model's resolution or the nearest there is.
+    Either is fitted as in `load_weights`.
+
+    Returns:
+        timm's name of the weights, then a line for each thing that was fitted.
 
     Raises:
-        UserError: timm has none of this model, its fields were changed, or the hub cannot be reached.
+        UserError: timm has none of this network, its fields were changed, or the hub cannot be reached.
     """
+    import timm
+
+    if name in VARIANTS:
+        entry = _published(model, name)
+    elif name.startswith(network.TIMM):
+        entry = name.removeprefix(network.TIMM)
+    else:
+        raise UserError(f"nobody publishes weights of {name}; start from a file with --model.weights")
+    try:
+        state = timm.create_model(entry, pretrained=True).state_dict()
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"the weights of timm's {entry} could not be fetched from the Hugging Face hub: {reason}"
+        ) from error
+    return [f"timm's {entry}", *_load(model, state, f"timm's {entry}")]
+
+
+def _published(model: Any, name: str) -> str:
+    """timm's entry with the weights of one of the paper's models, at the resolution nearest to `model`'s."""
     import timm
 
     entries = {_resolution(entry): entry for entry in timm.list_models(f"cait_{name}_*", pretrained=True)}
@@ -150,16 +164,8 @@ def load_pretrained(model: CaiT, name: str) -> list[str]:
     for field in dataclasses.fields(CaiTConfig):
         ours, theirs = getattr(model.config, field.name), getattr(row, field.name)
         if ours != theirs and field.name not in (*FITTED, *ONLY_IN_TRAINING):
-            raise UserError(f"the published weights of {name} are of {field.name} {theirs}, the model has {ours}")
-    entry = entries[min(entries, key=lambda size: abs(size - model.config.img_size))]
-    try:
-        state = timm.create_model(entry, pretrained=True).state_dict()
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"the weights of timm's {entry} could not be had from the Hugging Face hub: {reason}"
-        ) from error
-    return [f"timm's {entry}", *_load(model, state, f"timm's {entry}")]
+            raise UserError(f"the published weights of {name} have {field.name} {theirs}, the model has {ours}")
+    return entries[min(entries, key=lambda size: abs(size - model.config.img_size))]
 
 
 def _resolution(entry: str) -> int:
@@ -167,22 +173,16 @@ def _resolution(entry: str) -> int:
     return int(entry.split(".")[0].split("_")[-1])
 
 
-def _load(model: CaiT, state: StateDict, source: str) -> list[str]:
+def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
     state, own = dict(state), model.state_dict()
-    notes = _fit_distillation_token(model, state)
-    theirs, ours = state.get("pos_embed"), own.get("pos_embed")
-    # A class token with a position of its own (class_token_at 0) is no part of the grid.
-    if theirs is not None and ours is not None and model.config.class_token_at != 0:
-        widths_agree = theirs.shape[-1] == ours.shape[-1]  # else it is another network, which is told below
-        if widths_agree and theirs.shape != ours.shape:
-            try:
-                state["pos_embed"] = resize_positions(theirs, model.config.num_patches)
-            except UserError as error:
-                raise UserError(f"{source} is of another network: {error}") from error
-            notes.append(f"positions resized from {theirs.shape[1]} to {ours.shape[1]} patches")
-    if "head.weight" in state and state["head.weight"].shape[0] != own["head.weight"].shape[0]:
-        notes.append(f"the head's {state['head.weight'].shape[0]} classes left out; it starts anew")
-        state.update({key: own[key] for key in own if key.startswith(HEADS)})
+    try:
+        notes = network.fit_state_dict(model, state)
+    except UserError as error:
+        raise UserError(f"{source} is of another network: {error}") from error
+    heads = _heads_of_other_classes(model, state)
+    if heads:
+        notes.append(f"the head's {len(state[heads[0]])} classes left out; it starts anew")
+        state.update({key: own[key] for key in heads})
     for key in [*own, *state]:
         shapes = [tuple(side[key].shape) if key in side else "missing" for side in (own, state)]
         if shapes[0] != shapes[1]:
@@ -191,35 +191,7 @@ def _load(model: CaiT, state: StateDict, source: str) -> list[str]:
     return notes
 
 
-def _fit_distillation_token(model: CaiT, state: StateDict) -> list[str]:
-    """Put `model`'s token and head into a `state` that has none, or take them out for a model without."""
-    ours, theirs = model.config.distillation_token, "dist_token" in state
-    if ours == theirs:
-        return []
-    own, parts = model.state_dict(), ("dist_token", "head_dist.weight", "head_dist.bias")
-    for key in parts:
-        state.pop(key, None)
-    state.update({key: own[key] for key in parts if ours})
-    after, before = own["pos_embed"], state.get("pos_embed")
-    if model.config.class_token_at == 0 and before is not None and before.shape[::2] == after.shape[::2]:
-        # Positions of the class token, of the distillation token where there is one, of the patches.
-        kept = before[:, :1], after[:, 1 : 1 + ours].to(before), before[:, 1 + theirs :]
-        state["pos_embed"] = torch.cat(kept, dim=1)
-    return ["the distillation token and its head " + ("start anew" if ours else "left out")]
-
-
-def resize_positions(pos_embed: Tensor, num_patches: int) -> Tensor:
-    """Positions [1, N, d] of a square grid for another square grid, [1, num_patches, d].
-
-    Bicubic, corners not aligned, no antialiasing: as the released code did for fine-tuning. timm's
-    `resample_abs_pos_embed` antialiases by default.
-
-    Raises:
-        UserError: either number is not a square.
-    """
-    before, after = (int(n**0.5) for n in (pos_embed.shape[1], num_patches))
-    if before**2 != pos_embed.shape[1] or after**2 != num_patches:
-        raise UserError(f"positions can be resized between square grids, not {pos_embed.shape[1]} to {num_patches}")
-    grid = pos_embed.float().reshape(1, before, before, -1).permute(0, 3, 1, 2)
-    grid = F.interpolate(grid, size=(after, after), mode="bicubic", align_corners=False)
-    return grid.permute(0, 2, 3, 1).flatten(1, 2).to(pos_embed.dtype)
+def _heads_of_other_classes(model: nn.Module, state: StateDict) -> list[str]:
+    """Names of the head's parameters if `state` has them for another number of classes; else none."""
+    own, heads = model.state_dict(), network.classifier_keys(model)
+    return heads if any(key in state and len(state[key]) != len(own[key]) for key in heads) else []

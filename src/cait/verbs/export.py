@@ -32,16 +32,17 @@ def export(arguments: list[str], module: Any, _: Any) -> None:
     from cait.model.export import export
 
     with contextlib.nullcontext() if given.trusted else trust.only_objects([]):
-        network = _network(checkpoint, given.ema, module)
+        network, shape = _network(checkpoint, given.ema, module)
     default = Path("ema" if given.ema else "") / FILE_NAMES[given.format]
-    exported = export(network, given.output or folder / run.EXPORT / default, given.format, preprocessing)
+    exported = export(network, given.output or folder / run.EXPORT / default, given.format, preprocessing, shape)
     for file in exported.files:
         print(os.path.relpath(file))
     print(f"read back, the logits differ by {exported.difference:.1e} at most")
 
 
-def _network(path: Path, ema: bool, module: Any) -> Any:
-    """The network in a checkpoint. The checkpoint says what it is, whatever the run's configuration says today."""
+def _network(path: Path, ema: bool, module: Any) -> tuple[Any, tuple[int, int, int]]:
+    """The network in a checkpoint and the shape of one image, both as the checkpoint says, not the configuration."""
+    from cait.model.network import input_shape
     from cait.module import CaiTModule
 
     checkpoint = run.read_checkpoint(path)
@@ -53,7 +54,7 @@ def _network(path: Path, ema: bool, module: Any) -> Any:
     network = (module or CaiTModule).load_from_checkpoint(path, map_location="cpu", weights_only=True).model
     if ema:
         network.load_state_dict(average)
-    return network
+    return network, input_shape(checkpoint["hyper_parameters"])
 
 
 def _preprocessing(folder: Path) -> dict[str, Any]:

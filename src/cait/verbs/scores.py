@@ -15,7 +15,7 @@ from cait import run
 from cait.analysis.paper import find, released
 from cait.callbacks.evaluation import Evaluation, Scores, own_metrics
 from cait.callbacks.loggers import scratch
-from cait.data.folder import scan_further
+from cait.data.folder import scan_extra_val
 from cait.errors import UserError
 from cait.lightning_cli import CaiTCLI
 
@@ -30,7 +30,7 @@ class ScoringCLI(CaiTCLI):
             raise UserError("--trainer.limit_val_batches 0 scores nothing")
         self.output = Path(config.output or run.EVALUATION)
         make_room(self.output)
-        self.extra_val = scan_further(Path(config.v2), self.datamodule.class_names) if config.v2 else None
+        self.extra_val = scan_extra_val(Path(config.v2), self.datamodule.class_names) if config.v2 else None
         self.paper_row = find(config.paper_row) if config.paper_row else None
         if self.paper_row is None and config.model.pretrained and config.ckpt_path is None:
             self.paper_row = released(self.model.name, self.datamodule.img_size)
@@ -40,7 +40,7 @@ class ScoringCLI(CaiTCLI):
     def after_validate(self) -> None:
         scores = self.evaluation.scores
         if self.extra_val is not None:
-            loader = self.datamodule.further_dataloader(self.extra_val)
+            loader = self.datamodule.extra_val_dataloader(self.extra_val)
             self.trainer.datamodule = None  # type: ignore[attr-defined]  # it would list all its images again
             self.trainer.validate(self.model, loader, verbose=False)
             for weights, extra in self.evaluation.scores.items():

@@ -1,4 +1,4 @@
-"""Data sets by name: torchvision's, as "torch/cifar10", and Hugging Face's, as "hfds/uoft-cs/cifar10"."""
+"""Built-in data sets, by name: torchvision's "torch/cifar10" and Hugging Face's "hfds/uoft-cs/cifar10"."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from torchvision import datasets
 from torchvision.datasets.utils import verify_str_arg
 
-from cait.data.folder import Source
-from cait.data.lock import alone
+from cait.data.dataset import MapSamples
+from cait.data.lock import file_lock
 from cait.errors import UserError
 
 TORCHVISION: dict[str, type[Dataset[Any]]] = {
@@ -29,49 +29,22 @@ TORCHVISION: dict[str, type[Dataset[Any]]] = {
     "inaturalist": datasets.INaturalist,
 }
 STREAMS = ("hfids", "tfds", "wds")
-"""timm's prefixes of data sets that are read in an order of their own."""
+"""timm's prefixes of data sets that it reads as streams."""
 
 
-class NamedSet:
-    """One split of a data set with a name: pictures by index, as `cait.data.dataset.Samples` has them.
-
-    Args:
-        root: name with its prefix.
-        split: name of the split.
-        pictures: pairs of a picture (an image, a path or an open file) and the index of its class.
-        class_names: names of the classes, in order.
-    """
-
-    def __init__(self, root: str, split: str, pictures: Dataset[Any], class_names: Sequence[str]) -> None:
-        self.root, self.split, self.pictures, self.class_names = root, split, pictures, list(class_names)
-
-    def __len__(self) -> int:
-        return len(self.pictures)  # type: ignore[arg-type]
-
-    def name(self, index: int) -> str:
-        return f"{self.root}/{self.split}/{index}"
-
-    def source(self, index: int) -> tuple[Source, int]:
-        try:
-            picture, label = self.pictures[index]
-        except Exception as error:
-            raise UserError(f"cannot read the picture {self.name(index)}: {error}") from error
-        return picture, int(label)
-
-
-def is_named(root: str) -> bool:
-    """Whether `root` names a data set and not a folder.
+def is_builtin(root: str) -> bool:
+    """Whether `root` is the name of a built-in data set and not a folder.
 
     Raises:
-        UserError: a name that none goes by, or one of a set that cannot be read by index.
+        UserError: there is no such data set, or it cannot be read by index.
     """
     prefix, slash, name = root.partition("/")
     if not slash:
         return False
     if prefix in STREAMS:
         raise UserError(
-            f"{root} is read as a stream, in an order that a run could not be resumed in; "
-            "sets that can be used are torch/NAME and hfds/NAME"
+            f"{root} is read as a stream, in an order in which a run could not be resumed; "
+            "the built-in sets are torch/NAME and hfds/NAME"
         )
     if prefix == "torch" and name not in TORCHVISION:
         known = ", ".join(f"torch/{known}" for known in TORCHVISION)
@@ -86,21 +59,21 @@ def open_set(
     download: bool = False,
     input_key: str = "image",
     target_key: str = "label",
-) -> NamedSet:
+) -> MapSamples:
     """Open a split of a data set.
 
     Args:
         root: "torch/<set>", one of TORCHVISION, or "hfds/<owner>/<set>", read by timm's reader.
         split: the set's own name for it. Several together are "train+val". iNaturalist's are
-            "2021_train", "2021_train_mini", "2021_valid" and, by the lists `train2018.json` and the like
-            that go with it, "2017_train", "2017_val" ... "2019_val".
-        folder: where the set lies; None means data/<set>, and Hugging Face's own cache for theirs.
-        download: fetch what is not there.
-        input_key: column of the pictures in a Hugging Face set.
+            "2021_train", "2021_train_mini", "2021_valid" and, with its lists such as `train2018.json`,
+            "2017_train", "2017_val" ... "2019_val".
+        folder: where the set is; None means data/<set>, and Hugging Face's own cache for theirs.
+        download: fetch what is missing.
+        input_key: column of the images in a Hugging Face set.
         target_key: column of the classes in a Hugging Face set.
 
     Raises:
-        UserError: the set is not there, or has no such split, or the package that reads it is not installed.
+        UserError: the set is missing, has no such split, or the package that reads it is not installed.
     """
     if root.startswith("hfds/"):
         return _open_huggingface(root, split, folder, download, input_key=input_key, target_key=target_key)
@@ -111,7 +84,7 @@ def open_set(
     except _NotThereError as error:
         if not download:
             raise UserError(f"{root} is not in {folder}, or not whole; to fetch it add --data.download true") from error
-    with alone(folder.parent / f".{folder.name}.lock"):
+    with file_lock(folder.parent / f".{folder.name}.lock"):
         try:
             return _open_torchvision(root, name, split, folder, True)
         except _NotThereError as error:
@@ -122,7 +95,7 @@ class _NotThereError(Exception):
     pass
 
 
-def _open_torchvision(root: str, name: str, split: str, folder: Path, download: bool) -> NamedSet:
+def _open_torchvision(root: str, name: str, split: str, folder: Path, download: bool) -> MapSamples:
     if not download and not folder.is_dir():
         raise _NotThereError
     kind: Any = TORCHVISION[name]
@@ -130,19 +103,19 @@ def _open_torchvision(root: str, name: str, split: str, folder: Path, download: 
     names: Sequence[str] = []
     for part in split.split("+"):
         try:
-            pictures, names = _torchvision_part(kind, part, folder, download)
+            dataset, names = _torchvision_part(kind, part, folder, download)
         except UserError:
             raise
         except ValueError as error:  # no such split, or no longer to be fetched
             raise UserError(f"{root} with --data.train_split or --data.val_split {part}: {error}") from error
         except (RuntimeError, OSError) as error:
             raise _NotThereError(str(error)) from error
-        parts.append(pictures)
-    return NamedSet(root, split, parts[0] if len(parts) == 1 else ConcatDataset(parts), names)
+        parts.append(dataset)
+    return MapSamples(root, split, parts[0] if len(parts) == 1 else ConcatDataset(parts), names)
 
 
 def _torchvision_part(kind: Any, split: str, folder: Path, download: bool) -> tuple[Dataset[Any], Sequence[str]]:
-    """Pictures and class names of one split; raises what torchvision raises."""
+    """One split and its class names; raises what torchvision raises."""
     if kind is datasets.INaturalist:
         return _inaturalist(split, folder, download)
     parameters = inspect.signature(kind).parameters
@@ -151,42 +124,40 @@ def _torchvision_part(kind: Any, split: str, folder: Path, download: bool) -> tu
         options["train"] = verify_str_arg(split, "split", ("train", "test")) == "train"
     else:
         options["split"] = split
-    pictures = kind(folder, download=download, **options)
-    return pictures, pictures.classes
+    dataset = kind(folder, download=download, **options)
+    return dataset, dataset.classes
 
 
 def _inaturalist(split: str, folder: Path, download: bool) -> tuple[Dataset[Any], Sequence[str]]:
-    # Up to 2019 the pictures of both splits lie in one folder, and lists tell them apart.
+    # Up to 2019 the images of both splits lie in one folder, and lists tell them apart.
     listed = {f"{year}_{part}": (year, part) for year in ("2017", "2018", "2019") for part in ("train", "val")}
     verify_str_arg(split, "split", (*listed, "2021_train", "2021_train_mini", "2021_valid"))
     year, part = listed.get(split, (split, ""))
-    pictures = datasets.INaturalist(folder, year, download=download, loader=Path)
-    pictures.index.sort()  # torchvision's order is the file system's
+    dataset = datasets.INaturalist(folder, year, download=download, loader=Path)
+    dataset.index.sort()  # torchvision's order is the file system's
     if not part:
-        return pictures, pictures.all_categories
+        return dataset, dataset.all_categories
     path = folder / f"{part}{year}.json"
     try:
-        # train_val2018/<super category>/<category>/<picture>.jpg
+        # train_val2018/<super category>/<category>/<image>.jpg
         names = {"/".join(image["file_name"].split("/")[-3:]) for image in json.loads(path.read_text())["images"]}
     except FileNotFoundError as error:
         raise UserError(
-            f"{path}, the list of the split's pictures, is missing: github.com/visipedia/inat_comp"
+            f"{path}, the list of the split's images, is missing: github.com/visipedia/inat_comp"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a list of iNaturalist's pictures: {error!r}") from error
+        raise UserError(f"{path} is not a list of iNaturalist's images: {error!r}") from error
     places = [
-        place
-        for place, (label, file) in enumerate(pictures.index)
-        if f"{pictures.all_categories[label]}/{file}" in names
+        place for place, (label, file) in enumerate(dataset.index) if f"{dataset.all_categories[label]}/{file}" in names
     ]
     if len(places) != len(names):
-        raise UserError(f"{path} lists {len(names):,} pictures, of which {len(places):,} are in {folder / year}")
-    return Subset(pictures, places), pictures.all_categories
+        raise UserError(f"{path} lists {len(names):,} images, {len(places):,} of them are in {folder / year}")
+    return Subset(dataset, places), dataset.all_categories
 
 
-def _open_huggingface(root: str, split: str, folder: Path | None, download: bool, **columns: str) -> NamedSet:
+def _open_huggingface(root: str, split: str, folder: Path | None, download: bool, **columns: str) -> MapSamples:
     if not download:
-        os.environ.setdefault("HF_DATASETS_OFFLINE", "1")  # heeded when the package is imported
+        os.environ.setdefault("HF_DATASETS_OFFLINE", "1")  # the package reads it on import
     try:
         importlib.import_module("datasets")
     except ImportError as error:
@@ -197,10 +168,10 @@ def _open_huggingface(root: str, split: str, folder: Path | None, download: bool
         hint = "" if download else "; to fetch it add --data.download true"
         raise UserError(f"cannot open {root}, split {split!r}: {' '.join(str(error).split())}{hint}") from error
     key = columns["input_key"]
-    if reader.dataset[0][key] is None:  # where there is no such column, timm's reader makes one of nothing
+    if reader.dataset[0][key] is None:  # timm's reader fills a missing column with None
         known = ", ".join(sorted(set(reader.dataset.column_names) - {key}))
-        raise UserError(f"{root} has no pictures in a column {key}; it has {known}: see --data.input_key")
+        raise UserError(f"{root} has no images in a column {key}; it has {known}: see --data.input_key")
     names = sorted(reader.class_to_idx, key=reader.class_to_idx.__getitem__)
     if not names:
         raise UserError(f"{root} names no classes in its column {columns['target_key']}; see --data.target_key")
-    return NamedSet(root, split, reader, names)
+    return MapSamples(root, split, reader, names)

@@ -1,0 +1,68 @@
+"""Metrics of a whole validation or test set: loss, top-1 and top-5, and the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, Metric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from cait.errors import UserError
+from cait.objects import locate
+
+STANDARD = ("loss", "acc1", "acc5")
+
+
+class EvalMetrics(nn.Module):
+    """Loss and top-1 / top-5 accuracy in per cent over a whole set, exact over several processes.
+
+    Args:
+        num_classes: number of classes.
+        own: further metrics by name, as "package.module:name" of something that is called with num_classes and
+            returns a `torchmetrics.Metric` of logits [B, num_classes] and labels [B].
+
+    Raises:
+        UserError: one of `own` cannot be imported, is no metric, or has the name of a standard one.
+    """
+
+    def __init__(self, num_classes: int, own: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self.loss = MeanMetric()
+        # Not grouped: torchmetrics would merge the two for good if they agreed on the first batch.
+        self.accuracy = MetricCollection(
+            {f"acc{k}": MulticlassAccuracy(num_classes, top_k=min(k, num_classes), average="micro") for k in (1, 5)},
+            compute_groups=False,
+        )
+        self.own = nn.ModuleDict({name: _metric(name, path, num_classes) for name, path in (own or {}).items()})
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: logits [B, num_classes], labels [B]; a label below 0 is not counted."""
+        counted = labels >= 0
+        logits, labels = logits[counted].float(), labels[counted]
+        self.loss.update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
+        self.accuracy.update(logits, labels)
+        metric: Any
+        for metric in self.own.values():
+            metric.update(logits, labels)
+
+    def compute(self, prefix: str) -> dict[str, Tensor]:
+        """The values under their logged names, as `val/acc1`. The count starts anew."""
+        values = {f"{prefix}/loss": self.loss.compute()}
+        values |= {f"{prefix}/{name}": 100 * value for name, value in self.accuracy.compute().items()}
+        metric: Any
+        for name, metric in self.own.items():
+            values[f"{prefix}/{name}"] = metric.compute()
+        for metric in (self.loss, self.accuracy, *self.own.values()):
+            metric.reset()
+        return values
+
+
+def _metric(name: str, path: str, num_classes: int) -> Metric:
+    if name in STANDARD:
+        raise UserError(f"a metric of your own cannot be called {name}, which is there already")
+    metric = locate(path)(num_classes=num_classes)
+    if not isinstance(metric, Metric):
+        raise UserError(f"{path} must return a torchmetrics.Metric, got {type(metric).__name__}")
+    return metric

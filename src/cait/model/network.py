@@ -1,0 +1,210 @@
+"""Any network in CaiT's place: what the template asks of it, and how a name becomes a network."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from cait import objects
+from cait.errors import UserError
+from cait.model.cait import CaiT
+from cait.model.config import VARIANTS, variant_config
+
+TIMM = "timm/"
+NOT_FIELDS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "features_only")
+"""Arguments of `timm.create_model` that read files or return something other than a classifier."""
+
+
+@runtime_checkable
+class Network(Protocol):
+    """What the template asks of a network: images [B, C, S, S] in float32 to logits [B, num_classes].
+
+    Any `nn.Module` will do. What it has of the following is used:
+
+    - `no_weight_decay() -> set[str]`: parameters of two and more dimensions that are not decayed;
+    - `forward_heads(images) -> tuple[Tensor, ...]`: in training, the logits of the class head and of a
+      distillation head `head_dist`, which learns from the teacher;
+    - `compile_blocks()`: for `--model.compile`;
+    - `grad_checkpointing`, an attribute, or timm's `set_grad_checkpointing(enable)`;
+    - `maps(images)`: attention maps, as `cait.model.cait.CaiT.maps` returns them;
+    - `get_classifier()`: the layer, or layers, whose rows are the classes; by default the last linear layer;
+    - `group_matcher(coarse)`: timm's, for layer-wise learning rates;
+    - `fit_state_dict(state) -> list[str]`: fit weights of, say, another resolution, in place; a line for each change.
+    """
+
+    def __call__(self, images: Tensor) -> Tensor: ...
+
+
+def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None = None, **fields: Any) -> nn.Module:
+    """Build a network with fresh weights.
+
+    Args:
+        name: one of the paper's models ("xxs24"), a timm model ("timm/vit_small_patch16_224"), or
+            "package.module:factory", which is called with img_size, num_classes and `fields`.
+        img_size: side of the images in pixels; not for a timm model that takes any size.
+        num_classes: width of the head.
+        drop_path_rate: stochastic depth, for networks that have it; None takes the network's own.
+        fields: further arguments of the network.
+
+    Raises:
+        UserError: no network has this name, or it does not take these arguments.
+    """
+    if name in VARIANTS:
+        given = dict(img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate, **fields)
+        return CaiT(variant_config(name, **given))
+    if name.startswith(TIMM):
+        return _build_timm(name, img_size, num_classes, drop_path_rate, fields)
+    if not objects.is_path(name):
+        near = difflib.get_close_matches(name, VARIANTS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(VARIANTS)},"
+        raise UserError(f"unknown model {name!r}; {hint} or timm/<name>, or package.module:factory")
+    factory = objects.locate(name)
+    arguments = dict(img_size=img_size, num_classes=num_classes, **fields)
+    try:
+        takes = inspect.signature(factory)
+    except ValueError:  # no signature, as of classes in C
+        takes = None
+    if takes is not None:
+        if drop_path_rate is not None and _takes(takes, "drop_path_rate"):
+            arguments["drop_path_rate"] = drop_path_rate  # a recipe sets it for any network
+        try:
+            takes.bind(**arguments)
+        except TypeError as error:
+            raise UserError(f"{name} is called with {', '.join(arguments)}: {error}{_hint(fields)}") from error
+    network = factory(**arguments)
+    if not isinstance(network, nn.Module):
+        raise UserError(f"{name} must return an nn.Module, got {type(network).__name__}")
+    return network
+
+
+def _takes(signature: inspect.Signature, name: str) -> bool:
+    any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    return any_name or name in signature.parameters
+
+
+def _hint(fields: Mapping[str, Any]) -> str:
+    return "; --model.fields null gives it none of the fields" if fields else ""
+
+
+def _build_timm(name: str, img_size: int, num_classes: int, drop_path_rate: float | None, fields: Any) -> nn.Module:
+    import timm
+
+    entry = name.removeprefix(TIMM)
+    if not timm.is_model(entry):
+        near = difflib.get_close_matches(entry, timm.list_models(), n=3)
+        raise UserError(f"timm has no model {entry!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+    for field in NOT_FIELDS:
+        if field in fields:
+            raise UserError(f"{name} takes no field {field}; weights come by --model.weights or --model.pretrained")
+    arguments = dict(img_size=img_size, drop_path_rate=drop_path_rate, num_classes=num_classes, **fields)
+    optional = ["img_size", "drop_path_rate"]  # some take any size, some have no stochastic depth
+    while True:
+        try:
+            return timm.create_model(entry, **arguments)
+        except Exception as error:  # of many kinds: unknown arguments, sizes that do not fit together
+            refused = [argument for argument in optional if f"argument '{argument}'" in str(error)]
+            if not refused:
+                line = " ".join(str(error).split()) or type(error).__name__
+                raise UserError(f"{name}: {line}{_hint(fields)}") from error
+            arguments.pop(refused[0])
+            optional.remove(refused[0])
+
+
+def rebuild(hyper_parameters: Mapping[str, Any]) -> nn.Module:
+    """Build the network of a checkpoint, from the hyper-parameters that it holds; the weights are fresh.
+
+    Raises:
+        UserError: there are none, or its network cannot be built.
+    """
+    try:
+        names = ("name", "img_size", "num_classes", "drop_path_rate")
+        arguments = {name: hyper_parameters[name] for name in names} | (hyper_parameters["fields"] or {})
+    except KeyError as error:
+        raise UserError(f"the checkpoint does not say what its network is: {error} is missing") from error
+    return build(**arguments)
+
+
+def input_shape(hyper_parameters: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Channels, height and width of one image, from the hyper-parameters of a checkpoint."""
+    size = hyper_parameters["img_size"]
+    return (hyper_parameters["fields"] or {}).get("in_chans", 3), size, size
+
+
+def forward_heads(network: Any, images: Tensor) -> tuple[Tensor, ...]:
+    """Logits [B, num_classes] of each head of a network that may have one or two."""
+    heads = getattr(network, "forward_heads", network)(images)
+    return heads if isinstance(heads, tuple) else (heads,)
+
+
+def has_distillation_head(network: nn.Module) -> bool:
+    return isinstance(getattr(network, "head_dist", None), nn.Module)
+
+
+def train_distillation_head(network: Any) -> None:
+    """Have a network of timm's return the logits of both heads in training; CaiT's `forward_heads` always does."""
+    if has_distillation_head(network) and hasattr(network, "set_distilled_training"):
+        network.set_distilled_training(True)
+
+
+def set_grad_checkpointing(network: Any, name: str) -> None:
+    """Compute activations again in the backward pass instead of saving them.
+
+    Raises:
+        UserError: the network cannot.
+    """
+    try:
+        if hasattr(network, "set_grad_checkpointing"):
+            network.set_grad_checkpointing(True)
+            return
+    except AssertionError:  # timm's answer
+        pass
+    else:
+        if hasattr(network, "grad_checkpointing"):
+            network.grad_checkpointing = True
+            return
+    raise UserError(f"{name} cannot checkpoint its activations: set model.grad_checkpointing to false")
+
+
+def require(network: nn.Module, name: str, part: str, wanted_by: str) -> None:
+    """Raise UserError if the network does not have the optional `part` of the protocol."""
+    if not hasattr(network, part):
+        raise UserError(f"{name} has no {part}(), which {wanted_by} needs")
+
+
+def classifier_keys(network: Any) -> list[str]:
+    """Names of the parameters whose rows are the classes."""
+    if hasattr(network, "get_classifier"):
+        found = network.get_classifier()
+        layers = list(found) if isinstance(found, tuple | list) else [found]
+    else:
+        layers = [module for module in network.modules() if isinstance(module, nn.Linear)][-1:]
+    parameters = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    return [name for name, parameter in network.named_parameters() if id(parameter) in parameters]
+
+
+def fit_state_dict(network: Any, state: dict[str, Tensor]) -> list[str]:
+    """Have the network fit weights of its own kind, say of another resolution, in place; a line for each change."""
+    if hasattr(network, "fit_state_dict"):
+        return network.fit_state_dict(state)
+    resize = _timm_filter(network)
+    if resize is None:
+        return []
+    with torch.no_grad():
+        fitted = resize(dict(state), network)
+    changed = [key for key in fitted if key in state and fitted[key].shape != state[key].shape]
+    state.clear()
+    state.update(fitted)
+    return [f"{key} fitted by timm" for key in changed]
+
+
+def _timm_filter(network: nn.Module) -> Callable[..., dict[str, Tensor]] | None:
+    """timm's `checkpoint_filter_fn` of the file that a network of timm's is in."""
+    if not type(network).__module__.startswith("timm.models."):
+        return None
+    return getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)
