@@ -68,3 +68,17 @@ def test_the_model_needs_torch_alone() -> None:
     )
     done = python(code)
     assert done.stdout.strip() == "11956264", done.stderr
+
+
+def test_the_light_verbs_do_not_wait_for_lightning(digits_root: Path) -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['lightning'] = None\n"
+        "from cait.cli import main\n"
+        f"for words in ('--help', 'resume --help', 'eval -h', 'zoo', 'imagenet-check {digits_root}'):\n"
+        "    main(words.split())"
+    )
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    for words in ("usage: cait VERB", "usage: cait resume", "usage: cait eval", "xxs24", "1,437"):
+        assert words in done.stdout

@@ -26,7 +26,11 @@ pathlib.Path(__file__).with_name("ran").touch()
 from lightning.pytorch import Callback
 class Payload(Callback):
     pass
+import cait
+def net(**arguments):
+    return cait.create_model("xxs24", **arguments)
 """
+NET = "stranger.payload:net"
 BUILT: dict[str, Any] = {
     "callbacks": [{"class_path": NAME, "init_args": {}}],
     "logger": NAME,
@@ -199,6 +203,91 @@ def test_what_the_command_line_names_itself_is_run(stranger: Path) -> None:
         ]
     )
     assert (Path("seen") / "0.jsonl").is_file()
+
+
+SCORED = ["--config=stranger/config.yaml", "--ckpt_path=stranger/checkpoints/best.ckpt"]
+VERBS = {
+    "resume": ["resume", "stranger", "--trainer.max_epochs=9"],
+    "eval": ["eval", "stranger"],
+    "validate": ["validate", *SCORED],
+    "test": ["test", *SCORED],
+    "predict": PREDICT,
+}
+OWN: dict[str, dict[str, Any]] = {
+    "network": {"model": {"name": NET}},
+    "loss": {"model": {"loss": NET}},
+    "optimizer": {"model": {"optimizer": NET}},
+    "metric": {"model": {"metrics": {"f1": NET}}},
+    "data": {"data": {"root": NET}},
+    "augmentation": {"data": {"augment_ops": [NET]}},
+    "of torch": {"model": {"name": "torch.hub:load"}},
+    "through a metric": {"model": {"metrics": {"f1": "torchmetrics:os.system"}}},
+}
+REMEDY = "code that may do anything: if you trust it add --trust-config"
+
+
+@pytest.mark.parametrize("own", OWN.values(), ids=OWN.keys())
+def test_own_parts_that_a_run_names_are_refused_before_they_are_imported(
+    own: dict[str, Any], stranger: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = settings(stranger)
+    for group, values in own.items():
+        config[group] |= values
+    write(stranger, config)
+    told = refused(VERBS["resume"], capfd)
+    assert told.startswith("cait: error: the run names ")
+    assert told.endswith(REMEDY)
+    for verb in ("eval", "predict"):
+        with contextlib.suppress(SystemExit):  # it may do without that part
+            main(VERBS[verb])
+    assert not (stranger / "ran").exists()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_network_of_ones_own_runs_when_it_is_trusted_or_named(
+    verb: str, stranger: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = settings(stranger)
+    config["model"]["name"] = NET
+    write(stranger, config)
+    assert refused(VERBS[verb], capfd) == f"cait: error: the run names {NET}, {REMEDY}"
+    assert not (stranger / "ran").exists()
+    more = ["--trainer.max_epochs", str(checkpoint(stranger)["epoch"] + 2)] if verb == "resume" else []
+    main([*VERBS[verb], *more, f"--model.name={NET}"])
+    assert (stranger / "ran").exists()
+    (stranger / "ran").unlink()
+    sys.modules.pop("stranger.payload")
+    Path("predictions.csv").unlink(missing_ok=True)
+    write(stranger, config)
+    main([*VERBS[verb], *more, "--trust-config"])
+    assert (stranger / "ran").exists()
+
+
+def test_export_refuses_a_network_that_the_checkpoint_names(stranger: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    best = stranger / "checkpoints/best.ckpt"
+    before = best.read_bytes()
+    content = torch.load(best, weights_only=True)
+    content["hyper_parameters"]["name"] = NET
+    torch.save(content, best)
+    try:
+        assert refused(["export", "stranger", "--format=onnx"], capfd).endswith(REMEDY)
+        assert not (stranger / "ran").exists()
+        main(["export", "stranger", "--format=onnx", "--trust-config"])
+        assert (stranger / "ran").exists()
+        assert (stranger / "export/model.onnx").is_file()
+    finally:
+        best.write_bytes(before)
+
+
+def test_public_classes_and_timms_networks_need_no_trust(stranger: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = settings(stranger)
+    config["model"]["metrics"] = {"f1": "torchmetrics.classification:MulticlassF1Score"}
+    write(stranger, config)
+    main(["eval", "stranger"])
+    assert "f1" in capfd.readouterr().out
+    config["model"] |= {"name": "timm/vit_tiny_patch16_224", "fields": {"patch_size": 4, "depth": 1, "embed_dim": 48}}
+    write(stranger, config)
+    assert "is of another network" in refused(["eval", "stranger"], capfd)
 
 
 def test_the_processes_that_lightning_starts_run_nothing_either(cait: Cait, stranger: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the processes that torchrun or SLURM started agree on before they train, so that the error of one ends all."""
+"""Processes that torchrun or SLURM started agree before they train, so that an error in one ends all."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _store: Any = None
 
 
 def cluster() -> ClusterEnvironment | None:
-    """What started this process beside others: torchrun, also inside SLURM, or SLURM; None for neither.
+    """The launcher of this process: torchrun (also inside SLURM) or SLURM; None if neither started it.
 
     Raises:
         UserError: SLURM's variables do not fit together.
     """
-    if not os.environ.keys() & {"TORCHELASTIC_RUN_ID", "SLURM_NTASKS"}:  # the usual case, without Lightning's import
+    if not os.environ.keys() & {"TORCHELASTIC_RUN_ID", "SLURM_NTASKS"}:  # the usual case; do not import Lightning
         return None
     from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
@@ -51,12 +51,12 @@ def several() -> bool:
 
 
 def agree(word: str = "", trouble: str = "") -> list[str]:
-    """Wait for all processes and return the word of each, by rank; [word] where nothing started several.
+    """Wait for all processes and return the word of each, by rank; [word] if this process is alone.
 
-    All processes call it equally often. One that cannot go on says why in `trouble`.
+    All processes call it equally often. A process that cannot go on says why in `trouble`.
 
     Raises:
-        UserError: on every process as soon as one has trouble, with what the first of them says.
+        UserError: on every process as soon as one has trouble, with the message of the first.
     """
     here = cluster()
     if here is None or here.world_size() == 1:
@@ -91,7 +91,7 @@ def _agree(here: ClusterEnvironment, word: str, trouble: str) -> list[str]:
 
 
 def tell(trouble: str) -> str:
-    """Tell the other processes why this one ends, unless all have begun; returns the line for this one to end with."""
+    """Tell the other processes why this one ends, unless all have begun. Returns the line that this one ends with."""
     try:
         if _rounds and several():
             agree(trouble=trouble)
@@ -122,9 +122,9 @@ def _open(here: ClusterEnvironment) -> Any:
 def _instead_of_torchruns(here: ClusterEnvironment) -> Any:
     """A store of this start alone.
 
-    torchrun's outlives the processes. After a restart it still holds the addresses of those that were killed, and
-    Gloo and NCCL would connect to them. Process 0 offers a port in it. So that nobody takes an old offer for the
-    new one, the offer repeats what each process has said.
+    torchrun's store outlives the processes. After a restart it still holds the addresses of killed processes, and
+    Gloo and NCCL would connect to them. So process 0 offers a port of its own through torchrun's store. The offer
+    repeats each process's greeting, so that nobody takes an old offer for the new one.
     """
     from torch.distributed import PrefixStore, TCPStore
 

@@ -39,7 +39,7 @@ from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.module import CaiTModule
 
-# What Lightning says at every start and a user can do nothing about, or has asked for.
+# Lightning says these at every start. The user cannot change them, or has asked for them.
 NOISE = (
     "💡 Tip",
     "GPU available: False",
@@ -63,21 +63,21 @@ WARNINGS = (
 
 VERBS = ("fit", "validate", "test", "predict")
 RUN_VARIABLE = "CAIT_RUN"
-"""Passes the run's name from the first process to those that Lightning starts."""
-RUN_NAME = "Name of the run's folder below logs/; null calls it after the configuration, with a number if need be."
+"""Passes the run's name from the first process to the others that Lightning starts."""
+RUN_NAME = "Name of the run's folder in logs/; null takes the configuration's name, with a number if that is taken."
 
-OUTPUT = "File to write, by default predictions.csv (cait predict) or evaluation.json (cait validate)."
-SAVE_MINUTES = "Minutes between checkpoints; epochs and the steps of --save_every_n_steps end with one in any case."
-SAVE_STEPS = "Optimiser steps between checkpoints; null leaves them to the time and the epochs."
-REAL = "File of ReaL labels, real.json, to validate on too; null takes timm's copy where the data is ImageNet."
+OUTPUT = "File to write; default predictions.csv (cait predict) or evaluation.json (cait validate)."
+SAVE_MINUTES = "Minutes between checkpoints. Every epoch and every --save_every_n_steps saves one too."
+SAVE_STEPS = "Optimiser steps between checkpoints; null saves by time and epochs alone."
+REAL = "File of ReaL labels, real.json, to validate on too; null takes timm's copy if the data is ImageNet."
 V2 = "Folder of ImageNet-V2, or of more images of the same classes, to validate on too."
 MONITOR = "Metric that chooses best.ckpt, as metrics.csv names it."
 MODE = "Whether the best value of --monitor is its largest or its smallest."
-PAPER_ROW = "The row of the paper that the run is, as --paper notes it, whose figures are shown beside the run's."
+PAPER_ROW = "Row of the paper to compare the run with; --paper sets it."
 
 
 class SaveConfig(SaveConfigCallback):
-    """Write config.yaml once training begins, so that a resume that is refused leaves the run's own as it was."""
+    """Write config.yaml when training begins, so that a refused resume leaves the old one as it was."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         pass
@@ -96,6 +96,7 @@ class CaiTCLI(LightningCLI):
     """
 
     claim: Claim | None = None
+    _not_made: str | None = None
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class CaiTCLI(LightningCLI):
         for package in ("lightning.pytorch", "lightning.fabric"):
             for handler in logging.getLogger(package).handlers:
                 handler.addFilter(lambda record: not record.getMessage().lstrip().startswith(NOISE))
-        # Errors are raised, to be told in one line; an option is not guessed from its first letters.
+        # Raise errors, so that one line reports them. Do not guess an option from its first letters.
         strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
         super().__init__(
             module,
@@ -137,26 +138,43 @@ class CaiTCLI(LightningCLI):
             "--max_nonfinite_steps",
             type=int,
             default=10,
-            help="Steps in a row that are left out, for a gradient that is not finite, before the run ends.",
+            help="Skipped steps in a row, without a finite gradient, that end the run.",
         )
         parser.add_argument("--monitor", type=str, default="val/acc1", help=MONITOR)
         parser.add_argument("--monitor_mode", type=Literal["max", "min"], default="max", help=MODE)
         parser.add_lightning_class_args(EMA, "ema")
         for kind in (Callback, Logger):
-            parser.add_instantiator(_make, kind)
+            parser.add_instantiator(self._make, kind)
         parser.link_arguments("data.img_size", "model.img_size")
         parser.link_arguments("data.mean", "model.mean")
         parser.link_arguments("data.std", "model.std")
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
+    def _make(self, kind: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make a callback or a logger that a setting names."""
+        try:
+            return kind(*args, **kwargs)
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            self._not_made = f"cannot make {kind.__module__}.{kind.__qualname__}: {reason}"
+            raise
+
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except Exception as error:
+            if self._not_made is None:
+                raise
+            raise UserError(self._not_made) from error  # jsonargparse would tell it at length
+
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
             self.config = parser.parse_args(self.arguments)
-        except (ArgumentError, UnicodeDecodeError) as error:  # the second from a file that is no text
+        except (ArgumentError, UnicodeDecodeError) as error:  # the second from a file that is not text
             raise UserError(_parse_error(str(error)) + self._did_you_mean(str(error))) from error
         seed = self.config[self.config.subcommand].seed_everything
-        if isinstance(seed, bool) or not 0 <= seed < 2**32:  # Lightning takes true for any seed and false for none
+        if isinstance(seed, bool) or not 0 <= seed < 2**32:  # to Lightning true is a random seed, false none
             raise UserError(f"--seed_everything must be a whole number from 0 to {2**32 - 1}, got {seed}")
 
     def _did_you_mean(self, message: str) -> str:
@@ -171,8 +189,8 @@ class CaiTCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         if self.config.subcommand == "fit":
             self._meet()
-        # Lightning would let the checkpoint's hyper-parameters win over the command line, in silence.
-        # Here the configuration says what the model is, and a checkpoint that does not fit is refused.
+        # Lightning would silently prefer the checkpoint's hyper-parameters to the command line. Here the
+        # configuration says what the model is, and a checkpoint that does not fit is refused.
         config = self.config[self.config.subcommand]
         if config.ckpt_path is None:
             if self.config.subcommand != "fit" and not (config.model.weights or config.model.pretrained):
@@ -183,14 +201,14 @@ class CaiTCLI(LightningCLI):
             raise UserError(f"the checkpoint {config.ckpt_path} does not exist")
         else:
             checkpoint = run.read_checkpoint(config.ckpt_path)
-            config.weights_only = True  # whatever the configuration says: Lightning reads the file once more
+            config.weights_only = True  # whatever the configuration says; Lightning reads the file again
             self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
             if self.config.subcommand == "predict" and config.data.predict_root is not None:
-                # A run's classes are known without the folder that it was trained on.
+                # The checkpoint knows the classes; the training folder need not be there.
                 config.data.class_names = run.class_names(checkpoint)
 
     def _meet(self) -> None:
-        """Wait for the other processes; if torchrun started them again, go on from the run's last checkpoint."""
+        """Wait for the other processes. If torchrun has restarted them, continue from the run's last checkpoint."""
         config = self.config.fit
         restarts = launch.agree(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))  # each node counts its own
         if any(map(int, restarts)) and config.ckpt_path is None and not config.trainer.fast_dev_run:
@@ -198,7 +216,7 @@ class CaiTCLI(LightningCLI):
             config.ckpt_path = str(last) if last else None
 
     def _name_run(self) -> Path:
-        """The run's folder, made already if it is a new one without a name."""
+        """The run's folder. It is made now if the run has no name."""
         config = self.config.fit
         root = Path(config.trainer.default_root_dir or run.LOGS)
         launched = "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ  # by torchrun, SLURM or Lightning
@@ -246,7 +264,7 @@ class CaiTCLI(LightningCLI):
     def _trainer(self, **kwargs: Any) -> Trainer:
         given = self.config_init[self.subcommand].trainer
         if given.barebones:
-            raise UserError("--trainer.barebones true leaves out the checkpoints and figures that a run is made of")
+            raise UserError("--trainer.barebones true leaves out the checkpoints and metrics of a run")
         if isinstance(given.strategy, Strategy):
             _check_strategy(type(given.strategy))
         elif given.strategy.lower() in StrategyRegistry:
@@ -268,12 +286,12 @@ class CaiTCLI(LightningCLI):
                     raise UserError(f"--trainer.{setting} 0 trains nothing")
             self.run_dir = self._claim_run_dir()
             first_step = self._first_step()
-            self.config.fit.ckpt_path = None  # where the run was resumed from is no part of its configuration
+            self.config.fit.ckpt_path = None  # the run's configuration does not say where it was resumed from
             kwargs["default_root_dir"] = self.run_dir
             if not given.fast_dev_run:
                 self.datamodule.unreadable_path = self.run_dir / run.UNREADABLE
                 callbacks.append(RunSummary(self.run_dir, first_step))
-            if given.max_steps > 0:  # a trial of a few steps leaves figures too
+            if given.max_steps > 0:  # a trial of a few steps logs metrics too
                 kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
             if given.logger is not False:
                 own = [] if given.logger is True else _listed(given.logger)
@@ -317,7 +335,7 @@ class CaiTCLI(LightningCLI):
         return trainer
 
     def _first_step(self) -> int:
-        """Steps of this run that the checkpoint has behind it; 0 in a new run, whatever checkpoint it starts from."""
+        """Steps of this run that the checkpoint has done; 0 in a new run, whatever checkpoint it starts from."""
         resumed = self.config.fit.ckpt_path is not None and any(self.run_dir.glob(f"{run.CHECKPOINTS}/*.ckpt"))
         return self.checkpoint_step if resumed else 0
 
@@ -344,17 +362,6 @@ def drive(
         raise UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror}") from error
 
 
-def _make(kind: Any, *args: Any, **kwargs: Any) -> Any:
-    """Make a callback or a logger that a setting names."""
-    try:
-        return kind(*args, **kwargs)
-    except UserError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"cannot make {kind.__module__}.{kind.__qualname__}: {reason}") from error
-
-
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
@@ -369,7 +376,7 @@ def _rank() -> int:
 
 
 def _new_folder(root: Path, base: str) -> str:
-    """Make the first of `base`, `base-2`, `base-3`, ... that is not there yet, for this run and no other."""
+    """Make the first folder of `base`, `base-2`, `base-3`, ... that is not there yet, for this run alone."""
     root.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         name = base if number == 1 else f"{base}-{number}"
@@ -381,8 +388,15 @@ def _new_folder(root: Path, base: str) -> str:
 
 def _parse_error(text: str) -> str:
     line = " ".join(text.split())
-    # Where a value may be of several types, jsonargparse tells at length what each has against it.
+    # If a value may be of several types, jsonargparse lists what each of them has against it. Show the first.
     union = re.match(
-        r'Parser key "(.+?)": Does not validate against any of the Union subtypes .* Given value: (.*)', line
+        r'Parser key "(.+?)": .*?Does not validate against any of the Union subtypes .*? '
+        r"Errors: - (.+?)(?: - .*)? Given value type: .*? Given value: (.*)",
+        line,
     )
-    return f"--{union[1]} cannot be {union[2]!r}" if union else line
+    if not union:
+        return line
+    setting, reason, value = union.groups()
+    if problem := re.match(r"Problem with given class_path '(.+?)': (.*)", reason):
+        return f"--{setting}: cannot use {problem[1]}: {problem[2]}"
+    return f"--{setting} cannot be {value!r}" + ("" if reason.startswith("Expected a") else f": {reason}")

@@ -1,4 +1,4 @@
-"""The paper's tables as data: each row a run that one command starts, beside what was published of it.
+"""The paper's tables as data: each row is a run that one command starts, with its published results.
 
 The rows stand in `configs/paper/<table>.yaml`; `Row` says what may stand in one.
 """
@@ -20,7 +20,7 @@ from cait.model.config import CaiTConfig, variant_config
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 RECIPE = CONFIGS / "imagenet" / "xxs24_224.yaml"
-"""What every row starts from and names its differences to."""
+"""What every row starts from. A row names only its differences."""
 
 Settings = dict[str, Any]
 """Values by their name on the command line, as {"model.fields.depth": 36}."""
@@ -28,32 +28,32 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table. What else stands in its YAML are settings, by their name on the command line."""
+    """A row of a table. Everything else in its YAML is a setting, by its name on the command line."""
 
     table: str
     name: str
     own: Settings = field(default_factory=dict)
     """What the row itself sets."""
     base: str | None = None
-    """Row that it builds on, [table/]row: all of that row's settings."""
+    """Row that it builds on, [table/]row: it takes all of that row's settings."""
     weights_of: str | None = None
-    """Row whose weights it starts from: that row's network, under a recipe of its own."""
+    """Row whose weights it starts from: it has that row's network and a recipe of its own."""
     overlay: str | None = None
-    """File in `configs/` that is laid over the recipe."""
+    """File in `configs/` that goes on top of the recipe."""
     evaluate: bool = False
-    """Nothing is trained; the weights of `weights_of` are scored."""
+    """Train nothing; score the weights of `weights_of`."""
     top1: float | None = None
     """Published top-1 on ImageNet in per cent."""
     timm: dict[str, float] = field(default_factory=dict)
-    """What timm published of the release's weights, top-1: `acc1` on ImageNet, on `real` and on `v2`."""
+    """Top-1 that timm published for the release's weights: `acc1` on ImageNet, `real` and `v2`."""
     failed: bool = False
     """The published run broke down before its end."""
     parameters: float | None = None
     """Published, in millions."""
     gflops: float | None = None
-    """Published, which are 10⁹ multiply-adds."""
+    """Published, in 10⁹ multiply-adds."""
     reproduced: float | None = None
-    """Top-1 of a run of this template, in per cent; else the last figure in the run's folder is shown."""
+    """Top-1 of a run of this template, in per cent. Without it the last value in the run's folder is shown."""
 
     @property
     def id(self) -> str:
@@ -69,12 +69,12 @@ class Row:
 
     @property
     def files(self) -> list[Path]:
-        """The configurations that the settings are laid over."""
+        """The configurations under the settings."""
         return [RECIPE, *([CONFIGS / self.overlay] if self.overlay else [])]
 
     @property
     def differs(self) -> str:
-        """What the row says, without what was published."""
+        """What the row sets, in words."""
         parts = [f"{word} {row}" for word, row in (("as", self.base), ("weights of", self.weights_of)) if row]
         parts += [Path(self.overlay).stem] if self.overlay else []
         parts += ["evaluated"] if self.evaluate else []
@@ -92,7 +92,7 @@ class Row:
 
     @property
     def settings(self) -> Settings:
-        """Everything in which the run differs from the recipe and the overlay."""
+        """All differences of the run from the recipe and the overlay."""
         if self.weights_of:
             network = ("model.name", "model.fields.")
             theirs = {k: v for k, v in find(self.weights_of, self.table).settings.items() if k.startswith(network)}
@@ -103,7 +103,7 @@ class Row:
         return theirs | self.own
 
     def arguments(self) -> list[str]:
-        """The row for `cait fit` and the like: configurations and settings, without weights."""
+        """The row as arguments of `cait fit` and other verbs: configurations and settings, without weights."""
         return [
             *(f"--config={file}" for file in self.files),
             *(f"--{key}={_text(value)}" for key, value in self.settings.items()),
@@ -164,7 +164,7 @@ def find(id: str, table: str | None = None) -> Row:
 
 
 def released(name: str, img_size: int) -> Row | None:
-    """The row that the weights published by timm of a model at a resolution are of, None where there is none."""
+    """The row of the weights that timm publishes for a model at a resolution; None if there is none."""
     known = rows().values() if RECIPE.is_file() else ()
     own = (row for row in known if row.timm and row.settings["model.name"] == name)
     return next((row for row in own if row.network().img_size == img_size), None)

@@ -1,4 +1,4 @@
-"""The paper's models: what they cost, counted here, beside what the paper says of them."""
+"""The paper's models: their cost, counted here, beside the paper's own numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ZooRow:
 
 @functools.cache
 def zoo() -> tuple[ZooRow, ...]:
-    """Every model at every resolution that the paper has it at, in the order of its table."""
+    """Every model at every resolution of the paper, in the order of its table."""
     found: dict[tuple[str, int], dict[bool, Row]] = {}
     for row in rows().values():
         if row.table == "models":

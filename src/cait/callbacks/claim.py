@@ -15,11 +15,11 @@ from cait.errors import UserError
 from cait.run import LOCK, OWNER
 
 SECONDS = 10.0
-"""Time that a network file system may take to show another node what is new."""
+"""Time that a network file system may need to show a change to another node."""
 
 
 class Claim:
-    """A run's folder, made if need be and held until `release` or the end of the process, however that ends.
+    """A run's folder, held until `release` or the end of the process, however it ends. It is made if it is missing.
 
     Raises:
         UserError: another process holds it.
@@ -51,7 +51,7 @@ class Claim:
 
 
 def owner(run_dir: Path) -> str:
-    """Who holds the folder, or held it last; empty if nobody says."""
+    """Who holds the folder, or held it last; empty if unknown."""
     try:
         return (run_dir / OWNER).read_text()
     except (OSError, UnicodeDecodeError):
@@ -59,12 +59,12 @@ def owner(run_dir: Path) -> str:
 
 
 def shared(run_dir: Path, holder: str) -> bool:
-    """Whether this is the folder that `holder` holds, seen from another process and perhaps another node."""
+    """Whether `holder` holds this very folder. Asked by other processes, perhaps on other nodes."""
     end = time.monotonic() + SECONDS
     while owner(run_dir) != holder:
         if time.monotonic() > end:
             return False
         time.sleep(0.1)
         if run_dir.parent.is_dir():
-            os.listdir(run_dir.parent)  # has NFS look again
+            os.listdir(run_dir.parent)  # makes NFS look again
     return True

@@ -18,13 +18,13 @@ from cait.metrics import EvalMetrics
 class EMA(Callback):
     """Average `module.model` after every optimiser step; score the average as `val_ema/...` and `test_ema/...`.
 
-    The average starts from the initial weights, as timm's ModelEma. It lives in this callback's part
-    of the checkpoint, of which `cait eval` scores it too; since nothing is ever swapped, the raw
-    weights are what every other part sees. It is kept, and scored, in float32 at least: in bfloat16 the
-    small steps of an average would be rounded away.
+    The average starts from the initial weights, as timm's ModelEma does. It is saved in this callback's
+    part of the checkpoint, and `cait eval` scores it from there. Nothing is ever swapped: every other part
+    sees the raw weights. The average is kept and scored in float32 at least, because bfloat16 would round
+    its small steps away.
 
     Args:
-        decay: share of the average that is kept at each step; None turns the average off.
+        decay: share of the average that each step keeps; None turns the average off.
     """
 
     def __init__(self, decay: float | None = None) -> None:
@@ -33,7 +33,7 @@ class EMA(Callback):
         self.decay = decay
         self.average: nn.Module | None = None
         self.logits: Tensor | None = None
-        """What the average says of the batch that is being validated, [B, num_classes]."""
+        """The average's logits of the batch that is being validated, [B, num_classes]."""
         self._loaded: dict[str, Any] = {}
         self._last_step = 0
 

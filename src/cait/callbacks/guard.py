@@ -1,4 +1,4 @@
-"""Steps whose gradients are not finite: left out, counted, and the end of a run that has too many of them."""
+"""Skip and count the steps whose gradient is not finite; end a run that has too many in a row."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from cait.run import NONFINITE
 
 
 class NonFiniteGuard(Callback):
-    """Leave out the optimizer steps whose gradient has an infinity or a NaN in it.
+    """Skip the optimizer steps whose gradient has an infinity or a NaN.
 
-    The norm of the whole gradient tells. After DDP has averaged the gradient, the norm is the same on all
-    processes. Weights, moments and the optimizer's step count stay as they were; schedule, moving average and
-    step number go on. Who leaves the step out:
+    The norm of the whole gradient shows it. DDP has averaged the gradient, so the norm is the same on all
+    processes. Weights, moments and the optimizer's step count stay as they were. Schedule, moving average and
+    step number go on. The step is skipped by
 
-    - a fused optimizer, on the device: it skips a step by its `found_inf`;
+    - a fused optimizer, on the device, through its `found_inf`;
     - the GradScaler under 16-mixed, which halves its scale too;
-    - else this callback, on the host, which on a GPU waits for the device once a step.
+    - otherwise this callback, on the host; on a GPU it waits for the device once a step.
 
     Args:
-        folder: where the batch goes that the run ends at.
-        limit: steps in a row that are left out before the run ends. They are counted on the device and read on
-            the CPU after every step, on a GPU as often as metrics are logged.
+        folder: where to save the batch at which the run ends.
+        limit: skipped steps in a row that end the run. The device counts them. The host reads the count after
+            every step on the CPU, and as often as metrics are logged on a GPU.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -64,7 +64,7 @@ class NonFiniteGuard(Callback):
             images, targets = (part.cpu() for part in batch)
             torch.save({"images": images, "targets": targets, "step": trainer.global_step}, path)
         raise UserError(
-            f"{int(self.in_a_row)} steps in a row gave no finite gradient and were left out; the last batch is in "
+            f"{int(self.in_a_row)} steps in a row gave no finite gradient and were skipped; the last batch is in "
             f"{path}. Lower --model.lr, or look at the data"
         )
 

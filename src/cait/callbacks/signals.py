@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop, taken note of and agreed on by all processes."""
+"""Signals that ask a run to stop: noted, then agreed on by all processes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch.distributed as dist
 from lightning.pytorch import Trainer
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""A scheduler's end, Ctrl-C, and what SLURM is asked to send ahead of the end."""
+"""The end of a scheduled job, Ctrl-C, and the signal that SLURM is asked to send before the end."""
 SECONDS = 0.5
-"""Time between two answers of process 0, where the steps are shorter."""
+"""Time between two answers of process 0, if the steps are shorter."""
 
 
 class StopSignals:
-    """Handlers that only take note, and what all processes make of it; the second Ctrl-C interrupts at once.
+    """Handlers that only note a signal, and the processes' agreement on it. A second Ctrl-C interrupts at once.
 
-    Process 0 decides. Its answer number n lies in the store of the rendezvous, which every process has
-    reached, and every process reads it after the same step: the answer before has said which. So all do
-    the same after the same step, however far apart they are. An answer is never changed.
+    Process 0 decides. It puts answer number n into the store of the rendezvous, which every process can reach.
+    Every process reads the answer after the same step, because the answer before it named that step. So all
+    do the same after the same step, however far apart they are. An answer never changes.
     """
 
     def __init__(self) -> None:
@@ -32,11 +32,11 @@ class StopSignals:
         self._store: dist.Store | None = None
 
     def watch(self, trainer: Trainer) -> None:
-        """Take over from Lightning, whose handlers save nothing, or from within any line of Python."""
+        """Replace Lightning's handlers: they save nothing, or save in the middle of any line of Python."""
         if threading.current_thread() is threading.main_thread():
             self._found = {signum: signal.signal(signum, self._note) for signum in STOPPING}
         if trainer.world_size > 1:
-            # Not a group of Gloo's: it would listen where the host's name leads, often to the host alone.
+            # Not a Gloo group: it would listen at the address of the host's name, which other hosts often cannot reach.
             name = trainer.strategy.broadcast(uuid.uuid4().hex)  # the store may know an earlier run
             store = dist.PrefixStore(f"cait/signals/{name}", dist.distributed_c10d._get_default_store())
             self.share(store, trainer.is_global_zero, trainer.global_step)
@@ -44,7 +44,7 @@ class StopSignals:
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def share(self, store: dist.Store, decides: bool, step: int) -> None:
-        """Agree through a store that is empty and that all processes reach; `decides` is of one of them."""
+        """Agree through an empty store that all processes can reach; `decides` is true on one of them."""
         self._store, self._decides = store, decides
         self._told = False
         self._answers = self._forgotten = self._stop = 0
@@ -57,14 +57,14 @@ class StopSignals:
         self.received = signum
 
     def agreed(self, step: int, save: bool = False, at_once: bool = False) -> tuple[int, bool]:
-        """(the signal that any process has received or 0, whether process 0 wants to save).
+        """(a signal that some process has received or 0, whether process 0 wants to save)
 
-        Every process must ask after every step; all get the same after the same step.
+        Every process must ask after every step. All get the same answer after the same step.
 
         Args:
             step: optimiser steps done.
-            save: counts on process 0.
-            at_once: do not wait for the next answer that is due; on all processes.
+            save: whether to save; only process 0 is heard.
+            at_once: do not wait for the next answer; the same on all processes.
         """
         if self._store is None:
             return self.received, save
@@ -82,7 +82,7 @@ class StopSignals:
         return self._stop, bool(save_)
 
     def _steps_until_next(self, step: int) -> int:
-        # At most doubled, because the first steps of a GPU are only put in its queue and seem to take no time.
+        # At most doubled: a GPU only queues its first steps, so they seem to take no time.
         now, steps = time.monotonic(), step - self._last_step
         if steps:
             self._stride = max(1, min(2 * self._stride, int(steps * SECONDS / (now - self._last_time))))
@@ -90,14 +90,14 @@ class StopSignals:
         return self._stride
 
     def forget(self) -> None:
-        """Clear the store of the answers so far; once all processes have met, as in a save, nobody needs them."""
+        """Delete the answers so far from the store. Nobody needs them after all processes have met, as in a save."""
         if self._store is not None and self._decides:
             for answer in range(self._forgotten + 1, self._answers + 1):
                 self._store.delete_key(str(answer))
             self._forgotten = self._answers
 
     def restore(self) -> None:
-        """Put back what was found, unless Lightning has put back what it had found before."""
+        """Put back the handlers that were found, unless Lightning has put back its own."""
         self._store = None
         for signum, handler in self._found.items():
             if signal.getsignal(signum) == self._note:
