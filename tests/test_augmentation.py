@@ -171,7 +171,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "own_operations"
 
 
-@pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "3a", None])
+@pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "augmix-m5-w4", None])
 def test_operations_of_ones_own_follow_the_policy(images: Path, own: str, policy: str | None) -> None:
     settings = dict(auto_augment=policy, augment_ops=[f"{own}:square", f"{own}:grey"])
     first, second, final = create_transform(
