@@ -17,7 +17,6 @@ import yaml
 from conftest import DEVICES, REPO, Cait, checkpoint, rows, slow, start
 from test_survival import assert_same, wait_for_steps
 
-TRUST = "--trust-config"
 RUN = [
     *DEVICES,
     "--trainer.max_epochs=2",
@@ -76,11 +75,11 @@ def test_it_trains_survives_a_kill_and_is_scored_used_and_exported(kind: str, ow
     wait_for_steps(own / "logs/cut", 20, job)
     os.killpg(job.pid, signal.SIGKILL)
     job.wait()
-    resumed = cait("resume", "cut", TRUST)
+    resumed = cait("resume", "cut")
     assert resumed.returncode == 0, resumed.stderr
     assert_same(own / "logs/cut", own / "logs/whole")
 
-    scored = cait("eval", "cut", TRUST)
+    scored = cait("eval", "cut")
     assert scored.returncode == 0, scored.stderr
     scores = json.loads((own / "logs/cut/evaluation.json").read_text())
     last = [row for row in rows(own / "logs/cut") if row["val/acc1"]]
@@ -94,28 +93,25 @@ def test_it_trains_survives_a_kill_and_is_scored_used_and_exported(kind: str, ow
         assert "best  " in whole.stdout
         assert scores["class_names"][:2] == ["zero", "one"]
 
-    assert "--trust-config" in cait("eval", "cut").stderr or kind == "vit"
-
     images = own / "data/digits/val/3"
     predicted = cait(
         "predict",
         "--config=logs/cut/config.yaml",
         "--ckpt_path=logs/cut/checkpoints/best.ckpt",
         f"--data.predict_root={images}",
-        TRUST,
     )
     assert predicted.returncode == 0, predicted.stderr
     with (own / "predictions.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(list(images.iterdir()))
 
     size = 32 if kind == "convnet" else 16
-    exported = cait("export", "cut", "--format=onnx", TRUST)
+    exported = cait("export", "cut", "--format=onnx")
     assert exported.returncode == 0, exported.stderr
     session = onnxruntime.InferenceSession(own / "logs/cut/export/model.onnx")
     logits = session.run(["logits"], {"images": np.zeros((3, 3, size, size), np.float32)})[0]
     assert logits.shape == (3, 10)
     if kind != "own":
-        assert cait("export", "cut", TRUST).returncode == 0
+        assert cait("export", "cut").returncode == 0
         import timm
 
         read = timm.create_model(f"local-dir:{own / 'logs/cut/export/timm'}", pretrained=True).eval()

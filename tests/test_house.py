@@ -18,7 +18,7 @@ FLOORS = [
     ["losses", "metrics", "optim", "data"],
     ["model"],
     ["launch"],
-    ["errors", "objects", "run", "seeds"],
+    ["errors", "objects", "run", "seeds", "signature"],
 ]
 # Neighbours that must not know each other.
 APART = [("module", "datamodule"), ("datamodule", "module"), ("data", "optim"), ("optim", "data")]

@@ -341,3 +341,46 @@ def test_the_trainer_has_no_other_setting_that_takes_an_object() -> None:
     """A canary for Lightning's upgrades."""
     parameters = signature(Trainer.__init__).parameters.items()
     assert sorted(name for name, parameter in parameters if "lightning." in str(parameter.annotation)) == [*trust.BUILT]
+
+
+def test_what_this_account_signed_needs_no_trust(tmp_path: Path, digits_root: Path, monkeypatch, capfd) -> None:
+    """A new run's configuration is signed; a changed one, another account's, and a checkpoint's own word are not."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    monkeypatch.setenv("CAIT_RUN", "")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    source = (
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, img_size, num_classes):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(3 * img_size ** 2, num_classes))\n"
+    )
+    for name in ("signed_net", "other_net"):
+        (tmp_path / f"{name}.py").write_text(source)
+    network = ["--model.name=signed_net:Net", "--model.fields=null", f"--data.root={digits_root}"]
+    few = ["--trainer.max_steps=2", "--trainer.limit_val_batches=1", "--data.num_workers=0"]
+    main(["fit", *SMALL[:3], "--trainer.devices=1", *network, *few, "--run_name=own"])
+    assert (tmp_path / "home/cait/key").stat().st_mode & 0o777 == 0o600
+    main(["eval", "own"])
+    main(["export", "own", "--format=torch_export"])
+    main(["resume", "own", "--trainer.max_steps=3"])  # with another setting: it is signed anew
+    main(["eval", "own"])
+
+    own, config = tmp_path / "logs/own", tmp_path / "logs/own/config.yaml"
+    text = config.read_text()
+    assert "max_steps: 3" in text
+    config.write_text(text + "# a comment\n")
+    assert "signed_net:Net, code that may do anything" in refused(["eval", "own"], capfd)
+    config.write_text(text)
+    main(["eval", "own"])
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "elsewhere"))
+    for verb in ("eval", "resume", "export"):
+        assert "signed_net:Net, code that may do anything" in refused([verb, "own"], capfd)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    for path in own.glob("checkpoints/*.ckpt"):
+        content = torch.load(path, weights_only=True)
+        content["hyper_parameters"]["name"] = "other_net:Net"
+        torch.save(content, path)
+    assert "other_net:Net, code that may do anything" in refused(["export", "own"], capfd)
+    assert "other_net" not in sys.modules

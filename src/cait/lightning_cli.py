@@ -24,13 +24,13 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cait import launch, run
+from cait import launch, run, signature
 from cait.callbacks.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.callbacks.claim import Claim, shared
 from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA
 from cait.callbacks.guard import NonFiniteGuard
-from cait.callbacks.loggers import run_loggers
+from cait.callbacks.loggers import run_loggers, scratch
 from cait.callbacks.predictions import PredictionsFile
 from cait.callbacks.progress import EpochLines, ModelTable, RunProgressBar, RunSummary
 from cait.callbacks.seeding import StepSeed
@@ -77,13 +77,29 @@ PAPER_ROW = "Row of the paper to compare the run with; --paper sets it."
 
 
 class SaveConfig(SaveConfigCallback):
-    """Write config.yaml when training begins, so that a refused resume leaves the old one as it was."""
+    """Write config.yaml when training begins, so that a refused resume leaves the old one as it was.
+
+    The file is whole at any moment. Its signature says that the run is this account's own: a new run's is, and
+    stays so unless somebody else changes the file.
+    """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         pass
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().setup(trainer, pl_module, "fit")
+        path = Path(trainer.default_root_dir) / run.CONFIG
+        text = self.parser.dump(self.config, skip_none=False)
+        if not trainer.is_global_zero or (path.is_file() and path.read_text() == text):
+            return
+        before = signature.own_text(path)
+        own = bool(before) or not path.exists()
+        if own:
+            signature.sign(path, before, text)  # a kill between this line and the last leaves either signed
+        beside = scratch(path)
+        beside.write_text(text)
+        beside.replace(path)
+        if own:
+            signature.sign(path, text)
 
 
 class CaiTCLI(LightningCLI):
@@ -116,7 +132,6 @@ class CaiTCLI(LightningCLI):
             module,
             data,
             save_config_callback=SaveConfig,
-            save_config_kwargs={"overwrite": True},
             trainer_defaults={
                 "use_distributed_sampler": False,  # the datamodule shards, exactly
                 "num_sanity_val_steps": 1,

@@ -75,6 +75,19 @@ def named(arguments: Sequence[str]) -> list[str]:
     return re.findall(r"\b[^\W\d]\w*(?:\.[^\W\d]\w*)+", " ".join(values))
 
 
+def configurations(arguments: Sequence[str]) -> list[Path]:
+    """The files that --config names."""
+    pairs = zip(["", *arguments], arguments, strict=False)
+    return [path for before, argument in pairs if (path := _configuration(before, argument))]
+
+
+def _configuration(before: str, argument: str) -> Path | None:
+    """The file that an argument names for --config, with the argument `before` it."""
+    if argument.startswith("--config="):
+        return Path(argument.removeprefix("--config="))
+    return Path(argument) if before in ("-c", "--config") else None
+
+
 def to_score(arguments: Sequence[str]) -> list[str]:
     """`arguments` with each --config FILE replaced by the settings in it that scoring uses.
 
@@ -85,9 +98,8 @@ def to_score(arguments: Sequence[str]) -> list[str]:
 
 
 def _file_to_score(before: str, argument: str) -> str:
-    attached = argument.startswith("--config=")
-    path = Path(argument.removeprefix("--config="))
-    if not (attached or before in ("-c", "--config")) or not path.is_file():  # the parser reports a missing one
+    path = _configuration(before, argument)
+    if path is None or not path.is_file():  # the parser reports a missing one
         return argument
     try:
         config = get_loader("yaml")(path.read_text())
@@ -98,7 +110,9 @@ def _file_to_score(before: str, argument: str) -> str:
     kept, left_out = _plain(config)
     if left_out:
         rank_zero_info(f"{path}: left out {', '.join(left_out)}; on the command line they count")
-    return "--config=" * attached + yaml.safe_dump(kept, default_flow_style=True, width=float("inf"))
+    return "--config=" * argument.startswith("--config=") + yaml.safe_dump(
+        kept, default_flow_style=True, width=float("inf")
+    )
 
 
 def _plain(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

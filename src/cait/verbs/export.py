@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cait import run
+from cait import run, signature
 from cait.errors import UserError
 from cait.verbs.options import TRUST, Options, split_run
 
@@ -31,7 +31,8 @@ def export(arguments: list[str], module: Any, _: Any) -> None:
     from cait import trust
     from cait.model.export import export
 
-    with contextlib.nullcontext() if given.trusted else trust.only_objects([]):
+    own = signature.own_text(folder / run.CONFIG)
+    with contextlib.nullcontext() if given.trusted else trust.only_objects([own]):
         network, shape = _network(checkpoint, given.ema, module)
     default = Path("ema" if given.ema else "") / FILE_NAMES[given.format]
     exported = export(network, given.output or folder / run.EXPORT / default, given.format, preprocessing, shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from cait import run
+from cait import run, signature
 from cait.verbs.options import asks_for_help, split_run, split_trust
 from cait.verbs.paper import replace_row
 
@@ -58,10 +58,11 @@ def _score(verb: str, arguments: list[str], given: list[str], trusted: bool, mod
     from cait.lightning_cli import CaiTCLI, drive
     from cait.verbs.scores import ScoringCLI
 
+    own = [signature.own_text(path) for path in trust.configurations(arguments)]
     arguments = trust.to_score([verb, *arguments])
     remedy = "give it on the command line"
     with (
         trust.only_importing(trust.named(given), "the configuration", remedy),
-        contextlib.nullcontext() if trusted else trust.only_objects(given),
+        contextlib.nullcontext() if trusted else trust.only_objects([*given, *own]),
     ):
         drive(ScoringCLI if verb == "validate" else CaiTCLI, arguments, module, data)

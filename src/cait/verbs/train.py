@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cait import launch, run
+from cait import launch, run, signature
 from cait.errors import UserError
 from cait.verbs.options import TRUST, asks_for_help, split_run, split_trust
 from cait.verbs.paper import replace_row
@@ -41,11 +41,12 @@ def resume(arguments: list[str], module: Any, data: Any) -> None:
     from cait import trust
     from cait.lightning_cli import CaiTCLI, drive
 
+    own = signature.own_text(Path(arguments[2]))
     limits: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if not trusted:
+    if not (trusted or own):
         paths = [*trust.PACKAGES, *trust.named(given)]
         limits = trust.only_importing(paths, arguments[2], f"if you trust it add {TRUST}")
-    with limits, contextlib.nullcontext() if trusted else trust.only_objects(given):
+    with limits, contextlib.nullcontext() if trusted else trust.only_objects([*given, own]):
         drive(CaiTCLI, arguments, module, data)
 
 
