@@ -87,6 +87,10 @@ bench-input: $(READY) ## Time decoding, augmentation and loaders beside timm's a
 bench-gpu: $(READY) ## Run the tests and the measurements that want a GPU, in three stages of nine minutes
 	@$(BIN)/python benchmarks/gpu.py $(ARGS)
 
+.PHONY: docs-check
+docs-check: $(READY) ## Run the commands of README.md and docs/ in a scratch copy, in about 10 minutes on 2 cores
+	@$(BIN)/python docs/check.py
+
 .PHONY: lint
 lint: $(READY) ## Check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
