@@ -114,8 +114,10 @@ def copy_to(scratch: Path) -> None:
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPO / name, scratch / name)
     (scratch / ".venv").mkdir()
-    (scratch / ".venv" / "bin").symlink_to(REPO / ".venv" / "bin")
-    (scratch / ".venv" / ".ready").touch()  # newer than pyproject.toml, so make installs nothing
+    for entry in (REPO / ".venv").iterdir():
+        if entry.name != ".ready":
+            (scratch / ".venv" / entry.name).symlink_to(entry)
+    (scratch / ".venv" / ".ready").touch()  # its own, newer than pyproject.toml: make must not install from here
 
 
 def main() -> None:
