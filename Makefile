@@ -46,7 +46,7 @@ paper: $(READY) ## List the rows of the paper's tables, each a run: PAPER=table1
 	@$(BIN)/cait paper $(ARGS)
 
 .PHONY: imagenet-check
-imagenet-check: $(READY) ## Count the classes and pictures of the folder DATA, decode some, name what is wrong
+imagenet-check: $(READY) ## Count the classes and images of the folder DATA, decode some, name what is wrong
 	@$(BIN)/cait imagenet-check $(if $(DATA),'$(DATA)') $(ARGS)
 
 .PHONY: tensorboard
