@@ -46,7 +46,7 @@ paper: $(READY) ## List the rows of the paper's tables, each a run: PAPER=table1
 	@$(BIN)/cait paper $(ARGS)
 
 .PHONY: imagenet-check
-imagenet-check: $(READY) ## Count the classes and pictures of the folder DATA, decode some, name what is wrong
+imagenet-check: $(READY) ## Count the classes and images of the folder DATA, decode some, name what is wrong
 	@$(BIN)/cait imagenet-check $(if $(DATA),'$(DATA)') $(ARGS)
 
 .PHONY: tensorboard
@@ -86,6 +86,10 @@ bench-input: $(READY) ## Time decoding, augmentation and loaders beside timm's a
 .PHONY: bench-gpu
 bench-gpu: $(READY) ## Run the tests and the measurements that want a GPU, in three stages of nine minutes
 	@$(BIN)/python benchmarks/gpu.py $(ARGS)
+
+.PHONY: docs-check
+docs-check: $(READY) ## Run the commands of README.md and docs/ in a scratch copy, in about 10 minutes on 2 cores
+	@$(BIN)/python docs/check.py
 
 .PHONY: lint
 lint: $(READY) ## Check style and types

@@ -1,0 +1,145 @@
+"""Run the commands of README.md and docs/*.md in a scratch copy of the working tree: `make docs-check`.
+
+A fenced block of `bash` holds commands. The words after `bash`, which GitHub does not show, say more:
+
+    ```bash                       run each command; training is cut to a few steps
+    ```bash skip=needs-a-gpu      do not run them, for this reason; parse what can be parsed
+    ```python file=my_net.py      write the block to a file for the commands that follow
+
+A skipped `make train` or `cait fit` is parsed with --print_config, which reads no data: every setting must exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+REPO = Path(__file__).resolve().parents[1]
+FEW_STEPS = "--trainer.limit_train_batches 4 --trainer.limit_val_batches 4 --trainer.max_epochs"
+EPOCHS = {"train": 1, "fit": 1, "resume": 2}
+LIMIT = 900
+"""Seconds for one command."""
+
+
+class Block(NamedTuple):
+    """A fenced block: its page and line, its language, the words after that, its text."""
+
+    place: str
+    language: str
+    words: dict[str, str]
+    text: str
+
+    @property
+    def commands(self) -> list[str]:
+        lines = re.sub(r"\s*\\\n\s*", " ", self.text).splitlines()
+        return [re.sub(r"\s+#.*", "", line).strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def blocks() -> Iterator[Block]:
+    """The fenced blocks of all pages."""
+    for page in (REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))):
+        text = page.read_text()
+        for found in re.finditer(r"^( *)```(\w+)(.*)\n((?:.*\n)*?)\1```$", text, re.MULTILINE):
+            indent, language, words, body = found.groups()
+            place = f"{page.relative_to(REPO)}:{text.count(chr(10), 0, found.start()) + 1}"
+            body = "".join(line.removeprefix(indent) for line in body.splitlines(keepends=True))
+            yield Block(place, language, dict(word.split("=", 1) for word in words.split()), body)
+
+
+def few_steps(command: str) -> str:
+    """`command`; if it trains, for a few steps alone."""
+    verb = re.match(r"(?:make|\S*cait) (\w+)", command)
+    if not verb or verb[1] not in EPOCHS:
+        return command
+    options = f"{FEW_STEPS} {EPOCHS[verb[1]]}"
+    if not command.startswith("make"):
+        return f"{command} {options}"
+    command, given = re.subn(r'ARGS="(.*)"', lambda found: f'ARGS="{found[1]} {options}"', command)
+    return command if given else f'{command} ARGS="{options}"'
+
+
+def parse(command: str) -> str:
+    """Parse a command that is not run, and say how; "not parsed" if nothing here can.
+
+    Raises:
+        ValueError: the command is wrong, with what was printed.
+    """
+    how = "not parsed"
+    if command.startswith("make "):
+        done = subprocess.run(["bash", "-c", f"make -n {command[5:]}"], capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(done.stderr)
+        command, how = done.stdout, "target exists"
+    found = re.search(r"\bcait ((?:fit|validate|test|predict) [^;|&\n]*)", command)
+    if not found:
+        return how
+    from cait.cli import main
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            main([*shlex.split(found[1]), "--print_config"])
+        except SystemExit as stop:
+            if stop.code:
+                raise ValueError(printed.getvalue()) from stop
+    return "settings parsed"
+
+
+def run(command: str) -> str:
+    """Run a command. Raises ValueError with its output if it fails."""
+    done = subprocess.run(
+        ["bash", "-c", few_steps(command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
+    )
+    if done.returncode:
+        raise ValueError(f"exit code {done.returncode}\n{done.stdout}")
+    return "ok"
+
+
+def copy_to(scratch: Path) -> None:
+    """Copy the working tree without what git ignores, and link the virtual environment."""
+    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=REPO, capture_output=True)
+    for name in filter(None, os.fsdecode(files.stdout).split("\0")):
+        if (REPO / name).is_file():
+            (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPO / name, scratch / name)
+    (scratch / ".venv").mkdir()
+    for entry in (REPO / ".venv").iterdir():
+        if entry.name != ".ready":
+            (scratch / ".venv" / entry.name).symlink_to(entry)
+    (scratch / ".venv" / ".ready").touch()  # its own, newer than pyproject.toml: make must not install from here
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        copy_to(Path(folder))
+        os.chdir(folder)
+        os.environ["PYTHONPATH"] = str(Path(folder, "src"))
+        sys.path.insert(0, os.environ["PYTHONPATH"])
+        start, commands = time.monotonic(), 0
+        for block in blocks():
+            if "file" in block.words:
+                Path(block.words["file"]).write_text(block.text)
+            for command in block.commands if block.language == "bash" else ():
+                reason, since = block.words.get("skip"), time.monotonic()
+                try:
+                    how = f"skipped, {parse(command)}: {reason}" if reason else run(command)
+                except (ValueError, subprocess.TimeoutExpired) as error:
+                    raise SystemExit(f"{block.place}: failed: {command}\n{error}") from None
+                print(f"{block.place}  {time.monotonic() - since:.0f} s  {command}  [{how}]", flush=True)
+                commands += 1
+        print(f"{commands} commands in {(time.monotonic() - start) / 60:.1f} minutes, none failed")
+
+
+if __name__ == "__main__":
+    main()
