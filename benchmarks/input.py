@@ -1,11 +1,11 @@
-"""The input pipeline beside its rivals, in one run, interleaved: decoding, one picture's transform, loaders.
+"""The input pipeline beside its rivals, in one run, interleaved: decoding, one image's transform, loaders.
 
     python benchmarks/input.py [--levels decode operations transform loader] [--rounds 3] [--files 600] [--out FOLDER]
     python benchmarks/input.py --levels --batches 1000 [--backends nvimgcodec torchvision pillow]
 
-The pictures are made for it: crops of scikit-learn's two photographs, some mirrored, scaled by Lanczos
+The images are made for it: crops of scikit-learn's two photographs, some mirrored, scaled by Lanczos
 to 500 × 375 or 375 × 500, as JPEG of about 100 KB, ImageNet's size. In each round all sides take their
-turns with the same pictures, at the first two levels with the same crops and, where timm's draws
+turns with the same images, at the first two levels with the same crops and, where timm's draws
 are theirs, the same augmentation; reported are medians and the median of the rounds' ratios to timm's
 way over Pillow. With `--batches` that many batches of 128 come through each backend's loader.
 """
@@ -68,8 +68,8 @@ LEVELS = {
     "operations": "RandAugment's operations at the recipe's magnitudes, one thread, from memory to memory",
     "decode": "Decoding, one thread, from memory: ratio to Pillow's processor time",
     "crop": f"Decoding, cropping and resizing to {SIZE}, one thread, from memory: ratio to Pillow's processor time",
-    "transform": "From the file to one augmented picture, one thread: ratio to the processor time of timm's transform",
-    "loader": "A loader with {workers} workers and batches of {batch}: ratio to the pictures a second of timm's loader",
+    "transform": "From the file to one augmented image, one thread: ratio to the processor time of timm's transform",
+    "loader": "A loader with {workers} workers and batches of {batch}: ratio to the images a second of timm's loader",
 }
 CHOICES = ["decode", "operations", "transform", "loader"]
 NOTES = [
@@ -83,14 +83,14 @@ NOTES = [
 ]
 Row = dict[str, Any]
 Turn = Callable[[int], float]
-"""Seconds a picture of the turn of that number."""
+"""Seconds an image of the turn of that number."""
 
 
 def prepare(root: Path, files: int, entries: int) -> float:
-    """Write `files` pictures, and links to them up to `entries`, to root/train/<class>; mean size of a file in KB."""
+    """Write `files` images, and links to them up to `entries`, to root/train/<class>; mean size of a file in KB."""
     photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
 
-    def picture(number: int) -> Image.Image:
+    def make_image(number: int) -> Image.Image:
         rng = random.Random(number)
         whole, lies = photographs[number % 2], rng.random() < 0.75
         size = (500, 375) if lies else (375, 500)
@@ -104,7 +104,7 @@ def prepare(root: Path, files: int, entries: int) -> float:
         image.save(file := BytesIO(), "JPEG", quality=quality)
         return file.getvalue()
 
-    some = [picture(number) for number in range(8)]
+    some = [make_image(number) for number in range(8)]
     quality = min(
         range(85, 100),
         key=lambda quality: abs(statistics.mean(len(encoded(image, quality)) for image in some) - FILE_BYTES),
@@ -116,7 +116,7 @@ def prepare(root: Path, files: int, entries: int) -> float:
         (root / "val" / f"class{label}" / "0.jpg").symlink_to(paths[label])
     for number, path in enumerate(paths):
         if number < files:
-            sizes.append(path.write_bytes(encoded(picture(number), quality)))
+            sizes.append(path.write_bytes(encoded(make_image(number), quality)))
         else:
             path.symlink_to(paths[number % files])
     return statistics.mean(sizes) / 1e3
@@ -228,7 +228,7 @@ def measure_decode(root: Path, backends: list[str], rounds: int, turns: int) -> 
     return found
 
 
-def measure_operations(rounds: int, pictures: int) -> list[Row]:
+def measure_operations(rounds: int, images: int) -> list[Row]:
     """Of RandAugment's operations, at magnitudes drawn as the recipe draws them: Pillow's time, ours, and pixels."""
     photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
     rows = []
@@ -237,14 +237,14 @@ def measure_operations(rounds: int, pictures: int) -> list[Row]:
         ours_ = on_arrays(theirs)
         times: dict[Any, list[float]] = {theirs: [], ours_: []}
         differences = []
-        for number in range(rounds * pictures):
+        for number in range(rounds * images):
             rng = random.Random(number)
             side = rng.randint(100, 375)
             corner = rng.randint(0, 640 - side), rng.randint(0, 427 - side)
             box = (*corner, corner[0] + side, corner[1] + side)
-            picture = photographs[number % 2].resize((SIZE, SIZE), Image.Resampling.BICUBIC, box=box)
+            image = photographs[number % 2].resize((SIZE, SIZE), Image.Resampling.BICUBIC, box=box)
             found = []
-            for function, given in ((theirs, picture), (ours_, np.array(picture))):
+            for function, given in ((theirs, image), (ours_, np.array(image))):
                 op.aug_fn = function
                 random.seed(number)
                 begin = time.process_time()
@@ -293,7 +293,7 @@ OPENED = {"pil": open_rgb, "tensor": open_tensor}
 
 
 def ours(root: Path, backend: str, repeats: int = 1, **settings: Any) -> ImageNetDataModule:
-    """The data module with the recipe, which is its default; no picture may be bad."""
+    """The data module with the recipe, which is its default; no image may be bad."""
     datamodule = ImageNetDataModule(
         str(root), backend=backend, repeats=repeats, decode_once=repeats > 1, max_bad_share=0.0, **settings
     )
@@ -348,8 +348,8 @@ def loaders(root: Path, backends: list[str], batch: int, workers: int) -> dict[s
             **RECIPE,
         )
     for over, opened in OPENED.items():
-        pictures = ImageFolder(str(root / "train"), torchvision_reference(over), loader=opened)
-        found[f"torchvision's reference over {over}"] = DataLoader(pictures, shuffle=True, drop_last=True, **common)
+        dataset = ImageFolder(str(root / "train"), torchvision_reference(over), loader=opened)
+        found[f"torchvision's reference over {over}"] = DataLoader(dataset, shuffle=True, drop_last=True, **common)
     settings = dict(batch_size=batch, num_workers=workers)
     for backend in backends:
         found[f"ours, {backend}, as the workers hand on"] = loader = ours(root, backend, **settings).train_dataloader()
@@ -419,7 +419,7 @@ def table(level: str, rows: list[Row]) -> list[str]:
             lines.append(f"| {row['operation']} | {times} | {row['mean']:.4f} | {row['largest']} |")
         return lines
     rate, differs = level == "loader", "difference" in rows[0]
-    heads = ["", "pictures a second" if rate else "ms a picture", "ratio", *(["difference"] if differs else [])]
+    heads = ["", "images a second" if rate else "ms an image", "ratio", *(["difference"] if differs else [])]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         number = f"{1 / row['seconds']:.0f}" if rate else f"{1e3 * row['seconds']:.2f}"
@@ -433,7 +433,7 @@ def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
     parser.add_argument("--levels", nargs="*", choices=CHOICES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--files", type=int, default=600)
-    parser.add_argument("--turns", type=int, default=5, help=f"of {A_TURN} pictures, in a round of the first levels")
+    parser.add_argument("--turns", type=int, default=5, help=f"of {A_TURN} images, in a round of the first levels")
     parser.add_argument("--pass-batches", type=int, default=10, help="batches of a loader's round")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batches", type=int, default=0, help="to draw from the loader of each of --backends")

@@ -171,7 +171,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "own_operations"
 
 
-@pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "3a", None])
+@pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "augmix-m5-w4", None])
 def test_operations_of_ones_own_follow_the_policy(images: Path, own: str, policy: str | None) -> None:
     settings = dict(auto_augment=policy, augment_ops=[f"{own}:square", f"{own}:grey"])
     first, second, final = create_transform(
@@ -187,7 +187,7 @@ def test_operations_of_ones_own_follow_the_policy(images: Path, own: str, policy
     assert_pixels(images, settings, lambda image: final(grey(found.square(second(first(image))))))
 
 
-def test_operations_of_ones_own_draw_the_same_in_whatever_process(images: Path, own: str) -> None:
+def test_operations_of_ones_own_draw_the_same_in_every_process(images: Path, own: str) -> None:
     batches = []
     for workers, decode_once in ((0, False), (2, False), (0, True)):
         data = train_set(
@@ -390,7 +390,7 @@ Operation = tuple[str, tuple[float, ...], str]
 
 
 def operations(augment: RandAugment, draws: Iterable[Any]) -> list[list[Operation]]:
-    """What `augment` applied in each of the draws, nothing of which is carried out."""
+    """What `augment` would apply in each of the draws; nothing is carried out."""
     applied: list[Operation] = []
 
     def note(name: str, image: Any, *arguments: float, **settings: Any) -> Any:
@@ -414,7 +414,7 @@ def our_operations(count: int, seed: int, **settings: object) -> list[list[Opera
 
 
 def operation_p_values(found: list[list[Operation]], expected: list[list[Operation]]) -> dict[str, float]:
-    """Of how many there are to an image, of which, and of the argument of each."""
+    """For the number of operations an image, for which they are, and for the argument of each."""
     both = [[operation for image in side for operation in image] for side in (found, expected)]
     names = sorted({name for name, _, _ in both[1]})
     assert {name for name, _, _ in both[0]} == set(names)

@@ -362,7 +362,7 @@ def test_the_embedded_data_set_appears_where_it_is_missing(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     Path("data/digits").mkdir(parents=True)
     data = ImageNetDataModule(root="data/digits", img_size=16, batch_size=32, num_workers=0)
-    assert data.num_classes == 10  # known before it is written, for the model is built first
+    assert data.num_classes == 10  # known before it is written, because the model is built first
     data.setup("fit")
     assert data.num_classes == len(list(Path("data/digits/train").iterdir())) == 10
     assert len(data.train_images) == 1437

@@ -87,7 +87,7 @@ def test_steps_that_starve_are_told_and_once_how_to_feed_them(
     assert printed.count("The steps wait for images: ") == 1
 
 
-@pytest.mark.parametrize(("step", "item"), [(2.0, 0.1), (0.2, 0.6)])  # fed; and starved, but for too short a time
+@pytest.mark.parametrize(("step", "item"), [(2.0, 0.1), (0.2, 0.6)])  # fed; and starved, but too briefly
 def test_steps_that_are_fed_say_so_and_no_more(
     step: float, item: float, clock: Clock, digits_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

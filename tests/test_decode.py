@@ -1,4 +1,4 @@
-"""Every decoder gives Pillow's pixels, of whatever file and box, and refuses what Pillow refuses."""
+"""Every decoder gives Pillow's pixels for any file and box, and refuses what Pillow refuses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def encoded(image: Image.Image, kind: str = "JPEG", **settings: Any) -> bytes:
 
 
 def sampled(jpeg: bytes, luma: int) -> bytes:
-    """Of a file of 128 × 128 with as many luma blocks a unit; what it shows is scrambled, and as good."""
+    """A file of 128 × 128 with so many luma blocks a unit. Its content is scrambled, which does no harm here."""
     place = jpeg.index(b"\xff\xc0") + 11
     return jpeg[:place] + bytes([luma]) + jpeg[place + 1 :]
 

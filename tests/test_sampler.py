@@ -95,7 +95,7 @@ def test_pixels_do_not_depend_on_workers_or_on_where_the_pass_began(digits_root:
 
 @pytest.fixture(scope="module")
 def noise_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """300 images of noise, of which no two crops are the same."""
+    """300 images of noise; no two crops are the same."""
     root = tmp_path_factory.mktemp("noise")
     pixels = np.random.default_rng(0).integers(0, 256, (304, 12, 12, 3), dtype=np.uint8)
     for number, noise in enumerate(pixels):
@@ -161,11 +161,11 @@ def test_a_image_is_decoded_once_where_its_repeats_are_together(noise_root: Path
         assert len(mine) == 256 // world_size // 32 * 32
         images = {index for (_, index, _), _ in mine}
         assert len(images) == -(-len(mine) // 3)
-        between_batches = len(mine) // 32 - 1  # where a batch may end amid an image
+        between_batches = len(mine) // 32 - 1  # a batch may end between the repeats of an image
         assert len(images) <= len(opened) <= len(images) + between_batches
         assert not seen.keys() & dict(mine).keys()
         seen |= dict(mine)
-    # The same draws of the same images, of which other ranks' last repeats may have been cut off.
+    # The same draws of the same images, except that other ranks' last repeats may be cut off.
     assert all(published.get(key, pixels) == pixels for key, pixels in seen.items())
     assert len(seen.keys() & published.keys()) > 0.9 * len(seen)
 

@@ -54,7 +54,7 @@ def test_imagenets_archives_are_unpacked_once_and_read_as_folders(
     root = tmp_path / "imagenet"
     val = formats.write_imagenet(root, monkeypatch, photographs)
     data = module(root)
-    assert data.num_classes == 3  # before `setup`, for the model is built first
+    assert data.num_classes == 3  # before `setup`, because the model is built first
     data.setup("fit")
     assert data.class_names == list(formats.WNIDS)
     assert len(data.train_images) == 18
@@ -82,7 +82,7 @@ def test_an_unpacking_that_is_killed_leaves_no_half_folder(archives: Path, monke
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert not (archives / "val").exists()
-    assert [path for path in archives.glob(".unpacking-*/val/*") if path.suffix]  # it was amid it
+    assert [path for path in archives.glob(".unpacking-*/val/*") if path.suffix]  # it was interrupted halfway
     before = tree(archives / "train")
     assert len(before) == 18
     imagenet.unpack(archives)
@@ -198,7 +198,7 @@ def test_torchvisions_sets_are_read_by_name(written: str) -> None:
     assert images.shape == (4, 3, 32, 32)
     assert (labels >= 0).all()
     assert (labels < classes).all()
-    # An image is a function of (seed, epoch, index, repeat), whatever was read before, in whatever process.
+    # An image depends only on (seed, epoch, index, repeat), not on what was read before or in which process.
     again = module(root, train_split=train_split, val_split=val_split, num_workers=1)
     again.setup("fit")
     for key in ((3, train - 1, 0), (0, 1, 2)):
@@ -594,7 +594,7 @@ def test_a_data_set_of_ones_own_is_read_by_its_path(own: str, name: str, backend
         image = load_rgb(raw)
         assert (image.size, image.getpixel((0, 0)), label) == ((40 + index, 50), (5 * index, 90, 200), index % 3)
     assert data.train_images.samples.name(4) == f"own_data:{name}/train/4"
-    # An image is a function of (seed, epoch, index, repeat), in whatever process.
+    # An image depends only on (seed, epoch, index, repeat), not on the process.
     other = module(f"{own}:{name}", backend=backend, num_workers=2, mixup=0, cutmix=0)
     other.setup("fit")
     first, second = list(data.train_dataloader()), list(other.train_dataloader())

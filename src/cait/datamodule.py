@@ -52,13 +52,14 @@ class ImageNetDataModule(LightningDataModule):
     `make_eval_transform` or `make_source`.
 
     Args:
-        root: `root/train/<class>/*` and `root/val/<class>/*`, or `root/<class>/*`, of which
-            `val_fraction` is held out. At "data/digits" scikit-learn's digits are written first. A
+        root: `root/train/<class>/*` and `root/val/<class>/*`, or `root/<class>/*`, where `val_fraction` of each
+            class is held out. At "data/digits" scikit-learn's digits are written first. A
             folder with ImageNet's archives as they are downloaded is unpacked first. Or the name of a
             built-in data set: torchvision's "torch/cifar10" or Hugging Face's "hfds/uoft-cs/cifar10". Or a data
             set of your own, "package.module:factory": the factory is called with split=<train_split or val_split>
-            and returns a map-style data set of pairs (PIL image, path or open file; class index, or -1 for an
-            image that validation does not count), with `classes`, the names of the classes.
+            and returns a map-style data set with `classes`, the names of the classes. Its items are pairs of an image
+            (PIL image, path or open file) and a class index, or -1 for an image that validation does not count.
+            Every process calls the factory.
         train_split: name of the training folder in `root`, or of the data set's split; "train+val" joins two.
         val_split: the same for validation. A data set without a validation split, such as CIFAR, has "test":
             then the best checkpoint is chosen on the images that score it, so report the last one.

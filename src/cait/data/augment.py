@@ -30,7 +30,7 @@ from cait.objects import is_path, locate
 Erased = tuple[int, int, int, int, int]
 """seed of the noise, and the box that it fills: top, left, height, width in pixels"""
 Augmented = tuple[Tensor, Erased | None]
-"""pixels in uint8 [S, S, 3], and what is to be erased of them"""
+"""pixels in uint8 [S, S, 3], and what to erase"""
 RESIZED_BY_TORCH = ("bilinear", "bicubic")
 PADDING = 4
 """Pixels that DeiT III adds around an image before it crops."""
@@ -185,7 +185,7 @@ def resize(pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> Ten
 def collate(
     samples: list[tuple[Augmented, int]], batches: SharedBatches | None = None
 ) -> tuple[Tensor | Handle, Tensor, list[tuple[int, Erased]]]:
-    """Images uint8 [B, S, S, 3], labels [B], and what is to be erased of which image."""
+    """Images uint8 [B, S, S, 3], labels [B], and (place in the batch, what to erase) of the images concerned."""
     images = [image for (image, _), _ in samples]
     labels = torch.tensor([label for _, label in samples])
     erased = [(place, erased) for place, ((_, erased), _) in enumerate(samples) if erased]
