@@ -21,7 +21,7 @@ PACKAGES = ("cait", "lightning", "torch", "torchmetrics", "torchvision")
 """A resumed run may name classes of these without --trust-config."""
 BUILT = ("accelerator", "callbacks", "logger", "plugins", "profiler", "strategy")
 """Settings of the Trainer that may name a class."""
-PUBLIC = ("torch.nn", "torch.optim", "torchmetrics", "torchmetrics.classification")
+PUBLIC = ("torch.nn", "torch.optim", "torchmetrics.classification")
 """A run may name the public classes of these as `package.module:name`; no function is among them."""
 
 
