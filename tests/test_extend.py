@@ -119,6 +119,25 @@ def test_it_trains_survives_a_kill_and_is_scored_used_and_exported(kind: str, ow
             torch.testing.assert_close(read(torch.zeros(3, 3, size, size)).numpy(), logits, rtol=1e-4, atol=1e-4)
 
 
+def test_an_average_of_your_own_is_kept_and_taken_up_by_the_built_in_one(own: Path, cait: Cait) -> None:
+    settings = [f"--config={REPO / 'configs/digits.yaml'}", *DEVICES, "--data.num_workers=1", "--run_name=own"]
+    short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=5", "--ema.decay=0.9"]
+    begun = cait("fit", *settings, *short, "--trainer.callbacks+=own_parts.HalfEMA")
+    assert begun.returncode == 0, begun.stderr
+    last = checkpoint(own / "logs/own")
+    first = last["callbacks"]["EMA"]  # as the built-in one's
+    assert not torch.equal(first["head.weight"], last["state_dict"]["model.head.weight"])
+    scored = cait("eval", "own")
+    assert scored.returncode == 0, scored.stderr
+    assert "ema" in json.loads((own / "logs/own/evaluation.json").read_text())
+    # Resumed without it, the built-in average goes on from there.
+    resumed = cait("resume", "own", "--trainer.max_epochs=2", "--trainer.callbacks=null", "--ema.decay=0.999999")
+    assert resumed.returncode == 0, resumed.stderr
+    assert torch.allclose(
+        checkpoint(own / "logs/own")["callbacks"]["EMA"]["head.weight"], first["head.weight"], atol=1e-5
+    )
+
+
 def test_it_is_student_and_teacher_and_starts_from_its_own_weights(own: Path, cait: Cait) -> None:
     common = [f"--config={REPO / 'configs/digits.yaml'}", *RUN, "--trainer.max_epochs=1", "--model.name=own_parts:Net"]
     common += ["--model.fields=null", "--data.batch_size=64", "--data.num_workers=1"]

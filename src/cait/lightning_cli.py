@@ -237,7 +237,7 @@ class CaiTCLI(LightningCLI):
         launched = "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ  # by torchrun, SLURM or Lightning
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
-            base = Path(str(config.config[-1])).stem if config.config else config.model.name
+            base = Path(str(config.config[-1])).stem if config.config else re.sub(r"[/:]", "-", config.model.name)
             # Processes that were launched apart cannot agree on a number.
             name = base if launched else _new_folder(root, base)
         if not re.fullmatch(r"\w[\w.=+-]*", name):
@@ -267,6 +267,12 @@ class CaiTCLI(LightningCLI):
             if self.claim:
                 self.claim.undo()  # the run's name stays free
             raise
+
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
+        """An `EMA` of your own among the Trainer's callbacks takes the place of `--ema`."""
+        if any(isinstance(callback, EMA) for callback in config["callbacks"]):
+            callbacks = [callback for callback in callbacks if not isinstance(callback, EMA)]
+        return super()._instantiate_trainer(config, callbacks)
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Train, in LightningCLI's place."""
