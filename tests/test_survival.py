@@ -224,6 +224,8 @@ def test_begun_on_one_process_and_gone_on_with_two(cait: Cait, tmp_path: Path) -
     assert cait("fit", *plain, *recorder("seen-one"), "--run_name=one").returncode == 0
     assert cait("fit", *plain, "--trainer.max_epochs=1", "--run_name=two", *recorder("seen-begin")).returncode == 0
     further = ["resume", "two", *TWO, "--trainer.max_epochs=3", "--trainer.callbacks.folder=seen-two"]
+    with (tmp_path / "logs/two/config.yaml").open("a") as config:
+        config.write("# no longer as this account has signed it\n")
     refused = cait(*further)
     assert refused.returncode == 2
     assert "logs/two/config.yaml names recorder.Recorder" in refused.stderr
