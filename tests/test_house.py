@@ -1,6 +1,7 @@
 """Imports run one way, from the command line down to the model, and the light parts stay light."""
 
 import ast
+import re
 from pathlib import Path
 
 from conftest import REPO, python
@@ -82,3 +83,12 @@ def test_the_light_verbs_do_not_wait_for_lightning(digits_root: Path) -> None:
     assert done.returncode == 0, done.stderr
     for words in ("usage: cait VERB", "usage: cait resume", "usage: cait eval", "xxs24", "1,437"):
         assert words in done.stdout
+
+
+def test_only_the_model_reads_the_fields_of_a_network() -> None:
+    """Any network takes CaiT's place, and most have no `config`."""
+    reading = re.compile(r"(?:model|network|net|teacher|student)\.config\b")
+    outside = [path for path in SOURCE.rglob("*.py") if path.parent.name != "model"]
+    assert len(outside) > 40
+    found = [f"{path}:{line}" for path in outside for line in path.read_text().splitlines() if reading.search(line)]
+    assert [line for line in found if "cait.model.config" not in line] == []

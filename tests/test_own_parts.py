@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import LIMIT, SMALL, checkpoint, environment, rows
+from test_module import module, trainer
 
 from cait import run as layout
 from cait.callbacks.ema import EMA
 from cait.cli import main
+from cait.datamodule import ImageNetDataModule
+from cait.errors import UserError
 
 MY_TRAIN = """
 import torch
@@ -215,3 +218,23 @@ def test_a_subclass_of_the_average_keeps_its_part_of_the_checkpoint() -> None:
         pass
 
     assert Mine().state_key == EMA().state_key == "EMA"
+
+
+class MyData(ImageNetDataModule):
+    pass
+
+
+@pytest.mark.parametrize(("before", "after"), [(MyData, ImageNetDataModule), (ImageNetDataModule, MyData)])
+def test_a_subclass_of_the_data_module_takes_up_the_others_part(
+    before: type[ImageNetDataModule], after: type[ImageNetDataModule], tmp_path: Path, digits_root: Path
+) -> None:
+    """Lightning looks for the class's own name, and would pass over another's part in silence."""
+    common: dict = dict(root=str(digits_root), img_size=8, batch_size=64, num_workers=0)
+    short: dict = dict(limit_train_batches=2, limit_val_batches=0)
+    first = trainer(max_epochs=1, **short)
+    first.fit(module(num_classes=10), datamodule=before(seed=1, **common))
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    resumed: dict = dict(ckpt_path=tmp_path / "x.ckpt", weights_only=True)
+    with pytest.raises(UserError, match="seed was 1, is 2"):
+        trainer(max_epochs=2, **short).fit(module(num_classes=10), datamodule=after(seed=2, **common), **resumed)
+    trainer(max_epochs=2, **short).fit(module(num_classes=10), datamodule=after(seed=1, **common), **resumed)
