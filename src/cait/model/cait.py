@@ -112,10 +112,9 @@ class SelfAttentionBlock(Block):
         return self.run(self, x, *(samples or draw_samples([self.drop_path] * 2, x)))
 
     def body(self, x: Tensor, sample_1: Sample, sample_2: Sample) -> Tensor:
-        y = self.attn(normed(self.norm1, sampled(x, sample_1)), sampled_scale(self.gamma_1, sample_1))
-        x = self.add(x, y, sample_1)
-        y = self.mlp(normed(self.norm2, sampled(x, sample_2)), sampled_scale(self.gamma_2, sample_2))
-        return self.add(x, y, sample_2)
+        gamma_1, gamma_2 = sampled_scale(self.gamma_1, sample_1), sampled_scale(self.gamma_2, sample_2)
+        x = self.add(x, self.attn(normed(self.norm1, sampled(x, sample_1)), gamma_1), sample_1)
+        return self.add(x, self.mlp(normed(self.norm2, sampled(x, sample_2)), gamma_2), sample_2)
 
 
 class ClassAttentionBlock(Block):
