@@ -35,7 +35,8 @@ from triton.compiler import ASTSource
 from cait.model import fused, kernels
 from cait.model.attention import merge_heads
 from cait.model.fused import Tile, Tiling
-from cait.model.talking_heads import heads_first, padded, scaled_product, talking_heads_attention
+from cait.model.recompute import heads_first, padded, scaled_product
+from cait.model.talking_heads import talking_heads_attention
 
 SHAPES = ["8x196", "4x196", "8x576", "4x576"]
 """Heads × tokens of S-24 and XXS-24, at 224 and at 384."""

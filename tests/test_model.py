@@ -9,11 +9,12 @@ from timm.layers import DropPath as TimmDropPath
 
 import cait
 from cait.errors import UserError
-from cait.model import talking_heads
+from cait.model import recompute
 from cait.model.config import VARIANTS
 from cait.model.linear import scaled_linear
+from cait.model.recompute import TalkingHeads, padded
 from cait.model.residual import DropPath, draw_samples
-from cait.model.talking_heads import TalkingHeads, padded, talking_heads_attention
+from cait.model.talking_heads import talking_heads_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -210,7 +211,7 @@ def test_padded_maps_give_the_same(N: int, dtype: torch.dtype, monkeypatch: pyte
     """As they are in a GPU's memory."""
     case = attention_case(4, N, dtype)
     expected = attention_results(case, "recompute")
-    monkeypatch.setattr(talking_heads, "_columns", lambda qkv: padded(qkv.shape[1]))
+    monkeypatch.setattr(recompute, "_columns", lambda qkv: padded(qkv.shape[1]))
     for ours, plain in zip(attention_results(case, "recompute"), expected, strict=True):
         tolerance = 1e-12 if dtype == torch.float64 else 1e-2
         assert (ours - plain).double().norm() <= tolerance * plain.double().norm() + 1e-12

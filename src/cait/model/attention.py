@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from cait.model.config import CaiTConfig
 from cait.model.linear import scaled_linear
+from cait.model.recompute import mix_heads
 from cait.model.residual import scalar_bias
-from cait.model.talking_heads import mix_heads, talking_heads_attention
+from cait.model.talking_heads import talking_heads_attention
 
 COSINE_EPS = 1e-6
 
