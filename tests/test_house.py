@@ -2,6 +2,7 @@
 
 import ast
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from conftest import REPO, python
@@ -92,3 +93,18 @@ def test_only_the_model_reads_the_fields_of_a_network() -> None:
     assert len(outside) > 40
     found = [f"{path}:{line}" for path in outside for line in path.read_text().splitlines() if reading.search(line)]
     assert [line for line in found if "cait.model.config" not in line] == []
+
+
+def test_no_two_files_import_each_other() -> None:
+    """Not even within functions, nor by way of others."""
+    graph = {}
+    for path in SOURCE.rglob("*.py"):
+        name = ".".join(("cait", *path.relative_to(SOURCE).with_suffix("").parts))
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cait"):
+                found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        graph[name] = found - {"cait"}
+    assert "cait.model.cait" in graph["cait.model.network"]
+    order = list(TopologicalSorter({name: found & graph.keys() for name, found in graph.items()}).static_order())
+    assert order.index("cait.errors") < order.index("cait.cli")
