@@ -22,7 +22,7 @@ help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
 .PHONY: train
-train: $(READY) ## Train: by default CaiT on the embedded digits, about 2 minutes on 2 cores
+train: $(READY) ## Train: by default CaiT on the embedded digits, under 3 minutes on 2 cores
 	@$(BIN)/cait fit $(if $(PAPER),--paper '$(PAPER)',$(addprefix --config ,$(CONFIG))) $(if $(RUN),--run_name '$(RUN)') $(ARGS)
 
 .PHONY: resume
@@ -54,7 +54,7 @@ tensorboard: $(READY) ## Show the curves of all runs in a browser
 	@$(BIN)/tensorboard --logdir logs $(ARGS)
 
 .PHONY: test
-test: $(READY) ## Run the tests of every part, in about 6 minutes on 2 cores
+test: $(READY) ## Run the tests of every part, in about 7 minutes on 2 cores
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 .PHONY: test-all

@@ -146,6 +146,10 @@ def test_it_is_student_and_teacher_and_starts_from_its_own_weights(own: Path, ca
     taught = cait("fit", *common, "--run_name=taught", "--model.distillation=hard", f"--model.teacher={weights}")
     assert taught.returncode == 0, taught.stderr
     assert not any("teacher" in key for key in checkpoint(own / "logs/taught")["state_dict"])
+    # A run of this account's own names its network by itself, for another student too.
+    small = ["--model.name=xxs24", "--model.fields={embed_dim: 32, depth: 1, num_heads: 2, patch_size: 4}"]
+    other = cait("fit", *common, *small, "--run_name=other", "--model.distillation=hard", f"--model.teacher={weights}")
+    assert other.returncode == 0, other.stderr
 
     # On three of the ten classes, in another order: the head's rows follow their classes by name.
     for split in ("train", "val"):

@@ -10,8 +10,10 @@ import timm
 import torch
 from test_module import loader, module, trainer
 from torch import Tensor, nn
+from torchmetrics.classification import MulticlassF1Score
 
 import cait
+from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.model import network
 from cait.model.weights import load_weights
@@ -177,3 +179,68 @@ def test_weights_are_fitted_by_name_of_class_and_by_timm(tmp_path: Path) -> None
     torch.testing.assert_close(ours.blocks[0].attn.qkv.weight, theirs.blocks[0].attn.qkv.weight)
     with pytest.raises(UserError, match="is of another network"):
         load_weights(network.build("timm/test_vit2", 32, 7), tmp_path / "w.pth")
+
+
+class Failing(nn.Module):
+    """Ways in which a network is not one, by what `fields` ask for."""
+
+    def __init__(self, img_size: int, num_classes: int, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.head = nn.Linear(3, 9 if kind == "classes" else num_classes)
+        self.requires_grad_(kind != "frozen")
+
+    def forward(self, images: Tensor) -> object:
+        logits = self.head(images.mean(dim=(2, 3)))
+        if self.kind == "raises":
+            raise ValueError("no\nsuch luck")
+        return {"tuple": (logits, logits), "map": logits[..., None, None]}.get(self.kind, logits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("classes", r"must give logits \[B, 7\], for two images it gives \[2, 9\]"),
+        ("tuple", r"must give logits \[B, 7\], for two images it gives tuple"),
+        ("map", r"for two images it gives \[2, 7, 1, 1\]"),
+        ("raises", r"fails on images of \[3, 8, 8\]: ValueError: no such luck \(.*test_network.py:\d+\)"),
+        ("frozen", "has no parameter to train"),
+    ],
+)
+def test_a_network_is_tried_before_anything_is_trained(kind: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        module(name=f"{__name__}:Failing", fields=dict(kind=kind))
+    assert "\n" not in str(error.value)
+    assert module(name=f"{__name__}:Failing", fields=dict(kind="well")).model.training
+
+
+def test_a_loss_and_a_metric_give_one_number() -> None:
+    net = module(name=HERE, fields=None, loss=f"{__name__}:ones")
+    with pytest.raises(UserError, match=r"the loss must be one number, got a tensor of .4.: take the mean"):
+        trainer(max_epochs=1).fit(net, loader())
+    net = module(name=HERE, fields=None, metrics={"f1": f"{__name__}:f1_of_each_class"})
+    with pytest.raises(UserError, match="the metric f1 must compute one number, as with average='macro'"):
+        trainer(max_epochs=1).fit(net, loader(), loader(4))
+
+
+def ones():
+    return nn.CrossEntropyLoss(reduction="none")
+
+
+def f1_of_each_class(num_classes: int) -> MulticlassF1Score:
+    return MulticlassF1Score(num_classes, average=None)
+
+
+def test_a_teacher_without_a_file_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    trainer(max_epochs=1).fit(module(distillation="soft", teacher=HERE), loader())
+    assert f"the teacher {HERE} has the weights that it is made with" in caplog.text
+
+
+def test_a_checkpoint_of_other_classes_is_told_by_their_number(tmp_path: Path, digits_root: Path) -> None:
+    common: dict = dict(img_size=8, batch_size=64, num_workers=0)
+    short: dict = dict(max_epochs=1, limit_train_batches=1, limit_val_batches=0)
+    fit = trainer(**short)
+    fit.fit(module(num_classes=10), datamodule=ImageNetDataModule(root=str(digits_root), **common))
+    fit.save_checkpoint(tmp_path / "x.ckpt")
+    with pytest.raises(UserError, match="the checkpoint knows 10 classes, the data has 7; to train on these"):
+        trainer().fit(module(), loader(), ckpt_path=tmp_path / "x.ckpt", weights_only=True)

@@ -79,6 +79,8 @@ def test_a_step_is_that_of_timms_optimizer(name: str, arguments: dict, layer_dec
         ("adamm", {}, "unknown optimizer 'adamm'; did you mean adam"),
         ("sgd", dict(momentun=0.9), "optimizer sgd: .*momentun"),
         ("adamw", dict(amsgrat=True), "optimizer adamw: .*amsgrat"),
+        ("lion", dict(momentum=0.9), "optimizer lion takes no momentum"),
+        ("torch.optim:Rprob", {}, "has no 'Rprob'; did you mean Rprop"),
         ("json:dumps", {}, "optimizer json:dumps: "),
         ("builtins:dict", {}, "optimizer builtins:dict|must return a torch.optim.Optimizer"),
     ],

@@ -696,6 +696,7 @@ def test_what_a_checkpoint_is_compared_by_keeps_its_names(mixed_root: Path) -> N
     data.setup("fit")
     # A renamed one would no longer be found in checkpoints of earlier runs, and so never compared.
     assert list(data.state_dict()["depends_on"]) == [
+        "class of the data module",
         "seed",
         "repeats",
         "decode_once",

@@ -108,7 +108,7 @@ def test_killed_amid_an_epoch_and_with_the_newest_checkpoint_torn(cait: Cait, tm
     last.write_bytes(last.read_bytes()[:-1000])
     resumed = cait("resume", "cut")
     assert resumed.returncode == 0, resumed.stderr
-    assert "last.ckpt is damaged" in resumed.stdout
+    assert "last.ckpt is damaged; going on from logs/cut/checkpoints/previous.ckpt\n" in resumed.stdout
     assert_same(run, whole)
 
 

@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
-from cait import launch
+from cait import launch, run
 from cait.errors import UserError
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def main(
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # `my_file:thing` is found beside logs/
     argv = sys.argv[1:] if argv is None else argv
+    run.script = sys.argv[0] if module or data else None
     try:
         _run(argv, module, data)
         sys.stdout.flush()

@@ -304,6 +304,7 @@ class ImageNetDataModule(LightningDataModule):
         """
         trainer = self.trainer
         depends = {
+            "class of the data module": type(self).__qualname__,
             "seed": self.seed,
             "repeats": self.repeats,
             "decode_once": self.decode_once,

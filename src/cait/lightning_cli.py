@@ -38,6 +38,7 @@ from cait.callbacks.unreadable import UnreadableReport
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.module import CaiTModule
+from cait.objects import is_path
 
 # Lightning says these at every start. The user cannot change them, or has asked for them.
 NOISE = (
@@ -253,7 +254,7 @@ class CaiTCLI(LightningCLI):
         if _rank() == 0:
             self.claim = Claim(run_dir)
             if config.ckpt_path is None and any(run_dir.glob(f"{run.CHECKPOINTS}/*.ckpt")):
-                resume = f"make resume RUN={run.run_argument(run_dir)}"
+                resume = run.command("resume", run_dir)
                 raise UserError(f"{run_dir} holds a run: go on with `{resume}` or give another --run_name")
         holder = launch.agree(self.claim.owner if self.claim else "")[0]
         lost = holder and not shared(run_dir, holder)
@@ -420,4 +421,6 @@ def _parse_error(text: str) -> str:
     setting, reason, value = union.groups()
     if problem := re.match(r"Problem with given class_path '(.+?)': (.*)", reason):
         return f"--{setting}: cannot use {problem[1]}: {problem[2]}"
+    if setting.startswith("trainer.") and is_path(value):
+        reason = f"write a class with a dot, {value.replace(':', '.')}"
     return f"--{setting} cannot be {value!r}" + ("" if reason.startswith("Expected a") else f": {reason}")

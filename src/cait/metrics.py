@@ -53,7 +53,9 @@ class EvalMetrics(nn.Module):
         values |= {f"{prefix}/{name}": 100 * value for name, value in self.accuracy.compute().items()}
         metric: Any
         for name, metric in self.own.items():
-            values[f"{prefix}/{name}"] = metric.compute()
+            value = values[f"{prefix}/{name}"] = metric.compute()
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                raise UserError(f"the metric {name} must compute one number, as with average='macro', not {value}")
         for metric in (self.loss, self.accuracy, *self.own.values()):
             metric.reset()
         return values

@@ -21,6 +21,7 @@ from cait.errors import UserError
 from cait.losses import Distillation, build_loss, distillation_loss
 from cait.metrics import EvalMetrics
 from cait.model import network
+from cait.model.config import VARIANTS
 from cait.model.weights import load_pretrained, load_weights
 from cait.optim import build_optimizer, warmup_cosine
 from cait.teacher import Teacher, load_teacher
@@ -159,6 +160,8 @@ class CaiTModule(LightningModule):
         )
         self.optimizer_settings["arguments"] = dict(optimizer_args or {})
         build_optimizer(self.model, lr=lr, **self.optimizer_settings)  # so that it fails now if it must
+        if name not in VARIANTS:
+            network.check(self.model, name, network.input_shape(self.hparams), num_classes)
         self.loss = build_loss(loss, label_smoothing)
         self.distillation = distillation
         self.distillation_alpha, self.distillation_tau = distillation_alpha, distillation_tau
@@ -219,6 +222,8 @@ class CaiTModule(LightningModule):
         heads = network.forward_heads(self.model, inputs) if self.has_distillation_head else (self.model(inputs),)
         logits = _precise(heads[0])
         loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets)
+        if loss.ndim:
+            raise UserError(f"the loss must be one number, got a tensor of {list(loss.shape)}: take the mean")
         if self.teacher is not None:
             judged = distillation_loss(heads[-1], self.teacher(images), self.distillation, self.distillation_tau)
             loss = (1 - self.distillation_alpha) * loss + self.distillation_alpha * judged
@@ -335,6 +340,12 @@ class CaiTModule(LightningModule):
         self._at_start = False
         if self._trainer is not None and self._trainer.datamodule is not None:  # type: ignore[attr-defined]
             run.rename_data_state(checkpoint, type(self._trainer.datamodule).__qualname__)  # type: ignore[attr-defined]
+        known = run.class_names(checkpoint)
+        if known is not None and len(known) != self.num_classes:
+            raise UserError(
+                f"the checkpoint knows {len(known)} classes, the data has {self.num_classes}; "
+                "to train on these from its weights start a new run with --model.weights"
+            )
         ours, theirs = self.state_dict(), checkpoint["state_dict"]
         for key in [*ours, *theirs]:
             shapes = [tuple(state[key].shape) if key in state else None for state in (ours, theirs)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 from collections.abc import Iterator, Sequence
@@ -13,9 +14,17 @@ from cait.errors import UserError
 _limits: list[tuple[Sequence[str], str]] = []
 
 
+PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
+
+
 def is_path(name: str) -> bool:
     """Whether `name` is written as `package.module:name`."""
-    return re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", name) is not None
+    return PATH.fullmatch(name) is not None
+
+
+def paths_in(text: str) -> list[str]:
+    """What a text names as `package.module:name`."""
+    return PATH.findall(text)
 
 
 def locate(path: str) -> Any:
@@ -36,7 +45,9 @@ def locate(path: str) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError as error:
-            raise UserError(f"cannot import {path}: {module} has no {name!r}") from error
+            near = difflib.get_close_matches(part, dir(found), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UserError(f"cannot import {path}: {module} has no {name!r}{hint}") from error
     return found
 
 

@@ -56,6 +56,7 @@ def build_optimizer(
             raise UserError(f"unknown optimizer {name!r}; {hint}")
     try:
         if name != "adamw" and not objects.is_path(name):
+            _refuse_what_timm_drops(name, given)
             given |= dict(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay)
             return timm.optim.create_optimizer_v2(network, opt=name, **given)
         groups = param_groups(network, weight_decay, layer_decay)
@@ -70,6 +71,16 @@ def build_optimizer(
     if not isinstance(optimizer, Optimizer):
         raise UserError(f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}")
     return optimizer
+
+
+def _refuse_what_timm_drops(name: str, given: Mapping[str, Any]) -> None:
+    """Raise UserError for an argument that timm's factory would leave out in silence."""
+    import timm.optim
+
+    info = timm.optim.get_optimizer_info(name.rpartition("_")[2])
+    for argument, taken in (("momentum", info.has_momentum), ("eps", info.has_eps), ("betas", info.has_betas)):
+        if argument in given and not taken:
+            raise UserError(f"optimizer {name} takes no {argument}")
 
 
 def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:

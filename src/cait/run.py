@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,20 @@ def find(name: str) -> Path:
         if folder.is_dir():
             return folder
     runs = sorted(path.parent.name for path in LOGS.glob(f"*/{CONFIG}"))
+    if near := difflib.get_close_matches(name, runs, n=1):
+        raise UserError(f"there is no run {LOGS / name}; did you mean {near[0]}?")
     raise UserError(f"there is no run {LOGS / name}; {'runs: ' + ', '.join(runs) if runs else 'there are none yet'}")
+
+
+script: str | None = None
+"""The user's own file that calls `cait.cli.main` with classes of its own; None under `cait`."""
+
+
+def command(verb: str, folder: Path, options: str = "") -> str:
+    """What to type for a verb of a run, as "make resume RUN=mine"."""
+    if script:
+        return f"python {script} {verb} {run_argument(folder)} {options}".rstrip()
+    return f"make {verb} RUN={run_argument(folder)}" + (f' ARGS="{options}"' if options else "")
 
 
 def run_argument(folder: Path) -> str:

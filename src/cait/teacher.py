@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.utilities import rank_zero_info
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
-from cait import objects, run
+from cait import objects, run, signature
 from cait.errors import UserError
 from cait.model import network
 from cait.model.config import VARIANTS
@@ -83,7 +85,9 @@ def load_teacher(settings: Mapping[str, Any]) -> Teacher:
         teacher = network.build(name, img_size or settings["img_size"], classes, **fields)
         if path is not None:
             load_weights(teacher, path)
-        elif name in VARIANTS:
+        elif name not in VARIANTS:
+            rank_zero_info(f"the teacher {name} has the weights that it is made with: there is no --model.teacher_path")
+        else:
             load_pretrained(teacher, name)
             mean, std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
     else:
@@ -107,10 +111,11 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
         name = theirs["name"]
     except (UserError, KeyError) as error:
         raise UserError(f"the teacher {path} is not a whole checkpoint of a run") from error
-    if objects.is_path(name) and name != student:  # the file may be a stranger's
+    if objects.is_path(name) and name not in (student, *_named_by_own_run(path)):  # the file may be a stranger's
+        fields = f" --model.teacher_fields '{json.dumps(theirs['fields'])}'" if theirs.get("fields") else ""
         raise UserError(
             f"the network of the teacher {path} is {name}, code that may do anything: if you trust it, "
-            f"name it yourself with --model.teacher {name} --model.teacher_path {path}"
+            f"name it yourself with --model.teacher {name} --model.teacher_path {path}{fields}"
         )
     try:
         teacher = network.rebuild(theirs)
@@ -118,6 +123,11 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
     except (UserError, RuntimeError) as error:
         raise UserError(f"the teacher {path} is not a whole checkpoint of a run: {error}") from error
     return teacher, theirs
+
+
+def _named_by_own_run(path: str) -> list[str]:
+    """The parts that a run of this account's own names, given one of its checkpoints."""
+    return objects.paths_in(signature.own_text(Path(path).absolute().parent.parent / run.CONFIG))
 
 
 def _of_timm(name: str, path: str | None, num_classes: int, fields: dict[str, Any]) -> Any:

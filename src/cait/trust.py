@@ -25,6 +25,9 @@ PUBLIC = ("torch.nn", "torch.optim", "torchmetrics.classification")
 """A run may name the public classes of these as `package.module:name`; no function is among them."""
 
 
+REMEDY = "this account did not start the run, or config.yaml has changed since; if you trust it add --trust-config"
+
+
 @contextlib.contextmanager
 def only_importing(paths: Sequence[str], source: str, remedy: str) -> Iterator[None]:
     """While values are parsed, refuse every class path outside of `paths`, before it is imported.
@@ -50,8 +53,8 @@ def only_importing(paths: Sequence[str], source: str, remedy: str) -> Iterator[N
 
 def only_objects(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
     """Refuse your own parts, `package.module:name`, that neither these arguments name nor `PUBLIC` holds."""
-    given = re.findall(r"[^\W\d][\w.]*:[^\W\d][\w.]*", " ".join(arguments))
-    return objects.only([*given, *_public()], "if you trust it add --trust-config")
+    given = objects.paths_in(" ".join(arguments))
+    return objects.only([*given, *_public()], REMEDY)
 
 
 def _public() -> list[str]:

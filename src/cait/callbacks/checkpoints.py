@@ -89,8 +89,9 @@ def newest_whole(folder: Path) -> Path | None:
     found = [folder / name for name in (LAST, PREVIOUS) if (folder / name).is_file()]
     for path in found:
         if is_whole(path):
+            if path != found[0]:
+                print(f"{found[0]} is damaged; going on from {path}", flush=True)
             return path
-        print(f"{path} is damaged", end="; " if path != found[-1] else "\n", flush=True)
     if found:
         raise UserError(f"no checkpoint in {folder} is whole")
     return None

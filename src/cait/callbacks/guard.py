@@ -58,6 +58,11 @@ class NonFiniteGuard(Callback):
         if looked_at and self.in_a_row >= self.limit:
             self._give_up(trainer, batch)
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        skipped = int(self.in_a_row)
+        if skipped and trainer.is_global_zero:
+            print(f"The last {skipped} steps were left out: their gradients were not finite", flush=True)
+
     def _give_up(self, trainer: Trainer, batch: tuple[Tensor, Tensor]) -> None:
         path = self.folder / NONFINITE
         if trainer.is_global_zero:

@@ -127,7 +127,7 @@ class RunSummary(Callback):
         if isinstance(exception, KeyboardInterrupt | SystemExit) and trainer.is_global_zero:
             how = "stopped, saved" if isinstance(exception, SystemExit) else "interrupted"
             if (self.run_dir / run.CHECKPOINTS / run.LAST).exists():
-                resume = f"make resume RUN={run.run_argument(self.run_dir)}"
+                resume = run.command("resume", self.run_dir)
                 print(f"{how} at step {trainer.global_step:,}; to go on: {resume}", flush=True)
             else:
                 print("interrupted before the first checkpoint", flush=True)
@@ -151,9 +151,9 @@ class RunSummary(Callback):
         if (self.run_dir / run.METRICS).exists():
             table.add_row("metrics", f"{self.run_dir / run.METRICS}, and TensorBoard events beside it")
         table.add_row("", "")
-        table.add_row("evaluate", f"make eval RUN={name}")
+        table.add_row("evaluate", run.command("eval", self.run_dir))
         length, end = ("max_steps", trainer.max_steps) if trainer.max_steps > 0 else ("max_epochs", trainer.max_epochs)
-        table.add_row("train longer", f'make resume RUN={name} ARGS="--trainer.{length} {2 * (end or 0)}"')
+        table.add_row("train longer", run.command("resume", self.run_dir, f"--trainer.{length} {2 * (end or 0)}"))
         elsewhere = f' ARGS="--logdir {self.run_dir.parent}"' if name != self.run_dir.name else ""
         table.add_row("see the curves", f"make tensorboard{elsewhere}")
         Console().print(Panel(table, title=f"run {self.run_dir.name}", title_align="left", expand=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import traceback
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -163,12 +164,17 @@ class OwnOperation:
 
     def __call__(self, image: Image.Image) -> Image.Image:
         """Apply it to an RGB image. Raises UserError if it returns anything but an image of the same size."""
-        changed = self.function(image)
+        try:
+            changed = self.function(image)
+        except Exception as error:
+            *_, last = traceback.extract_tb(error.__traceback__)
+            where = f"{last.filename}:{last.lineno}"
+            raise UserError(f"augment_ops: {self.path} failed: {type(error).__name__}: {error} ({where})") from error
         if not isinstance(changed, Image.Image) or changed.size != image.size:
             size = f" of {changed.size}" if isinstance(changed, Image.Image) else ""
             raise UserError(
                 f"augment_ops: {self.path} must return a PIL image of {image.size}, "
-                f"it returned a {type(changed).__name__}{size}"
+                f"it returned {type(changed).__name__}{size}"
             )
         return changed if changed.mode == "RGB" else changed.convert("RGB")
 

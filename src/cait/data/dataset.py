@@ -73,7 +73,7 @@ class MapSamples:
             raise UserError(f"{self.name(index)} is not a pair of an image and a class index") from error
         if not (isinstance(image, str | Path | Image.Image) or hasattr(image, "read")):
             raise UserError(
-                f"{self.name(index)} has a {type(image).__name__} for an image; it must be a PIL image, "
+                f"the image of {self.name(index)} is of type {type(image).__name__}; it must be a PIL image, "
                 "a path or an open file"
             )
         if not NO_LABEL <= label < len(self.class_names):

@@ -124,6 +124,8 @@ def scan_flat(root: Path) -> Files:
     Raises:
         UserError: there is no such folder, or no image in it.
     """
+    if root.is_file():
+        raise UserError(f"{root} is a file; name the folder that it is in")
     if not root.is_dir():
         raise UserError(f"the folder {root} does not exist")
     paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS and path.is_file())

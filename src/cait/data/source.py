@@ -160,11 +160,11 @@ def _open_own(path: str, split: str) -> MapSamples:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"cannot open {path} with split={split!r}: {reason}") from error
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        raise UserError(f"{path} returns a {type(dataset).__name__}, which cannot be read by index: no __getitem__")
+        raise UserError(f"{path} returns {type(dataset).__name__}, which cannot be read by index: no __getitem__")
     try:
         count = len(dataset)
     except (TypeError, NotImplementedError) as error:
-        raise UserError(f"{path} returns a {type(dataset).__name__} without a length: no __len__") from error
+        raise UserError(f"{path} returns {type(dataset).__name__} without a length: no __len__") from error
     if count == 0:
         raise UserError(f"{path} with split={split!r} is empty")
     classes = getattr(dataset, "classes", None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -114,6 +115,31 @@ def _build_timm(name: str, img_size: int, num_classes: int, drop_path_rate: floa
                 raise UserError(f"{name}: {line}{_hint(fields)}") from error
             arguments.pop(refused[0])
             optional.remove(refused[0])
+
+
+def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int) -> None:
+    """Try the network on two images, as in evaluation; no random number is drawn.
+
+    Raises:
+        UserError: it fails, it gives anything but logits [2, num_classes], or nothing in it is trainable.
+    """
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        raise UserError(f"{name} has no parameter to train")
+    was_training = network.training
+    try:
+        with torch.no_grad():
+            logits = network.eval()(torch.zeros(2, *shape))
+    except Exception as error:
+        *_, last = traceback.extract_tb(error.__traceback__)
+        kind, line = type(error).__name__, " ".join(str(error).split())
+        raise UserError(
+            f"{name} fails on images of {list(shape)}: {kind}: {line} ({last.filename}:{last.lineno})"
+        ) from error
+    finally:
+        network.train(was_training)
+    got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if got != [2, num_classes]:
+        raise UserError(f"{name} must give logits [B, {num_classes}], for two images it gives {got}")
 
 
 def rebuild(hyper_parameters: Mapping[str, Any]) -> nn.Module:

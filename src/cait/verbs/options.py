@@ -39,5 +39,5 @@ def split_run(verb: str, arguments: list[str]) -> tuple[Path, list[str]]:
         UserError: no run is named, or there is none of this name.
     """
     if not arguments or arguments[0].startswith("-"):
-        raise UserError(f"which run? `cait {verb} NAME`; runs are the folders in {run.LOGS}/")
+        raise UserError(f"which run? `make {verb} RUN=NAME` or `cait {verb} NAME`; runs are the folders in {run.LOGS}/")
     return run.find(arguments[0]), arguments[1:]
