@@ -201,8 +201,8 @@ def test_operations_of_ones_own_draw_the_same_in_every_process(images: Path, own
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("smaller", r"own_operations:smaller must return a PIL image of \(48, 48\), it returned a Image of \(8, 8\)"),
-        ("array", r"own_operations:array must return a PIL image of \(48, 48\), it returned a ndarray"),
+        ("smaller", r"own_operations:smaller must return a PIL image of \(48, 48\), it returned Image of \(8, 8\)"),
+        ("array", r"own_operations:array must return a PIL image of \(48, 48\), it returned ndarray"),
         ("nothing", "cannot import own_operations:nothing: own_operations has no 'nothing'"),
         ("number", "own_operations:number is not a function"),
     ],

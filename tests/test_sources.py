@@ -618,9 +618,9 @@ def test_a_data_set_of_ones_own_is_read_by_its_path(own: str, name: str, backend
         ("number", "cannot open own_data:number with split='train': TypeError: 'int' object is not callable"),
         ("refusing", "cannot open own_data:refusing with split='train': ValueError: no luck"),
         ("takes_nothing", "split='train': TypeError: takes_nothing.* unexpected keyword argument 'split'"),
-        ("generator", "returns a generator, which cannot be read by index"),
-        ("Stream", "returns a Stream, which cannot be read by index"),
-        ("NoLength", "returns a NoLength without a length"),
+        ("generator", "returns generator, which cannot be read by index"),
+        ("Stream", "returns Stream, which cannot be read by index"),
+        ("NoLength", "returns NoLength without a length"),
         ("Empty", "own_data:Empty with split='train' is empty"),
         *((name, rf"own_data:{name} needs `classes`") for name in ("NoClasses", "Word", "Numbers", "OneClass")),
         ("Differ", "own_data:Differ: train and val do not have the same classes"),
@@ -637,7 +637,7 @@ def test_a_data_set_of_another_shape_is_told_in_one_line(own: str, name: str, wo
     [
         (
             "Tensors",
-            r"own_data:Tensors/train/\d+ has a Tensor for an image; it must be a PIL image, a path or an open",
+            r"the image of own_data:Tensors/train/\d+ is of type Tensor; it must be a PIL image, a path or an open",
             0,
         ),
         ("High", r"own_data:High/train/\d+ has the label [34], there are 3 classes", 0),

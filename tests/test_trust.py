@@ -223,7 +223,7 @@ OWN: dict[str, dict[str, Any]] = {
     "of torch": {"model": {"name": "torch.hub:load"}},
     "through a metric": {"model": {"metrics": {"f1": "torchmetrics:os.system"}}},
 }
-REMEDY = "code that may do anything: if you trust it add --trust-config"
+REMEDY = f"code that may do anything: {trust.REMEDY}"
 
 
 @pytest.mark.parametrize("own", OWN.values(), ids=OWN.keys())
