@@ -11,11 +11,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `cait` has it, before torch is loaded
+# Runs are signed with a key of the tests' own; the user's home may be read-only, and is not theirs to write to.
+os.environ["XDG_CONFIG_HOME"] = (HOME := tempfile.TemporaryDirectory(prefix="cait-tests-")).name
 
 import numpy as np
 import pytest
