@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import DEVICES, LIMIT, REPO, SMALL, start
+from conftest import LIMIT, REPO, SMALL, start
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.metrics import confusion_matrix
@@ -31,6 +31,7 @@ from cait.verbs.scores import write
 NAMES = [f"n{index:02d}" for index in range(12)]
 BROKEN = "ILSVRC2012_val_00000005.JPEG"
 """The validation picture that cannot be read."""
+HERE = ["--trainer.accelerator=cpu", "--trainer.devices=1"]  # the tests' own process could not start others
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             path.write_bytes(b"no picture")
             real[-1] = []  # timm's evaluator knows of none
     (place / "real.json").write_text(json.dumps(real))
-    run = [*SMALL, "--data.root=data", "--data.num_workers=0", "--trainer.max_epochs=2", "--run_name=mine"]
+    run = [*SMALL, *HERE, "--data.root=data", "--data.num_workers=0", "--trainer.max_epochs=2", "--run_name=mine"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setattr(sys, "argv", ["cait"])
@@ -280,7 +281,7 @@ def test_a_run_of_a_row_is_scored_beside_what_was_published(
     monkeypatch.setattr(sys, "argv", ["cait"])
     row = "models/s36-384-distilled"
     small = [
-        *DEVICES,
+        *HERE,
         f"--data.root={digits_root}",
         "--data.img_size=16",
         "--data.batch_size=64",
@@ -323,7 +324,7 @@ def test_timms_weights_are_scored_beside_timms_figures(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cait"])
     monkeypatch.setattr("cait.module.load_pretrained", lambda model, name: [])  # nothing is fetched
-    recipe = ["--config", str(REPO / "configs/imagenet/xxs24_224.yaml"), *DEVICES, f"--data.root={mixed_root}"]
+    recipe = ["--config", str(REPO / "configs/imagenet/xxs24_224.yaml"), *HERE, f"--data.root={mixed_root}"]
     main(["validate", *recipe, "--data.num_workers=0", "--trainer.precision=32-true", "--model.pretrained=true"])
     found = json.loads(Path("evaluation.json").read_text())
     assert (found["weights"], found["paper_row"]) == ("timm's xxs24", "models/xxs24-224-distilled")
