@@ -152,7 +152,7 @@ def race(sides: dict[str, Turn], rounds: int, turns: int = 1) -> list[Row]:
 def one_by_one(
     call: Callable[[Any], Any], items: Callable[[int], list[Any]], images: int = 1, seed: bool = False
 ) -> Turn:
-    """A turn of single calls, each of which gives `images`; with `seed` timm's draws are for a key what ours are."""
+    """Call once for each key; each call gives `images`. With `seed`, timm draws the same numbers for a key as we do."""
 
     def run(turn: int, most: int | None = None) -> float:
         seconds, chosen = 0.0, items(turn)[:most]

@@ -150,7 +150,7 @@ def test_storage_options_reach_the_checkpoint_io_and_validation_is_known_ahead(t
 
 def test_lightnings_own_answers_to_signals_can_be_replaced() -> None:
     fit = trainer()
-    # Called before each batch under DDP; replaced on the instance, for it waits for the device.
+    # Called before each batch under DDP; replaced on the instance, because it waits for the device.
     assert "self._broadcast_sigterm_tensor()" in inspect.getsource(type(fit.fit_loop.epoch_loop).advance)
     # Registered before on_train_start, and put back to what was found at the end.
     source = inspect.getsource(_SignalConnector.register_signal_handlers)

@@ -32,7 +32,7 @@ DEVICE = "cuda" if CUDA else "cpu"
 runs = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="run under Triton's interpreter, in another process")
 on_gpu = pytest.mark.skipif(not CUDA, reason="no GPU here")
 
-# Few shapes, for the interpreter takes seconds for each. It has no products of bfloat16.
+# Few shapes, because the interpreter takes seconds for each. It has no products of bfloat16.
 FEW = [
     (4, 1, torch.float32),
     (3, 33, torch.float32),
@@ -95,8 +95,8 @@ def no_less_exact(given: list[Tensor]) -> str:
         bias_l = tensors.pop(3)  # it cancels in the softmax: what the reference has there is rounding
         if tensors is fused:
             assert not bias_l.any()
-    # The maps are rounded at most where the reference rounds them, so it loses no more than the reference does, but
-    # for luck, of which gradients of a few numbers have more; float32 loses what three products of truncated tf32 lose.
+    # The maps are rounded at most where the reference rounds them, so fused loses as much as the reference, give or
+    # take luck. Gradients of a few numbers vary more. float32 loses what three products of truncated tf32 lose.
     lost = list(zip(errors(fused, exact), errors(plain, exact), (1.2, 1.2, 2, 2, 2), strict=True))
     told = " | ".join(f"{error:.1e}, {of_plain:.1e}" for error, of_plain, _ in lost)
     assert all(error <= luck * of_plain + 1e-5 for error, of_plain, luck in lost), told

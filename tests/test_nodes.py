@@ -86,7 +86,7 @@ def test_saving_by_the_clock(minutes: float | None, saves: int, tmp_path: Path) 
 
     last = LastCheckpoint(tmp_path, every_n_minutes=minutes)
     trainer(max_epochs=1, callbacks=[last], plugins=[Counting()], enable_checkpointing=True).fit(module(), loader())
-    assert len(steps) == saves  # 6 steps, of which the last ends the epoch
+    assert len(steps) == saves  # 6 steps; the last ends the epoch
     assert steps[-1] == 6
 
 

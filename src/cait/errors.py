@@ -1,4 +1,10 @@
-"""The one exception for everything that a user can mend."""
+"""The one exception for everything that a user can mend, and the wording that its messages share."""
+
+from __future__ import annotations
+
+import difflib
+import traceback
+from collections.abc import Iterable
 
 
 class UserError(ValueError):
@@ -6,3 +12,20 @@ class UserError(ValueError):
 
     The command line prints the message without a traceback and exits with status 2.
     """
+
+
+def one_line(error: object) -> str:
+    """What an error says, on one line."""
+    return " ".join(str(error).split())
+
+
+def kind_and_place(error: Exception) -> str:
+    """What an error of somebody else's code says, and where: "ValueError: no such luck (my_net.py:12)"."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__}: {one_line(error)} ({last.filename}:{last.lineno})"
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", most: int = 1) -> str:
+    """The end of a message about an unknown word: "; did you mean x?", or `otherwise` if no word is near."""
+    near = difflib.get_close_matches(word, list(known), n=most)
+    return f"; did you mean {' or '.join(near)}?" if near else otherwise

@@ -30,13 +30,13 @@ from cait.callbacks.claim import Claim, shared
 from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA
 from cait.callbacks.guard import NonFiniteGuard
-from cait.callbacks.loggers import run_loggers, scratch
+from cait.callbacks.loggers import run_loggers
 from cait.callbacks.predictions import PredictionsFile
 from cait.callbacks.progress import EpochLines, ModelTable, RunProgressBar, RunSummary
 from cait.callbacks.seeding import StepSeed
 from cait.callbacks.unreadable import UnreadableReport
 from cait.datamodule import ImageNetDataModule
-from cait.errors import UserError
+from cait.errors import UserError, one_line
 from cait.module import CaiTModule
 from cait.objects import is_path
 
@@ -96,9 +96,8 @@ class SaveConfig(SaveConfigCallback):
         own = bool(before) or not path.exists()
         if own:
             signature.sign(path, before, text)  # a kill between this line and the last leaves either signed
-        beside = scratch(path)
-        beside.write_text(text)
-        beside.replace(path)
+        with run.whole(path) as beside:
+            beside.write_text(text)
         if own:
             signature.sign(path, text)
 
@@ -172,7 +171,7 @@ class CaiTCLI(LightningCLI):
         try:
             return kind(*args, **kwargs)
         except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = one_line(error) or type(error).__name__
             self._not_made = f"cannot make {kind.__module__}.{kind.__qualname__}: {reason}"
             raise
 
@@ -341,7 +340,7 @@ class CaiTCLI(LightningCLI):
             if self.subcommand == "fit":
                 self.datamodule.share_batch(trainer)  # before other processes are started
         except ValueError as error:  # Lightning's, of arguments that do not fit together
-            raise UserError(" ".join(str(error).split())) from error
+            raise UserError(one_line(error)) from error
         _check_strategy(type(trainer.strategy))
         batch_norm = any(isinstance(part, _BatchNorm) for part in self.model.modules())
         if (
@@ -376,7 +375,7 @@ def drive(
     try:
         kind(arguments, module or CaiTModule, data or ImageNetDataModule)
     except MisconfigurationException as error:
-        raise UserError(" ".join(str(error).split())) from error
+        raise UserError(one_line(error)) from error
     except OSError as error:
         # With a name it is about a file: no permission, a file for a folder. A full disk comes without one.
         if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -409,7 +408,7 @@ def _new_folder(root: Path, base: str) -> str:
 
 
 def _parse_error(text: str) -> str:
-    line = " ".join(text.split())
+    line = one_line(text)
     # If a value may be of several types, jsonargparse lists what each of them has against it. Show the first.
     union = re.match(
         r'Parser key "(.+?)": .*?Does not validate against any of the Union subtypes .*? '

@@ -354,9 +354,17 @@ class CaiTModule(LightningModule):
                     f"the checkpoint is of another network: {key} is {shapes[1] or 'missing'} in it, "
                     f"{shapes[0] or 'missing'} in the configured model"
                 )
-        states = checkpoint.get("optimizer_states", ())
+        if states := checkpoint.get("optimizer_states"):
+            self._take_settings_of_now(checkpoint, states)
+
+    def _take_settings_of_now(self, checkpoint: dict[str, Any], states: list[dict[str, Any]]) -> None:
+        """Put this run's settings into the states of a checkpoint's optimizers, in place.
+
+        Raises:
+            UserError: they are of another optimizer.
+        """
         name, before = self.optimizer_settings["name"], checkpoint.get("hyper_parameters", {}).get("optimizer", "adamw")
-        if states and name != before:
+        if name != before:
             raise UserError(
                 f"the checkpoint's optimizer is {before}, this one {name}; "
                 "start a new run from its weights with --model.weights"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from cait.errors import UserError
-
-_limits: list[tuple[Sequence[str], str]] = []
-
+from cait.errors import UserError, did_you_mean
 
 PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
+_limits: list[tuple[Sequence[str], str]] = []
 
 
 def is_path(name: str) -> bool:
@@ -35,7 +32,7 @@ def locate(path: str) -> Any:
     """
     module, _, name = path.partition(":")
     for allowed, remedy in _limits:
-        if path not in allowed and module.split(".")[0] not in allowed:
+        if path not in allowed:
             raise UserError(f"the run names {path}, code that may do anything: {remedy}")
     try:
         found: Any = importlib.import_module(module)
@@ -45,15 +42,14 @@ def locate(path: str) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError as error:
-            near = difflib.get_close_matches(part, dir(found), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(part, dir(found))
             raise UserError(f"cannot import {path}: {module} has no {name!r}{hint}") from error
     return found
 
 
 @contextmanager
 def only(allowed: Sequence[str], remedy: str) -> Iterator[None]:
-    """Let `locate` import nothing but these paths and what lies in these packages; the error ends with `remedy`."""
+    """Let `locate` import nothing but these paths; the error ends with `remedy`."""
     _limits.append((allowed, remedy))
     try:
         yield

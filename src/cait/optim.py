@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import types
 import warnings
@@ -15,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from cait import objects
-from cait.errors import UserError
+from cait.errors import UserError, did_you_mean, one_line
 
 
 def build_optimizer(
@@ -45,42 +44,37 @@ def build_optimizer(
     Raises:
         UserError: there is no such optimizer, or it does not take these arguments.
     """
-    import timm.optim
-
     given = dict(arguments or {})
-    if name != "adamw" and not objects.is_path(name):
-        known = timm.optim.list_optimizers()
-        if name.rpartition("_")[2] not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "`timm.optim.list_optimizers()` lists them"
-            raise UserError(f"unknown optimizer {name!r}; {hint}")
     try:
-        if name != "adamw" and not objects.is_path(name):
-            _refuse_what_timm_drops(name, given)
-            given |= dict(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay)
-            return timm.optim.create_optimizer_v2(network, opt=name, **given)
-        groups = param_groups(network, weight_decay, layer_decay)
         if name == "adamw":
-            return torch.optim.AdamW(groups, lr=lr, **{"betas": tuple(betas), "eps": eps, "fused": True, **given})
-        factory = objects.locate(name)
-        optimizer = factory(groups, lr=lr, **given)
+            given = {"betas": tuple(betas), "eps": eps, "fused": True, **given}
+            optimizer: Any = torch.optim.AdamW(param_groups(network, weight_decay, layer_decay), lr=lr, **given)
+        elif objects.is_path(name):
+            optimizer = objects.locate(name)(param_groups(network, weight_decay, layer_decay), lr=lr, **given)
+        else:
+            optimizer = _timms(network, name, given | dict(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay))
     except UserError:
         raise
     except Exception as error:  # of many kinds: unknown arguments, packages that are not installed
-        raise UserError(f"optimizer {name}: {' '.join(str(error).split())}") from error
+        raise UserError(f"optimizer {name}: {one_line(error)}") from error
     if not isinstance(optimizer, Optimizer):
         raise UserError(f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}")
     return optimizer
 
 
-def _refuse_what_timm_drops(name: str, given: Mapping[str, Any]) -> None:
-    """Raise UserError for an argument that timm's factory would leave out in silence."""
+def _timms(network: nn.Module, name: str, given: Mapping[str, Any]) -> Optimizer:
+    """timm's optimizer. An argument that its factory would leave out in silence is refused."""
     import timm.optim
 
-    info = timm.optim.get_optimizer_info(name.rpartition("_")[2])
+    known, plain = timm.optim.list_optimizers(), name.rpartition("_")[2]  # "lookahead_lion" is lion
+    if plain not in known:
+        hint = did_you_mean(name, known, "; `timm.optim.list_optimizers()` lists them")
+        raise UserError(f"unknown optimizer {name!r}{hint}")
+    info = timm.optim.get_optimizer_info(plain)
     for argument, taken in (("momentum", info.has_momentum), ("eps", info.has_eps), ("betas", info.has_betas)):
         if argument in given and not taken:
             raise UserError(f"optimizer {name} takes no {argument}")
+    return timm.optim.create_optimizer_v2(network, opt=name, **given)
 
 
 def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cait.errors import UserError
+from cait.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +34,9 @@ EMA = "EMA"
 
 Checkpoint = dict[str, Any]
 
+script: str | None = None
+"""The user's own file that calls `cait.cli.main` with classes of its own; None under `cait`."""
+
 
 def find(name: str) -> Path:
     """The folder of a run, given as a name in `LOGS` or as a path.
@@ -43,13 +48,8 @@ def find(name: str) -> Path:
         if folder.is_dir():
             return folder
     runs = sorted(path.parent.name for path in LOGS.glob(f"*/{CONFIG}"))
-    if near := difflib.get_close_matches(name, runs, n=1):
-        raise UserError(f"there is no run {LOGS / name}; did you mean {near[0]}?")
-    raise UserError(f"there is no run {LOGS / name}; {'runs: ' + ', '.join(runs) if runs else 'there are none yet'}")
-
-
-script: str | None = None
-"""The user's own file that calls `cait.cli.main` with classes of its own; None under `cait`."""
+    there = f"; {'runs: ' + ', '.join(runs) if runs else 'there are none yet'}"
+    raise UserError(f"there is no run {LOGS / name}{did_you_mean(name, runs, there)}")
 
 
 def command(verb: str, folder: Path, options: str = "") -> str:
@@ -62,6 +62,25 @@ def command(verb: str, folder: Path, options: str = "") -> str:
 def run_argument(folder: Path) -> str:
     """What `make resume RUN=` and `make eval RUN=` take for this folder."""
     return folder.name if folder.parent == LOGS else str(folder)
+
+
+def scratch(path: Path) -> Path:
+    """Where this process writes a file before it takes the place of `path`."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file to write, which then takes the place of `path`: a kill leaves the old file or the new one."""
+    beside = scratch(path)
+    yield beside
+    beside.replace(path)
+
+
+def clear_scratch(folder: Path) -> None:
+    """Remove files that killed processes left half written."""
+    for path in folder.rglob(".*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def config(folder: Path) -> Path:

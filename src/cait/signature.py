@@ -8,14 +8,16 @@ import os
 import secrets
 from pathlib import Path
 
+from cait import run
+
 SIGNATURE = ".signature"
 
 
 def sign(config: Path, *texts: str) -> None:
     """Sign these texts for the file `config`; nothing is signed where no key can be kept."""
     if key := _key():
-        with contextlib.suppress(OSError):
-            config.with_name(SIGNATURE).write_text("\n".join(_digest(key, text) for text in texts))
+        with contextlib.suppress(OSError), run.whole(config.with_name(SIGNATURE)) as beside:
+            beside.write_text("\n".join(_digest(key, text) for text in texts))
 
 
 def own_text(config: Path) -> str:

@@ -85,11 +85,11 @@ def load_teacher(settings: Mapping[str, Any]) -> Teacher:
         teacher = network.build(name, img_size or settings["img_size"], classes, **fields)
         if path is not None:
             load_weights(teacher, path)
-        elif name not in VARIANTS:
-            rank_zero_info(f"the teacher {name} has the weights that it is made with: there is no --model.teacher_path")
-        else:
+        elif name in VARIANTS:
             load_pretrained(teacher, name)
             mean, std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+        else:
+            rank_zero_info(f"the teacher {name} has the weights that it is made with: there is no --model.teacher_path")
     else:
         teacher = _of_timm(name.removeprefix(network.TIMM), path, classes, fields)
         known, cfg = teacher.num_classes, teacher.pretrained_cfg

@@ -5,7 +5,6 @@ The rows stand in `configs/paper/<table>.yaml`; `Row` says what may stand in one
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 import yaml
 
 from cait import run
-from cait.errors import UserError
+from cait.errors import UserError, did_you_mean
 from cait.model.config import CaiTConfig, variant_config
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -157,9 +156,7 @@ def find(id: str, table: str | None = None) -> Row:
     known = rows()
     full = id if "/" in id else f"{table}/{id}"
     if full not in known:
-        near = difflib.get_close_matches(full, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "; `cait paper` lists them"
-        raise UserError(f"the paper has no row {id!r}{hint}")
+        raise UserError(f"the paper has no row {id!r}{did_you_mean(full, known, '; `cait paper` lists them')}")
     return known[full]
 
 

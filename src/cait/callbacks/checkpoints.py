@@ -14,10 +14,9 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
-from cait.callbacks.loggers import scratch
 from cait.callbacks.signals import StopSignals
 from cait.errors import UserError
-from cait.run import BEST, LAST, PREVIOUS
+from cait.run import BEST, LAST, PREVIOUS, scratch
 
 
 class DurableCheckpointIO(TorchCheckpointIO):

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from cait.callbacks.loggers import clear_scratch
 from cait.errors import UserError
-from cait.run import LOCK, OWNER
+from cait.run import LOCK, OWNER, clear_scratch
 
 SECONDS = 10.0
 """Time that a network file system may need to show a change to another node."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 
-
-def scratch(path: Path) -> Path:
-    """Where this process writes a file before it takes the place of `path`."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
-def clear_scratch(run_dir: Path) -> None:
-    """Remove files that killed processes left half written."""
-    for path in run_dir.rglob(".*.tmp"):
-        path.unlink(missing_ok=True)
+from cait import run
 
 
 class RunCSVWriter(ExperimentWriter):
@@ -41,12 +31,10 @@ class RunCSVWriter(ExperimentWriter):
 
     def replace_rows(self, rows: list[dict[str, Any]], fieldnames: list[str]) -> None:
         path = Path(self.metrics_file_path)
-        beside = scratch(path)
-        with beside.open("w", newline="") as file:
+        with run.whole(path) as beside, beside.open("w", newline="") as file:
             writer = csv.DictWriter(file, fieldnames=fieldnames)
             writer.writeheader()
             writer.writerows(rows)
-        beside.replace(path)
 
 
 class RunCSVLogger(CSVLogger):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import traceback
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -25,7 +24,7 @@ from cait.data.decode import Decoder, OpenImage, open_image
 from cait.data.folder import RawImage
 from cait.data.ops import on_arrays
 from cait.data.shared import Handle, SharedBatches
-from cait.errors import UserError
+from cait.errors import UserError, kind_and_place
 from cait.objects import is_path, locate
 
 Erased = tuple[int, int, int, int, int]
@@ -167,9 +166,7 @@ class OwnOperation:
         try:
             changed = self.function(image)
         except Exception as error:
-            *_, last = traceback.extract_tb(error.__traceback__)
-            where = f"{last.filename}:{last.lineno}"
-            raise UserError(f"augment_ops: {self.path} failed: {type(error).__name__}: {error} ({where})") from error
+            raise UserError(f"augment_ops: {self.path} failed: {kind_and_place(error)}") from error
         if not isinstance(changed, Image.Image) or changed.size != image.size:
             size = f" of {changed.size}" if isinstance(changed, Image.Image) else ""
             raise UserError(

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from cait.data import builtin, digits, folder, imagenet
 from cait.data.dataset import MapSamples, Samples
-from cait.errors import UserError
+from cait.errors import UserError, one_line
 from cait.objects import is_path, locate
 
 
@@ -157,7 +157,7 @@ def _open_own(path: str, split: str) -> MapSamples:
     except UserError:
         raise
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = one_line(f"{type(error).__name__}: {error}")
         raise UserError(f"cannot open {path} with split={split!r}: {reason}") from error
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise UserError(f"{path} returns {type(dataset).__name__}, which cannot be read by index: no __getitem__")

@@ -6,12 +6,11 @@ Source: "Going deeper with Image Transformers" (arXiv 2103.17239).
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from cait.errors import UserError
+from cait.errors import UserError, did_you_mean
 
 DropPathMode = Literal["mask", "skip", "subset"]
 Residual = Literal["layerscale", "plain", "rezero", "skipinit", "scalar", "fixup", "t-fixup", "none"]
@@ -162,8 +161,7 @@ def variant_config(name: str, **fields: Any) -> CaiTConfig:
     known = [field.name for field in dataclasses.fields(CaiTConfig)]
     for field in fields:
         if field not in known:
-            near = difflib.get_close_matches(field, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; choose from {', '.join(known)}"
+            hint = did_you_mean(field, known, f"; choose from {', '.join(known)}")
             raise UserError(f"unknown model field {field!r}{hint}")
     given = {key: value for key, value in fields.items() if value is not None}
     row = dict(VARIANTS[name])

@@ -112,7 +112,7 @@ def turns(maps: Tensor, heads: int) -> tuple[int, int]:
 
 
 def _launch(kernel: Any, tile: Tile, heads: int, *arguments: Tensor) -> None:
-    """Run a kernel on its arguments, of which the first is the maps [B·h, N, columns]."""
+    """Run a kernel on its arguments; the first is the maps [B·h, N, columns]."""
     maps = arguments[0]
     images, (_, N, columns) = maps.shape[0] // heads, maps.shape
     programs, each = turns(maps, heads)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from cait import objects
-from cait.errors import UserError
+from cait.errors import UserError, did_you_mean, kind_and_place, one_line
 from cait.model.cait import CaiT
 from cait.model.config import VARIANTS, variant_config
 
@@ -22,7 +20,6 @@ NOT_FIELDS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg
 """Arguments of `timm.create_model` that read files or return something other than a classifier."""
 
 
-@runtime_checkable
 class Network(Protocol):
     """What the template asks of a network: images [B, C, S, S] in float32 to logits [B, num_classes].
 
@@ -62,9 +59,8 @@ def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | No
     if name.startswith(TIMM):
         return _build_timm(name, img_size, num_classes, drop_path_rate, fields)
     if not objects.is_path(name):
-        near = difflib.get_close_matches(name, VARIANTS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(VARIANTS)},"
-        raise UserError(f"unknown model {name!r}; {hint} or timm/<name>, or package.module:factory")
+        hint = did_you_mean(name, VARIANTS, f"; choose one of {', '.join(VARIANTS)},")
+        raise UserError(f"unknown model {name!r}{hint} or timm/<name>, or package.module:factory")
     factory = objects.locate(name)
     arguments = dict(img_size=img_size, num_classes=num_classes, **fields)
     try:
@@ -98,8 +94,7 @@ def _build_timm(name: str, img_size: int, num_classes: int, drop_path_rate: floa
 
     entry = name.removeprefix(TIMM)
     if not timm.is_model(entry):
-        near = difflib.get_close_matches(entry, timm.list_models(), n=3)
-        raise UserError(f"timm has no model {entry!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+        raise UserError(f"timm has no model {entry!r}{did_you_mean(entry, timm.list_models(), most=3)}")
     for field in NOT_FIELDS:
         if field in fields:
             raise UserError(f"{name} takes no field {field}; weights come by --model.weights or --model.pretrained")
@@ -111,8 +106,7 @@ def _build_timm(name: str, img_size: int, num_classes: int, drop_path_rate: floa
         except Exception as error:  # of many kinds: unknown arguments, sizes that do not fit together
             refused = [argument for argument in optional if f"argument '{argument}'" in str(error)]
             if not refused:
-                line = " ".join(str(error).split()) or type(error).__name__
-                raise UserError(f"{name}: {line}{_hint(fields)}") from error
+                raise UserError(f"{name}: {one_line(error) or type(error).__name__}{_hint(fields)}") from error
             arguments.pop(refused[0])
             optional.remove(refused[0])
 
@@ -130,11 +124,7 @@ def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int)
         with torch.no_grad():
             logits = network.eval()(torch.zeros(2, *shape))
     except Exception as error:
-        *_, last = traceback.extract_tb(error.__traceback__)
-        kind, line = type(error).__name__, " ".join(str(error).split())
-        raise UserError(
-            f"{name} fails on images of {list(shape)}: {kind}: {line} ({last.filename}:{last.lineno})"
-        ) from error
+        raise UserError(f"{name} fails on images of {list(shape)}: {kind_and_place(error)}") from error
     finally:
         network.train(was_training)
     got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__

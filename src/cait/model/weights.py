@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cait import run
-from cait.errors import UserError
+from cait.errors import UserError, one_line
 from cait.model import network
 from cait.model.config import VARIANTS, CaiTConfig, variant_config
 
@@ -145,7 +145,7 @@ def load_pretrained(model: nn.Module, name: str) -> list[str]:
     try:
         state = timm.create_model(entry, pretrained=True).state_dict()
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise UserError(
             f"the weights of timm's {entry} could not be fetched from the Hugging Face hub: {reason}"
         ) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cait import run, signature
-from cait.errors import UserError
+from cait.errors import UserError, one_line
 from cait.verbs.options import TRUST, Options, split_run
 
 
@@ -67,5 +67,4 @@ def _preprocessing(folder: Path) -> dict[str, Any]:
         data = yaml.safe_load(path.read_text())["data"]
         return {name: data[name] for name in ("mean", "std", "crop_pct", "interpolation")}
     except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
-        line = " ".join(str(error).split())
-        raise UserError(f"{path} does not say how images are prepared: {line}") from error
+        raise UserError(f"{path} does not say how images are prepared: {one_line(error)}") from error

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,6 @@ from rich.table import Table
 from cait import run
 from cait.analysis.paper import find, released
 from cait.callbacks.evaluation import Evaluation, Scores, own_metrics
-from cait.callbacks.loggers import scratch
 from cait.data.folder import scan_extra_val
 from cait.errors import UserError
 from cait.lightning_cli import CaiTCLI
@@ -90,7 +87,7 @@ def write(result: Scores, path: Path) -> None:
     evaluation-raw-confusion.npy. The JSON has that name in its place.
     """
     result = _arrays_out(result, path.with_suffix(""))
-    with _whole(path) as beside:
+    with run.whole(path) as beside:
         beside.write_text(json.dumps(result, ensure_ascii=False) + "\n")
 
 
@@ -102,18 +99,10 @@ def _arrays_out(result: Scores, stem: Path) -> Scores:
         if isinstance(value, dict):
             result[key] = _arrays_out(value, stem.with_name(f"{stem.name}-{key}"))
         elif isinstance(value, np.ndarray):
-            with _whole(file) as beside, beside.open("wb") as out:
+            with run.whole(file) as beside, beside.open("wb") as out:
                 np.save(out, value)
             result[key] = file.name
     return result
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A file to write, which then takes the place of `path`."""
-    beside = scratch(path)
-    yield beside
-    beside.replace(path)
 
 
 def as_table(result: Scores) -> Table:
