@@ -100,8 +100,9 @@ def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path)
     # Its forked child, as a loader's worker, lives on and must not hold the folder.
     code = (
         "import os, sys, time\nfrom pathlib import Path\nfrom cait.callbacks.claim import Claim\n"
-        "claim = Claim(Path(sys.argv[1]))\nif os.fork() == 0:\n    time.sleep(3600)\n    os._exit(0)\n"
-        "print(os.getpid(), flush=True)\ntime.sleep(3600)"
+        "claim = Claim(Path(sys.argv[1]))\n"
+        "if os.fork() == 0:\n    print(os.getppid(), flush=True)\n"  # the child: it has let go of the lock by then
+        "time.sleep(3600)"
     )
     held = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],

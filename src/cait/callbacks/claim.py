@@ -16,6 +16,9 @@ from cait.run import LOCK, OWNER, clear_scratch
 SECONDS = 10.0
 """Time that a network file system may need to show a change to another node."""
 
+PATIENCE = 2.0
+"""Seconds to wait for the lock: a process just killed, or a worker it was just forking, lets go of it a moment later."""
+
 
 class Claim:
     """A run's folder, held until `release` or the end of the process, however it ends. It is made if it is missing.
@@ -29,7 +32,7 @@ class Claim:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(run_dir / LOCK)
         try:
-            self._lock.acquire(timeout=0)
+            self._lock.acquire(timeout=PATIENCE)
         except Timeout as error:
             raise UserError(f"{run_dir} is being trained by {owner(run_dir) or 'another process'}") from error
         self.owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}"
