@@ -109,7 +109,7 @@ def test_a_file_of_ones_own_has_every_verb(
     (tmp_path / "images").symlink_to(digits_root / "val/0")
     arguments = [*SMALL, f"--data.root={digits_root}", "--data.num_workers=0", *BRIEF, "--trainer.devices=2"]
     arguments += ["--trainer.max_epochs=1", "--model.answer=42", "--ema.decay=0.9", "--run_name=mine"]
-    arguments += ["--monitor=val/answer", "--monitor_mode=min"]
+    arguments += ["--best_metric=val/answer", "--best_mode=min"]
     done = subprocess.run(
         [sys.executable, "my_train.py", "fit", *arguments],
         cwd=tmp_path,
@@ -174,7 +174,7 @@ def test_own_loggers_and_callbacks_join_those_of_the_run(fit: Fit, tmp_path: Pat
         ),
         (["--trainer.callbacks+=my_parts.NoSuch"], "my_parts.NoSuch"),
         (["--trainer.logger=nowhere.Logger"], "nowhere"),
-        (["--monitor_mode=most"], "most"),
+        (["--best_mode=most"], "most"),
     ],
 )
 def test_a_part_that_cannot_be_made_is_told(
@@ -189,8 +189,8 @@ def test_a_part_that_cannot_be_made_is_told(
 def test_an_unknown_metric_of_validation_is_told_before_training(
     fit: Fit, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    told = refused(capfd, lambda: fit("--trainer.max_epochs=1", "--monitor=val/f1"))
-    assert "--monitor val/f1: there is no such metric, only val/acc1, val/acc5, val/loss" in told
+    told = refused(capfd, lambda: fit("--trainer.max_epochs=1", "--best_metric=val/f1"))
+    assert "--best_metric val/f1: there is no such metric, only val/acc1, val/acc5, val/loss" in told
     assert not (tmp_path / "logs/mine/checkpoints").exists()
     fit("--trainer.max_epochs=1")  # the run's name stays free
 
@@ -198,11 +198,11 @@ def test_an_unknown_metric_of_validation_is_told_before_training(
 def test_another_unknown_metric_is_told_after_the_first_validation_and_nothing_is_lost(
     fit: Fit, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    told = refused(capfd, lambda: fit("--trainer.max_epochs=2", "--monitor=accuracy"))
-    assert "--monitor accuracy: there is no such metric, only" in told
+    told = refused(capfd, lambda: fit("--trainer.max_epochs=2", "--best_metric=accuracy"))
+    assert "--best_metric accuracy: there is no such metric, only" in told
     assert all(name in told for name in ("train/loss", "val/acc1", "lr"))
     mine = tmp_path / "logs/mine"
-    main(["resume", "mine", "--monitor=val/acc1"])
+    main(["resume", "mine", "--best_metric=val/acc1"])
     resumed, logged = checkpoint(mine), rows(mine)
     mine.rename(tmp_path / "logs/told")
     fit("--trainer.max_epochs=2")

@@ -72,8 +72,8 @@ SAVE_MINUTES = "Minutes between checkpoints. Every epoch and every --save_every_
 SAVE_STEPS = "Optimiser steps between checkpoints; null saves by time and epochs alone."
 REAL = "File of ReaL labels, real.json, to validate on too; null takes timm's copy if the data is ImageNet."
 V2 = "Folder of ImageNet-V2, or of more images of the same classes, to validate on too."
-MONITOR = "Metric that chooses best.ckpt, as metrics.csv names it."
-MODE = "Whether the best value of --monitor is its largest or its smallest."
+BEST_METRIC = "Metric that chooses best.ckpt, as metrics.csv names it."
+BEST_MODE = "Whether the best value of --best_metric is its largest or its smallest."
 PAPER_ROW = "Row of the paper to compare the run with; --paper sets it."
 
 
@@ -155,8 +155,8 @@ class CaiTCLI(LightningCLI):
             default=10,
             help="Skipped steps in a row, without a finite gradient, that end the run.",
         )
-        parser.add_argument("--monitor", type=str, default="val/acc1", help=MONITOR)
-        parser.add_argument("--monitor_mode", type=Literal["max", "min"], default="max", help=MODE)
+        parser.add_argument("--best_metric", type=str, default="val/acc1", help=BEST_METRIC)
+        parser.add_argument("--best_mode", type=Literal["max", "min"], default="max", help=BEST_MODE)
         parser.add_lightning_class_args(EMA, "ema")
         for kind in (Callback, Logger):
             parser.add_instantiator(self._make, kind)
@@ -322,7 +322,7 @@ class CaiTCLI(LightningCLI):
             if given.enable_checkpointing is not False and not given.fast_dev_run:
                 folder = self.run_dir / run.CHECKPOINTS
                 last = LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes)
-                callbacks += [BestCheckpoint(folder, config.monitor, config.monitor_mode), last]
+                callbacks += [BestCheckpoint(folder, config.best_metric, config.best_mode), last]
                 kwargs["plugins"] = [*_listed(given.plugins), DurableCheckpointIO()]
                 if isinstance(here := launch.cluster(), SLURMEnvironment):
                     kwargs["plugins"].append(here)

@@ -235,7 +235,7 @@ class BestCheckpoint(ModelCheckpoint):
             if not trainer.sanity_checking:
                 _save_last(trainer)
             names = ", ".join(sorted(there))
-            raise UserError(f"--monitor {self.metric}: there is no such metric, only {names}")
+            raise UserError(f"--best_metric {self.metric}: there is no such metric, only {names}")
         super().on_validation_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ SECONDS = 10.0
 """Time that a network file system may need to show a change to another node."""
 
 PATIENCE = 2.0
-"""Seconds to wait for the lock: a process just killed, or a worker it was just forking, lets go of it a moment later."""
+"""Seconds to wait for the lock: a process that was just killed, or a child it just forked, lets go a moment later."""
 
 
 class Claim:
