@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
@@ -56,3 +57,32 @@ class ForgetInterface(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         os.environ.pop("GLOO_SOCKET_IFNAME", None)
+
+
+class StepRecorder(Callback):
+    """All that a batch's gradients follow from, in `<folder>/<rank>-<batch>.pt`, and the weights after the step."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.folder.mkdir(exist_ok=True)
+
+        def before(network: torch.nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            if network.training:
+                self.record = dict(
+                    images=arguments[0].clone(),
+                    weights={name: tensor.clone() for name, tensor in network.state_dict().items()},
+                    generator=torch.get_rng_state(),
+                )
+
+        pl_module.model.register_forward_pre_hook(before)
+        self.batch = 0
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *others: Any) -> None:
+        after = pl_module.model.state_dict()
+        torch.save(
+            self.record | dict(targets=others[1][1], step=trainer.global_step, after=after),
+            self.folder / f"{trainer.global_rank}-{self.batch}.pt",
+        )
+        self.batch += 1

@@ -242,7 +242,7 @@ def clipping_case(precision: str, optimizer: str, algorithm: str) -> tuple[list[
 
     class Module(Chosen):
         def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, **settings: object) -> None:
-            scale = self._gradient_scale(optimizer)
+            scale = self.gradient_scale(optimizer)
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             copies = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
             for copied, p in zip(copies, parameters, strict=True):

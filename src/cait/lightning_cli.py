@@ -31,6 +31,7 @@ from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA
 from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.loggers import run_loggers
+from cait.callbacks.monitor import Monitor
 from cait.callbacks.predictions import PredictionsFile
 from cait.callbacks.progress import EpochLines, ModelTable, RunProgressBar, RunSummary
 from cait.callbacks.seeding import StepSeed
@@ -158,6 +159,7 @@ class CaiTCLI(LightningCLI):
         parser.add_argument("--best_metric", type=str, default="val/acc1", help=BEST_METRIC)
         parser.add_argument("--best_mode", type=Literal["max", "min"], default="max", help=BEST_MODE)
         parser.add_lightning_class_args(EMA, "ema")
+        parser.add_lightning_class_args(Monitor, "monitor")
         for kind in (Callback, Logger):
             parser.add_instantiator(self._make, kind)
         parser.link_arguments("data.img_size", "model.img_size")
@@ -272,6 +274,10 @@ class CaiTCLI(LightningCLI):
         """An `EMA` of your own among the Trainer's callbacks takes the place of `--ema`."""
         if any(isinstance(callback, EMA) for callback in config["callbacks"]):
             callbacks = [callback for callback in callbacks if not isinstance(callback, EMA)]
+        monitors = [callback for callback in callbacks if isinstance(callback, Monitor)]
+        callbacks = [callback for callback in callbacks if callback not in monitors]
+        # In front of the guard, which skips what comes after it in a step without a finite gradient.
+        config["callbacks"][:0] = [monitor for monitor in monitors if monitor.every_n_steps is not None]
         return super()._instantiate_trainer(config, callbacks)
 
     def fit(self, *args: Any, **kwargs: Any) -> None:

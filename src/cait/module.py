@@ -264,7 +264,7 @@ class CaiTModule(LightningModule):
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if gradient_clip_algorithm == "value":
             bound = torch.full((), gradient_clip_val, dtype=torch.float32, device=self.device)
-            bound = bound * self._gradient_scale(optimizer)
+            bound = bound * self.gradient_scale(optimizer)
             for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad.clamp_(-bound.to(parameter.dtype), bound.to(parameter.dtype))
@@ -276,9 +276,9 @@ class CaiTModule(LightningModule):
         """Norm of the whole gradient, not scaled, in float32 at least; not finite where any part of it is not."""
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
         gradients = [_precise(parameter.grad) for parameter in parameters if parameter.grad is not None]
-        return get_total_norm(gradients) / self._gradient_scale(optimizer)
+        return get_total_norm(gradients) / self.gradient_scale(optimizer)
 
-    def _gradient_scale(self, optimizer: Optimizer) -> Tensor | float:
+    def gradient_scale(self, optimizer: Optimizer) -> Tensor | float:
         """What the gradients of `optimizer` are multiplied by at present."""
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):

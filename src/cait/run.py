@@ -24,6 +24,7 @@ EVALUATION = "evaluation.json"
 EXPORT = "export"
 UNREADABLE = "unreadable_images.csv"
 NONFINITE = "nonfinite.pt"
+MONITOR = "monitor.csv"
 LOCK, OWNER = ".lock", ".owner"
 
 # In its folder of checkpoints.

@@ -1,0 +1,134 @@
+"""The residual branches of CaiT one by one, for who looks inside a run; the parts of any other network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
+
+from cait.model.cait import Block, CaiT, ClassAttentionBlock
+
+
+class Part(NamedTuple):
+    """A part of a network that is looked at by itself."""
+
+    layer: int
+    """From 1; class-attention blocks count on from the self-attention blocks."""
+    name: str
+    """"sa" or "ca" (attention), "ffn" or "ca_ffn" of CaiT's blocks; the module's name in another network."""
+    parameters: list[nn.Parameter]
+    """Of a branch: its γ, its norm and its attention or feed-forward layer."""
+    gamma: Tensor | None = None
+    """γ of a branch, [d] or [1]; None means 1, or that the part is no branch."""
+
+
+def parts(network: nn.Module) -> list[Part]:
+    """The branches of CaiT, two a block in the order of the forward pass; of another network its modules.
+
+    Those are the network's children, and the children of a child that is a Sequential or a ModuleList.
+    """
+    if not isinstance(network, CaiT):
+        named = [(name, weights) for name, child in _children(network) if (weights := list(child.parameters()))]
+        return [Part(layer, name, weights) for layer, (name, weights) in enumerate(named, start=1)]
+    found = []
+    for layer, block in enumerate(_blocks(network), start=1):
+        attention, ffn = ("ca", "ca_ffn") if isinstance(block, ClassAttentionBlock) else ("sa", "ffn")
+        for name, gamma, *modules in (
+            (attention, block.gamma_1, block.norm1, block.attn),
+            (ffn, block.gamma_2, block.norm2, block.mlp),
+        ):
+            own = [] if gamma is None else [gamma]
+            own += [parameter for module in modules for parameter in module.parameters()]
+            found.append(Part(layer, name, own, gamma))
+    return found
+
+
+def _children(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in network.named_children():
+        if isinstance(child, nn.Sequential | nn.ModuleList):
+            yield from ((f"{name}.{inner}", module) for inner, module in child.named_children())
+        else:
+            yield name, child
+
+
+def _blocks(network: CaiT) -> list[Any]:
+    return [*network.blocks, *network.blocks_token_only]
+
+
+@torch.no_grad()
+def measure(network: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Measure each branch of CaiT, in the order of `parts`; another network gives [].
+
+    Two figures of each image, [B] each: ‖γ·f(x)‖ / ‖x‖, and the root mean square of x. x is what the residual
+    connection adds the branch to; in class attention it is the class tokens alone. Norms and means are over the
+    tokens and channels of an image, in float32 at least.
+
+    It is a forward pass of its own. It draws no random number and changes nothing in the network: the blocks run
+    uncompiled in evaluation mode, and batch norms take the statistics of the batch without recording them.
+    """
+    found: list[tuple[Tensor, Tensor]] = []
+
+    def add(block: Block, x: Tensor, y: Tensor, sample: None = None) -> Tensor:
+        norm = _norms(x)
+        found.append((_norms(y) / norm, norm / x[0].numel() ** 0.5))
+        return Block.add(block, x, y, sample)
+
+    if isinstance(network, CaiT):
+        with _as_is(network):
+            for block in _blocks(network):
+                block.run, block.add = type(block).body, partial(add, block)
+            network(images)
+    return found
+
+
+@contextmanager
+def _as_is(network: CaiT) -> Iterator[None]:
+    """Evaluation mode with batch norms on the statistics of the batch. All is as it was afterwards."""
+    modes = {module: module.training for module in network.modules()}
+    norms = [module for module in modes if isinstance(module, _BatchNorm)]
+    tracking = [norm.track_running_stats for norm in norms]
+    runs = [(block, block.run) for block in _blocks(network)]
+    try:
+        network.eval()
+        for norm in norms:
+            norm.training, norm.track_running_stats = True, False
+        yield
+    finally:
+        for norm, tracks in zip(norms, tracking, strict=True):
+            norm.track_running_stats = tracks
+        for block, run in runs:
+            block.run = run
+            block.__dict__.pop("add", None)
+        for module, training in modes.items():
+            module.training = training
+
+
+def _norms(x: Tensor) -> Tensor:
+    """Norm of each image of x [B, ...]: [B]"""
+    return torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def watch_gradients(network: nn.Module, look: Callable[[int, Tensor], None]) -> list[RemovableHandle]:
+    """Have `look(block, gradient)` called in the next backward pass, once or more for each block of CaiT.
+
+    The gradient is the one with respect to the tokens that enter the block: [B, N, d], and the class tokens
+    [B, T, d] in class attention. Blocks count from 0, as in `Part.layer` less 1. Compiled blocks and activations that
+    are computed again are watched too; for the latter `look` may be called twice with the same gradient.
+
+    Returns:
+        handles, whose `remove()` ends the watch.
+    """
+
+    def enter(number: int, block: nn.Module, args: tuple[Tensor, ...]) -> None:
+        x = args[1] if isinstance(block, ClassAttentionBlock) else args[0]
+        if x.requires_grad:
+            x.register_hook(partial(look, number))
+
+    blocks = _blocks(network) if isinstance(network, CaiT) else []
+    return [block.register_forward_pre_hook(partial(enter, number)) for number, block in enumerate(blocks)]
