@@ -29,6 +29,7 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
              cait export NAME [--format timm|release|onnx|torch_export] [--ema] [--output PATH]
   zoo        list the paper's models, their size and cost [--json]
   paper      list the rows of the paper's tables, each a run: cait paper [TABLE] [--json]
+  study      train LayerScale and its rivals at several depths: cait study [--size full]
   imagenet-check   count a data folder, decode a sample: cait imagenet-check DIR [--images 2000]
 
 `cait fit --paper table1/layerscale-36` trains a row of the paper, `cait validate --paper ...`
@@ -50,6 +51,7 @@ VERBS = {
     "export": "cait.verbs.export:export",
     "zoo": "cait.verbs.zoo:show",
     "paper": "cait.verbs.paper:show",
+    "study": "cait.verbs.study:show",
     "imagenet-check": "cait.verbs.check:imagenet_check",
 }
 
