@@ -150,7 +150,8 @@ def test_a_study_that_is_ended_goes_on_with_its_runs(grid_file: Path, tmp_path: 
         "--save_every_n_steps=1",
         "--data.repeats=1",
     ]
-    settings += ["--data.num_workers=0", "--trainer.accelerator=cpu", "--trainer.precision=32-true"]
+    settings += ["--model.fields.embed_dim=48", "--model.fields.num_heads=2", "--data.num_workers=0"]
+    settings += ["--trainer.accelerator=cpu", "--trainer.precision=32-true"]
     command = [sys.executable, "-m", "cait", "study", f"--grid={grid_file}", "--size=two", *settings]
     job = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
     checkpoint = tmp_path / "logs/study/plain-6-seed0/checkpoints/last.ckpt"
@@ -164,7 +165,7 @@ def test_a_study_that_is_ended_goes_on_with_its_runs(grid_file: Path, tmp_path: 
     assert job.returncode == 130
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
-    assert "resuming" in (checkpoint.parents[1] / "output.txt").read_text().lower()
+    assert "Restored all states" in (checkpoint.parents[1] / "output.txt").read_text()
     assert json.loads((checkpoint.parents[1] / "result.json").read_text())["result"]["acc1"] > 0
 
 

@@ -104,10 +104,10 @@ class Grid:
                 yield Trial(place, settings["model.fields.depth"], seed, settings, f"table2/{place}", is_place=True)
 
     def arguments(self, trial: Trial) -> list[str]:
-        """What `cait fit` is given for a trial, except for the run's folder."""
+        """What `cait fit` is given for a trial, beside `config` and the run's folder."""
         settings = self.base | trial.settings
         settings |= {"seed_everything": trial.seed, "monitor.every_n_steps": self.monitored_every}
-        return [f"--config={self.config}", *(f"--{name}={_text(value)}" for name, value in settings.items())]
+        return [f"--{name}={_text(value)}" for name, value in settings.items()]
 
 
 def _text(value: Any) -> str:

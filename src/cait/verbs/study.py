@@ -95,7 +95,7 @@ class Runs:
             path = self.folder / trial.name / RESULT
             if path.is_file():
                 content = json.loads(path.read_text())
-                if content["arguments"] != self._arguments(trial):
+                if content["settings"] != self._settings(trial):
                     raise UserError(
                         f"{path.parent} was trained with other settings; remove {self.folder} or give another --out"
                     )
@@ -115,7 +115,7 @@ class Runs:
             command = ["resume", str(folder)]
         else:
             place = [f"--trainer.default_root_dir={self.folder}", f"--run_name={trial.name}"]
-            command = ["fit", *self._arguments(trial), *place]
+            command = ["fit", f"--config={self.grid.config}", *self._settings(trial), *place]
         code = self._run([sys.executable, "-m", "cait", *command], folder / OUTPUT)
         if self._stopped:
             return None
@@ -124,7 +124,7 @@ class Runs:
             lines = (folder / OUTPUT).read_text().strip().splitlines()
             reason = lines[-1].removeprefix("cait: error: ") if lines else f"exit status {code}"
             raise UserError(f"the run {trial.name} failed: {reason}; see {folder / OUTPUT}")
-        content = {"arguments": self._arguments(trial), "result": dataclasses.asdict(result)}
+        content = {"settings": self._settings(trial), "result": dataclasses.asdict(result)}
         with run.whole(folder / RESULT) as beside:
             beside.write_text(json.dumps(content, indent=1) + "\n")
         if not self.keep_checkpoints:
@@ -137,7 +137,7 @@ class Runs:
         for process in self._processes.copy():
             process.terminate()
 
-    def _arguments(self, trial: Trial) -> list[str]:
+    def _settings(self, trial: Trial) -> list[str]:
         return [*self.grid.arguments(trial), *self.settings]
 
     def _run(self, command: list[str], output: Path) -> int:
