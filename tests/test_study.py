@@ -144,12 +144,7 @@ def test_a_small_study_to_its_end(
 @pytest.mark.slow
 def test_a_study_that_is_ended_goes_on_with_its_runs(grid_file: Path, tmp_path: Path, digits_root: Path) -> None:
     settings = [f"--data={digits_root}", "--data.img_size=16", "--model.fields.patch_size=4", "--data.batch_size=64"]
-    settings += [
-        "--trainer.max_epochs=3",
-        "--trainer.limit_train_batches=60",
-        "--save_every_n_steps=1",
-        "--data.repeats=1",
-    ]
+    settings += ["--trainer.max_epochs=2", "--trainer.limit_train_batches=6", "--save_every_n_steps=2"]
     settings += ["--model.fields.embed_dim=48", "--model.fields.num_heads=2", "--data.num_workers=0"]
     settings += ["--trainer.accelerator=cpu", "--trainer.precision=32-true"]
     command = [sys.executable, "-m", "cait", "study", f"--grid={grid_file}", "--size=two", *settings]
