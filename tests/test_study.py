@@ -88,7 +88,7 @@ def test_means_and_spreads_are_numpys(tmp_path: Path) -> None:
     gains = np.subtract(runs["plain", 24], runs["plain", 12])
     assert table.gain("plain", 12, 24) == pytest.approx((gains.mean(), gains.std(ddof=1)))
     assert table.gain("layerscale", 12, 24) is None
-    study.write_report(table.results, tmp_path / "study.md", "Depth")
+    study.write_report(table.results, {}, tmp_path / "study.md", "Depth")
     text = (tmp_path / "study.md").read_text()
     assert f"| plain | 61.57 ± {np.std(runs['plain', 12], ddof=1):.2f} | 54.67 ±" in text
     assert "†" not in text.split("† a run")[0]
@@ -96,7 +96,7 @@ def test_means_and_spreads_are_numpys(tmp_path: Path) -> None:
 
 def test_a_failed_run_is_marked(tmp_path: Path) -> None:
     good, bad = results({("plain", 12): [61.0], ("plain", 24): [math.nan]})
-    study.write_report([good, replace(bad, failed=True)], tmp_path / "study.md", "Depth")
+    study.write_report([good, replace(bad, failed=True)], {}, tmp_path / "study.md", "Depth")
     assert "| plain | 61.00 ± 0.00 |  † |  |" in (tmp_path / "study.md").read_text()
 
 
@@ -122,6 +122,8 @@ def test_a_small_study_to_its_end(
     gradients = study.by_layer(folder, "block", "input_grad_norm", min)
     assert len(gradients) == 6
     assert min(gradients) > 0
+    shown = [f"{gradients[place]:.2g}" for place in (0, -1)]
+    assert f"| layerscale | {' | '.join(shown)} |" in Path("logs/study/study.md").read_text()
     assert {path.suffix for path in Path("logs/study").glob("*.*")} == {".csv", ".md", ".png"}
 
     before = {path: path.stat().st_mtime_ns for path in Path("logs/study").glob("*-seed0/*")}

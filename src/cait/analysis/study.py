@@ -22,6 +22,10 @@ GRID = CONFIGS / "study.yaml"
 PLACES = "places"
 PLACES_DEPTH = 12
 
+RunsByMethod = dict[str, list[Path]]
+"""Folders of the runs of each method, one for each seed."""
+Choose = Callable[[Iterable[int]], int]
+"""Takes one of the monitored steps: min or max."""
 Settings = dict[str, Any]
 """Values by their name on the command line, as {"model.fields.depth": 36}."""
 
@@ -210,12 +214,19 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
             writer.writerow(["" if cell is None else cell for cell in cells])
 
 
-def write_report(results: Sequence[Result], path: Path, title: str) -> None:
-    """The tables as Markdown: means over the seeds, their spread, and the paper's figures."""
+def write_report(results: Sequence[Result], folders: RunsByMethod, path: Path, title: str) -> None:
+    """The tables as Markdown: means over the seeds, their spread, and the paper's figures.
+
+    Args:
+        results: of all runs.
+        folders: the runs of the deepest networks.
+        path: file to write.
+        title: of the page.
+    """
     methods, places = ([r for r in results if r.is_place is kind] for kind in (False, True))
     lines = [f"# {title}", ""]
     if methods:
-        lines += [*_depth_tables(Table(methods)), ""]
+        lines += [*_depth_tables(Table(methods)), "", *_gradient_table(folders), ""]
     if places:
         lines += [*_place_table(Table(places)), ""]
     lines += ["† a run ended early: it gave no finite gradient any more.", ""]
@@ -250,6 +261,22 @@ def _depth_tables(table: Table) -> list[str]:
             gain = "" if None in (figures[0], figures[-1]) else f"{figures[-1] - figures[0]:+.1f}"  # type: ignore[operator]
             theirs.append(_row([method, *("" if f is None else f"{f:.1f}" for f in figures), gain]))
     return yours + theirs
+
+
+def _gradient_table(folders: RunsByMethod) -> list[str]:
+    titles = [f"{step} step: {place} block" for step in ("first", "last") for place in ("first", "last")]
+    lines = [
+        "## Gradient at the blocks' inputs, in the deepest networks",
+        "",
+        "Norms of a step's gradient, means over the seeds.",
+        "",
+        *_head(["method", *titles]),
+    ]
+    for method, runs in folders.items():
+        steps = [_mean_by_layer(runs, "block", "input_grad_norm", choose) for choose in (min, max)]
+        if all(steps):
+            lines.append(_row([method, *(f"{norms[place]:.2g}" for norms in steps for place in (0, -1))]))
+    return lines
 
 
 def _place_table(table: Table) -> list[str]:
@@ -296,11 +323,11 @@ def draw_depth(results: Sequence[Result], path: Path) -> None:
     plots.write(figure, path)
 
 
-def draw_layers(folders: dict[str, list[Path]], path: Path, title: str) -> None:
+def draw_layers(folders: RunsByMethod, path: Path, title: str) -> None:
     """The gradient that arrives at each block, at the first and the last monitored step, and the activations' scale.
 
     Args:
-        folders: the runs of each method, one for each seed; the lines are their means.
+        folders: the lines are means over the seeds.
         path: file to write.
         title: of the figure.
     """
@@ -314,8 +341,7 @@ def draw_layers(folders: dict[str, list[Path]], path: Path, title: str) -> None:
     figure, axes = plots.grid(1, len(panels), 12, 3.8)
     for place, (method, runs) in enumerate(folders.items()):
         for axis, (_, part, name, choose) in zip(axes[0], panels, strict=True):
-            found = [by_layer(folder, part, name, choose) for folder in runs]
-            means = [statistics.mean(values) for values in zip(*filter(None, found), strict=True)]
+            means = _mean_by_layer(runs, part, name, choose)
             axis.semilogy(range(1, len(means) + 1), means, label=method, linestyle="-" if place < 8 else "--")
     for axis, (words, *_) in zip(axes[0], panels, strict=True):
         axis.set(xlabel="block", title=words)
@@ -324,7 +350,12 @@ def draw_layers(folders: dict[str, list[Path]], path: Path, title: str) -> None:
     plots.write(figure, path)
 
 
-def by_layer(folder: Path, part: str, name: str, choose: Callable[[Iterable[int]], int]) -> list[float]:
+def _mean_by_layer(runs: Sequence[Path], part: str, name: str, choose: Choose) -> list[float]:
+    found = [by_layer(folder, part, name, choose) for folder in runs]
+    return [statistics.mean(values) for values in zip(*filter(None, found), strict=True)]
+
+
+def by_layer(folder: Path, part: str, name: str, choose: Choose) -> list[float]:
     """A monitored figure of each layer at one step, which `choose` takes from all; [] if the run has none."""
     path = folder / run.MONITOR
     if not path.is_file():

@@ -215,13 +215,13 @@ def _write(results: list[Result], runs: Runs, data: str | None) -> list[Path]:
     folder = runs.folder
     title = f"Depth on {data or 'the embedded digits'}"
     paths = [folder / name for name in ("results.csv", "study.md", "depth.png", "gradients.png")]
-    study.write_csv(results, paths[0])
-    study.write_report(results, paths[1], title)
-    study.draw_depth(results, paths[2])
     deepest = max((trial.depth for trial in runs.grid.trials if not trial.is_place), default=None)
-    folders: dict[str, list[Path]] = {}
+    folders: study.RunsByMethod = {}
     for trial in runs.grid.trials:
         if trial.depth == deepest and not trial.is_place:
             folders.setdefault(trial.method, []).append(folder / trial.name)
+    study.write_csv(results, paths[0])
+    study.write_report(results, folders, paths[1], title)
+    study.draw_depth(results, paths[2])
     study.draw_layers(folders, paths[3], f"{deepest} blocks on {data or 'the embedded digits'}")
     return paths
