@@ -11,6 +11,7 @@ RUN ?=
 N ?= 50
 DATA ?=
 SIZE ?=
+IMAGES ?=
 ARGS ?=
 
 VENV := .venv
@@ -37,6 +38,10 @@ eval: $(READY) ## Score the best checkpoint of the run RUN, or the row PAPER, on
 .PHONY: export
 export: $(READY) ## Take the run RUN out: for timm, or ARGS="--format release|onnx|torch_export"
 	@$(BIN)/cait export $(if $(RUN),'$(RUN)') $(ARGS)
+
+.PHONY: visualize
+visualize: $(READY) ## Draw what the run RUN sees in IMAGES (files or folders), its curves and its worst mistakes
+	@$(BIN)/cait visualize $(if $(RUN),'$(RUN)') $(if $(IMAGES),--images $(IMAGES)) $(ARGS)
 
 .PHONY: zoo
 zoo: $(READY) ## Show the paper's ten models, their size, cost and published accuracy

@@ -27,6 +27,8 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
   predict    write a CSV of classes and probabilities for a folder of images
   export     write a run's network for other programs:
              cait export NAME [--format timm|release|onnx|torch_export] [--ema] [--output PATH]
+  visualize  draw attention maps of images, and a page of what a run gets wrong:
+             cait visualize NAME [--images FILE|DIR ...] [--self_attention BLOCK,...] [--ema]
   zoo        list the paper's models, their size and cost [--json]
   paper      list the rows of the paper's tables, each a run: cait paper [TABLE] [--json]
   study      train LayerScale and its rivals at several depths: cait study [--size full]
@@ -49,6 +51,7 @@ VERBS = {
     "test": "cait.verbs.score:test",
     "predict": "cait.verbs.score:predict",
     "export": "cait.verbs.export:export",
+    "visualize": "cait.verbs.visualize:visualize",
     "zoo": "cait.verbs.zoo:show",
     "paper": "cait.verbs.paper:show",
     "study": "cait.verbs.study:show",

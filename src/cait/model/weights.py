@@ -154,10 +154,10 @@ def load_pretrained(model: nn.Module, name: str) -> list[str]:
 
 def _published(model: Any, name: str) -> str:
     """timm's entry with the weights of one of the paper's models, at the resolution nearest to `model`'s."""
-    import timm
-
-    entries = {_resolution(entry): entry for entry in timm.list_models(f"cait_{name}_*", pretrained=True)}
+    entries = published_entries(name)
     if not entries:
+        import timm
+
         published = dict.fromkeys(entry.split("_")[1] for entry in timm.list_models("cait_*", pretrained=True))
         raise UserError(f"timm has no weights of {name}, only of {', '.join(published)}")
     row = variant_config(name)
@@ -166,6 +166,13 @@ def _published(model: Any, name: str) -> str:
         if ours != theirs and field.name not in (*FITTED, *ONLY_IN_TRAINING):
             raise UserError(f"the published weights of {name} have {field.name} {theirs}, the model has {ours}")
     return entries[min(entries, key=lambda size: abs(size - model.config.img_size))]
+
+
+def published_entries(name: str) -> dict[int, str]:
+    """timm's entries with weights of one of the paper's models, by their resolution."""
+    import timm
+
+    return {_resolution(entry): entry for entry in timm.list_models(f"cait_{name}_*", pretrained=True)}
 
 
 def _resolution(entry: str) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cait import run, signature
-from cait.errors import UserError, one_line
+from cait.errors import UserError
+from cait.verbs.loading import checkpoint_network, data_settings
 from cait.verbs.options import TRUST, Options, split_run
 
 
@@ -33,7 +34,7 @@ def export(arguments: list[str], module: Any, _: Any) -> None:
 
     own = signature.own_text(folder / run.CONFIG)
     with contextlib.nullcontext() if given.trusted else trust.only_objects([own]):
-        network, shape = _network(checkpoint, given.ema, module)
+        network, shape = checkpoint_network(checkpoint, given.ema, module)
     default = Path("ema" if given.ema else "") / FILE_NAMES[given.format]
     exported = export(network, given.output or folder / run.EXPORT / default, given.format, preprocessing, shape)
     for file in exported.files:
@@ -41,30 +42,10 @@ def export(arguments: list[str], module: Any, _: Any) -> None:
     print(f"read back, the logits differ by {exported.difference:.1e} at most")
 
 
-def _network(path: Path, ema: bool, module: Any) -> tuple[Any, tuple[int, int, int]]:
-    """The network in a checkpoint and the shape of one image, both as the checkpoint says, not the configuration."""
-    from cait.model.network import input_shape
-    from cait.module import CaiTModule
-
-    checkpoint = run.read_checkpoint(path)
-    if "name" not in checkpoint.get("hyper_parameters", {}):
-        raise UserError(f"{path} does not say what its network is: 'name' is missing")
-    average = run.average(checkpoint) if ema else {}
-    if average is None:
-        raise UserError(f"{path} holds no moving average of the weights")
-    network = (module or CaiTModule).load_from_checkpoint(path, map_location="cpu", weights_only=True).model
-    if ema:
-        network.load_state_dict(average)
-    return network, input_shape(checkpoint["hyper_parameters"])
-
-
 def _preprocessing(folder: Path) -> dict[str, Any]:
     """How images are prepared for the network, for timm's configuration."""
-    import yaml
-
-    path = run.config(folder)
+    data = data_settings(folder)
     try:
-        data = yaml.safe_load(path.read_text())["data"]
         return {name: data[name] for name in ("mean", "std", "crop_pct", "interpolation")}
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path} does not say how images are prepared: {one_line(error)}") from error
+    except KeyError as error:
+        raise UserError(f"{run.config(folder)} does not say how images are prepared: {error} is missing") from error

@@ -1,0 +1,227 @@
+"""Attention maps as figures: what the class token reads of an image, and where that is on the photograph.
+
+Shapes: h heads, T class tokens (2 with a distillation token), a grid of s × s patches, S = img_size.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from PIL import Image
+from torch import Tensor
+
+import cait.analysis.plots  # noqa: F401  # the style
+from cait.errors import UserError
+
+Box = tuple[float, float, float, float]
+TOKENS = ("class token", "distillation token")
+CAPTION = (
+    "Saliency is the map of the first class-attention block: what the class token reads of each patch, from the least "
+    "(dark) to the most (bright), resized to the image. Each map has a scale of its own. The numbers below it are its "
+    "least and its largest weight; all would be 1 if the patches were read alike. Self-attention is what the framed "
+    "patch reads, after the heads are mixed; there a weight may be negative."
+)
+WIDTH, LEAST_COLUMNS = 9.0, 6
+"""Inches of a figure with few heads, and the columns that make its maps no larger than those of six heads."""
+MOST_PIXELS = 1000
+"""Longer side of a photograph in a figure."""
+
+
+class View(NamedTuple):
+    """An image, and what a network makes of it."""
+
+    photograph: Image.Image
+    pixels: np.ndarray
+    """What the network sees: uint8 [S, S, 3]."""
+    box: Box | None
+    """(left, top, right, bottom) of that on the photograph, in its pixels; None if nobody knows."""
+    class_attention: list[Tensor]
+    """[h, T, s, s] for each class-attention block."""
+    self_attention: dict[int, Tensor]
+    """[h, s, s] by the number of the block: what the patch `query` reads."""
+    query: tuple[int, int]
+    """Row and column of that patch."""
+    probabilities: Tensor
+    """[num_classes]"""
+
+
+def on_grid(weights: Tensor) -> Tensor:
+    """Attention weights [..., keys] of the patches alone, [..., s, s]; class tokens come first among the keys."""
+    side = math.isqrt(weights.shape[-1])  # keys are s² or s² + T: neither T = 1 nor T = 2 makes another square
+    return weights[..., -(side**2) :].unflatten(-1, (side, side))
+
+
+def saliency(weights: Tensor, size: int) -> Tensor:
+    """Weights [s, s] from 0, the least, to 1, the largest, resized to [size, size] with a bicubic filter."""
+    least, largest = weights.amin(), weights.amax()
+    scaled = (weights - least) / (largest - least).clamp_min(torch.finfo(weights.dtype).tiny)
+    resized = F.interpolate(scaled[None, None], size=(size, size), mode="bicubic", align_corners=False)
+    return resized[0, 0].clamp(0, 1)
+
+
+def denormalized(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
+    """A network's input [3, S, S] as the pixels that it was made of, uint8 [S, S, 3]."""
+    shift, scale = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
+    return ((image.cpu() * scale + shift) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
+
+
+@torch.no_grad()
+def look(
+    network: Any,
+    photograph: Image.Image,
+    image: Tensor,
+    pixels: np.ndarray,
+    box: Box | None,
+    blocks: Sequence[int] = (),
+    query: tuple[int, int] | None = None,
+) -> View:
+    """Run a network that has `maps` on one image.
+
+    Args:
+        image: the network's input, [3, S, S].
+        pixels: the same before it was normalised, uint8 [S, S, 3].
+        box: where that lies on the photograph.
+        blocks: numbers of the self-attention blocks to show, from 0.
+        query: row and column of the patch whose self-attention is shown; None takes the centre.
+
+    Raises:
+        UserError: the network has no class-attention block, no such self-attention block, or no such patch.
+    """
+    images = image[None].to(next(network.parameters()).device)
+    maps = network.maps(images)
+    if not maps.class_attention:
+        raise UserError("the network has no class-attention block whose maps could be shown")
+    class_attention = [on_grid(weights[0].float().cpu()) for weights in maps.class_attention]
+    count, side = len(maps.self_attention), class_attention[0].shape[-1]
+    for block in blocks:
+        if not 0 <= block < count:
+            raise UserError(f"there is no self-attention block {block}: the network has {count}, from 0 on")
+    row, column = query or (side // 2, side // 2)
+    if not (0 <= row < side and 0 <= column < side):
+        raise UserError(
+            f"there is no patch {row},{column}: the grid is {side} × {side}, from 0,0 to {side - 1},{side - 1}"
+        )
+    asked = {block: maps.self_attention[block][0, :, row * side + column - side**2].float().cpu() for block in blocks}
+    return View(
+        photograph=photograph,
+        pixels=pixels,
+        box=box,
+        class_attention=class_attention,
+        self_attention={block: on_grid(weights) for block, weights in asked.items()},
+        query=(row, column),
+        probabilities=network(images)[0].float().softmax(dim=-1).cpu(),
+    )
+
+
+def figure(view: View, class_names: Sequence[str]) -> Figure:
+    """The saliency of the first class-attention block on the photograph and on what the network sees, the top
+    classes; below, a column for each head: the same saliency, and all maps.
+    """
+    first = view.class_attention[0]  # [h, T, s, s]
+    heads, tokens = first.shape[:2]
+    maps = [
+        (f"class attention {number}" + f"\n{TOKENS[token]}" * (tokens > 1), weights[:, token])
+        for number, weights in enumerate(view.class_attention)
+        for token in range(tokens)
+    ]
+    rows = 1 + len(maps) + len(view.self_attention)
+    columns = max(heads, LEAST_COLUMNS)
+    width = max(WIDTH, columns * 0.9)
+    height = rows * (width / columns + 0.15)
+    whole = Figure(figsize=(width, WIDTH / 4 + 0.3 + height), layout="constrained")
+    above, below = whole.subfigures(2, 1, squeeze=False, height_ratios=(WIDTH / 4 + 0.3, height))[:, 0]
+    _draw_above(above, view, first.mean(dim=0), class_names)
+    axes = below.subplots(rows, columns, squeeze=False)
+    for empty in axes[:, heads:].flat:
+        empty.remove()
+    axes = axes[:, :heads]
+    for head in range(heads):
+        _overlay(axes[0, head], view, first[head, 0])
+        axes[0, head].set_title(f"head {head}")
+    _label(axes[0, 0], "saliency")
+    for line, (label, weights) in zip(axes[1:], maps, strict=False):
+        _draw_maps(line, label, weights)
+    for line, (block, weights) in zip(axes[1 + len(maps) :], view.self_attention.items(), strict=True):
+        _draw_maps(line, f"self-attention {block}", weights)
+        for cell_axes in line:
+            row, column = view.query
+            cell_axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, color="#56B4E9", lw=1.5))
+    return whole
+
+
+def _draw_above(above: Any, view: View, means: Tensor, class_names: Sequence[str]) -> None:
+    """`means` [T, s, s]: the maps of the first class-attention block, averaged over the heads."""
+    panels = [*["photograph"] * (view.box is not None), "seen", *TOKENS[: len(means)], "classes"]
+    axes = dict(zip(panels, above.subplots(1, len(panels)), strict=True))
+    if view.box is not None:
+        _draw_photograph(axes["photograph"], view, means[0])
+    axes["seen"].imshow(view.pixels)
+    axes["seen"].set_title(f"seen by the network, {len(view.pixels)} px")
+    for token, weights in zip(TOKENS, means, strict=False):
+        _overlay(axes[token], view, weights)
+        axes[token].set_title("saliency, mean of heads" if len(means) == 1 else token)
+    for axis in list(axes.values())[:-1]:
+        _bare(axis)
+    _draw_classes(axes["classes"], view.probabilities, class_names)
+
+
+def _draw_photograph(axes: Axes, view: View, weights: Tensor) -> None:
+    """The whole photograph, the saliency where the network saw it, a frame around that."""
+    assert view.box is not None
+    left, top, right, bottom = view.box
+    width, height = view.photograph.size
+    small = view.photograph.copy()
+    small.thumbnail((MOST_PIXELS, MOST_PIXELS))
+    axes.imshow(small, extent=(0, width, height, 0))
+    _lay_over(axes, saliency(weights, len(view.pixels)), (left, right, bottom, top))
+    axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, color="#D55E00", lw=1, clip_on=False))
+    axes.set(xlim=(0, width), ylim=(height, 0), title=f"photograph, {width} × {height}")
+
+
+def _overlay(axes: Axes, view: View, weights: Tensor) -> None:
+    size = len(view.pixels)
+    axes.imshow(view.pixels, extent=(0, size, size, 0))
+    _lay_over(axes, saliency(weights, size), (0, size, size, 0))
+
+
+def _lay_over(axes: Axes, values: Tensor, extent: tuple[float, float, float, float]) -> None:
+    axes.imshow(values, extent=extent, cmap="inferno", vmin=0, vmax=1, alpha=0.6, interpolation="bilinear")
+    _bare(axes)
+
+
+def _draw_maps(line: np.ndarray, label: str, maps: Tensor) -> None:
+    """Maps [h, s, s], each from its least weight to its largest; below it the two, in multiples of 1 / s²."""
+    for axes, weights in zip(line, maps, strict=True):
+        axes.imshow(weights, cmap="inferno")
+        least, largest = (bound * weights.numel() for bound in weights.aminmax())
+        axes.set_xlabel(f"{least:.2g} … {largest:.2g}", fontsize=7, labelpad=1)
+        _bare(axes)
+    _label(line[0], label)
+
+
+def _label(axes: Axes, text: str) -> None:
+    axes.set_ylabel(text, fontsize=8)
+
+
+def _bare(axes: Axes) -> None:
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+
+
+def _draw_classes(axes: Axes, probabilities: Tensor, class_names: Sequence[str]) -> None:
+    best = probabilities.topk(min(5, len(probabilities)))
+    names = [textwrap.shorten(class_names[index], 24, placeholder="…") for index in best.indices.tolist()]
+    axes.barh(range(len(names)), best.values, height=0.3, color="#56B4E9")
+    for line, (name, value) in enumerate(zip(names, best.values.tolist(), strict=True)):
+        axes.text(0, line - 0.35, f"{name}  {value:.1%}", va="center", fontsize=8)
+    _bare(axes)
+    axes.set(title="classes", xlim=(0, 1), ylim=(4.5, -0.8))

@@ -1,0 +1,164 @@
+"""The network of a run, of a checkpoint or of a file of weights, and how its images are prepared."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cait import run
+from cait.errors import UserError, one_line
+
+WEIGHTS = (".ckpt", ".pth", ".pt", ".safetensors")
+AVERAGE = ", moving average"
+
+
+class Loaded(NamedTuple):
+    """A network in evaluation, and what its images go through."""
+
+    network: Any
+    name: str
+    about: str
+    """Where the weights come from."""
+    class_names: list[str]
+    data: Any
+    """A data module, for its evaluation transform; that of a run for its images too."""
+    data_state: dict[str, Any] | None = None
+    """What the checkpoint says of the run's data."""
+
+
+def checkpoint_network(path: Path, ema: bool, module: Any) -> tuple[Any, tuple[int, int, int]]:
+    """The network in a checkpoint and the shape of one image, both as the checkpoint says, not the configuration.
+
+    Raises:
+        UserError: the checkpoint is not whole, or holds no moving average where one is asked for.
+    """
+    from cait.model.network import input_shape
+    from cait.module import CaiTModule
+
+    checkpoint = run.read_checkpoint(path)
+    if "name" not in checkpoint.get("hyper_parameters", {}):
+        raise UserError(f"{path} does not say what its network is: 'name' is missing")
+    average = run.average(checkpoint) if ema else {}
+    if average is None:
+        raise UserError(f"{path} holds no moving average of the weights")
+    network = (module or CaiTModule).load_from_checkpoint(path, map_location="cpu", weights_only=True).model
+    if ema:
+        network.load_state_dict(average)
+    return network, input_shape(checkpoint["hyper_parameters"])
+
+
+def data_settings(folder: Path) -> dict[str, Any]:
+    """The settings of a run's data module.
+
+    Raises:
+        UserError: its configuration does not say.
+    """
+    import yaml
+
+    path = run.config(folder)
+    try:
+        return dict(yaml.safe_load(path.read_text())["data"])
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} does not say how images are prepared: {one_line(error)}") from error
+
+
+def find(source: str) -> tuple[Path, Path | None]:
+    """A checkpoint, given as a run or as a file, and its run's folder; None if it does not lie in one.
+
+    Raises:
+        UserError: there is no such run or file.
+    """
+    path = Path(source)
+    if path.is_file():
+        folder = Path(os.path.relpath(path.absolute().parent.parent))
+        return path, folder if (folder / run.CONFIG).is_file() else None
+    if path.suffix in WEIGHTS and not path.is_dir():
+        raise UserError(f"the weights {source} do not exist")
+    folder = run.find(source)
+    return run.best_checkpoint(folder, "visualize"), folder
+
+
+def from_checkpoint(path: Path, folder: Path | None, ema: bool, img_size: int | None, module: Any, data: Any) -> Loaded:
+    """Load a checkpoint of a run. With its `folder`, images are prepared as there, else as the checkpoint says.
+
+    Args:
+        img_size: side of the images, to which positions are resized; None takes the checkpoint's.
+        module: the LightningModule's class; None takes the package's own.
+        data: the data module's class; likewise.
+
+    Raises:
+        UserError: the checkpoint or the run's configuration cannot be used.
+    """
+    from cait.datamodule import ImageNetDataModule
+    from cait.model.network import rebuild
+    from cait.model.weights import load_weights
+
+    try:
+        checkpoint = run.read_checkpoint(path)
+    except UserError as error:
+        raise UserError(f"{error}; of a file of weights say the model: --name, as --name xxs24") from error
+    network, (_, _, size) = checkpoint_network(path, ema, module)
+    settings = checkpoint["hyper_parameters"]
+    if img_size not in (None, size):
+        size = img_size
+        network = rebuild(settings | {"img_size": size})
+        load_weights(network, path, ema)
+    given = data_settings(folder) if folder else {key: settings[key] for key in ("mean", "std") if key in settings}
+    try:
+        images = (data or ImageNetDataModule)(**given | {"img_size": size})
+    except TypeError as error:
+        raise UserError(f"the run does not say how images are prepared: {one_line(error)}") from error
+    about = f"{path}{AVERAGE * ema}, step {checkpoint['global_step']:,}"
+    names = _readable(run.class_names(checkpoint), settings["num_classes"])
+    return Loaded(network.eval(), settings["name"], about, names, images, run.data_state(checkpoint))
+
+
+def from_weights(path: str, name: str, ema: bool, img_size: int | None) -> Loaded:
+    """Load a file with the weights of one of the paper's models: the release's, timm's, or any other's.
+
+    Raises:
+        UserError: the file holds no weights, or those of another network.
+    """
+    from cait.datamodule import ImageNetDataModule
+    from cait.model.factory import create_model
+    from cait.model.weights import load_weights, read_state_dict
+
+    state = read_state_dict(path, ema)
+    try:
+        classes, positions = len(state["head.weight"]), state["pos_embed"].shape[1]
+        patch_size = state["patch_embed.proj.weight"].shape[-1]
+    except (KeyError, IndexError, TypeError) as error:
+        raise UserError(f"{path} is of another network than {name}: {one_line(error)}") from error
+    size = math.isqrt(positions) * patch_size if img_size is None else img_size
+    network = create_model(name, size, classes, patch_size=patch_size, distillation_token="dist_token" in state)
+    about = "; ".join([f"{path}{AVERAGE * ema}", *load_weights(network, path, ema)])
+    return Loaded(network.eval(), name, about, _readable(None, classes), ImageNetDataModule(img_size=size))
+
+
+def from_timm(name: str, img_size: int | None) -> Loaded:
+    """Load the weights that timm publishes of a model, at their lowest resolution unless `img_size` says.
+
+    Raises:
+        UserError: there are none, or they cannot be fetched.
+    """
+    from cait.datamodule import ImageNetDataModule
+    from cait.model import network
+    from cait.model.weights import load_pretrained, published_entries
+
+    size = min(published_entries(name), default=224) if img_size is None else img_size
+    built = network.build(name, size, 1000)
+    network.require(built, name, "maps", "visualize")  # before anything is fetched
+    about = "; ".join(load_pretrained(built, name))
+    return Loaded(built.eval(), name, about, _readable(None, 1000), ImageNetDataModule(img_size=size))
+
+
+def _readable(names: list[str] | None, num_classes: int) -> list[str]:
+    """The names of the classes: ImageNet's in words, numbers where there are none."""
+    from timm.data import ImageNetInfo
+
+    imagenet = ImageNetInfo()
+    if names == imagenet.label_names() or (names is None and num_classes == imagenet.num_classes()):
+        return imagenet.label_descriptions()
+    return names if names is not None else [f"class {index}" for index in range(num_classes)]
