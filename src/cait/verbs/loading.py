@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,6 +93,7 @@ def from_checkpoint(path: Path, folder: Path | None, ema: bool, img_size: int | 
         UserError: the checkpoint or the run's configuration cannot be used.
     """
     from cait.datamodule import ImageNetDataModule
+    from cait.model.attention import SelfAttention
     from cait.model.network import rebuild
     from cait.model.weights import load_weights
 
@@ -105,6 +107,9 @@ def from_checkpoint(path: Path, folder: Path | None, ema: bool, img_size: int | 
         size = img_size
         network = rebuild(settings | {"img_size": size})
         load_weights(network, path, ema)
+    for part in network.modules():
+        if isinstance(part, SelfAttention):
+            part.backend = "auto"  # "fused" needs a GPU
     given = data_settings(folder) if folder else {key: settings[key] for key in ("mean", "std") if key in settings}
     try:
         images = (data or ImageNetDataModule)(**given | {"img_size": size})
@@ -160,5 +165,9 @@ def _readable(names: list[str] | None, num_classes: int) -> list[str]:
 
     imagenet = ImageNetInfo()
     if names == imagenet.label_names() or (names is None and num_classes == imagenet.num_classes()):
-        return imagenet.label_descriptions()
+        words = [name.split(",")[0] for name in imagenet.label_descriptions()]  # the first of several synonyms
+        many = Counter(words)
+        return [
+            word if many[word] == 1 else name for word, name in zip(words, imagenet.label_descriptions(), strict=True)
+        ]
     return names if names is not None else [f"class {index}" for index in range(num_classes)]
