@@ -31,8 +31,8 @@ from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 
 SMALL_CAIT = dict(depth=2, embed_dim=48, patch_size=8, num_heads=4)
-EVIL = "<b>&\"cat'"
-"""A class that is called like HTML."""
+EVIL = "<b>&\"cat'$_{$"
+"""A class that is called like HTML, and like mathematics to matplotlib."""
 
 
 def test_maps_are_timms() -> None:
@@ -176,7 +176,7 @@ def test_saliency_lands_on_the_object(size: tuple[int, int], crop_pct: float) ->
     figure.draw_without_rendering()
 
     # matplotlib itself says which value is drawn over which pixel of the photograph.
-    axes = next(axes for axes in figure.findobj(matches("photograph")))
+    axes = next(axes for axes in figure.findobj(matches("image, ")))
     overlay = axes.images[1]
     x, y = np.meshgrid(np.linspace(0, width, 101)[1:-1], np.linspace(0, height, 101)[1:-1])
     values = np.array([value_at(axes, overlay, *point) for point in zip(x.flat, y.flat, strict=True)]).reshape(x.shape)
@@ -339,7 +339,7 @@ def refused(arguments: list[str], capfd: Capture) -> str:
 def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
     main(["visualize", "a"])
     first, second, result, last = capfd.readouterr().out.splitlines()
-    assert re.match(r"logs/a/visualize/b-cat-[\w-]+\.png  .*%.*; true class <b>&\"cat'$", first)
+    assert re.match(r"logs/a/visualize/b-cat-_-[\w-]+\.png  .*%.*; true class <b>&\"cat'\$_{\$$", first)
     assert re.match(r"logs/a/visualize/owl-[\w-]+\.png  .*%.*; true class owl$", second)
     assert re.match(r"top-1 \d+\.\d\d % of 10 validation images$", result)
     assert last == "logs/a/visualize/index.html"

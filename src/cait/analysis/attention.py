@@ -6,7 +6,6 @@ Shapes: h heads, T class tokens (2 with a distillation token), a grid of s × s 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,13 +26,13 @@ TOKENS = ("class token", "distillation token")
 CAPTION = (
     "Saliency is the map of the first class-attention block: what the class token reads of each patch, from the least "
     "(dark) to the most (bright), resized to the image. Each map has a scale of its own. The numbers below it are its "
-    "least and its largest weight; all would be 1 if the patches were read alike. Self-attention is what the framed "
-    "patch reads, after the heads are mixed; there a weight may be negative."
+    "least and its largest weight, in multiples of 1 / number of patches. Self-attention is what the framed patch "
+    "reads, after the heads are mixed; there a weight may be negative."
 )
 WIDTH, LEAST_COLUMNS = 9.0, 6
 """Inches of a figure with few heads, and the columns that make its maps no larger than those of six heads."""
-MOST_PIXELS = 1000
-"""Longer side of a photograph in a figure."""
+MOST_PIXELS, MOST_LETTERS = 1000, 24
+"""Longer side of a photograph, and length of a class's name, in a figure."""
 
 
 class View(NamedTuple):
@@ -123,39 +122,41 @@ def look(
 
 
 def figure(view: View, class_names: Sequence[str]) -> Figure:
-    """The saliency of the first class-attention block on the photograph and on what the network sees, the top
-    classes; below, a column for each head: the same saliency, and all maps.
+    """Draw what a network makes of an image.
+
+    Above: the saliency of the first class-attention block on the photograph and on what the network sees, and the
+    top classes. Below, in a column for each head: the same saliency, then the maps of each block.
     """
     first = view.class_attention[0]  # [h, T, s, s]
-    heads, tokens = first.shape[:2]
-    maps = [
-        (f"class attention {number}" + f"\n{TOKENS[token]}" * (tokens > 1), weights[:, token])
-        for number, weights in enumerate(view.class_attention)
-        for token in range(tokens)
-    ]
-    rows = 1 + len(maps) + len(view.self_attention)
-    columns = max(heads, LEAST_COLUMNS)
+    rows = 1 + len(view.class_attention) * first.shape[1] + len(view.self_attention)
+    columns = max(len(first), LEAST_COLUMNS)
     width = max(WIDTH, columns * 0.9)
-    height = rows * (width / columns + 0.15)
-    whole = Figure(figsize=(width, WIDTH / 4 + 0.3 + height), layout="constrained")
-    above, below = whole.subfigures(2, 1, squeeze=False, height_ratios=(WIDTH / 4 + 0.3, height))[:, 0]
+    heights = WIDTH / 4 + 0.3, rows * (width / columns + 0.15)
+    whole = Figure(figsize=(width, sum(heights)), layout="constrained")
+    above, below = whole.subfigures(2, 1, squeeze=False, height_ratios=heights)[:, 0]
     _draw_above(above, view, first.mean(dim=0), class_names)
     axes = below.subplots(rows, columns, squeeze=False)
-    for empty in axes[:, heads:].flat:
+    for empty in axes[:, len(first) :].flat:
         empty.remove()
-    axes = axes[:, :heads]
-    for head in range(heads):
-        _overlay(axes[0, head], view, first[head, 0])
-        axes[0, head].set_title(f"head {head}")
-    _label(axes[0, 0], "saliency")
-    for line, (label, weights) in zip(axes[1:], maps, strict=False):
-        _draw_maps(line, label, weights)
-    for line, (block, weights) in zip(axes[1 + len(maps) :], view.self_attention.items(), strict=True):
-        _draw_maps(line, f"self-attention {block}", weights)
-        for cell_axes in line:
-            row, column = view.query
-            cell_axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, color="#56B4E9", lw=1.5))
+    _draw_below(axes[:, : len(first)], view)
     return whole
+
+
+def _draw_below(axes: np.ndarray, view: View) -> None:
+    """Fill axes [rows, h]."""
+    lines = iter(axes)
+    for head, axis in enumerate(saliencies := next(lines)):
+        _overlay(axis, view, view.class_attention[0][head, 0])
+        axis.set_title(f"head {head}")
+    _label(saliencies[0], "saliency")
+    for number, weights in enumerate(view.class_attention):
+        for token, name in zip(weights.unbind(1), TOKENS, strict=False):
+            _draw_maps(next(lines), f"class attention {number}" + f"\n{name}" * (weights.shape[1] > 1), token)
+    for block, weights in view.self_attention.items():
+        _draw_maps(line := next(lines), f"self-attention {block}", weights)
+        row, column = view.query
+        for axis in line:
+            axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, color="#56B4E9", lw=1.5))
 
 
 def _draw_above(above: Any, view: View, means: Tensor, class_names: Sequence[str]) -> None:
@@ -184,7 +185,7 @@ def _draw_photograph(axes: Axes, view: View, weights: Tensor) -> None:
     axes.imshow(small, extent=(0, width, height, 0))
     _lay_over(axes, saliency(weights, len(view.pixels)), (left, right, bottom, top))
     axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, color="#D55E00", lw=1, clip_on=False))
-    axes.set(xlim=(0, width), ylim=(height, 0), title=f"photograph, {width} × {height}")
+    axes.set(xlim=(0, width), ylim=(height, 0), title=f"image, {width} × {height}")
 
 
 def _overlay(axes: Axes, view: View, weights: Tensor) -> None:
@@ -219,9 +220,10 @@ def _bare(axes: Axes) -> None:
 
 def _draw_classes(axes: Axes, probabilities: Tensor, class_names: Sequence[str]) -> None:
     best = probabilities.topk(min(5, len(probabilities)))
-    names = [textwrap.shorten(class_names[index], 24, placeholder="…") for index in best.indices.tolist()]
+    names = [class_names[index] for index in best.indices.tolist()]
     axes.barh(range(len(names)), best.values, height=0.3, color="#56B4E9")
     for line, (name, value) in enumerate(zip(names, best.values.tolist(), strict=True)):
-        axes.text(0, line - 0.35, f"{name}  {value:.1%}", va="center", fontsize=8)
+        shown = name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…"
+        axes.text(0, line - 0.35, f"{shown}  {value:.1%}", va="center", fontsize=8, parse_math=False)
     _bare(axes)
     axes.set(title="classes", xlim=(0, 1), ylim=(4.5, -0.8))

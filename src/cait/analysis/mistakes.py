@@ -84,8 +84,8 @@ def confusion(scored: Scored, class_names: Sequence[str]) -> Figure:
     axis.set(xlabel="predicted class", ylabel="true class")
     figure.colorbar(shown, ax=axis, shrink=0.7, label="share of the true class")
     if classes <= LABELLED:
-        axis.set_xticks(range(classes), class_names, rotation=90)
-        axis.set_yticks(range(classes), class_names)
+        axis.set_xticks(range(classes), class_names, rotation=90, parse_math=False)
+        axis.set_yticks(range(classes), class_names, parse_math=False)
         for (row, column), count in np.ndenumerate(matrix):
             if count:
                 colour = "#111111" if shares[row, column] > 0.6 else "white"

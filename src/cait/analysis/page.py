@@ -46,7 +46,7 @@ img {{ display: block; max-width: 100%; height: auto; }}
 dl {{ display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; }} dd {{ margin: 0; }}
 table {{ border-collapse: collapse; }} th, td {{ padding: .2rem 1rem .2rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--line); }} td.number, th.number {{ text-align: right; }}
-.wide {{ overflow-x: auto; }} .wide img {{ max-width: none; width: 100%; min-width: 640px; }}
+.wide {{ overflow-x: auto; }} .wide img {{ min-width: 640px; }}
 .grid {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: 1rem; }}
 .grid figure {{ margin: 0; font-size: .85rem; }} .grid img {{ width: 100%; image-rendering: pixelated; }}
 .grid figcaption b {{ color: var(--text); }}

@@ -218,7 +218,7 @@ def _crop_box(data: Any, width: int, height: int) -> Any:
 
 def _new_path(folder: Path, name: str, written: list[Path]) -> Path:
     """A path for the figure of an image: two images of one name get two."""
-    stem = re.sub(r"[^\w.-]+", "-", re.sub(r"\.[A-Za-z]+$", "", name)).lstrip(".-") or "image"
+    stem = re.sub(r"[^\w.-]+", "-", re.sub(r"\.[A-Za-z]+$", "", name)).lstrip(".-")[:100] or "image"
     path, number = folder / f"{stem}.png", 2
     while path in written:
         path, number = folder / f"{stem}-{number}.png", number + 1
@@ -267,8 +267,8 @@ def _mistakes(loaded: loading.Loaded, facts: list[tuple[str, str]]) -> list[tupl
     tiles = [
         (
             _seen(loaded.data, images[index][0])[1],
-            f"{names[scored.predicted[index]]} {scored.probabilities[index]:.1%}",
-            f"is {names[scored.labels[index]]}, loss {scored.losses[index]:.2f}: {images.samples.name(index)}",
+            f"true {names[scored.labels[index]]}, predicted {names[scored.predicted[index]]}",
+            f"at {scored.probabilities[index]:.1%}, loss {scored.losses[index]:.2f}; {images.samples.name(index)}",
         )
         for index in scored.worst(WORST)
     ]
