@@ -29,8 +29,8 @@ CAPTION = (
     "least and its largest weight, in multiples of 1 / number of patches. Self-attention is what the framed patch "
     "reads, after the heads are mixed; there a weight may be negative."
 )
-WIDTH, LEAST_COLUMNS = 9.0, 6
-"""Inches of a figure with few heads, and the columns that make its maps no larger than those of six heads."""
+WIDTH, LEAST_COLUMNS = 8.0, 4
+"""Inches of a figure with few heads, and the columns that it leaves room for."""
 MOST_PIXELS, MOST_LETTERS = 1000, 24
 """Longer side of a photograph, and length of a class's name, in a figure."""
 
@@ -166,10 +166,10 @@ def _draw_above(above: Any, view: View, means: Tensor, class_names: Sequence[str
     if view.box is not None:
         _draw_photograph(axes["photograph"], view, means[0])
     axes["seen"].imshow(view.pixels)
-    axes["seen"].set_title(f"seen by the network, {len(view.pixels)} px")
+    axes["seen"].set_title(f"as seen, {len(view.pixels)} pixels")
     for token, weights in zip(TOKENS, means, strict=False):
         _overlay(axes[token], view, weights)
-        axes[token].set_title("saliency, mean of heads" if len(means) == 1 else token)
+        axes[token].set_title("mean saliency" if len(means) == 1 else token)
     for axis in list(axes.values())[:-1]:
         _bare(axis)
     _draw_classes(axes["classes"], view.probabilities, class_names)

@@ -20,6 +20,7 @@ from cait.verbs.options import TRUST, Options, split_run
 FOLDER = Path("visualize")
 PAGE = "index.html"
 WORST = 24
+MANY = 5000
 CONFUSIONS = 15
 
 
@@ -258,6 +259,8 @@ def _mistakes(loaded: loading.Loaded, facts: list[tuple[str, str]]) -> list[tupl
     from cait.analysis import mistakes, page
 
     images, names = _validation(loaded), loaded.class_names
+    if len(images) > MANY:
+        print(f"scoring {len(images):,} validation images; --no_validation leaves that out", flush=True)
     scored = mistakes.score(loaded.network, loaded.data.val_dataloader())
     result = f"top-1 {scored.acc1:.2f} % of {scored.counted.sum():,} validation images"
     print(result)
