@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -15,8 +16,10 @@ from cait.analysis import plots
 
 LABELLED = 30
 """Up to this many classes the confusion matrix has their names and counts; beyond, it is an image."""
-MOST_CELLS = 500
+MOST_CELLS = 200
 """Cells along a side of that image; neighbouring classes share one if there are more."""
+SHADES = PowerNorm(0.4, vmin=0, vmax=1)
+"""So that rare mistakes are seen beside the diagonal."""
 
 
 class Scored(NamedTuple):
@@ -80,7 +83,7 @@ def confusion(scored: Scored, class_names: Sequence[str]) -> Figure:
     side = min(7.0, 2.5 + 0.35 * classes)
     figure, axes = plots.grid(1, 1, side, 0.85 * side)
     axis = axes[0, 0]
-    shown = axis.imshow(np.ma.masked_equal(shares, 0), cmap="viridis", vmin=0, vmax=1, extent=_extent(classes))
+    shown = axis.imshow(np.ma.masked_equal(shares, 0), norm=SHADES, extent=(-0.5, classes - 0.5, classes - 0.5, -0.5))
     axis.set(xlabel="predicted class", ylabel="true class")
     figure.colorbar(shown, ax=axis, shrink=0.7, label="share of the true class")
     if classes <= LABELLED:
@@ -91,7 +94,3 @@ def confusion(scored: Scored, class_names: Sequence[str]) -> Figure:
                 colour = "#111111" if shares[row, column] > 0.6 else "white"
                 axis.text(column, row, str(count), ha="center", va="center", fontsize=7, color=colour)
     return figure
-
-
-def _extent(classes: int) -> tuple[float, float, float, float]:
-    return -0.5, classes - 0.5, classes - 0.5, -0.5
