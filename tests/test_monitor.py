@@ -13,7 +13,8 @@ from conftest import SMALL, Cait, checkpoint, start
 from lightning.pytorch.callbacks import LambdaCallback
 from recorder import StepRecorder
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_compile import needs_a_compiler, network, step
+from test_compile import needs_a_compiler, network
+from test_compile import step as one_step
 from test_module import FIELDS, Chosen, loader, module, precision_of, trainer
 from test_survival import TWO, assert_same, wait_for_steps
 from torch import Tensor
@@ -391,15 +392,21 @@ def test_watching_compiled_blocks_compiles_nothing_again() -> None:
     model = network()
     model.compile_blocks()
     images = torch.randn(16, 3, 32, 32)
-    before = step(model, images, 0)
+    before = one_step(model, images, 0)
     seen: dict[int, Tensor] = {}
     with torch._dynamo.config.patch(error_on_recompile=True):
         measured = branches_module.measure(model, images)
         hooks = branches_module.watch_gradients(model, lambda block, gradient: seen.update({block: gradient}))
-        after = step(model, images, 0)
+        after = one_step(model, images, 0)
         for hook in hooks:
             hook.remove()
-        step(model, images, 0)
+        one_step(model, images, 0)
     assert sorted(seen) == list(range(6))
+    eager: dict[int, Tensor] = {}
+    plain = network()
+    branches_module.watch_gradients(plain, lambda block, gradient: eager.update({block: gradient}))
+    one_step(plain, images, 0)
+    for block, gradient in seen.items():
+        torch.testing.assert_close(gradient, eager[block], rtol=1e-4, atol=1e-7)
     assert len(measured) == 12
     assert all(torch.equal(ours, others) for ours, others in zip(before, after, strict=True))
