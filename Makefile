@@ -8,6 +8,7 @@ PYTHON ?= python3
 CONFIG ?= configs/digits.yaml
 PAPER ?=
 RUN ?=
+RUNS ?=
 N ?= 50
 DATA ?=
 SIZE ?=
@@ -42,6 +43,13 @@ export: $(READY) ## Take the run RUN out: for timm, or ARGS="--format release|on
 .PHONY: visualize
 visualize: $(READY) ## Draw what the run RUN sees in IMAGES (files or folders), its curves and its worst mistakes
 	@$(BIN)/cait visualize $(if $(RUN),'$(RUN)') $(if $(IMAGES),--images $(IMAGES)) $(ARGS)
+.PHONY: plot
+plot: $(READY) ## Draw the curves of the run RUN and the heat maps of its layers
+	@$(BIN)/cait plot $(if $(RUN),'$(RUN)') $(ARGS)
+
+.PHONY: compare
+compare: $(READY) ## Show what differs between the runs RUNS="a b", and their curves over each other
+	@$(BIN)/cait compare $(RUNS) $(ARGS)
 
 .PHONY: zoo
 zoo: $(READY) ## Show the paper's ten models, their size, cost and published accuracy

@@ -29,6 +29,8 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
              cait export NAME [--format timm|release|onnx|torch_export] [--ema] [--output PATH]
   visualize  draw attention maps of images, and a page of what a run gets wrong:
              cait visualize NAME [--images FILE|DIR ...] [--self_attention BLOCK,...] [--ema]
+  plot       draw a run's curves and the heat maps of its layers: cait plot NAME [--output DIR]
+  compare    what differs between runs, and their curves: cait compare NAME NAME ... [--output FILE]
   zoo        list the paper's models, their size and cost [--json]
   paper      list the rows of the paper's tables, each a run: cait paper [TABLE] [--json]
   study      train LayerScale and its rivals at several depths: cait study [--size full]
@@ -52,6 +54,8 @@ VERBS = {
     "predict": "cait.verbs.score:predict",
     "export": "cait.verbs.export:export",
     "visualize": "cait.verbs.visualize:visualize",
+    "plot": "cait.verbs.plot:plot",
+    "compare": "cait.verbs.compare:compare",
     "zoo": "cait.verbs.zoo:show",
     "paper": "cait.verbs.paper:show",
     "study": "cait.verbs.study:show",

@@ -1,0 +1,65 @@
+"""What differs between runs: their settings, and what they reached."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from cait import run
+from cait.analysis.curves import Curve
+from cait.errors import UserError, one_line
+
+NOT_SETTINGS = ("run_name", "output", "ckpt_path", "trainer.default_root_dir")
+"""A run's own name and places."""
+
+
+class Reached(NamedTuple):
+    """One metric of one run."""
+
+    best: float
+    last: float
+    best_step: int
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    """The run's config.yaml as {"model.lr": 0.001, ...}.
+
+    Raises:
+        UserError: there is none, or it is no configuration.
+    """
+    path = run.config(folder)
+    try:
+        nested = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is no configuration: {one_line(error)}") from error
+    if not isinstance(nested, dict):
+        raise UserError(f"{path} is no configuration")
+    return {name: value for name, value in _flatten(nested).items() if name not in NOT_SETTINGS}
+
+
+def _flatten(nested: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat
+
+
+def differing(all_settings: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """The settings that are not the same in all runs, with the value of each run; "-" where a run does not have it."""
+    names = sorted({name for settings in all_settings for name in settings})
+    values = {name: [_text(settings[name]) if name in settings else "-" for settings in all_settings] for name in names}
+    return {name: those for name, those in values.items() if len(set(those)) > 1}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def reached(curve: Curve, name: str) -> Reached:
+    """The best and the last value of a curve; the best of a loss is its smallest, of anything else its largest."""
+    steps, values = curve
+    best = (min if "loss" in name else max)(values)
+    return Reached(best, values[-1], steps[values.index(best)])

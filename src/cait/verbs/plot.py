@@ -1,0 +1,37 @@
+"""`cait plot`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from cait import run
+from cait.verbs.options import Options, split_run
+
+
+def plot(arguments: list[str], *others: Any) -> None:
+    """Draw the curves of a run and, if it was monitored, the heat maps of its layers."""
+    options = Options("plot", "Draw the curves of a run and what its monitor.csv says of its layers.")
+    options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")
+    options.add_argument("--output", type=Path, metavar="DIR", help="default the folder plots/ of the run")
+    given = options.parse_args(arguments)
+    folder, _ = split_run("plot", [given.run] if given.run else [])
+    from cait.analysis import curves, figures, monitored, plots
+
+    output = given.output or folder / run.PLOTS
+    logged = curves.read(folder)
+    watched = (folder / run.MONITOR).exists()
+    tables = monitored.read(folder) if watched else {}
+    drawn = {"curves": figures.draw_curves({folder.name: logged})}
+    for name in figures.MAPS:
+        if any(name == figure for _, figure in tables):
+            drawn[name] = figures.draw_map(tables, name, logged)
+    if tables:
+        drawn["depth"] = figures.draw_depth(tables, logged)
+    for name, figure in drawn.items():
+        plots.write(figure, output / f"{name}.png")
+    if not watched:
+        print(f"{folder} was not monitored: a run with --monitor.every_n_steps 50 has heat maps of its layers too")
+    for name in drawn:
+        print(os.path.relpath(output / f"{name}.png"))
