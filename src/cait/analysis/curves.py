@@ -38,6 +38,14 @@ def read(folder: Path) -> dict[str, Curve]:
     return {name: (sorted(values), [values[step] for step in sorted(values)]) for name, values in found.items()}
 
 
+def steps_per_epoch(curves: dict[str, Curve]) -> float | None:
+    """Optimiser steps of one epoch; None if the run is within its first."""
+    steps, epochs = curves.get("epoch", ([], []))
+    if not epochs or max(epochs) < 1:
+        return None
+    return max((step + 1) / (epoch + 1) for step, epoch in zip(steps, epochs, strict=True))
+
+
 def _number(cell: object) -> float | None:
     try:
         value = float(cell)  # type: ignore[arg-type]

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from cait.analysis.curves import Curve
+from cait.analysis.curves import Curve, steps_per_epoch
 from cait.analysis.monitored import MODULES, Table
 from cait.analysis.plots import grid
 
 Curves = dict[str, Curve]
 Tables = dict[tuple[str, str], Table]
 
-STYLES = {"train": "-", "val": "--", "val_ema": ":"}
+SPLITS = ("train", "val", "val_ema")
+DASHES = ("-", "--", ":", "-.")
 UNITS = {"acc1": "top-1 (%)", "acc5": "top-5 (%)", "lr": "learning rate", "grad_norm": "norm of the gradient"}
 PARTS = {
     "sa": "self-attention",
@@ -37,20 +39,12 @@ MAPS = {
     "grad_cosine": "cosine of the gradient with the gradient of the step before",
     "update_cosine": "cosine of the update with the negative gradient",
     "update_ratio": "update over weights, ‖Δw‖ / ‖w‖",
-    "input_grad_norm": "norm of the gradient with respect to a block's input",
+    "input_grad_norm": "norm of the gradient at a block's input",
 }
 """Each figure of monitor.csv that has a heat map."""
 LINEAR = ("branch_ratio",)
 ROWS = (("sa", "ffn"), ("ca", "ca_ffn"), ("block",), ("ca_block",), (MODULES,))
 """Parts that stand side by side and share their colours."""
-
-
-def steps_per_epoch(curves: Curves) -> float | None:
-    """None if the run is within its first epoch."""
-    steps, epochs = curves.get("epoch", ([], []))
-    if not epochs or max(epochs) < 1:
-        return None
-    return max((step + 1) / (epoch + 1) for step, epoch in zip(steps, epochs, strict=True))
 
 
 def _time(steps: list[int], per_epoch: float | None) -> list[float]:
@@ -59,7 +53,10 @@ def _time(steps: list[int], per_epoch: float | None) -> list[float]:
 
 
 def draw_curves(runs: dict[str, Curves]) -> Figure:
-    """The curves of runs by the runs' names: a panel for each metric, in which train, val and val_ema share a panel."""
+    """The curves of runs by the runs' names, a panel for each metric; train, val and val_ema share a panel.
+
+    The colour tells the splits of one run apart. Of several runs it tells the runs, and the dashes the splits.
+    """
     per_epoch = {name: steps_per_epoch(curves) for name, curves in runs.items()}
     in_epochs = all(per_epoch.values())
     panels: dict[str, list[str]] = {}
@@ -69,29 +66,27 @@ def draw_curves(runs: dict[str, Curves]) -> Figure:
     names = sorted(panels, key=lambda name: (order.index(name) if name in order else len(order), name))
     columns = min(3, len(names))
     rows = math.ceil(len(names) / columns)
-    figure, axes = grid(rows, columns, 3.6 * columns, 2.6 * rows)
+    figure, axes = grid(rows, columns, 3.6 * columns, 2.6 * rows + 0.4)
     for panel in axes.flat[len(names) :]:
         panel.set_visible(False)
+    legend: dict[str, Line2D] = {}
     for panel, name in zip(axes.flat, names, strict=False):
         for number, (label, curves) in enumerate(runs.items()):
-            for metric in panels[name]:
-                if metric in curves:
-                    split = metric.rpartition("/")[0]
-                    line: dict[str, Any] = {"label": split or None}
-                    if len(runs) > 1:
-                        line = {
-                            "color": f"C{number}",
-                            "linestyle": STYLES.get(split, "-."),
-                            "label": f"{label} {split}",
-                        }
-                    steps, values = curves[metric]
-                    marker = "." if len(steps) < 2 else ""
-                    x = _time(steps, per_epoch[label] if in_epochs else None)
-                    panel.plot(x, values, linewidth=1.2, marker=marker, **line)
+            for metric in sorted(curves.keys() & panels[name]):
+                split = metric.rpartition("/")[0] or "train"
+                place = SPLITS.index(split) if split in SPLITS else len(SPLITS)
+                steps, values = curves[metric]
+                (legend[f"{label} {split}" if len(runs) > 1 else split],) = panel.plot(
+                    _time(steps, per_epoch[label] if in_epochs else None),
+                    values,
+                    color=f"C{number if len(runs) > 1 else place}",
+                    linestyle=DASHES[place] if len(runs) > 1 else "-",
+                    linewidth=1.2,
+                    marker="." if len(steps) == 1 else "",
+                )
         panel.set_title(UNITS.get(name, name))
         panel.set_xlabel("epoch" if in_epochs else "step")
-        if len(runs) > 1 or len(panels[name]) > 1:
-            panel.legend(fontsize=7)
+    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=3, fontsize=8)
     return figure
 
 
@@ -153,7 +148,7 @@ def _label_layers(panel: Axes, table: Table) -> None:
 
 
 def draw_depth(tables: Tables, curves: Curves, most: int = 5) -> Figure:
-    """Gradients against depth, a line for each of `most` epochs at most, from the first measured one to the last."""
+    """Gradients and branches against depth: a line for each of `most` measured steps, the first and last among them."""
     wanted = [(part, "grad_norm") for part in ("sa", "ffn", MODULES)]
     wanted += [("block", "input_grad_norm"), ("sa", "branch_ratio"), ("ffn", "branch_ratio")]
     panels = [key for key in wanted if key in tables]
@@ -166,19 +161,18 @@ def draw_depth(tables: Tables, curves: Curves, most: int = 5) -> Figure:
     for panel, (part, name) in zip(axes.flat, panels, strict=False):
         table = tables[part, name]
         chosen = sorted({round(i) for i in np.linspace(0, len(table.steps) - 1, most)})
-        for place, column in enumerate(chosen):
+        colours = colormaps["viridis"](np.linspace(0, 0.9, len(chosen)))  # in the order of time
+        for colour, column in zip(colours, chosen, strict=True):
             time = _time([table.steps[column]], per_epoch)[0]
-            label = f"step {time:.0f}" if per_epoch is None else f"epoch {time:.3g}"
-            # Dark to light, in the order of time.
-            colour = f"C{place}"
+            label = f"step {time:.0f}" if per_epoch is None else f"epoch {time:.1f}"
             panel.plot(range(1, len(table.layers) + 1), table.values[:, column], color=colour, marker=".", label=label)
         if np.nanmax(table.values) > 0 and name not in LINEAR:
             panel.set_yscale("log")
-        panel.set_title(f"{PARTS[part]}: {MAPS[name]}", fontsize=8, wrap=True)
+        panel.set_title(f"{PARTS[part]}:\n{MAPS[name]}", fontsize=8)
         if part == MODULES:
             panel.set_xticks(range(1, len(table.layers) + 1), table.layers, rotation=90)
         else:
             panel.set_xlabel("layer")
             panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panel.legend(fontsize=7)
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=most)
     return figure

@@ -11,6 +11,7 @@ from cycler import cycler
 from matplotlib.figure import Figure
 
 from cait import run
+from cait.errors import UserError
 
 mpl.rcParams.update(
     {
@@ -36,7 +37,16 @@ def grid(rows: int, columns: int, width: float, height: float, **options: Any) -
 
 
 def write(figure: Figure, path: Path) -> None:
-    """Write the figure in the format that the file's name ends with; the file is whole or as before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with run.whole(path) as beside:
-        figure.savefig(beside, format=path.suffix.removeprefix("."))
+    """Write the figure in the format that the file's name ends with; the file is whole or as before.
+
+    Raises:
+        UserError: matplotlib does not know the format, or the place cannot be written to.
+    """
+    if path.suffix[1:] not in (formats := figure.canvas.get_supported_filetypes()):
+        raise UserError(f"a figure's file ends with one of .{', .'.join(sorted(formats))}; {path} does not")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with run.whole(path) as beside:
+            figure.savefig(beside, format=path.suffix[1:])
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error

@@ -11,8 +11,10 @@ from cait import run
 from cait.errors import UserError
 from cait.verbs.options import Options
 
+TRAINING = ("train/acc1", "train/loss")
 
-def compare(arguments: list[str], *others: Any) -> None:
+
+def compare(arguments: list[str], *_: Any) -> None:
     """Print the settings and the metrics in which runs differ, and draw their curves over each other."""
     options = Options("compare", "Show what differs between runs: settings, metrics, curves.")
     options.add_argument("runs", metavar="NAME", nargs="*", help="two or more folders in logs/")
@@ -28,8 +30,6 @@ def compare(arguments: list[str], *others: Any) -> None:
     labels = _labels(folders)
     _print(labels, comparison.differing(all_settings), _metrics(logged))
     output = given.output or folders[0].parent / f"compare-{'-'.join(folder.name for folder in folders)}.png"
-    if not output.suffix:
-        raise UserError(f"--output {output} needs an ending, such as .png or .pdf")
     plots.write(figures.draw_curves(dict(zip(labels, logged, strict=True))), output)
     print(os.path.relpath(output))
 
@@ -41,22 +41,23 @@ def _labels(folders: list[Path]) -> list[str]:
 
 
 def _metrics(logged: list[Any]) -> dict[str, list[str]]:
-    """Steps, epochs, and the best and the last of each metric of training and validation, by run."""
+    """Steps, epochs, and the best and the last value of each metric, by run."""
     from cait.analysis.comparison import reached
+    from cait.analysis.curves import steps_per_epoch
 
+    done = [max(max(steps) for steps, _ in curves.values()) + 1 for curves in logged]
+    per_epoch = [steps_per_epoch(curves) for curves in logged]
     rows = {
-        "steps": [str(max(max(steps) for steps, _ in curves.values()) + 1) for curves in logged],
-        "epochs": [f"{curves['epoch'][1][-1] + 1:.0f}" if "epoch" in curves else "-" for curves in logged],
+        "steps": [str(step) for step in done],
+        "epochs": [f"{step / each:.4g}" if each else "-" for step, each in zip(done, per_epoch, strict=True)],
     }
-    for name in sorted({name for curves in logged for name in curves if name.partition("/")[0] in SPLITS}):
+    metrics = {name for curves in logged for name in curves}
+    for name in sorted(name for name in metrics if name in TRAINING or name.startswith("val")):
         found = [reached(curves[name], name) if name in curves else None for curves in logged]
-        if name.startswith("val"):
-            rows[f"{name}, best"] = [f"{one.best:.4g} at step {one.best_step}" if one else "-" for one in found]
+        if name not in TRAINING:
+            rows[f"{name}, best (step)"] = [f"{one.best:.4g} ({one.best_step})" if one else "-" for one in found]
         rows[f"{name}, last"] = [f"{one.last:.4g}" if one else "-" for one in found]
     return rows
-
-
-SPLITS = ("train", "val", "val_ema")
 
 
 def _print(labels: list[str], settings: dict[str, list[str]], metrics: dict[str, list[str]]) -> None:
@@ -65,7 +66,8 @@ def _print(labels: list[str], settings: dict[str, list[str]], metrics: dict[str,
     from rich.table import Table
 
     # A table that is piped into a file keeps its columns.
-    console = Console() if sys.stdout.isatty() else Console(width=80)
+    plain: Any = {"markup": False, "highlight": False}  # values have brackets
+    console = Console(**plain) if sys.stdout.isatty() else Console(width=80, **plain)
     if not settings:
         console.print("The settings are the same.")
     for title, rows in (("setting", settings), ("metric", metrics)):
