@@ -319,9 +319,13 @@ def test_the_command_line_watches_and_by_default_does_not(
     monkeypatch.setattr(sys, "argv", ["cait"])
     here = [f"--data.root={digits_root}", "--data.num_workers=0", "--trainer.devices=1", "--ema.decay=0.9"]
     here += ["--trainer.max_epochs=2", "--trainer.limit_train_batches=6", "--model.drop_path_rate=0.2"]
+    watching: list[str] = []
+    on_train_start = Monitor.on_train_start
+    monkeypatch.setattr(Monitor, "on_train_start", lambda *of: (watching.append(name), on_train_start(*of)))
     for name, more in (("off", []), ("on", ["--monitor.every_n_steps=5"])):
         monkeypatch.setenv("CAIT_RUN", "")
         main(["fit", *SMALL, *here, *more, f"--run_name={name}"])
+    assert watching == ["on"]  # without the setting it is not among the callbacks
     on, off = tmp_path / "logs/on", tmp_path / "logs/off"
     assert not (off / "monitor.csv").exists()
     got = figures(on)

@@ -174,5 +174,5 @@ def draw_depth(tables: Tables, curves: Curves, most: int = 5) -> Figure:
         else:
             panel.set_xlabel("layer")
             panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=most)
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(most, 2 * columns))
     return figure

@@ -160,6 +160,7 @@ class Monitor(Callback):
             self._figures[first.layer, name, "input_grad_norm"] = norms[block]
 
     def _measure_updates(self) -> None:
+        # There are no gradients if a callback in front of this one skipped the step.
         for part, gradient, before in zip(self._parts, self._gradients, self._weights, strict=False):
             update = _flat(part.parameters).to(self._dtype) - before.to(self._dtype)
             self._figures[part.layer, part.name, "update_cosine"] = self._cosine(-gradient, update)
