@@ -271,7 +271,7 @@ class CaiTCLI(LightningCLI):
             raise
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
-        """An `EMA` of your own among the Trainer's callbacks takes the place of `--ema`; `--monitor` is off by default."""
+        """An `EMA` of your own among the Trainer's callbacks takes the place of `--ema`; a `--monitor` may be off."""
         if any(isinstance(callback, EMA) for callback in config["callbacks"]):
             callbacks = [callback for callback in callbacks if not isinstance(callback, EMA)]
         monitors = [callback for callback in callbacks if isinstance(callback, Monitor)]
