@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cait import run
+from cait.errors import UserError
 from cait.verbs.options import Options, split_run
 
 
@@ -21,8 +22,11 @@ def plot(arguments: list[str], *others: Any) -> None:
 
     output = given.output or folder / run.PLOTS
     logged = curves.read(folder)
-    watched = (folder / run.MONITOR).exists()
-    tables = monitored.read(folder) if watched else {}
+    try:
+        tables = monitored.read(folder)
+    except UserError as error:
+        tables = {}
+        print(f"curves alone: {error}")
     drawn = {"curves": figures.draw_curves({folder.name: logged})}
     for name in figures.MAPS:
         if any(name == figure for _, figure in tables):
@@ -31,7 +35,5 @@ def plot(arguments: list[str], *others: Any) -> None:
         drawn["depth"] = figures.draw_depth(tables, logged)
     for name, figure in drawn.items():
         plots.write(figure, output / f"{name}.png")
-    if not watched:
-        print(f"{folder} was not monitored: a run with --monitor.every_n_steps 50 has heat maps of its layers too")
     for name in drawn:
         print(os.path.relpath(output / f"{name}.png"))
