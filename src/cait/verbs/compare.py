@@ -49,7 +49,7 @@ def _metrics(logged: list[Any]) -> dict[str, list[str]]:
     per_epoch = [steps_per_epoch(curves) for curves in logged]
     rows = {
         "steps": [str(step) for step in done],
-        "epochs": [f"{step / each:.4g}" if each else "-" for step, each in zip(done, per_epoch, strict=True)],
+        "epochs": [f"{step / each:.4g}" if each else "≤ 1" for step, each in zip(done, per_epoch, strict=True)],
     }
     metrics = {name for curves in logged for name in curves}
     for name in sorted(name for name in metrics if name in TRAINING or name.startswith("val")):
