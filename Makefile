@@ -43,6 +43,7 @@ export: $(READY) ## Take the run RUN out: for timm, or ARGS="--format release|on
 .PHONY: visualize
 visualize: $(READY) ## Draw what the run RUN sees in IMAGES (files or folders), its curves and its worst mistakes
 	@$(BIN)/cait visualize $(if $(RUN),'$(RUN)') $(if $(IMAGES),--images $(IMAGES)) $(ARGS)
+
 .PHONY: plot
 plot: $(READY) ## Draw the curves of the run RUN and the heat maps of its layers
 	@$(BIN)/cait plot $(if $(RUN),'$(RUN)') $(ARGS)
