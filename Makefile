@@ -9,6 +9,7 @@ CONFIG ?= configs/digits.yaml
 PAPER ?=
 RUN ?=
 RUNS ?=
+STEP ?=
 N ?= 50
 DATA ?=
 SIZE ?=
@@ -51,6 +52,9 @@ plot: $(READY) ## Draw the curves of the run RUN and the heat maps of its layers
 .PHONY: compare
 compare: $(READY) ## Show what differs between the runs RUNS="a b", and their curves over each other
 	@$(BIN)/cait compare $(RUNS) $(ARGS)
+.PHONY: replay
+replay: $(READY) ## Show what step STEP of the run RUN saw: images, loss, gradients
+	@$(BIN)/cait replay $(if $(RUN),'$(RUN)') $(if $(STEP),--step '$(STEP)') $(ARGS)
 
 .PHONY: zoo
 zoo: $(READY) ## Show the paper's ten models, their size, cost and published accuracy

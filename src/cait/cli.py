@@ -31,6 +31,8 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
              cait visualize NAME [--images FILE|DIR ...] [--self_attention BLOCK,...] [--ema]
   plot       draw a run's curves and the heat maps of its layers: cait plot NAME [--output DIR]
   compare    what differs between runs, and their curves: cait compare NAME NAME ... [--output FILE]
+  replay     show the images, loss and gradients of past steps, to the bit:
+             cait replay NAME --step N [--count K] [--data-only] [--output DIR]
   zoo        list the paper's models, their size and cost [--json]
   paper      list the rows of the paper's tables, each a run: cait paper [TABLE] [--json]
   study      train LayerScale and its rivals at several depths: cait study [--size full]
@@ -56,6 +58,7 @@ VERBS = {
     "visualize": "cait.verbs.visualize:visualize",
     "plot": "cait.verbs.plot:plot",
     "compare": "cait.verbs.compare:compare",
+    "replay": "cait.verbs.replay:replay",
     "zoo": "cait.verbs.zoo:show",
     "paper": "cait.verbs.paper:show",
     "study": "cait.verbs.study:show",

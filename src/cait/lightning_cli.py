@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -368,7 +369,7 @@ class CaiTCLI(LightningCLI):
 
 
 def drive(
-    kind: type[CaiTCLI],
+    kind: Callable[..., CaiTCLI],
     arguments: list[str],
     module: type[CaiTModule] | None,
     data: type[ImageNetDataModule] | None,

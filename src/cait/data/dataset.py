@@ -135,8 +135,9 @@ class TrainImages(Dataset[tuple[Any, int]]):
         return self.open_image(image, self.samples.name(index), whole), label
 
     def _augmented(self, key: Key, opened: tuple[Any, int] | None) -> tuple[Any, int]:
-        index, attempt = key[1], 0
+        attempt = 0
         while True:  # `unreadable` ends it when there is nothing left to read
+            index = self.index(key, attempt)
             try:
                 image, label = opened or self._open(index)
                 seed_generators(seeds.image(self.seed, *key))
@@ -145,7 +146,10 @@ class TrainImages(Dataset[tuple[Any, int]]):
             except UnreadableImageError as error:
                 self.unreadable.note(self.samples.name(index), str(error))
             opened, attempt = None, attempt + 1
-            index = seeds.stand_in(self.seed, *key, attempt) % len(self.samples)
+
+    def index(self, key: Key, attempt: int) -> int:
+        """The image to read for a key: its own, then at each further attempt another that stands in for it."""
+        return seeds.stand_in(self.seed, *key, attempt) % len(self.samples) if attempt else key[1]
 
 
 class EvalImages(Dataset[tuple[Tensor, int]]):

@@ -22,7 +22,8 @@ class UnreadableImages:
 
     def __init__(self, path: Path | None, limit: int) -> None:
         self.path, self.limit = path, limit
-        self._seen: set[str] = set()  # by this process
+        self.seen: set[str] = set()
+        """Names of those that this process has met."""
 
     def note(self, image: str, reason: str) -> None:
         """Note an image once.
@@ -30,16 +31,16 @@ class UnreadableImages:
         Raises:
             UserError: there are more than `limit`.
         """
-        if image in self._seen:
+        if image in self.seen:
             return
-        self._seen.add(image)
+        self.seen.add(image)
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # One short write in append mode, so that processes do not write into each other's lines.
             with self.path.open("a", newline="") as file:
                 csv.writer(file).writerow([image, reason])
-        if len(self._seen) > self.limit:
-            self._fail(len(self._seen), reason)
+        if len(self.seen) > self.limit:
+            self._fail(len(self.seen), reason)
 
     def read(self) -> dict[str, str]:
         """Reason by image, from all processes and from earlier parts of the run."""

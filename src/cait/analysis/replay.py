@@ -1,0 +1,109 @@
+"""What `cait replay` writes of a step: sheets of its images, a table of them, and the gradients by layer."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cait import run
+from cait.analysis import contact_sheet, plots
+from cait.analysis.batches import Batch, Seen
+from cait.analysis.contact_sheet import Cell
+from cait.datamodule import ImageNetDataModule
+
+PASTED, ERASED = "#56B4E9", "#E69F00"
+"""Colours of the boxes: blue and orange."""
+COLUMNS = (
+    *("step", "epoch", "batch", "process", "place", "file", "label", "share", "mixed", "partner", "partner_label"),
+    *("box", "erased", "repeat", "instead_of", "loss"),
+)
+
+
+def read_rows(path: Path) -> dict[int, dict[str, str]]:
+    """The cells of a metrics.csv that are not empty, as they are written, by step."""
+    found: dict[int, dict[str, str]] = {}
+    for row in csv.DictReader(path.read_text().splitlines() if path.is_file() else []):
+        if (step := row.pop("step", None) or "").isdigit():
+            found.setdefault(int(step), {}).update({name: cell for name, cell in row.items() if cell})
+    return found
+
+
+def write_table(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with run.whole(path) as beside, beside.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(lines)
+
+
+class StepImages:
+    """The images of a step, drawn and listed.
+
+    Args:
+        step: its number.
+        most: images to draw at most; all are listed.
+        data: knows the classes and how the images were normalised.
+    """
+
+    def __init__(self, step: int, most: int, data: ImageNetDataModule) -> None:
+        self.step, self.most, self.class_names = step, most, data.class_names
+        self.mean, self.std = (part.cpu() for part in (data.normalize_and_erase.mean, data.normalize_and_erase.std))
+        self.cells: list[Cell] = []
+        self.lines: list[list[Any]] = []
+        self.batches: set[tuple[int, int]] = set()
+
+    def add(self, batch: Batch, losses: Sequence[float] | None, several: bool) -> None:
+        """Add a batch with the loss of each image, if they are known; `several` says that there are more batches."""
+        self.batches.add((batch.seen[0].epoch, batch.seen[0].batch))
+        for place, image in enumerate(batch.seen):
+            partner = None if image.partner is None else batch.seen[image.partner]
+            loss = losses[place] if losses else None
+            self.lines.append(self._line(image, partner, loss))
+            if len(self.cells) < self.most:
+                pixels = batch.images[place].float().cpu() * self.std + self.mean
+                shown = np.asarray(pixels.clamp(0, 1).permute(1, 2, 0))
+                boxes = {PASTED: image.box, ERASED: image.erased}
+                caption = self._caption(image, partner, loss, several)
+                self.cells.append(Cell(shown, caption, {key: box for key, box in boxes.items() if box}))
+
+    def _line(self, image: Seen, partner: Seen | None, loss: float | None) -> list[Any]:
+        names = self.class_names
+        of_partner = (partner.file, names[partner.label]) if partner else ("", "")
+        boxes = [" ".join(map(str, box or ())) for box in (image.box, image.erased)]
+        where = (self.step, image.epoch, image.batch, image.process, image.place, image.file, names[image.label])
+        return [*where, image.share, image.mixed, *of_partner, *boxes, image.repeat, image.instead_of, loss]
+
+    def _caption(self, image: Seen, partner: Seen | None, loss: float | None, several: bool) -> str:
+        label = _short(self.class_names[image.label])
+        if partner:
+            other = _short(self.class_names[partner.label])
+            label = f"{image.share:.2f} {label} + {1 - image.share:.2f} {other}"
+        where = f"p{image.process} b{image.batch} " if several else ""
+        lines = [f"{where}#{image.place} {_short(Path(image.file).name, 20)}", label]
+        return "\n".join(lines if loss is None else [*lines, f"loss {loss:.3f}"])
+
+    def write(self, stem: Path) -> list[Path]:
+        """Write `stem`.png, `stem`-2.png, ... and `stem`.csv; return their paths."""
+        for old in stem.parent.glob(f"{stem.name}-*.png"):
+            old.unlink()
+        epochs, batches = zip(*sorted(self.batches), strict=True)
+        which = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
+        title = f"step {self.step}: epoch {epochs[0]}, {which}, {len(self.lines):,} images"
+        if len(self.cells) < len(self.lines):
+            title += f", the first {len(self.cells):,}"
+        if any(cell.boxes for cell in self.cells):
+            title += " (blue: pasted by CutMix, orange: erased)"
+        written = []
+        for number, figure in enumerate(contact_sheet.pages(self.cells, title), 1):
+            written.append(stem.with_name(f"{stem.name}-{number}.png" if number > 1 else f"{stem.name}.png"))
+            plots.write(figure, written[-1])
+        write_table(stem.with_suffix(".csv"), COLUMNS, self.lines)
+        return [*written, stem.with_suffix(".csv")]
+
+
+def _short(name: str, most: int = 14) -> str:
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most // 2 - 1) :]}"

@@ -1,0 +1,132 @@
+"""`cait replay`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cait import run, signature
+from cait.errors import UserError
+from cait.verbs.options import TRUST, Options, split_trust
+from cait.verbs.paper import replace_row
+
+USAGE = """\
+cait replay RUN --step N [options] [settings of fit]
+       cait replay RUN --step N --data-only [...]
+       cait replay --config FILE --step N --data-only [...]"""
+WHAT = """\
+Show what training steps of a run saw and did: the images of the batch as the network got them, the loss and
+the norms of the gradients. Steps count from 0, as in metrics.csv. The run may still be training."""
+
+
+def replay(arguments: list[str], module: Any, data: Any) -> None:
+    """Go through steps of a run again."""
+    named = [] if not arguments or arguments[0].startswith("-") else arguments[:1]
+    trusted, others = split_trust(arguments[len(named) :])
+    asked, settings = _options().parse_known_args(others)
+    _check(asked, bool(named), settings)
+    if not named:
+        given, settings = settings, replace_row("fit", settings)
+        asked.folder, output = None, Path("replay")
+    else:
+        asked.folder = run.find(named[0])
+        given, output = settings, asked.folder / run.REPLAY
+        settings = ["--config", str(run.config(asked.folder)), *settings]
+    asked.output = asked.output or output
+    asked.start = None
+    with contextlib.nullcontext() if asked.data_only else _start(asked):
+        _go(asked, settings, given, trusted, module, data)
+
+
+def _options() -> Options:
+    options = Options("replay", WHAT)
+    options.usage = USAGE
+    options.add_argument("--step", type=int, required=True, metavar="N", help="step to show, as metrics.csv counts")
+    options.add_argument("--count", type=int, default=1, metavar="K", help="steps in a row, from N on; default 1")
+    options.add_argument("--data-only", "--data_only", action="store_true", help="the images alone, without a model")
+    options.add_argument("--images", type=int, default=256, metavar="M", help="most images to draw; default 256")
+    options.add_argument("--ckpt_path", type=Path, metavar="FILE", help="checkpoint to begin from; default the nearest")
+    options.add_argument("--output", type=Path, metavar="DIR", help="folder to write to; default replay/ in the run's")
+    options.add_argument(TRUST, action="store_true", help="run the code that the run's config.yaml names")
+    return options
+
+
+def _check(asked: Namespace, named: bool, settings: list[str]) -> None:
+    if asked.step < 0:
+        raise UserError(f"--step must be at least 0, got {asked.step}")
+    if min(asked.count, asked.images) < 1:
+        raise UserError("--count and --images must be at least 1")
+    if asked.data_only and asked.ckpt_path:
+        raise UserError("--data-only reads no checkpoint: leave out --ckpt_path")
+    if not named and not (
+        asked.data_only and any(word.split("=")[0] in ("-c", "--config", "--paper") for word in settings)
+    ):
+        raise UserError(
+            "which run? `make replay RUN=NAME STEP=N`; "
+            "a configuration without a run takes `cait replay --config FILE --step N --data-only`"
+        )
+
+
+@contextlib.contextmanager
+def _start(asked: Namespace) -> Iterator[None]:
+    """Set `asked.start`, the checkpoint to begin from, and `asked.ckpt_path`, a file of it that stays as it is.
+
+    A run that is still training replaces its checkpoints.
+    """
+    asked.start = asked.ckpt_path or _nearest(asked.folder, asked.step)
+    if asked.ckpt_path or asked.start is None:
+        yield
+        return
+    asked.output.mkdir(parents=True, exist_ok=True)
+    asked.ckpt_path = run.scratch(asked.output / "start.ckpt")
+    try:
+        try:
+            os.link(asked.start, asked.ckpt_path)
+        except OSError:  # a file system without links
+            import shutil
+
+            shutil.copyfile(asked.start, asked.ckpt_path)
+        sys.argv += ["--ckpt_path", str(asked.ckpt_path)]  # the processes that Lightning starts begin from the same one
+        yield
+    finally:
+        asked.ckpt_path.unlink(missing_ok=True)
+
+
+def _nearest(folder: Path, step: int) -> Path | None:
+    """The last checkpoint before `step`, None if all are of later steps.
+
+    Raises:
+        UserError: the run has no checkpoint at all, or none that is whole.
+    """
+    from cait.callbacks.checkpoints import is_whole
+
+    found = [path for name in (run.LAST, run.PREVIOUS, run.BEST) if is_whole(path := folder / run.CHECKPOINTS / name)]
+    if not found:
+        raise UserError(f"{folder} has no whole checkpoint; --data-only shows the images without one")
+    steps = {path: int(run.read_checkpoint(path)["global_step"]) for path in found}
+    return max((path for path in found if steps[path] <= step), key=steps.__getitem__, default=None)
+
+
+def _go(asked: Namespace, settings: list[str], given: list[str], trusted: bool, module: Any, data: Any) -> None:
+    from functools import partial
+
+    from cait import trust
+    from cait.lightning_cli import drive
+    from cait.verbs.replays import ReplayCLI
+
+    own = [signature.own_text(path) for path in trust.configurations(settings)]
+    limits: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    arguments = ["fit", *settings]
+    if asked.data_only:
+        arguments = trust.to_score(arguments)
+        limits = trust.only_importing(trust.named(given), "the configuration", "give it on the command line")
+    elif not (trusted or any(own)):
+        paths = [*trust.PACKAGES, *trust.named(given)]
+        limits = trust.only_importing(paths, str(asked.folder / run.CONFIG), f"if you trust it add {TRUST}")
+    with limits, contextlib.nullcontext() if trusted else trust.only_objects([*given, *own]):
+        drive(partial(ReplayCLI, asked), arguments, module, data)
