@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from cait.analysis import plots
 
 COLUMNS, ROWS = 8, 8
-WIDTH, HEIGHT = 1.5, 1.95
+WIDTH, HEIGHT = 1.5, 2.0
 """Inches of a cell with its caption."""
 
 

@@ -78,13 +78,12 @@ class StepImages:
         return [*where, image.share, image.mixed, *of_partner, *boxes, image.repeat, image.instead_of, loss]
 
     def _caption(self, image: Seen, partner: Seen | None, loss: float | None, several: bool) -> str:
-        label = _short(self.class_names[image.label])
+        names = [_short(self.class_names[shown.label]) for shown in (image, partner) if shown]
         if partner:
-            other = _short(self.class_names[partner.label])
-            label = f"{image.share:.2f} {label} + {1 - image.share:.2f} {other}"
+            names = [f"{image.share:.2f} {names[0]}", f"+ {1 - image.share:.2f} {names[1]}"]
         where = f"p{image.process} b{image.batch} " if several else ""
-        lines = [f"{where}#{image.place} {_short(Path(image.file).name, 20)}", label]
-        return "\n".join(lines if loss is None else [*lines, f"loss {loss:.3f}"])
+        judged = [] if loss is None else [f"loss {loss:.3f}"]
+        return "\n".join([f"{where}#{image.place} {_short(Path(image.file).name)}", *names, *judged])
 
     def write(self, stem: Path) -> list[Path]:
         """Write `stem`.png, `stem`-2.png, ... and `stem`.csv; return their paths."""
@@ -105,5 +104,5 @@ class StepImages:
         return [*written, stem.with_suffix(".csv")]
 
 
-def _short(name: str, most: int = 14) -> str:
+def _short(name: str, most: int = 20) -> str:
     return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most // 2 - 1) :]}"
