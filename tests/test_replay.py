@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL, checkpoint, rows, start
+from conftest import SMALL, checkpoint, python, rows, start
 from lightning.pytorch import Callback
 from PIL import Image
 from test_module import module, trainer
@@ -76,7 +76,8 @@ def test_the_batches_are_those_of_training_to_the_bit(mixed_root: Path, given: d
     for place in reversed(places):  # any order will do
         got = batches.read(*place, 0)
         images, targets = captured.batches[place]
-        assert torch.equal(got.images, images) and torch.equal(got.targets, targets)
+        assert torch.equal(got.images, images)
+        assert torch.equal(got.targets, targets)
         assert (images.amin(dim=(1, 2, 3)) < images.amax(dim=(1, 2, 3))).any()
         stand_ins += sum(bool(image.instead_of) for image in got.seen)
         assert all("0.jpg" in image.instead_of for image in got.seen if image.instead_of)
@@ -200,9 +201,9 @@ def assert_as_logged(output: str, run: Path, steps: range) -> None:
 @pytest.mark.parametrize(
     ("first", "begin"),
     [
-        (3, "no checkpoint lies before it: from the first step, 13 steps from 0 on"),
-        (36, "checkpoints/best.ckpt, 24 steps from 22 on"),  # before the kill, and after
-        (65, "checkpoints/previous.ckpt, 1 steps from 65 on"),
+        (3, "no checkpoint lies before it, so from the first step: steps 0 to 12 are trained again"),
+        (36, "checkpoints/best.ckpt: steps 22 to 45 are"),  # before the kill, and after
+        (65, "checkpoints/previous.ckpt: steps 65 to 65 are"),
     ],
 )
 def test_the_steps_of_a_killed_run_are_those_of_metrics_csv(place: Path, killed: Path, first: int, begin: str) -> None:
@@ -278,23 +279,22 @@ def test_while_the_run_trains(place: Path) -> None:
 def test_a_difference_is_shown(place: Path, killed: Path) -> None:
     copy = place / "logs/changed"
     shutil.copytree(killed, copy)
-    text = (copy / "metrics.csv").read_text().splitlines()
-    (copy / "metrics.csv").write_text("\n".join(line for line in text if ",64," not in line) + "\n")
-    output = cait(place, "replay", "changed", "--step=64", "--count=2", "--images=1", "--model.lr=1e-3")
-    got = replayed(output)
-    assert got[64, "train/loss"][1] == "not logged"
-    value, there = got[65, "lr"]
-    assert value != there != "same"
-    assert there == {row["step"]: row["lr"] for row in rows(killed) if row["lr"]}["65"]
+    logged = {int(row["step"]): row for row in rows(killed) if row["train/loss"]}[65]
+    text = (copy / "metrics.csv").read_text()
+    (copy / "metrics.csv").write_text(text.replace(f",65,{logged['train/acc1']},", ",65,,"))
+    got = replayed(cait(place, "replay", "changed", "--step=65", "--images=1", "--model.lr=1e-3"))
+    assert got[65, "train/loss"] == (logged["train/loss"], "same")
+    assert got[65, "train/acc1"] == (logged["train/acc1"], "not logged")
+    assert got[65, "lr"][0] != got[65, "lr"][1] == logged["lr"]
 
 
 def test_data_only_needs_neither_checkpoint_nor_network(
     place: Path, killed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(place)
-    main(["replay", "killed", "--step=36", "--images=4", "--output=with"])
-    main(["replay", "killed", "--step=36", "--images=4", "--data-only", "--output=without"])
-    with_loss, without = ((place / name / "step-000036.csv").read_text() for name in ("with", "without"))
+    main(["replay", "killed", "--step=65", "--images=4", "--output=with"])
+    main(["replay", "killed", "--step=65", "--images=4", "--data-only", "--output=without"])
+    with_loss, without = ((place / name / "step-000065.csv").read_text() for name in ("with", "without"))
     assert re.sub(r",[^,]+$", ",", with_loss, flags=re.M) == re.sub(r",[^,]*$", ",", without, flags=re.M)
     monkeypatch.setattr("cait.model.network.build", None)
     config = [*SMALL, "--model.name=m48", "--trainer.accelerator=gpu", "--trainer.devices=2", "--data-only", "--step=7"]
@@ -347,7 +347,8 @@ def test_bad_input_gets_one_line(
         main(["replay", *arguments.split()])
     assert stop.value.code == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("cait: error: ") and message in error
+    assert error.startswith("cait: error: ")
+    assert message in error
 
 
 def test_a_strangers_run_names_code(place: Path, killed: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -365,3 +366,9 @@ def test_a_strangers_run_names_code(place: Path, killed: Path, monkeypatch: pyte
 def test_a_checkpoint_that_was_replaced_is_noticed() -> None:
     with pytest.raises(UserError, match="is of step 0, not 5"):
         trainer(callbacks=[StepRecord(5, 6, 6)]).fit(module(), torch.utils.data.DataLoader([torch.zeros(1)]))
+
+
+def test_help_does_not_wait_for_lightning() -> None:
+    code = "import sys; sys.modules['lightning'] = sys.modules['torch'] = None\n"
+    done = python(code + "from cait.cli import main; main(['replay', '--help'])")
+    assert "usage: cait replay RUN --step N" in done.stdout, done.stderr

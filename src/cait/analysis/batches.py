@@ -91,6 +91,7 @@ class TrainingBatches:
     def __init__(self, data: ImageNetDataModule, trainer: Trainer, state: dict[str, Any] | None = None) -> None:
         self.data, self.trainer = data, trainer
         self._stand_at(0, 0, 0)
+        data.share_batch(trainer)
         data.prepare_data()
         data.setup()
         if state is not None:

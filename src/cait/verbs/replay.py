@@ -105,11 +105,15 @@ def _nearest(folder: Path, step: int) -> Path | None:
     """
     from cait.callbacks.checkpoints import is_whole
 
-    found = [path for name in (run.LAST, run.PREVIOUS, run.BEST) if is_whole(path := folder / run.CHECKPOINTS / name)]
-    if not found:
+    steps: dict[Path, int] = {}
+    for name in (run.LAST, run.PREVIOUS, run.BEST):
+        path = folder / run.CHECKPOINTS / name
+        with contextlib.suppress(UserError):
+            steps[path] = int(run.read_checkpoint(path)["global_step"])
+    if not steps:
         raise UserError(f"{folder} has no whole checkpoint; --data-only shows the images without one")
-    steps = {path: int(run.read_checkpoint(path)["global_step"]) for path in found}
-    return max((path for path in found if steps[path] <= step), key=steps.__getitem__, default=None)
+    before = sorted((path for path in steps if steps[path] <= step), key=steps.__getitem__, reverse=True)
+    return next(filter(is_whole, before), None)
 
 
 def _go(asked: Namespace, settings: list[str], given: list[str], trusted: bool, module: Any, data: Any) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_info
@@ -20,6 +23,7 @@ from cait import launch, run
 from cait.analysis.batches import TrainingBatches
 from cait.analysis.replay import StepImages, read_rows, write_table
 from cait.callbacks.guard import NonFiniteGuard
+from cait.callbacks.progress import RunProgressBar
 from cait.callbacks.replay import KeptRows, StepRecord
 from cait.callbacks.seeding import StepSeed
 from cait.callbacks.unreadable import UnreadableReport
@@ -66,7 +70,15 @@ class ReplayCLI(CaiTCLI):
             raise UserError(f"{self.asked.start} is of step {start:,}, after step {self.asked.step:,}")
         self.kept, self.record = KeptRows(), StepRecord(start, self.asked.step, self.last)
         guard = NonFiniteGuard(self.asked.output, NEVER)
-        callbacks = [StepSeed(self.datamodule.seed), guard, UnreadableReport(self.datamodule), self.record]
+        callbacks: list[Callback] = [
+            StepSeed(self.datamodule.seed),
+            guard,
+            UnreadableReport(self.datamodule),
+            self.record,
+        ]
+        if sys.stdout.isatty():
+            callbacks.append(RunProgressBar())
+            kwargs["enable_progress_bar"] = True
         own = [
             callback for callback in _listed(given.callbacks) if not isinstance(callback, Checkpoint | EarlyStopping)
         ]
@@ -101,7 +113,8 @@ class ReplayCLI(CaiTCLI):
         else:
             self.datamodule.trainer = None
             self._tell_how_far()
-            trainer.fit(*args, **kwargs)
+            with _quiet():
+                trainer.fit(*args, **kwargs)
             if trainer.is_global_zero:
                 self._show_metrics()
                 self._show(batches)
@@ -109,8 +122,8 @@ class ReplayCLI(CaiTCLI):
     def _tell_how_far(self) -> None:
         asked, start = self.asked, self.record.start
         if "LOCAL_RANK" not in os.environ:
-            begin = f"from {asked.start}" if asked.start else "no checkpoint lies before it: from the first step"
-            print(f"step {asked.step:,}: {begin}, {self.last + 1 - start:,} steps from {start:,} on", flush=True)
+            begin = f"from {asked.start}" if asked.start else "no checkpoint lies before it, so from the first step"
+            print(f"step {asked.step:,}: {begin}: steps {start:,} to {self.last:,} are trained again", flush=True)
 
     def _show_metrics(self) -> None:
         """Compare what the steps gave with metrics.csv."""
@@ -152,6 +165,18 @@ class ReplayCLI(CaiTCLI):
                 self._show_gradients(step, written[-1])
         for path in written:
             print(os.path.relpath(path))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what Lightning says of the checkpoint, which has another name here, and of the end."""
+    lightnings = logging.getLogger("lightning.pytorch")
+    before = lightnings.level
+    lightnings.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        lightnings.setLevel(before)
 
 
 def _no_network(*_: Any, **__: Any) -> LightningModule:
