@@ -31,10 +31,13 @@ from cait.errors import UserError
 from cait.lightning_cli import CaiTCLI, _listed
 
 NEVER = 2**31
+"""Skipped steps in a row that would end the replay."""
 
 
 class ReplayCLI(CaiTCLI):
-    """`fit` as the run did it, from a checkpoint to some steps, which writes nothing but pictures and tables of them.
+    """`fit` as the run did it, from a checkpoint to some steps. It writes nothing but what it shows of them.
+
+    Validation, checkpoints and loggers are left out: none of them changes a step.
 
     Args:
         asked: the options of `cait replay`; `folder` is the run's, None for a configuration alone, `start` the
@@ -69,19 +72,12 @@ class ReplayCLI(CaiTCLI):
         if start > self.asked.step:
             raise UserError(f"{self.asked.start} is of step {start:,}, after step {self.asked.step:,}")
         self.kept, self.record = KeptRows(), StepRecord(start, self.asked.step, self.last)
-        guard = NonFiniteGuard(self.asked.output, NEVER)
-        callbacks: list[Callback] = [
-            StepSeed(self.datamodule.seed),
-            guard,
-            UnreadableReport(self.datamodule),
-            self.record,
-        ]
+        callbacks: list[Callback] = [StepSeed(self.datamodule.seed), NonFiniteGuard(self.asked.output, NEVER)]
+        callbacks += [UnreadableReport(self.datamodule), self.record]
         if sys.stdout.isatty():
             callbacks.append(RunProgressBar())
             kwargs["enable_progress_bar"] = True
-        own = [
-            callback for callback in _listed(given.callbacks) if not isinstance(callback, Checkpoint | EarlyStopping)
-        ]
+        own = [each for each in _listed(given.callbacks) if not isinstance(each, Checkpoint | EarlyStopping)]
         kwargs |= dict(logger=[self.kept], callbacks=[*own, *callbacks], log_every_n_steps=1, limit_val_batches=0)
         if isinstance(here := launch.cluster(), SLURMEnvironment):
             kwargs["plugins"] = [*_listed(given.plugins), here]
@@ -170,13 +166,15 @@ class ReplayCLI(CaiTCLI):
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Leave out what Lightning says of the checkpoint, which has another name here, and of the end."""
-    lightnings = logging.getLogger("lightning.pytorch")
-    before = lightnings.level
-    lightnings.setLevel(logging.WARNING)
+    lightnings = [logging.getLogger(f"lightning.{part}") for part in ("pytorch", "fabric")]
+    before = [logger.level for logger in lightnings]
     try:
+        for logger in lightnings:
+            logger.setLevel(logging.WARNING)
         yield
     finally:
-        lightnings.setLevel(before)
+        for logger, level in zip(lightnings, before, strict=True):
+            logger.setLevel(level)
 
 
 def _no_network(*_: Any, **__: Any) -> LightningModule:
