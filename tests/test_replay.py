@@ -209,7 +209,7 @@ def assert_as_logged(output: str, run: Path, steps: range) -> None:
 def test_the_steps_of_a_killed_run_are_those_of_metrics_csv(place: Path, killed: Path, first: int, begin: str) -> None:
     before = digests(killed)
     count = min(10, 66 - first)
-    output = cait(place, "replay", "killed", f"--step={first}", f"--count={count}", "--images=9")
+    output = cait(place, "replay", "killed", f"--step={first}", f"--count={count}", "--images=1")
     assert begin in output
     assert_as_logged(output, killed, range(first, first + count))
     assert digests(killed) == before
@@ -264,6 +264,7 @@ def test_two_processes(place: Path) -> None:
         assert np.mean([float(image["loss"]) for image in images]) == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_while_the_run_trains(place: Path) -> None:
     job = start(place, "fit", *RECIPE, "--trainer.max_epochs=2000", "--save_every_n_steps=1", "--run_name=training")
     try:
@@ -292,13 +293,13 @@ def test_data_only_needs_neither_checkpoint_nor_network(
     place: Path, killed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(place)
-    main(["replay", "killed", "--step=65", "--images=4", "--output=with"])
-    main(["replay", "killed", "--step=65", "--images=4", "--data-only", "--output=without"])
+    main(["replay", "killed", "--step=65", "--images=2", "--output=with"])
+    main(["replay", "killed", "--step=65", "--images=2", "--data-only", "--output=without"])
     with_loss, without = ((place / name / "step-000065.csv").read_text() for name in ("with", "without"))
     assert re.sub(r",[^,]+$", ",", with_loss, flags=re.M) == re.sub(r",[^,]*$", ",", without, flags=re.M)
     monkeypatch.setattr("cait.model.network.build", None)
     config = [*SMALL, "--model.name=m48", "--trainer.accelerator=gpu", "--trainer.devices=2", "--data-only", "--step=7"]
-    main(["replay", *config, "--data.mixup=0", "--data.cutmix=0", "--data.erase_prob=1"])
+    main(["replay", *config, "--images=2", "--data.mixup=0", "--data.cutmix=0", "--data.erase_prob=1"])
     assert capsys.readouterr().out.splitlines()[-2:] == ["replay/step-000007.png", "replay/step-000007.csv"]
     with (place / "replay/step-000007.csv").open() as file:
         images = list(csv.DictReader(file))

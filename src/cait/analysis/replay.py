@@ -80,7 +80,7 @@ class StepImages:
     def _caption(self, image: Seen, partner: Seen | None, loss: float | None, several: bool) -> str:
         names = [_short(self.class_names[shown.label]) for shown in (image, partner) if shown]
         if partner:
-            names = [f"{image.share:.2f} {names[0]}", f"+ {1 - image.share:.2f} {names[1]}"]
+            names = [f"{names[0]} ({image.share:.2f})", f"+ {names[1]} ({1 - image.share:.2f})"]
         where = f"p{image.process} b{image.batch} " if several else ""
         judged = [] if loss is None else [f"loss {loss:.3f}"]
         return "\n".join([f"{where}#{image.place} {_short(Path(image.file).name)}", *names, *judged])

@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +71,10 @@ class ReplayCLI(CaiTCLI):
         if start > self.asked.step:
             raise UserError(f"{self.asked.start} is of step {start:,}, after step {self.asked.step:,}")
         self.kept, self.record = KeptRows(), StepRecord(start, self.asked.step, self.last)
-        callbacks: list[Callback] = [StepSeed(self.datamodule.seed), NonFiniteGuard(self.asked.output, NEVER)]
-        callbacks += [UnreadableReport(self.datamodule), self.record]
+        # The guard skips what comes after it in a step without a finite gradient.
+        guard = NonFiniteGuard(self.asked.output, NEVER)
+        callbacks: list[Callback] = [StepSeed(self.datamodule.seed), self.record, guard]
+        callbacks.append(UnreadableReport(self.datamodule))
         if sys.stdout.isatty():
             callbacks.append(RunProgressBar())
             kwargs["enable_progress_bar"] = True
@@ -109,8 +110,11 @@ class ReplayCLI(CaiTCLI):
         else:
             self.datamodule.trainer = None
             self._tell_how_far()
-            with _quiet():
+            logging.disable(logging.INFO)  # Lightning names the copy of the checkpoint
+            try:
                 trainer.fit(*args, **kwargs)
+            finally:
+                logging.disable(logging.NOTSET)
             if trainer.is_global_zero:
                 self._show_metrics()
                 self._show(batches)
@@ -161,20 +165,6 @@ class ReplayCLI(CaiTCLI):
                 self._show_gradients(step, written[-1])
         for path in written:
             print(os.path.relpath(path))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out what Lightning says of the checkpoint, which has another name here, and of the end."""
-    lightnings = [logging.getLogger(f"lightning.{part}") for part in ("pytorch", "fabric")]
-    before = [logger.level for logger in lightnings]
-    try:
-        for logger in lightnings:
-            logger.setLevel(logging.WARNING)
-        yield
-    finally:
-        for logger, level in zip(lightnings, before, strict=True):
-            logger.setLevel(level)
 
 
 def _no_network(*_: Any, **__: Any) -> LightningModule:
