@@ -19,6 +19,7 @@ from lightning.pytorch import Callback
 from PIL import Image
 from test_module import module, trainer
 from test_survival import wait_for_steps
+from torchvision import transforms
 
 from cait.analysis import contact_sheet
 from cait.analysis.batches import TrainingBatches
@@ -50,6 +51,14 @@ class Capture(Callback):
         self.batches[trainer.current_epoch, batch_idx] = [part.clone() for part in batch]
 
 
+class OwnTransform(ImageNetDataModule):
+    """Float images from a transform that draws from torch's generator."""
+
+    def make_train_transform(self) -> Any:
+        resize = transforms.RandomResizedCrop(self.img_size)
+        return transforms.Compose([resize, transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.5] * 3)])
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -57,18 +66,21 @@ class Capture(Callback):
         dict(mix_mode="pair"),
         dict(mix_mode="elem", backend="timm"),
         dict(mixup=0.0, cutmix=0.0, repeats=1, backend="timm", num_workers=2, auto_augment="3a", color_jitter=0.3),
+        dict(augment_ops=["PIL.ImageOps:autocontrast"], decode_once=True),
+        dict(kind=OwnTransform, num_workers=2),
     ],
     ids=lambda given: " ".join(map(str, given.values())),
 )
 def test_the_batches_are_those_of_training_to_the_bit(mixed_root: Path, given: dict) -> None:
     (mixed_root / "train/cat/0.jpg").write_bytes(b"no image")  # so that another stands in
     settings = SETTINGS | dict(root=str(mixed_root), max_bad_share=0.5) | given
+    kind = settings.pop("kind", ImageNetDataModule)
     captured = Capture()
     network = module(num_classes=3)
     trainer(callbacks=[captured], accumulate_grad_batches=4, limit_val_batches=0).fit(
-        network, datamodule=ImageNetDataModule(**settings)
+        network, datamodule=kind(**settings)
     )
-    batches = TrainingBatches(ImageNetDataModule(**settings), trainer(accumulate_grad_batches=4))
+    batches = TrainingBatches(kind(**settings), trainer(accumulate_grad_batches=4))
     assert (batches.batches_per_epoch, batches.steps_per_epoch, batches.steps) == (6, 2, 4)
     places = [place for step in range(4) for place in batches.of_step(step)]
     assert places == list(captured.batches)
