@@ -215,7 +215,7 @@ def assert_as_logged(output: str, run: Path, steps: range) -> None:
     [
         (3, "no checkpoint lies before it, so from the first step: steps 0 to 12 are trained again"),
         (36, "checkpoints/best.ckpt: steps 22 to 45 are"),  # before the kill, and after
-        (65, "checkpoints/previous.ckpt: steps 65 to 65 are"),
+        pytest.param(65, "checkpoints/previous.ckpt: steps 65 to 65 are", marks=pytest.mark.slow),
     ],
 )
 def test_the_steps_of_a_killed_run_are_those_of_metrics_csv(place: Path, killed: Path, first: int, begin: str) -> None:
@@ -240,6 +240,7 @@ def test_the_steps_of_a_killed_run_are_those_of_metrics_csv(place: Path, killed:
         assert Image.open(stem.with_suffix(".png")).width > 500
 
 
+@pytest.mark.slow
 def test_other_recipes_are_the_same_too(place: Path, killed: Path) -> None:
     """A teacher, a moving average, accumulation, clipping, bfloat16, a callback of the run's own."""
     recipe = [
@@ -322,7 +323,6 @@ def test_data_only_needs_neither_checkpoint_nor_network(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("killed --step 66 --data-only", "there is no step 66: the run has 66, from 0 to 65"),
         ("killed --step 60 --count 9 --data-only", "there is no step 68: the run has 66, from 0 to 65"),
         ("killed --step 66", "there is no step 66: the run has 66, from 0 to 65"),
         ("killed --step -1", "--step must be at least 0, got -1"),
@@ -330,7 +330,6 @@ def test_data_only_needs_neither_checkpoint_nor_network(
         ("killed --step 1 --data-only --ckpt_path x", "--data-only reads no checkpoint: leave out --ckpt_path"),
         ("killed --step 1 --ckpt_path none.ckpt", "the checkpoint none.ckpt does not exist"),
         ("killed --step 1 --ckpt_path logs/killed/checkpoints/last.ckpt", "last.ckpt is of step 66, after step 1"),
-        ("killed --step 1 --data.root other", "digest of the training pictures' names was"),
         ("killed --step 1 --data.root other --data-only", "digest of the training pictures' names was"),
         ("killed --step 1 --data.rot other --data-only", "did you mean --data.root?"),
         ("killed", "the following arguments are required: --step"),
