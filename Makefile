@@ -52,6 +52,7 @@ plot: $(READY) ## Draw the curves of the run RUN and the heat maps of its layers
 .PHONY: compare
 compare: $(READY) ## Show what differs between the runs RUNS="a b", and their curves over each other
 	@$(BIN)/cait compare $(RUNS) $(ARGS)
+
 .PHONY: replay
 replay: $(READY) ## Show what step STEP of the run RUN saw: images, loss, gradients
 	@$(BIN)/cait replay $(if $(RUN),'$(RUN)') $(if $(STEP),--step '$(STEP)') $(ARGS)

@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,8 +24,8 @@ PLACES_DEPTH = 12
 
 RunsByMethod = dict[str, list[Path]]
 """Folders of the runs of each method, one for each seed."""
-Choose = Callable[[Iterable[int]], int]
-"""Takes one of the monitored steps: min or max."""
+FIRST_AND_LAST = (0, -1)
+"""Places of the steps that are shown, among those that were monitored."""
 Settings = dict[str, Any]
 """Values by their name on the command line, as {"model.fields.depth": 36}."""
 
@@ -273,7 +273,7 @@ def _gradient_table(folders: RunsByMethod) -> list[str]:
         *_head(["method", *titles]),
     ]
     for method, runs in folders.items():
-        steps = [_mean_by_layer(runs, "block", "input_grad_norm", choose) for choose in (min, max)]
+        steps = [_mean_by_layer(runs, "block", "input_grad_norm", step) for step in FIRST_AND_LAST]
         if all(steps):
             lines.append(_row([method, *(f"{norms[place]:.2g}" for norms in steps for place in (0, -1))]))
     return lines
@@ -334,14 +334,14 @@ def draw_layers(folders: RunsByMethod, path: Path, title: str) -> None:
     from cait.analysis import plots
 
     panels = [
-        ("gradient at the block's input, first monitored step", "block", "input_grad_norm", min),
-        ("the same, last monitored step", "block", "input_grad_norm", max),
-        ("activations, root mean square, last step", "sa", "activation_rms", max),
+        ("gradient at the block's input, first monitored step", "block", "input_grad_norm", FIRST_AND_LAST[0]),
+        ("the same, last monitored step", "block", "input_grad_norm", FIRST_AND_LAST[1]),
+        ("activations, root mean square, last step", "sa", "activation_rms", FIRST_AND_LAST[1]),
     ]
     figure, axes = plots.grid(1, len(panels), 12, 3.8)
     for place, (method, runs) in enumerate(folders.items()):
-        for axis, (_, part, name, choose) in zip(axes[0], panels, strict=True):
-            means = _mean_by_layer(runs, part, name, choose)
+        for axis, (_, part, name, step) in zip(axes[0], panels, strict=True):
+            means = _mean_by_layer(runs, part, name, step)
             axis.semilogy(range(1, len(means) + 1), means, label=method, linestyle="-" if place < 8 else "--")
     for axis, (words, *_) in zip(axes[0], panels, strict=True):
         axis.set(xlabel="block", title=words)
@@ -350,21 +350,17 @@ def draw_layers(folders: RunsByMethod, path: Path, title: str) -> None:
     plots.write(figure, path)
 
 
-def _mean_by_layer(runs: Sequence[Path], part: str, name: str, choose: Choose) -> list[float]:
-    found = [by_layer(folder, part, name, choose) for folder in runs]
+def _mean_by_layer(runs: Sequence[Path], part: str, name: str, step: int) -> list[float]:
+    found = [by_layer(folder, part, name, step) for folder in runs]
     return [statistics.mean(values) for values in zip(*filter(None, found), strict=True)]
 
 
-def by_layer(folder: Path, part: str, name: str, choose: Choose) -> list[float]:
-    """A monitored figure of each layer at one step, which `choose` takes from all; [] if the run has none."""
-    path = folder / run.MONITOR
-    if not path.is_file():
+def by_layer(folder: Path, part: str, name: str, step: int) -> list[float]:
+    """A monitored figure of each layer at the first (0) or the last (-1) measured step; [] if the run has none."""
+    from cait.analysis import monitored
+
+    try:
+        table = monitored.read(folder).get((part, name))
+    except UserError:
         return []
-    found: dict[int, dict[int, float]] = {}
-    for row in csv.DictReader(path.read_text().splitlines()):
-        if row["part"] == part and row["name"] == name:
-            found.setdefault(int(row["step"]), {})[int(row["layer"])] = float(row["value"])
-    if not found:
-        return []
-    layers = found[choose(found)]
-    return [layers[layer] for layer in sorted(layers)]
+    return [] if table is None else table.values[:, step].tolist()
