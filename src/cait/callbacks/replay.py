@@ -82,7 +82,7 @@ class StepRecord(Callback):
                     layers.setdefault(layer[0], []).append(
                         parameter.grad.to(torch.promote_types(parameter.grad.dtype, torch.float32))
                     )
-            scale = pl_module._gradient_scale(optimizer)
+            scale = pl_module.gradient_scale(optimizer)
             self.gradients[trainer.global_step] = {
                 layer: float(get_total_norm(gradients) / scale) for layer, gradients in layers.items()
             }
