@@ -15,6 +15,7 @@ import yaml
 from conftest import SMALL, Cait, checkpoint
 from jsonargparse import _common
 from lightning.pytorch import Trainer
+from PIL import Image
 
 from cait import trust
 from cait.cli import main
@@ -275,6 +276,33 @@ def test_export_refuses_a_network_that_the_checkpoint_names(stranger: Path, capf
         main(["export", "stranger", "--format=onnx", "--trust-config"])
         assert (stranger / "ran").exists()
         assert (stranger / "export/model.onnx").is_file()
+    finally:
+        best.write_bytes(before)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_no_hyper_parameter_of_a_checkpoint_is_built(
+    signed: bool, stranger: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Lightning's `instantiate_module` would make an object of any value with a class path."""
+    if not signed:
+        write(stranger, settings(stranger) | {"v2": "images"})
+    best = stranger / "checkpoints/best.ckpt"
+    before = best.read_bytes()
+    content = torch.load(best, weights_only=True)
+    content["hyper_parameters"] |= {
+        "_instantiator": "lightning.pytorch.cli.instantiate_module",
+        "optimizer_args": {"own": {"class_path": NAME}},
+    }
+    torch.save(content, best)
+    Image.new("RGB", (16, 16)).save(tmp_path / "x.png")
+    try:
+        for arguments in (["export", "stranger", "--format=onnx"], ["visualize", "stranger", f"--images={tmp_path}"]):
+            assert "unexpected keyword argument 'own'" in refused(arguments, capfd)
+        content["hyper_parameters"]["_class_path"] = NAME
+        torch.save(content, best)
+        assert "best.ckpt cannot be loaded: The class" in refused(["export", "stranger"], capfd)
+        assert not (stranger / "ran").exists()
     finally:
         best.write_bytes(before)
 

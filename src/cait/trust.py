@@ -14,7 +14,7 @@ from jsonargparse import get_loader, set_parsing_settings
 from jsonargparse._common import parsing_settings
 from lightning.pytorch.utilities import rank_zero_info
 
-from cait import objects
+from cait import objects, run, signature
 from cait.errors import UserError
 
 PACKAGES = ("cait", "lightning", "torch", "torchmetrics", "torchvision")
@@ -23,8 +23,7 @@ BUILT = ("accelerator", "callbacks", "logger", "plugins", "profiler", "strategy"
 """Settings of the Trainer that may name a class."""
 PUBLIC = ("torch.nn", "torch.optim", "torchmetrics.classification")
 """A run may name the public classes of these as `package.module:name`; no function is among them."""
-
-
+CLASS_PATH = re.compile(r"\b[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 REMEDY = "this account did not start the run, or config.yaml has changed since; if you trust it add --trust-config"
 
 
@@ -57,6 +56,18 @@ def only_objects(arguments: Sequence[str]) -> contextlib.AbstractContextManager[
     return objects.only([*given, *_public()], REMEDY)
 
 
+@contextlib.contextmanager
+def only_own(folder: Path | None) -> Iterator[None]:
+    """While a checkpoint is loaded, refuse code that a config.yaml signed by this account does not name.
+
+    The checkpoint says how Lightning builds the module: by itself jsonargparse would make an object of any value
+    with a "class_path".
+    """
+    own = signature.own_text(folder / run.CONFIG) if folder else ""
+    with only_importing([*PACKAGES, *CLASS_PATH.findall(own)], "the checkpoint", REMEDY), only_objects([own]):
+        yield
+
+
 def _public() -> list[str]:
     modules = {name: importlib.import_module(name) for name in PUBLIC}
     return [
@@ -75,7 +86,7 @@ def named(arguments: Sequence[str]) -> list[str]:
         for argument, following in zip(arguments, [*arguments, ""][1:], strict=True)
         if option.match(argument)
     ]
-    return re.findall(r"\b[^\W\d]\w*(?:\.[^\W\d]\w*)+", " ".join(values))
+    return CLASS_PATH.findall(" ".join(values))
 
 
 def configurations(arguments: Sequence[str]) -> list[Path]:

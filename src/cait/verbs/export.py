@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cait import run, signature
+from cait import run
 from cait.errors import UserError
 from cait.verbs.loading import checkpoint_network, data_settings
-from cait.verbs.options import TRUST, Options, split_run
+from cait.verbs.options import Options, named_run
 
 
 def export(arguments: list[str], module: Any, _: Any) -> None:
@@ -22,18 +22,15 @@ def export(arguments: list[str], module: Any, _: Any) -> None:
     options.add_argument("--format", choices=FILE_NAMES, default="timm", help="default timm")
     options.add_argument("--ema", action="store_true", help="the moving average instead of the raw weights")
     options.add_argument("--output", type=Path, metavar="PATH", help="file to write; for timm a directory")
-    options.add_argument(
-        TRUST, "--trust_config", action="store_true", dest="trusted", help="run the code that the run names"
-    )
+    options.add_trust()
     given = options.parse_args(arguments)
-    folder, _ = split_run("export", [given.run] if given.run else [])
+    folder = named_run("export", given.run)
     checkpoint = run.best_checkpoint(folder, "export")
     preprocessing = _preprocessing(folder) if given.format == "timm" else {}
     from cait import trust
     from cait.model.export import export
 
-    own = signature.own_text(folder / run.CONFIG)
-    with contextlib.nullcontext() if given.trusted else trust.only_objects([own]):
+    with contextlib.nullcontext() if given.trusted else trust.only_own(folder):
         network, shape = checkpoint_network(checkpoint, given.ema, module)
     default = Path("ema" if given.ema else "") / FILE_NAMES[given.format]
     exported = export(network, given.output or folder / run.EXPORT / default, given.format, preprocessing, shape)

@@ -44,10 +44,19 @@ def checkpoint_network(path: Path, ema: bool, module: Any) -> tuple[Any, tuple[i
     average = run.average(checkpoint) if ema else {}
     if average is None:
         raise UserError(f"{path} holds no moving average of the weights")
-    network = (module or CaiTModule).load_from_checkpoint(path, map_location="cpu", weights_only=True).model
+    network = _module(path, module or CaiTModule).model
     if ema:
         network.load_state_dict(average)
     return network, input_shape(checkpoint["hyper_parameters"])
+
+
+def _module(path: Path, kind: Any) -> Any:
+    try:
+        return kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
+    except Exception as error:  # whatever the hyper-parameters of a stranger's checkpoint bring about
+        raise UserError(f"{path} cannot be loaded: {one_line(error)}") from error
 
 
 def data_settings(folder: Path) -> dict[str, Any]:

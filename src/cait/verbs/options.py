@@ -18,6 +18,12 @@ class Options(argparse.ArgumentParser):
     def __init__(self, verb: str, description: str) -> None:
         super().__init__(prog=f"cait {verb}", description=description, allow_abbrev=False)
 
+    def add_trust(self) -> None:
+        """Take --trust-config, as `trusted`."""
+        self.add_argument(
+            TRUST, "--trust_config", action="store_true", dest="trusted", help="run the code that the run names"
+        )
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; `{self.prog} --help` lists what there is")
 
@@ -38,6 +44,21 @@ def split_run(verb: str, arguments: list[str]) -> tuple[Path, list[str]]:
     Raises:
         UserError: no run is named, or there is none of this name.
     """
-    if not arguments or arguments[0].startswith("-"):
-        raise UserError(f"which run? `make {verb} RUN=NAME` or `cait {verb} NAME`; runs are the folders in {run.LOGS}/")
-    return run.find(arguments[0]), arguments[1:]
+    name = None if not arguments or arguments[0].startswith("-") else arguments[0]
+    return named_run(verb, name), arguments[1:]
+
+
+def named_run(verb: str, name: str | None) -> Path:
+    """The folder of the run that is named.
+
+    Raises:
+        UserError: no run is named, or there is none of this name.
+    """
+    if name is None:
+        raise which_run(verb)
+    return run.find(name)
+
+
+def which_run(verb: str) -> UserError:
+    """The error where no run is named."""
+    return UserError(f"which run? `make {verb} RUN=NAME` or `cait {verb} NAME`; runs are the folders in {run.LOGS}/")

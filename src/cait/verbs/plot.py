@@ -8,7 +8,7 @@ from typing import Any
 
 from cait import run
 from cait.errors import UserError
-from cait.verbs.options import Options, split_run
+from cait.verbs.options import Options, named_run
 
 
 def plot(arguments: list[str], *others: Any) -> None:
@@ -17,7 +17,7 @@ def plot(arguments: list[str], *others: Any) -> None:
     options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")
     options.add_argument("--output", type=Path, metavar="DIR", help="default the folder plots/ of the run")
     given = options.parse_args(arguments)
-    folder, _ = split_run("plot", [given.run] if given.run else [])
+    folder = named_run("plot", given.run)
     from cait.analysis import curves, figures, monitored, plots
 
     output = given.output or folder / run.PLOTS

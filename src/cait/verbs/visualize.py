@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cait import run, signature
+from cait import run
 from cait.errors import UserError
 from cait.model.config import VARIANTS
 from cait.verbs import loading
-from cait.verbs.options import TRUST, Options, split_run
+from cait.verbs.options import Options, which_run
 
 FOLDER = Path("visualize")
 PAGE = "index.html"
@@ -39,8 +39,7 @@ def visualize(arguments: list[str], module: Any, data: Any) -> None:
         raise UserError("which images? name files or folders with --images; only a run has images of its own")
     from cait import trust
 
-    own = signature.own_text(folder / run.CONFIG) if folder else ""
-    with contextlib.nullcontext() if given.trusted else trust.only_objects([own]):
+    with contextlib.nullcontext() if given.trusted else trust.only_own(folder):
         if given.pretrained:
             loaded = loading.from_timm(given.source, given.img_size)
         elif checkpoint is None:
@@ -78,12 +77,10 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     )
     options.add_argument("--no_validation", action="store_true", help="do not score the run's validation set")
     options.add_argument("--output", type=Path, metavar="DIR", help="default logs/RUN/visualize, or visualize")
-    options.add_argument(
-        TRUST, "--trust_config", action="store_true", dest="trusted", help="run the code that the run names"
-    )
+    options.add_trust()
     given = options.parse_args(arguments)
     if given.source is None:
-        split_run("visualize", [])  # says so
+        raise which_run("visualize")
     if given.num_images < 1:
         raise UserError(f"--num_images must be at least 1, got {given.num_images}")
     if given.query is not None and len(given.query) != 2:
