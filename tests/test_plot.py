@@ -14,6 +14,7 @@ from PIL import Image
 
 from cait.analysis import curves, figures, monitored
 from cait.cli import main
+from cait.errors import UserError
 
 HERE = ["--data.num_workers=0", "--trainer.devices=1"]  # the tests' own process could not start others
 FULL = {
@@ -106,6 +107,19 @@ def test_a_run_that_was_not_watched_has_curves_and_a_hint(capsys: pytest.Capture
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["curves.png"]
     figure = figures.draw_curves({"short": curves.read(Path("logs/short"))})
     assert {axes.get_xlabel() for axes in figure.axes if axes.get_visible()} == {"step"}  # no epoch is over
+
+
+def test_a_row_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("epoch,step,train/loss\n0,4,2.5\n0,9,1")  # of 1.75
+    read = curves.read(tmp_path)
+    assert read == {"epoch": ([4], [0]), "train/loss": ([4], [2.5])}
+    (line,) = figures.draw_curves({"torn": read}).axes[0].get_lines()
+    assert list(line.get_xdata()) == [4]  # steps count as in the file
+    for content, words in [(b"epoch,step,train/loss\n0,4,\n", "holds no figures yet"), (b"\xff\n", "is no text")]:
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=words):
+            curves.read(tmp_path)
 
 
 def test_another_networks_modules_are_the_layers(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,14 @@ def whole(path: Path) -> Iterator[Path]:
     beside = scratch(path)
     yield beside
     beside.replace(path)
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table whole. Names of files may hold bytes that are no text."""
+    with whole(path) as beside, beside.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
 
 
 def clear_scratch(folder: Path) -> None:

@@ -67,12 +67,6 @@ def saliency(weights: Tensor, size: int) -> Tensor:
     return resized[0, 0].clamp(0, 1)
 
 
-def denormalized(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
-    """A network's input [3, S, S] as the pixels that it was made of, uint8 [S, S, 3]."""
-    shift, scale = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
-    return ((image.cpu() * scale + shift) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
-
-
 @torch.no_grad()
 def look(
     network: Any,

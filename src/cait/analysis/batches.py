@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from types import SimpleNamespace
@@ -134,10 +133,6 @@ class TrainingBatches:
         accumulated = self.trainer.accumulate_grad_batches
         last = min((step + 1) * accumulated, self.batches_per_epoch)
         return [(epoch, batch) for batch in range(step * accumulated, last)]
-
-    def of_all_processes(self, epoch: int, batch: int) -> Iterator[Batch]:
-        for process in range(self.trainer.world_size):
-            yield self.read(epoch, batch, process)
 
     def read(self, epoch: int, batch: int, process: int) -> Batch:
         """The batch of one process, on its device."""

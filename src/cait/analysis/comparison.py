@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 
 from cait import run
 from cait.analysis.curves import Curve
+from cait.analysis.settings import Settings, as_text, flatten
 from cait.errors import UserError, one_line
 
 NOT_SETTINGS = ("run_name", "output", "ckpt_path", "trainer.default_root_dir")
@@ -24,7 +24,7 @@ class Reached(NamedTuple):
     best_step: int
 
 
-def settings(folder: Path) -> dict[str, Any]:
+def settings(folder: Path) -> Settings:
     """The run's config.yaml as {"model.lr": 0.001, ...}.
 
     Raises:
@@ -37,25 +37,16 @@ def settings(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} is no configuration: {one_line(error)}") from error
     if not isinstance(nested, dict):
         raise UserError(f"{path} is no configuration")
-    return {name: value for name, value in _flatten(nested).items() if name not in NOT_SETTINGS}
+    return {name: value for name, value in flatten(nested).items() if name not in NOT_SETTINGS}
 
 
-def _flatten(nested: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-    return flat
-
-
-def differing(all_settings: list[dict[str, Any]]) -> dict[str, list[str]]:
+def differing(all_settings: list[Settings]) -> dict[str, list[str]]:
     """The settings that are not the same in all runs, with the value of each run; "-" where a run does not have it."""
     names = sorted({name for settings in all_settings for name in settings})
-    values = {name: [_text(settings[name]) if name in settings else "-" for settings in all_settings] for name in names}
+    values = {
+        name: [as_text(settings[name]) if name in settings else "-" for settings in all_settings] for name in names
+    }
     return {name: those for name, those in values.items() if len(set(those)) > 1}
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def reached(curve: Curve, name: str) -> Reached:

@@ -19,7 +19,7 @@ WIDTH, HEIGHT = 1.5, 2.0
 
 @dataclass
 class Cell:
-    """An image [S, S, 3] in [0, 1], the lines below it, and its boxes (top, left, height, width) by their colour."""
+    """An image uint8 [S, S, 3], the lines below it, and its boxes (top, left, height, width) by their colour."""
 
     pixels: np.ndarray
     caption: str

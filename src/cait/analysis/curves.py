@@ -21,21 +21,44 @@ def read(folder: Path) -> dict[str, Curve]:
     Raises:
         UserError: the run has logged nothing.
     """
-    path = folder / run.METRICS
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is missing: the run has logged nothing yet") from error
     found: dict[str, dict[int, float]] = {}
-    for row in csv.DictReader(text.splitlines()):
-        step = _number(row.pop("step", None))
-        for name, cell in row.items():
-            value = _number(cell)
-            if step is not None and value is not None:
-                found.setdefault(name, {})[int(step)] = value
-    if not found:
-        raise UserError(f"{path} holds no figures yet")
+    for step, cells in rows(folder).items():
+        for name, cell in cells.items():
+            if (value := _number(cell)) is not None:
+                found.setdefault(name, {})[step] = value
+    if not found.keys() - {"epoch"}:
+        raise UserError(f"{folder / run.METRICS} holds no figures yet")
     return {name: (sorted(values), [values[step] for step in sorted(values)]) for name, values in found.items()}
+
+
+def rows(folder: Path) -> dict[int, dict[str, str]]:
+    """The cells of metrics.csv that are not empty, as they are written, by step and metric.
+
+    Raises:
+        UserError: the run has logged nothing.
+    """
+    found: dict[int, dict[str, str]] = {}
+    for row in csv.DictReader(whole_lines(folder / run.METRICS, "the run has logged nothing yet")):
+        if (step := row.pop("step", None) or "").isdigit():
+            found.setdefault(int(step), {}).update({name: cell for name, cell in row.items() if name and cell})
+    return found
+
+
+def whole_lines(path: Path, why: str) -> list[str]:
+    """The lines of a file that a run may be writing, without the one at the end that is not whole yet.
+
+    Raises:
+        UserError: the file is missing, for the reason `why`, or cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing: {why}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    return [line for line in lines if line.endswith("\n")]
 
 
 def steps_per_epoch(curves: dict[str, Curve]) -> float | None:
@@ -46,9 +69,9 @@ def steps_per_epoch(curves: dict[str, Curve]) -> float | None:
     return max((step + 1) / (epoch + 1) for step, epoch in zip(steps, epochs, strict=True))
 
 
-def _number(cell: object) -> float | None:
+def _number(cell: str) -> float | None:
     try:
-        value = float(cell)  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # empty, or torn by a kill
+        value = float(cell)
+    except ValueError:
         return None
     return value if math.isfinite(value) else None

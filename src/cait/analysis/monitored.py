@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cait import run
+from cait.analysis.curves import whole_lines
 from cait.errors import UserError
 
 BRANCHES = ("sa", "ffn", "ca", "ca_ffn", "block", "ca_block")
@@ -34,14 +35,9 @@ def read(folder: Path) -> dict[tuple[str, str], Table]:
         UserError: the run was not monitored, or nothing is there yet.
     """
     path = folder / run.MONITOR
-    try:
-        lines = path.read_text().splitlines(keepends=True)
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is missing: only a run with --monitor.every_n_steps N writes it") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text") from error
+    lines = whole_lines(path, "only a run with --monitor.every_n_steps N writes it")
     cells: dict[tuple[str, str], dict[tuple[int, str, int], float]] = {}
-    for row in csv.reader(line for line in lines[1:] if line.endswith("\n")):
+    for row in csv.reader(lines[1:]):
         try:
             step, number, part, name, value = row
             layer = (int(number), number if part in BRANCHES else part, int(step))

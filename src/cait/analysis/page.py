@@ -13,14 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from cait.analysis import plots
-from cait.analysis.curves import Curve
-from cait.errors import UserError
-
 GREY = "#7d7d7d"
 """Text of a figure without a background, which can be read on white and on black."""
-SPLITS = ("train", "val", "val_ema")
-FIRST = ("loss", "acc1", "acc5")
 
 PAGE = """\
 <!doctype html>
@@ -129,33 +123,3 @@ def embed(figure: Figure, description: str) -> str:
 def _image(content: bytes, kind: str, description: str) -> str:
     data = base64.b64encode(content).decode()
     return f'<img src="data:image/{kind};base64,{data}" alt="{escape(description)}">'
-
-
-def charts(curves: dict[str, Curve]) -> Figure:
-    """A chart for the loss, for each metric and for the learning rate, a line for each split; steps along x.
-
-    Raises:
-        UserError: there is none of these.
-    """
-    panels: dict[str, dict[str, Curve]] = {}
-    for name, curve in curves.items():
-        split, _, metric = name.rpartition("/")
-        if split in SPLITS or name == "lr":
-            panels.setdefault(metric, {})[split or metric] = curve
-    if not panels:
-        raise UserError("the run has logged neither training nor validation yet")
-    order = [*(name for name in FIRST if name in panels), *(name for name in panels if name not in FIRST)]
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, axes = plots.grid(rows, columns, 3.2 * columns, 2.4 * rows)
-    for axis, metric in zip(axes.flat, order, strict=False):
-        lines = panels[metric]
-        for split, (steps, values) in lines.items():
-            axis.plot(steps, values, label=split, lw=1.2, marker="." if len(steps) == 1 else "")
-        axis.set_title(metric)
-        axis.set_xlabel("step")
-        if len(lines) > 1:
-            axis.legend()
-    for axis in axes.flat[len(panels) :]:
-        axis.remove()
-    return figure

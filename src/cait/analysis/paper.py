@@ -6,7 +6,6 @@ The rows stand in `configs/paper/<table>.yaml`; `Row` says what may stand in one
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,13 @@ from typing import Any
 import yaml
 
 from cait import run
+from cait.analysis.settings import Settings, as_text, flatten
 from cait.errors import UserError, did_you_mean
 from cait.model.config import CaiTConfig, variant_config
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 RECIPE = CONFIGS / "imagenet" / "xxs24_224.yaml"
 """What every row starts from. A row names only its differences."""
-
-Settings = dict[str, Any]
-"""Values by their name on the command line, as {"model.fields.depth": 36}."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class Row:
         parts = [f"{word} {row}" for word, row in (("as", self.base), ("weights of", self.weights_of)) if row]
         parts += [Path(self.overlay).stem] if self.overlay else []
         parts += ["evaluated"] if self.evaluate else []
-        return ", ".join(parts + [f"{key.split('.')[-1]} {_text(value)}" for key, value in self.own.items()])
+        return ", ".join(parts + [f"{key.split('.')[-1]} {as_text(value)}" for key, value in self.own.items()])
 
     @property
     def published(self) -> dict[str, dict[str, float]]:
@@ -105,7 +102,7 @@ class Row:
         """The row as arguments of `cait fit` and other verbs: configurations and settings, without weights."""
         return [
             *(f"--config={file}" for file in self.files),
-            *(f"--{key}={_text(value)}" for key, value in self.settings.items()),
+            *(f"--{key}={as_text(value)}" for key, value in self.settings.items()),
         ]
 
     def network(self) -> CaiTConfig:
@@ -142,7 +139,7 @@ def rows() -> dict[str, Row]:
             unknown = given.keys() - about.keys() - own.keys()
             if unknown:
                 raise UserError(f"configs/paper/{table}.yaml, row {name}: unknown key {unknown.pop()!r}")
-            row = Row(table, name, _flat(own), **about)
+            row = Row(table, name, flatten(own), **about)
             found[row.id] = row
     return found
 
@@ -168,20 +165,9 @@ def released(name: str, img_size: int) -> Row | None:
 
 
 def _defaults(table: str) -> Settings:
-    return _flat(tables()[table].get("defaults", {}))
-
-
-def _flat(nested: Settings, prefix: str = "") -> Settings:
-    flat: Settings = {}
-    for key, value in nested.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
+    return flatten(tables()[table].get("defaults", {}))
 
 
 @functools.cache
 def _settings_of(file: Path) -> Settings:
-    return _flat(yaml.safe_load(file.read_text()))
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return flatten(yaml.safe_load(file.read_text()))

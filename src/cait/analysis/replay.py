@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from cait import run
 from cait.analysis import contact_sheet, plots
@@ -23,23 +20,6 @@ COLUMNS = (
 )
 
 
-def read_rows(path: Path) -> dict[int, dict[str, str]]:
-    """The cells of a metrics.csv that are not empty, as they are written, by step."""
-    found: dict[int, dict[str, str]] = {}
-    for row in csv.DictReader(path.read_text().splitlines() if path.is_file() else []):
-        if (step := row.pop("step", None) or "").isdigit():
-            found.setdefault(int(step), {}).update({name: cell for name, cell in row.items() if cell})
-    return found
-
-
-def write_table(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with run.whole(path) as beside, beside.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(lines)
-
-
 class StepImages:
     """The images of a step, drawn and listed.
 
@@ -51,7 +31,7 @@ class StepImages:
 
     def __init__(self, step: int, most: int, data: ImageNetDataModule) -> None:
         self.step, self.most, self.class_names = step, most, data.class_names
-        self.mean, self.std = (part.cpu() for part in (data.normalize_and_erase.mean, data.normalize_and_erase.std))
+        self.preprocessing = data.preprocessing
         self.cells: list[Cell] = []
         self.lines: list[list[Any]] = []
         self.batches: set[tuple[int, int]] = set()
@@ -64,8 +44,7 @@ class StepImages:
             loss = losses[place] if losses else None
             self.lines.append(self._line(image, partner, loss))
             if len(self.cells) < self.most:
-                pixels = batch.images[place].float().cpu() * self.std + self.mean
-                shown = np.asarray(pixels.clamp(0, 1).permute(1, 2, 0))
+                shown = self.preprocessing.denormalized(batch.images[place])
                 boxes = {PASTED: image.box, ERASED: image.erased}
                 caption = self._caption(image, partner, loss, several)
                 self.cells.append(Cell(shown, caption, {key: box for key, box in boxes.items() if box}))
@@ -100,7 +79,7 @@ class StepImages:
         for number, figure in enumerate(contact_sheet.pages(self.cells, title), 1):
             written.append(stem.with_name(f"{stem.name}-{number}.png" if number > 1 else f"{stem.name}.png"))
             plots.write(figure, written[-1])
-        write_table(stem.with_suffix(".csv"), COLUMNS, self.lines)
+        run.write_csv(stem.with_suffix(".csv"), COLUMNS, self.lines)
         return [*written, stem.with_suffix(".csv")]
 
 

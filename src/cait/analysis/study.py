@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from cait import run
 from cait.analysis.paper import CONFIGS, rows
-from cait.errors import UserError, did_you_mean
+from cait.analysis.settings import Settings, as_text
+from cait.errors import UserError, did_you_mean, one_line
 
 GRID = CONFIGS / "study.yaml"
 PLACES = "places"
@@ -26,8 +24,6 @@ RunsByMethod = dict[str, list[Path]]
 """Folders of the runs of each method, one for each seed."""
 FIRST_AND_LAST = (0, -1)
 """Places of the steps that are shown, among those that were monitored."""
-Settings = dict[str, Any]
-"""Values by their name on the command line, as {"model.fields.depth": 36}."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,7 @@ class Grid:
             self.base: Settings = base["settings"] | content["every_run"] | ({"data.root": data} if data else {})
             self.trials = [*self._methods(), *self._places()]
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UserError(f"cannot read the grid {path}: {' '.join(str(error).split())}") from error
+            raise UserError(f"cannot read the grid {path}: {one_line(error)}") from error
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is not a grid of a study: {type(error).__name__} {error}") from error
 
@@ -111,11 +107,7 @@ class Grid:
         """What `cait fit` is given for a trial, beside `config` and the run's folder."""
         settings = self.base | trial.settings
         settings |= {"seed_everything": trial.seed, "monitor.every_n_steps": self.monitored_every}
-        return [f"--{name}={_text(value)}" for name, value in settings.items()]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+        return [f"--{name}={as_text(value)}" for name, value in settings.items()]
 
 
 @dataclass(frozen=True)
@@ -206,12 +198,7 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float] | None:
 
 def write_csv(results: Sequence[Result], path: Path) -> None:
     """One row for each run, in the order given."""
-    with run.whole(path) as beside, beside.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(Result.FIELDS)
-        for result in results:
-            cells = (getattr(result, name) for name in Result.FIELDS)
-            writer.writerow(["" if cell is None else cell for cell in cells])
+    run.write_csv(path, Result.FIELDS, ([getattr(result, name) for name in Result.FIELDS] for result in results))
 
 
 def write_report(results: Sequence[Result], folders: RunsByMethod, path: Path, title: str) -> None:
@@ -231,7 +218,7 @@ def write_report(results: Sequence[Result], folders: RunsByMethod, path: Path, t
         lines += [*_place_table(Table(places)), ""]
     lines += ["† a run ended early: it gave no finite gradient any more.", ""]
     with run.whole(path) as beside:
-        beside.write_text("\n".join(lines))
+        beside.write_text("\n".join(lines), encoding="utf-8")
 
 
 def _depth_tables(table: Table) -> list[str]:

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
+import torch
 from lightning.pytorch.utilities import rank_zero_info
 from timm.data import create_transform
+from torch import Tensor
 from torchvision.transforms import Compose
 
 from cait.data.augment import Augment, OwnOperation, simple_crop
@@ -57,6 +60,12 @@ class Preprocessing:
             ends.append((start * side / resized, (start + self.img_size) * side / resized))
         (left, right), (top, bottom) = ends
         return left, top, right, bottom
+
+    def denormalized(self, image: Tensor) -> np.ndarray:
+        """A network's input [3, S, S] as the pixels that it was made of, uint8 [S, S, 3]."""
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self.mean, self.std))
+        pixels = (image.float().cpu() * std + mean) * 255
+        return pixels.round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
 
     def timms(self) -> dict[str, Any]:
         """Arguments of timm's `create_transform` that training and evaluation share."""

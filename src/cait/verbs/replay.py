@@ -129,7 +129,7 @@ def _go(asked: Namespace, settings: list[str], given: list[str], trusted: bool, 
     if asked.data_only:
         arguments = trust.to_score(arguments)
         limits = trust.only_importing(trust.named(given), "the configuration", "give it on the command line")
-    elif not (trusted or any(own)):
+    elif not (trusted or own[0]):  # the run's own file; others may follow it
         paths = [*trust.PACKAGES, *trust.named(given)]
         limits = trust.only_importing(paths, str(asked.folder / run.CONFIG), f"if you trust it add {TRUST}")
     with limits, contextlib.nullcontext() if trusted else trust.only_objects([*given, *own]):

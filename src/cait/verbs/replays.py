@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cait import launch, run
+from cait.analysis import curves
 from cait.analysis.batches import TrainingBatches
-from cait.analysis.replay import StepImages, read_rows, write_table
+from cait.analysis.replay import StepImages
 from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.progress import RunProgressBar
 from cait.callbacks.replay import KeptRows, StepRecord
@@ -127,7 +128,9 @@ class ReplayCLI(CaiTCLI):
 
     def _show_metrics(self) -> None:
         """Compare what the steps gave with metrics.csv."""
-        logged = read_rows(self.asked.folder / run.METRICS)
+        logged: dict[int, dict[str, str]] = {}
+        with contextlib.suppress(UserError):  # nothing is logged yet
+            logged = curves.rows(self.asked.folder)
         table = Table("step", "", "replay", "metrics.csv")
         for step in range(self.asked.step, self.last + 1):
             for name, value in self.kept.rows[step].items():
@@ -140,7 +143,7 @@ class ReplayCLI(CaiTCLI):
 
     def _show_gradients(self, step: int, path: Path) -> None:
         norms = list(self.record.gradients[step].items())
-        write_table(path, ("layer", "norm"), norms)
+        run.write_csv(path, ("layer", "norm"), norms)
         if self.asked.count == 1:
             table = Table("layer", "norm of the gradient")
             for layer, norm in norms:
@@ -173,8 +176,10 @@ def _no_network(*_: Any, **__: Any) -> LightningModule:
 
 def _data_state(folder: Path | None) -> dict[str, Any] | None:
     """What a run's checkpoints say about its data; None if there is no checkpoint."""
-    for name in (run.LAST, run.PREVIOUS, run.BEST) if folder else ():
-        path = folder / run.CHECKPOINTS / name  # type: ignore[operator]
+    if folder is None:
+        return None
+    for name in (run.LAST, run.PREVIOUS, run.BEST):
+        path = folder / run.CHECKPOINTS / name
         with contextlib.suppress(UserError):
             return run.data_state(run.read_checkpoint(path))
     return None

@@ -200,10 +200,8 @@ def _validation(loaded: loading.Loaded) -> Any:
 
 def _seen(data: Any, pixels: Any) -> tuple[Any, Any]:
     """The network's input [3, S, S] of an image as `EvalImages` has it, and the same as uint8 [S, S, 3]."""
-    from cait.analysis.attention import denormalized
-
     (image,), _ = data.on_after_batch_transfer((pixels[None], None), 0)
-    return image, denormalized(image, data.preprocessing.mean, data.preprocessing.std)
+    return image, data.preprocessing.denormalized(image)
 
 
 def _crop_box(data: Any, width: int, height: int) -> Any:
@@ -230,10 +228,10 @@ def _words(probabilities: Any, label: int | None, class_names: list[str]) -> str
 
 
 def _curves(folder: Path) -> str:
-    from cait.analysis import curves, page
+    from cait.analysis import curves, figures, page
 
     try:
-        return page.wide(page.embed(page.charts(curves.read(folder)), "curves"))
+        return page.wide(page.embed(figures.draw_curves({folder.name: curves.read(folder)}), "curves"))
     except UserError as error:
         return page.paragraph(str(error))
 
