@@ -24,6 +24,7 @@ from cait.analysis.study import GRID, Grid, Result, Table
 from cait.cli import main
 from cait.errors import UserError
 from cait.model.config import variant_config
+from cait.verbs.study import Runs
 
 FULL = Grid(size="full")
 TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=3", "--trainer.limit_val_batches=1"]
@@ -31,9 +32,10 @@ TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=3", "--trainer.
 
 @pytest.fixture
 def grid_file(tmp_path: Path) -> Path:
-    """The grid with a size of two runs of one block."""
+    """The grid with sizes of one and of two runs of 6 blocks."""
     content = yaml.safe_load(GRID.read_text())
-    content["sizes"] = {"two": {"depths": [6], "seeds": 1, "methods": ["plain", "layerscale"], "places": []}}
+    one = {"depths": [6], "seeds": 1, "methods": ["layerscale"], "places": []}
+    content["sizes"] = {"one": one, "two": one | {"methods": ["plain", "layerscale"]}}
     path = tmp_path / "grid.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
@@ -101,18 +103,24 @@ def test_a_failed_run_is_marked(tmp_path: Path) -> None:
 
 
 def test_a_small_study_to_its_end(
-    grid_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    grid_file: Path,
+    digits_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    Path("data/digits").symlink_to(digits_root)
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-    command = ["study", f"--grid={grid_file}", "--size=two", *TINY, "--monitor.every_n_steps=1"]
+    command = ["study", f"--grid={grid_file}", "--size=one", *TINY, "--monitor.every_n_steps=1"]
     main(command)
     shown = capfd.readouterr().out
-    assert re.search(r"2 of 2  \S+-6-seed0: \d+\.\d\d %", shown)
+    assert re.search(r"1 of 1  layerscale-6-seed0: \d+\.\d\d %", shown)
     assert shown.splitlines()[-1] == "logs/study/gradients.png"
     with Path("logs/study/results.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["method"] for row in rows] == ["plain", "layerscale"]
+    assert [row["method"] for row in rows] == ["layerscale"]
     for row in rows:
         with Path(f"logs/study/{row['method']}-6-seed0/metrics.csv").open() as file:
             last = [line for line in csv.DictReader(file) if line["val/acc1"]][-1]
@@ -128,19 +136,45 @@ def test_a_small_study_to_its_end(
 
     before = {path: path.stat().st_mtime_ns for path in Path("logs/study").glob("*-seed0/*")}
     main(command)
-    assert "2 of 2 runs are done already" in capfd.readouterr().out
+    assert "1 of 1 runs are done already" in capfd.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in Path("logs/study").glob("*-seed0/*")} == before
 
-    with pytest.raises(SystemExit):
-        main([*command, "--model.lr=1e-3"])
-    assert "was trained with other settings; remove logs/study" in capfd.readouterr().err
 
+def test_a_run_of_other_settings_or_of_none_is_refused(
+    grid_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["study", f"--grid={grid_file}", "--size=two", "--jobs=1"]
+    path = Path("logs/study/plain-6-seed0/result.json")
+    path.parent.mkdir(parents=True)
+    unfinished = json.dumps({"settings": ["--model.lr=1"], "result": None})  # interrupted, so it would be resumed
+    for content, words in [
+        (unfinished, "was trained with other settings; remove logs/study"),
+        ("{", "is no result of a study; remove it"),
+        ('{"settings": [], "result": {"acc1": 1}}', "is no result of a study; remove it"),
+    ]:
+        path.write_text(content)
+        with pytest.raises(SystemExit):
+            main(command)
+        assert words in capfd.readouterr().err
+
+
+def test_a_run_that_fails_is_told_and_one_that_is_stopped_has_no_result(
+    grid_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
     with pytest.raises(SystemExit):
         main(["study", f"--grid={grid_file}", "--size=two", "--out=other", "--jobs=1", "--model.lrr=1"])
     told = capfd.readouterr().err
     assert "cait: error: the run plain-6-seed0 failed: " in told
     assert "did you mean --model.lr?" in told
     assert "see other/plain-6-seed0/output.txt" in told
+    runs = Runs(Grid(grid_file, "two"), Path("stopped"), [], 1, False)
+    runs.stop()
+    assert runs.train(runs.grid.trials[0]) is None
+    assert json.loads(Path("stopped/plain-6-seed0/result.json").read_text())["result"] is None
+    assert runs.finished() == {}
 
 
 @pytest.mark.slow

@@ -22,11 +22,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from cait import run
 from cait.analysis import study
 from cait.analysis.study import Grid, Result, Trial
-from cait.errors import UserError
+from cait.data import cores
+from cait.errors import UserError, one_line
 from cait.verbs.options import Options
 
 RESULT, OUTPUT = "result.json", "output.txt"
-"""In the folder of each run: what it reached, and what it printed."""
+"""In the folder of each run: its settings and what it reached; what it printed."""
 DESCRIPTION = """\
 Train CaiT and the rivals of LayerScale at several depths, and show whether depth pays. The
 grid is configs/study.yaml. Runs that are done are not trained again; one that was
@@ -64,7 +65,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _jobs(data: str | None) -> int:
-    return 1 if data else max(1, os.cpu_count() or 1)
+    return 1 if data else cores.share(1)
 
 
 class Runs:
@@ -88,18 +89,18 @@ class Runs:
         """The results that are there, by the name of the run.
 
         Raises:
-            UserError: one is of other settings.
+            UserError: a run, finished or not, is of other settings.
         """
         found = {}
         for trial in self.grid.trials:
             path = self.folder / trial.name / RESULT
-            if path.is_file():
-                content = json.loads(path.read_text())
-                if content["settings"] != self._settings(trial):
-                    raise UserError(
-                        f"{path.parent} was trained with other settings; remove {self.folder} or give another --out"
-                    )
-                found[trial.name] = Result(**content["result"])
+            settings, result = _read_result(path)
+            if settings is not None and settings != self._settings(trial):
+                raise UserError(
+                    f"{path.parent} was trained with other settings; remove {self.folder} or give another --out"
+                )
+            if result is not None:
+                found[trial.name] = result
         return found
 
     def train(self, trial: Trial) -> Result | None:
@@ -111,6 +112,7 @@ class Runs:
         folder, start = self.folder / trial.name, time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
         checkpoints = folder / run.CHECKPOINTS
+        self._write_result(trial, None)
         if any(checkpoints.glob("*.ckpt")):
             command = ["resume", str(folder)]
         else:
@@ -121,12 +123,10 @@ class Runs:
             return None
         result = study.result_of(trial, folder, time.monotonic() - start)
         if code and not result.failed:
-            lines = (folder / OUTPUT).read_text().strip().splitlines()
+            lines = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
             reason = lines[-1].removeprefix("cait: error: ") if lines else f"exit status {code}"
             raise UserError(f"the run {trial.name} failed: {reason}; see {folder / OUTPUT}")
-        content = {"settings": self._settings(trial), "result": dataclasses.asdict(result)}
-        with run.whole(folder / RESULT) as beside:
-            beside.write_text(json.dumps(content, indent=1) + "\n")
+        self._write_result(trial, result)
         if not self.keep_checkpoints:
             shutil.rmtree(checkpoints, ignore_errors=True)
         return result
@@ -137,22 +137,45 @@ class Runs:
         for process in self._processes.copy():
             process.terminate()
 
+    def _write_result(self, trial: Trial, result: Result | None) -> None:
+        """Note the settings of a run, and once it has ended its result."""
+        content = {"settings": self._settings(trial), "result": result and dataclasses.asdict(result)}
+        with run.whole(self.folder / trial.name / RESULT) as beside:
+            beside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
     def _settings(self, trial: Trial) -> list[str]:
         return [*self.grid.arguments(trial), *self.settings]
 
     def _run(self, command: list[str], output: Path) -> int:
         environment = dict(os.environ)
         if self.jobs > 1:  # threads that share cores wait for each other
-            environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.jobs))
+            environment["OMP_NUM_THREADS"] = str(cores.share(self.jobs))
         if self._stopped:
             return 1
         with output.open("ab") as file:
             # In a group of its own: Ctrl-C is for the study, which then ends its runs.
             process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
             self._processes.add(process)
+            if self._stopped:  # in between
+                process.terminate()
             code = process.wait()
             self._processes.discard(process)
         return code
+
+
+def _read_result(path: Path) -> tuple[list[str] | None, Result | None]:
+    """(the settings of a run, its result); None for what is not there yet.
+
+    Raises:
+        UserError: the file is not what the study has written.
+    """
+    if not path.is_file():
+        return None, None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content["settings"], content["result"] and Result(**content["result"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no result of a study; remove it: {one_line(error)}") from error
 
 
 def _train(runs: Runs, trials: list[Trial]) -> dict[str, Result]:
