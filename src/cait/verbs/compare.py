@@ -29,14 +29,14 @@ def compare(arguments: list[str], *_: Any) -> None:
     logged = [curves.read(folder) for folder in folders]
     labels = _labels(folders)
     _print(labels, comparison.differing(all_settings), _metrics(logged))
-    output = given.output or folders[0].parent / f"compare-{'-'.join(folder.name for folder in folders)}.png"
+    output = given.output or folders[0].parent / f"compare-{'-'.join(folder.resolve().name for folder in folders)}.png"
     plots.write(figures.draw_curves(dict(zip(labels, logged, strict=True))), output)
     print(os.path.relpath(output))
 
 
 def _labels(folders: list[Path]) -> list[str]:
     """The names of the folders, or their paths where two have the same name."""
-    names = [folder.name for folder in folders]
+    names = [folder.resolve().name for folder in folders]  # "." has a name too
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
