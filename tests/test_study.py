@@ -203,7 +203,7 @@ def test_a_study_that_is_ended_goes_on_with_its_runs(grid_file: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--size=huge"], "has no size 'huge'; it has quick, full"),
+        (["--size=huge"], "has no size 'huge'; it has quick, places, full"),
         (["--grid=nowhere.yaml"], "cannot read the grid nowhere.yaml"),
         (["--jobs=0"], "--jobs must be at least 1"),
         (["images/"], "the folder of images is --data DIR"),

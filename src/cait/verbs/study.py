@@ -235,16 +235,20 @@ def _stopping(runs: Runs) -> Iterator[None]:
 
 def _write(results: list[Result], runs: Runs, data: str | None) -> list[Path]:
     """Write tables and figures; their paths."""
-    folder = runs.folder
-    title = f"Depth on {data or 'the embedded digits'}"
-    paths = [folder / name for name in ("results.csv", "study.md", "depth.png", "gradients.png")]
-    deepest = max((trial.depth for trial in runs.grid.trials if not trial.is_place), default=None)
-    folders: study.RunsByMethod = {}
-    for trial in runs.grid.trials:
-        if trial.depth == deepest and not trial.is_place:
-            folders.setdefault(trial.method, []).append(folder / trial.name)
-    study.write_csv(results, paths[0])
-    study.write_report(results, folders, paths[1], title)
-    study.draw_depth(results, paths[2])
-    study.draw_layers(folders, paths[3], f"{deepest} blocks on {data or 'the embedded digits'}")
-    return paths
+    folder, place = runs.folder, data or "the embedded digits"
+    table, report, by_depth, by_layer = (
+        folder / name for name in ("results.csv", "study.md", "depth.png", "gradients.png")
+    )
+    trials = [trial for trial in runs.grid.trials if not trial.is_place]
+    deepest = max((trial.depth for trial in trials), default=0)
+    deep: study.RunsByMethod = {}
+    for trial in trials:
+        if trial.depth == deepest:
+            deep.setdefault(trial.method, []).append(folder / trial.name)
+    study.write_csv(results, table)
+    study.write_report(results, deep, report, f"Depth on {place}")
+    if not trials:
+        return [table, report]
+    study.draw_depth(results, by_depth)
+    study.draw_layers(deep, by_layer, f"{deepest} blocks on {place}")
+    return [table, report, by_depth, by_layer]
