@@ -10,8 +10,9 @@ from conftest import REPO
 from cait.cli import main
 
 RECIPE = REPO / "configs/imagenet/xxs24_224.yaml"
-# The paper's tables are no configurations but rows of them: test_paper.py.
-CONFIGS = [path for path in sorted((REPO / "configs").rglob("*.yaml")) if path.parent.name != "paper"]
+# The paper's tables and the study's grid are no configurations but rows of them: test_paper.py, test_study.py.
+ROWS = {*(REPO / "configs/paper").glob("*.yaml"), REPO / "configs/study.yaml"}
+CONFIGS = sorted({*(REPO / "configs").rglob("*.yaml")} - ROWS)
 
 
 def resolved(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *more: str) -> dict:

@@ -36,7 +36,7 @@ NETWORKS: dict[str, dict] = {
             lr=0.05,
         ),
         data=dict(root="own_parts:Digits", augment_ops=["own_parts:noisy"], batch_size=64, num_workers=1),
-        monitor="val/f1",
+        best_metric="val/f1",
     ),
     "vit": dict(
         model=dict(
