@@ -35,19 +35,13 @@ class Trial:
     seed: int
     settings: Settings
     paper: str | None = None
-    """Id of the paper's row that it repeats, as "table1/layerscale-36"."""
+    """Id of the paper's row that it repeats, as "table1/layerscale-36"; the paper may have no row of this depth."""
     is_place: bool = False
     """Of Table 2, not of Table 1."""
 
     @property
     def name(self) -> str:
         return f"{self.method}-seed{self.seed}" if self.is_place else f"{self.method}-{self.depth}-seed{self.seed}"
-
-    @property
-    def published(self) -> float | None:
-        """The paper's top-1 on ImageNet in per cent."""
-        row = rows().get(self.paper or "")
-        return row.top1 if row else None
 
 
 class Grid:
@@ -126,10 +120,17 @@ class Result:
     failed: bool
     """The run gave no finite gradient any more."""
     seconds: float
-    published: float | None
+    paper: str | None
+    """As in `Trial`."""
     is_place: bool
 
     FIELDS = ("method", "depth", "seed", "acc1", "best", "loss", "train_loss", "failed", "seconds", "published")
+
+    @property
+    def published(self) -> float | None:
+        """The paper's top-1 on ImageNet in per cent."""
+        row = rows().get(self.paper or "")
+        return row.top1 if row else None
 
 
 def result_of(trial: Trial, folder: Path, seconds: float) -> Result:
@@ -151,7 +152,7 @@ def result_of(trial: Trial, folder: Path, seconds: float) -> Result:
         train_loss=values["train/loss"][-1],
         failed=(folder / run.NONFINITE).exists(),
         seconds=round(seconds, 1),
-        published=trial.published,
+        paper=trial.paper,
         is_place=trial.is_place,
     )
 
@@ -232,22 +233,25 @@ def _depth_tables(table: Table) -> list[str]:
     for method in table.methods:
         cells = [_cell(table.of(method, depth), table.accuracy(method, depth)) for depth in table.depths]
         yours.append(_row([method, *cells, _signed(table.gain(method, first, last))]))
-    published = {(r.method, r.depth): r.published for r in table.results if r.published is not None}
-    depths = sorted({depth for _, depth in published})
-    if len(depths) < 2:
-        return yours
+    published = {method: _published(table.of(method)[0].paper) for method in table.methods}
+    depths = sorted({depth for figures in published.values() for depth in figures})
     theirs = [
         "",
         "## The same in the paper, on ImageNet",
         "",
-        *_head(["method", *(f"{depth} blocks" for depth in depths), f"{depths[-1]} against {depths[0]}"]),
+        *_head(["method", *(f"{depth} blocks" for depth in depths)]),
     ]
-    for method in table.methods:
-        figures = [published.get((method, depth)) for depth in depths]
-        if any(figure is not None for figure in figures):
-            gain = "" if None in (figures[0], figures[-1]) else f"{figures[-1] - figures[0]:+.1f}"  # type: ignore[operator]
-            theirs.append(_row([method, *("" if f is None else f"{f:.1f}" for f in figures), gain]))
-    return yours + theirs
+    for method, figures in published.items():
+        if figures:
+            theirs.append(_row([method, *(f"{figures[depth]:.1f}" if depth in figures else "" for depth in depths)]))
+    return yours + theirs if depths else yours
+
+
+def _published(paper: str | None) -> dict[int, float]:
+    """Top-1 by depth, of all rows of the paper that belong to the method of this one."""
+    method = (paper or "").rpartition("-")[0]
+    found = {id: row.top1 for id, row in rows().items() if method and id.rpartition("-")[0] == method}
+    return {int(id.rpartition("-")[2]): top1 for id, top1 in found.items() if top1 is not None}
 
 
 def _gradient_table(folders: RunsByMethod) -> list[str]:
