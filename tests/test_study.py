@@ -92,7 +92,16 @@ def test_means_and_spreads_are_numpys(tmp_path: Path) -> None:
     study.write_report(table.results, {}, tmp_path / "study.md", "Depth")
     text = (tmp_path / "study.md").read_text()
     assert f"| plain | 61.57 ± {np.std(runs['plain', 12], ddof=1):.2f} | 54.67 ±" in text
+    assert "in the paper" not in text
     assert "†" not in text.split("† a run")[0]
+
+
+def test_the_papers_figures_stand_beside_at_all_its_depths(tmp_path: Path) -> None:
+    of_a_method = [replace(result, paper="table1/layerscale-6") for result in results({("layerscale", 6): [90.0]})]
+    study.write_report(of_a_method, {}, tmp_path / "study.md", "Depth")
+    text = (tmp_path / "study.md").read_text()
+    assert "| method | 12 blocks | 18 blocks | 24 blocks | 36 blocks |" in text
+    assert "| layerscale | 80.5 | 81.7 | 82.4 | 82.9 |" in text
 
 
 def test_a_failed_run_is_marked(tmp_path: Path) -> None:
