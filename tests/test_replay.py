@@ -161,6 +161,7 @@ RECIPE = [
     "--model.drop_path_rate=0.2",
     "--ema.decay=0.9",
     "--data.mix_prob=0.6",
+    "--monitor.every_n_steps=4",
 ]
 # The raw loss sinks, so the first epoch is the "best": a checkpoint from within validation, far before the last.
 FIRST_IS_BEST = ["--best_metric=val/loss", "--best_mode=max", "--save_every_n_steps=5"]
@@ -238,6 +239,19 @@ def test_the_steps_of_a_killed_run_are_those_of_metrics_csv(place: Path, killed:
         norm = float(replayed(output)[step, "train/grad_norm"][0])
         assert np.linalg.norm(norms) == pytest.approx(norm, rel=1e-5)
         assert Image.open(stem.with_suffix(".png")).width > 500
+
+
+def test_a_run_that_lost_its_checkpoints_begins_with_its_first_step(
+    place: Path, killed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(place)
+    bare = place / "logs/bare"
+    bare.mkdir()
+    for name in ("config.yaml", "metrics.csv", ".signature"):
+        shutil.copy(killed / name, bare)
+    main(["replay", "bare", "--step=1", "--images=1"])
+    assert_as_logged(capsys.readouterr().out, killed, range(1, 2))
+    assert sorted(path.name for path in bare.iterdir()) == [".signature", "config.yaml", "metrics.csv", "replay"]
 
 
 @pytest.mark.slow
@@ -334,7 +348,7 @@ def test_data_only_needs_neither_checkpoint_nor_network(
         ("killed --step 1 --data.rot other --data-only", "did you mean --data.root?"),
         ("killed", "the following arguments are required: --step"),
         ("kiled --step 1", "there is no run logs/kiled; did you mean killed?"),
-        ("empty --step 1", "logs/empty has no whole checkpoint; --data-only shows the images without one"),
+        ("killed --step 1 --output c.yaml", "c.yaml is a file; name a folder with --output"),
         ("--config c.yaml --step 1", "which run?"),
         ("--step 1 --data-only", "which run?"),
     ],
@@ -353,8 +367,7 @@ def test_bad_input_gets_one_line(
         shutil.copytree(digits_root, place / "other")
         first, *_ = sorted((place / "other/train/3").iterdir())
         first.rename(first.with_name("another.png"))
-        (place / "logs/empty").mkdir()
-        shutil.copy(killed / "config.yaml", place / "logs/empty")
+        (place / "c.yaml").touch()
     with pytest.raises(SystemExit) as stop:
         main(["replay", *arguments.split()])
     assert stop.value.code == 2

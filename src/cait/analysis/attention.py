@@ -198,7 +198,7 @@ def _draw_maps(line: np.ndarray, label: str, maps: Tensor) -> None:
     for axes, weights in zip(line, maps, strict=True):
         axes.imshow(weights, cmap="inferno")
         least, largest = (bound * weights.numel() for bound in weights.aminmax())
-        axes.set_xlabel(f"{least:.2g} … {largest:.2g}", fontsize=7, labelpad=1)
+        axes.set_xlabel(f"{least:.3g} … {largest:.3g}", fontsize=7, labelpad=1)
         _bare(axes)
     _label(line[0], label)
 

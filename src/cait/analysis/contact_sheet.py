@@ -41,7 +41,7 @@ def _page(cells: Sequence[Cell], title: str) -> Figure:
         place.axis("off")
     for place, cell in zip(axes.flat, cells, strict=False):
         place.imshow(cell.pixels, interpolation="auto")
-        place.set_title(cell.caption, fontsize=6, y=0, pad=-3, va="top", linespacing=1.25)
+        place.set_title(cell.caption, fontsize=6, y=0, pad=-3, va="top", linespacing=1.25, parse_math=False)
         for colour, (top, left, height, width) in cell.boxes.items():
             place.add_patch(Rectangle((left - 0.5, top - 0.5), width, height, fill=False, color=colour, linewidth=1.2))
     return figure

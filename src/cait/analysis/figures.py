@@ -47,6 +47,7 @@ MAPS = {
 }
 """Each figure of monitor.csv that has a heat map."""
 LINEAR = ("branch_ratio",)
+DECADE = 10
 ROWS = (("sa", "ffn"), ("ca", "ca_ffn"), ("block",), ("ca_block",), (MODULES,))
 """Parts that stand side by side and share their colours."""
 
@@ -138,8 +139,10 @@ def _colours(name: str, values: np.ndarray) -> tuple[Normalize, str]:
     if name.endswith("cosine"):
         return Normalize(-1, 1), "RdBu"
     positive = values[values > 0]  # NaN is not
-    if name in LINEAR or not len(positive) or positive.min() == positive.max():
+    if name in LINEAR or not len(positive):
         return Normalize(0, np.nanmax(values) or 1), "viridis"
+    if positive.max() < DECADE * positive.min():  # too narrow for ticks in powers of ten
+        return Normalize(positive.min(), positive.max()), "viridis"
     return LogNorm(positive.min(), positive.max()), "viridis"
 
 

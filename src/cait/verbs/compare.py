@@ -28,9 +28,9 @@ def compare(arguments: list[str], *_: Any) -> None:
     all_settings = [comparison.settings(folder) for folder in folders]
     logged = [curves.read(folder) for folder in folders]
     labels = _labels(folders)
-    _print(labels, comparison.differing(all_settings), _metrics(logged))
     output = given.output or folders[0].parent / f"compare-{'-'.join(folder.resolve().name for folder in folders)}.png"
     plots.write(figures.draw_curves(dict(zip(labels, logged, strict=True))), output)
+    _print(labels, comparison.differing(all_settings), _metrics(logged))
     print(os.path.relpath(output))
 
 

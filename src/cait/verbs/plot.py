@@ -8,7 +8,7 @@ from typing import Any
 
 from cait import run
 from cait.errors import UserError
-from cait.verbs.options import Options, named_run
+from cait.verbs.options import Options, check_folder, named_run
 
 
 def plot(arguments: list[str], *others: Any) -> None:
@@ -21,6 +21,7 @@ def plot(arguments: list[str], *others: Any) -> None:
     from cait.analysis import curves, figures, monitored, plots
 
     output = given.output or folder / run.PLOTS
+    check_folder(output)
     logged = curves.read(folder)
     try:
         tables = monitored.read(folder)

@@ -12,7 +12,7 @@ from typing import Any
 
 from cait import run, signature
 from cait.errors import UserError
-from cait.verbs.options import TRUST, Options, split_trust
+from cait.verbs.options import TRUST, Options, check_folder, split_trust
 from cait.verbs.paper import replace_row
 
 USAGE = """\
@@ -38,6 +38,7 @@ def replay(arguments: list[str], module: Any, data: Any) -> None:
         given, output = settings, asked.folder / run.REPLAY
         settings = ["--config", str(run.config(asked.folder)), *settings]
     asked.output = asked.output or output
+    check_folder(asked.output)
     asked.start = None
     with contextlib.nullcontext() if asked.data_only else _start(asked):
         _go(asked, settings, given, trusted, module, data)
@@ -98,11 +99,7 @@ def _start(asked: Namespace) -> Iterator[None]:
 
 
 def _nearest(folder: Path, step: int) -> Path | None:
-    """The last checkpoint before `step`, None if all are of later steps.
-
-    Raises:
-        UserError: the run has no checkpoint at all, or none that is whole.
-    """
+    """The last whole checkpoint before `step`; None if there is none, so the first step is where to begin."""
     from cait.callbacks.checkpoints import is_whole
 
     steps: dict[Path, int] = {}
@@ -110,8 +107,6 @@ def _nearest(folder: Path, step: int) -> Path | None:
         path = folder / run.CHECKPOINTS / name
         with contextlib.suppress(UserError):
             steps[path] = int(run.read_checkpoint(path)["global_step"])
-    if not steps:
-        raise UserError(f"{folder} has no whole checkpoint; --data-only shows the images without one")
     before = sorted((path for path in steps if steps[path] <= step), key=steps.__getitem__, reverse=True)
     return next(filter(is_whole, before), None)
 

@@ -52,6 +52,7 @@ class ReplayCLI(CaiTCLI):
     def parse_arguments(self, *arguments: Any) -> None:
         super().parse_arguments(*arguments)
         self.config.fit.ckpt_path = None if self.asked.ckpt_path is None else str(self.asked.ckpt_path)
+        self.config.fit.monitor.every_n_steps = None  # it changes no step, and monitor.csv is the run's
 
     def _meet(self) -> None:
         """Nothing to agree on: each process finds the same checkpoint."""

@@ -15,7 +15,7 @@ from cait import run
 from cait.errors import UserError
 from cait.model.config import VARIANTS
 from cait.verbs import loading
-from cait.verbs.options import Options, which_run
+from cait.verbs.options import Options, check_folder, which_run
 
 FOLDER = Path("visualize")
 PAGE = "index.html"
@@ -85,13 +85,18 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         raise UserError(f"--num_images must be at least 1, got {given.num_images}")
     if given.query is not None and len(given.query) != 2:
         raise UserError("--query takes the row and the column of a patch, as --query 3,4")
+    if given.query is not None and not given.self_attention:
+        raise UserError("--query is the patch whose self-attention is shown: name blocks with --self_attention")
     if given.pretrained and (given.name or given.ema):
         raise UserError("--pretrained takes neither --name nor --ema: `cait visualize xxs24 --pretrained --images DIR`")
     return given
 
 
 def whole_numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers, as 3,4") from error
 
 
 def _draw(loaded: loading.Loaded, folder: Path | None, given: argparse.Namespace, arguments: list[str]) -> None:
@@ -103,8 +108,7 @@ def _draw(loaded: loading.Loaded, folder: Path | None, given: argparse.Namespace
     network.require(loaded.network, loaded.name, "maps", "visualize")
     loaded.network.to("cuda" if torch.cuda.is_available() else "cpu")
     output = given.output or (folder / FOLDER if folder else FOLDER)
-    if output.exists() and not output.is_dir():
-        raise UserError(f"{output} is a file; name a folder with --output")
+    check_folder(output)
     output.mkdir(parents=True, exist_ok=True)
     sections = [("Images", _images(loaded, given, output))]
     facts = [("weights", loaded.about), ("model", f"{loaded.name}, {loaded.data.img_size} pixels")]
