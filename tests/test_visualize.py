@@ -428,8 +428,11 @@ def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
         (["a", "--images", "x.jpg", "--img_size=30"], "img_size 30 is not a multiple of patch_size 4"),
         (["a", "--images", "x.jpg", "--img_size=0"], "img_size must be a whole number of at least 1"),
         (["a", "--images", "x.jpg", "--self_attention=0,2"], "no self-attention block 2: the network has 2"),
-        (["a", "--images", "x.jpg", "--self_attention=last"], "--self_attention: invalid whole_numbers value: 'last'"),
-        (["a", "--images", "x.jpg", "--query=8,0"], "no patch 8,0: the grid is 8 × 8"),
+        (
+            ["a", "--images", "x.jpg", "--self_attention=last"],
+            "--self_attention: 'last' is not a list of whole numbers, as 3,4",
+        ),
+        (["a", "--images", "x.jpg", "--self_attention=0", "--query=8,0"], "no patch 8,0: the grid is 8 × 8"),
         (["a", "--images", "x.jpg", "--query=8"], "--query takes the row and the column"),
         (["a", "--images", "x.jpg", "--num_images=0"], "--num_images must be at least 1"),
         (["a", "--images", "x.jpg", "--output=x.jpg"], "x.jpg is a file; name a folder"),
