@@ -53,6 +53,18 @@ def test_the_grid_is_whole() -> None:
         assert network.depth == trial.depth
 
 
+def test_what_is_the_same_is_trained_once() -> None:
+    originals = FULL.originals()
+    assert originals["adapted-12-seed1"].name == "plain-12-seed1"  # the rate is not adapted yet
+    assert originals["insert-0-seed2"].name == "plain-12-seed2"
+    assert originals["adapted-48-seed1"].name == "adapted-48-seed1"
+    assert originals["skipinit-24-seed0"].name == "skipinit-24-seed0"
+    (result,) = results({("plain", 12): [61.0]})
+    place = next(trial for trial in FULL.trials if trial.name == "insert-0-seed0")
+    other = study.as_of(place, result)
+    assert (other.method, other.paper, other.is_place, other.acc1) == ("insert-0", "table2/insert-0", True, 61.0)
+
+
 def test_methods_and_places_are_those_of_the_paper() -> None:
     seen = 0
     paper = Grid(size="full", data="data/imagenet")

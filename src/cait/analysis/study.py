@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -97,6 +97,11 @@ class Grid:
                 settings = plain | {"model.drop_path_rate": rate} | known[place]
                 yield Trial(place, settings["model.fields.depth"], seed, settings, f"table2/{place}", is_place=True)
 
+    def originals(self) -> dict[str, Trial]:
+        """By the name of each trial the first one of the same settings and seed: only that is trained."""
+        first: dict[tuple[str, ...], Trial] = {}
+        return {trial.name: first.setdefault(tuple(sorted(self.arguments(trial))), trial) for trial in self.trials}
+
     def arguments(self, trial: Trial) -> list[str]:
         """What `cait fit` is given for a trial, beside `config` and the run's folder."""
         settings = self.base | trial.settings
@@ -155,6 +160,11 @@ def result_of(trial: Trial, folder: Path, seconds: float) -> Result:
         paper=trial.paper,
         is_place=trial.is_place,
     )
+
+
+def as_of(trial: Trial, result: Result) -> Result:
+    """The result of another trial of the same settings, as this trial's."""
+    return replace(result, method=trial.method, paper=trial.paper, is_place=trial.is_place)
 
 
 class Table:

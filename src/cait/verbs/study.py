@@ -39,11 +39,13 @@ def show(arguments: list[str], module: Any, data: Any) -> None:
     given, settings = _parse(arguments)
     grid = Grid(given.grid, given.size, given.data)
     runs = Runs(grid, given.out, settings, given.jobs or _jobs(given.data), given.keep_checkpoints)
+    originals = grid.originals()
+    wanted = {trial.name: trial for trial in originals.values()}
     results = runs.finished()
     if results:
-        print(f"{len(results)} of {len(grid.trials)} runs are done already")
-    results |= _train(runs, [trial for trial in grid.trials if trial.name not in results])
-    ordered = [results[trial.name] for trial in grid.trials]
+        print(f"{len(results)} of {len(wanted)} runs are done already")
+    results |= _train(runs, [trial for name, trial in wanted.items() if name not in results])
+    ordered = [study.as_of(trial, results[originals[trial.name].name]) for trial in grid.trials]
     for path in _write(ordered, runs, given.data):
         print(os.path.relpath(path))
 
