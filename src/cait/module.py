@@ -22,6 +22,7 @@ from cait.losses import Distillation, build_loss, distillation_loss
 from cait.metrics import EvalMetrics
 from cait.model import network
 from cait.model.config import VARIANTS
+from cait.model.recompute import precise
 from cait.model.weights import load_pretrained, load_weights
 from cait.optim import build_optimizer, warmup_cosine
 from cait.teacher import Teacher, load_teacher
@@ -220,7 +221,7 @@ class CaiTModule(LightningModule):
         images, targets = batch
         inputs = images.to(self.dtype)
         heads = network.forward_heads(self.model, inputs) if self.has_distillation_head else (self.model(inputs),)
-        logits = _precise(heads[0])
+        logits = precise(heads[0])
         loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets)
         if loss.ndim:
             raise UserError(f"the loss must be one number, got a tensor of {list(loss.shape)}: take the mean")
@@ -275,7 +276,7 @@ class CaiTModule(LightningModule):
     def gradient_norm(self, optimizer: Optimizer) -> Tensor:
         """Norm of the whole gradient, not scaled, in float32 at least; not finite where any part of it is not."""
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        gradients = [_precise(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        gradients = [precise(parameter.grad) for parameter in parameters if parameter.grad is not None]
         return get_total_norm(gradients) / self.gradient_scale(optimizer)
 
     def gradient_scale(self, optimizer: Optimizer) -> Tensor | float:
@@ -386,8 +387,3 @@ class CaiTModule(LightningModule):
         loader: Any = self.trainer.train_dataloader
         batch = loader.batch_size or loader.batch_sampler.batch_size
         return batch * self.trainer.world_size * self.trainer.accumulate_grad_batches
-
-
-def _precise(x: Tensor) -> Tensor:
-    """In float32 at least."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -135,8 +135,8 @@ class Monitor(Callback):
             if before is not None:
                 self._figures[*key, "grad_cosine"] = self._cosine(gradient, before[i].to(gradient.device))
             if part.gamma is not None:
+                size = part.gamma.detach().abs().to(self._dtype)
                 for name, quantile in QUANTILES.items():
-                    size = part.gamma.detach().abs().to(self._dtype)
                     self._figures[*key, name] = torch.quantile(size, quantile)
 
     def _measure_activations(self, trainer: Trainer) -> None:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from cait.errors import UserError
 from cait.losses import BinaryCrossEntropy
+from cait.model.recompute import precise
 from cait.module import CaiTModule
 
 LAYER = re.compile(r"[^.]+(?:\.\d+)?")
@@ -79,9 +80,7 @@ class StepRecord(Callback):
                 if parameter.grad is not None:
                     layer = LAYER.match(name.replace("_orig_mod.", ""))
                     assert layer is not None
-                    layers.setdefault(layer[0], []).append(
-                        parameter.grad.to(torch.promote_types(parameter.grad.dtype, torch.float32))
-                    )
+                    layers.setdefault(layer[0], []).append(precise(parameter.grad))
             scale = pl_module.gradient_scale(optimizer)
             self.gradients[trainer.global_step] = {
                 layer: float(get_total_norm(gradients) / scale) for layer, gradients in layers.items()
