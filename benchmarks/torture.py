@@ -2,6 +2,8 @@
 
     python benchmarks/torture.py --kills 50 [--processes 2] [--accelerator gpu] [--seed 0] [--out benchmarks/torture.md]
 
+Other options, such as `--save_async true`, are settings of the killed runs; the run left alone does not have them.
+
 The run is the digits configuration, shorter, with loader workers, Mixup and CutMix, stochastic
 depth, a moving average, accumulated gradients and a checkpoint every few steps. A kill is SIGKILL,
 to the main process or to its whole group, at a moment drawn over the length of the run, or as soon
@@ -137,7 +139,7 @@ def main() -> None:
     parser.add_argument("--accelerator", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="Markdown file to add the result to")
-    options = parser.parse_args()
+    options, settings = parser.parse_known_args()
     logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of every restart that it sees
     draw = random.Random(options.seed)
     recipe = [*RECIPE, f"--trainer.accelerator={options.accelerator}", f"--trainer.devices={options.processes}"]
@@ -156,7 +158,7 @@ def main() -> None:
         name = f"killed-{runs}"
         run = folder / "logs" / name
         while True:
-            job = start(folder, name, recipe)
+            job = start(folder, name, [*recipe, *settings])
             how = kill_somewhere(job, run, draw, length, options.processes) if kills < options.kills else job.wait()
             if not isinstance(how, str):
                 break
@@ -167,7 +169,8 @@ def main() -> None:
         print(f"{name}: {'differs in ' + ', '.join(wrong) if wrong else 'the same to the last bit'}", flush=True)
         differing += wrong
     verdict = (
-        f"{kills} kills in {runs} runs of {options.processes} process(es), {options.accelerator}, seed {options.seed}: "
+        f"{kills} kills in {runs} runs of {options.processes} process(es), {options.accelerator}, seed {options.seed}"
+        + f"{', ' * bool(settings)}{' '.join(settings)}: "
         + (f"DIFFERENT in {', '.join(sorted(set(differing)))}" if differing else "every run ended with the same bits")
     )
     print(verdict)

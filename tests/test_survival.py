@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import LIMIT, SMALL, Cait, checkpoint, environment, rows, start
+from conftest import LIMIT, SMALL, Cait, checkpoint, environment, rows, slow, start
 from lightning.pytorch.callbacks import LambdaCallback
 from PIL import Image
 from test_module import FIELDS, Chosen, loader, module, precision_of, trainer
@@ -96,9 +96,12 @@ def wait_for_steps(run: Path, steps: int, job: subprocess.Popen) -> None:
     raise AssertionError("the run does not get on")
 
 
-def test_killed_amid_an_epoch_and_with_the_newest_checkpoint_torn(cait: Cait, tmp_path: Path, whole: Path) -> None:
+@pytest.mark.parametrize("saving", ["--save_async=false", *slow("--save_async=true")])
+def test_killed_amid_an_epoch_and_with_the_newest_checkpoint_torn(
+    saving: str, cait: Cait, tmp_path: Path, whole: Path
+) -> None:
     run = tmp_path / "logs/cut"
-    job = start(tmp_path, "fit", *RECIPE, "--run_name=cut")
+    job = start(tmp_path, "fit", *RECIPE, saving, "--run_name=cut")
     wait_for_steps(run, 30, job)
     os.killpg(job.pid, signal.SIGKILL)
     job.wait()

@@ -26,6 +26,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cait import launch, run, signature
+from cait.callbacks.background import BackgroundCheckpointIO
 from cait.callbacks.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.callbacks.claim import Claim, shared
 from cait.callbacks.data_wait import DataWait
@@ -72,6 +73,7 @@ RUN_NAME = "Name of the run's folder in logs/; null takes the configuration's na
 OUTPUT = "File to write; default predictions.csv (cait predict) or evaluation.json (cait validate)."
 SAVE_MINUTES = "Minutes between checkpoints. Every epoch and every --save_every_n_steps saves one too."
 SAVE_STEPS = "Optimiser steps between checkpoints; null saves by time and epochs alone."
+SAVE_ASYNC = "Write checkpoints in a thread while training goes on; takes twice a checkpoint's size of host memory."
 REAL = "File of ReaL labels, real.json, to validate on too; null takes timm's copy if the data is ImageNet."
 V2 = "Folder of ImageNet-V2, or of more images of the same classes, to validate on too."
 BEST_METRIC = "Metric that chooses best.ckpt, as metrics.csv names it."
@@ -151,6 +153,7 @@ class CaiTCLI(LightningCLI):
         parser.add_argument("--paper_row", type=str | None, default=None, help=PAPER_ROW)
         parser.add_argument("--save_every_n_minutes", type=float | None, default=10.0, help=SAVE_MINUTES)
         parser.add_argument("--save_every_n_steps", type=int | None, default=None, help=SAVE_STEPS)
+        parser.add_argument("--save_async", type=bool, default=False, help=SAVE_ASYNC)
         parser.add_argument(
             "--max_nonfinite_steps",
             type=int,
@@ -330,7 +333,8 @@ class CaiTCLI(LightningCLI):
                 folder = self.run_dir / run.CHECKPOINTS
                 last = LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes)
                 callbacks += [BestCheckpoint(folder, config.best_metric, config.best_mode), last]
-                kwargs["plugins"] = [*_listed(given.plugins), DurableCheckpointIO()]
+                io = BackgroundCheckpointIO() if config.save_async else DurableCheckpointIO()
+                kwargs["plugins"] = [*_listed(given.plugins), io]
                 if isinstance(here := launch.cluster(), SLURMEnvironment):
                     kwargs["plugins"].append(here)
             if given.enable_model_summary is not False:

@@ -49,6 +49,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
             self.error = f"cannot write {path}: {getattr(cause, 'strerror', None) or cause}"
             beside.unlink(missing_ok=True)
 
+    def finish(self) -> None:
+        """Return when all that was to be saved is on the disk: here at once, see `cait.callbacks.background`."""
+
 
 def _keep(path: Path, previous: Path) -> None:
     """Give the file at `path` the name `previous` too."""
@@ -175,16 +178,28 @@ class LastCheckpoint(Checkpoint):
         )
         self.signals.forget()
         self._due, self._last_save = False, time.monotonic()
-        io = trainer.strategy.checkpoint_io
-        error = trainer.strategy.broadcast(getattr(io, "error", None))
+        self._raise_error(trainer)
+
+    def _raise_error(self, trainer: Trainer) -> None:
+        error = trainer.strategy.broadcast(getattr(trainer.strategy.checkpoint_io, "error", None))
         if error:
             kept = "; the checkpoint before is whole: continue from it with `make resume`" if self._kept() else ""
             raise UserError(f"{error}{kept}")
+
+    def _finish(self, trainer: Trainer) -> None:
+        """Wait for what is still being written."""
+        if isinstance(io := trainer.strategy.checkpoint_io, DurableCheckpointIO):
+            io.finish()
+        self._raise_error(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish(trainer)
 
     def _kept(self) -> bool:
         return any((self.folder / name).exists() for name in (LAST, PREVIOUS))
 
     def _leave(self, trainer: Trainer, signum: int) -> None:
+        self._finish(trainer)
         # Lightning kills a job at once if a process that it started fails. So those exit with 0.
         launcher = trainer.strategy.launcher
         started = (
