@@ -3,50 +3,19 @@
 from __future__ import annotations
 
 import os
-from array import array
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 from PIL import Image
-from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from cait.data.listing import Files, list_images
 from cait.data.unreadable import UnreadableImageError, UnreadableImages
 from cait.errors import UserError
 
 RawImage = str | Path | IO[bytes] | Image.Image
 """An image as a data set has it: a path, an open file, or already decoded."""
-
-
-class Files:
-    """Paths of images and the indices of their classes, as `cait.data.dataset.Samples`.
-
-    They lie in three arrays. A list of a million tuples would be copied into every worker, page by page,
-    because reading an object changes its reference count.
-    """
-
-    def __init__(self, samples: Iterable[tuple[str, int]]) -> None:
-        paths, labels = bytearray(), array("l")
-        ends = array("q", [0])
-        for path, label in samples:
-            paths += os.fsencode(path)
-            ends.append(len(paths))
-            labels.append(label)
-        self._paths, self._ends, self._labels = bytes(paths), ends, labels
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __iter__(self) -> Iterator[tuple[str, int]]:
-        return map(self.__getitem__, range(len(self)))
-
-    def __getitem__(self, index: int) -> tuple[str, int]:
-        return self.name(index), self._labels[index]
-
-    def name(self, index: int) -> str:
-        return os.fsdecode(self._paths[self._ends[index] : self._ends[index + 1]])
 
 
 def load_rgb(image: RawImage, name: str = "") -> Image.Image:
@@ -157,7 +126,8 @@ def scan_extra_val(root: Path, names: list[str]) -> Files:
 
 
 def _folder_names(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    with os.scandir(folder) as entries:  # which knows folders from files without asking for each
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _class_root(root: Path, train_split: str) -> Path:
@@ -167,16 +137,12 @@ def _class_root(root: Path, train_split: str) -> Path:
 
 
 def _list_images(folder: Path, names: list[str]) -> Files:
-    class NamedFolders(ImageFolder):
-        def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
-            return names, {name: index for index, name in enumerate(names)}
-
-    samples = NamedFolders(str(folder), allow_empty=True).samples
-    empty = set(names) - {names[label] for _, label in samples}
+    files = list_images(folder, names)
+    empty = set(range(len(names))) - set(files.labels)
     if empty:
-        folders = abbreviate([str(folder / name) for name in sorted(empty)])
+        folders = abbreviate([str(folder / names[label]) for label in sorted(empty)])
         raise UserError(f"no images in the class folder {folders}")
-    return Files(samples)
+    return files
 
 
 def _hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:

@@ -1,0 +1,131 @@
+"""Seconds and memory before the first step, on a folder of ImageNet's shape.
+
+    python benchmarks/start.py [--classes 1000] [--images 1281000] [--workers 2] [--out FILE]
+
+The folder is made of hard links to a few small JPEGs, below --folder. A first start lists it, and a second one reads
+the kept listing. Each is a process of its own: the imports, the data module's `setup`, the digest of the names that
+checkpoints hold, and the first batch of the loader's workers. Memory is a process's own plus its share of what it has
+in common with the others (PSS). With the right to do so the system's cache of files is dropped before each start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from report import REPO, stamp
+
+LINKS = 60_000
+"""Names of one file; file systems allow about 65,000."""
+
+
+def make(root: Path, classes: int, images: int, val: int = 2) -> None:
+    import numpy as np
+    from PIL import Image
+
+    rng, made = np.random.default_rng(0), 0
+    (root / "files").mkdir(parents=True)
+    for split, each in (("train", images // classes), ("val", val)):
+        for label in range(classes):
+            folder = root / split / f"n{label:08d}"
+            folder.mkdir(parents=True)
+            for number in range(each):
+                source = root / "files" / f"{made // LINKS}.jpg"
+                if made % LINKS == 0:
+                    Image.fromarray(rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(source)
+                os.link(source, folder / f"n{label:08d}_{number}.JPEG")
+                made += 1
+
+
+def megabytes(process: int | str) -> float:
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) / 1000
+
+
+def children() -> list[str]:
+    me = os.getpid()
+    return Path(f"/proc/{me}/task/{me}/children").read_text().split()
+
+
+def start(root: str, workers: int) -> None:
+    """In a process of its own: print what each part took as JSON."""
+    seconds, begin = {}, time.perf_counter()
+
+    def done(part: str) -> None:
+        nonlocal begin
+        seconds[part], begin = time.perf_counter() - begin, time.perf_counter()
+
+    import cait.lightning_cli  # noqa: F401  # what `cait fit` imports
+    from cait import ImageNetDataModule
+
+    done("imports")
+    before = megabytes("self")
+    data = ImageNetDataModule(root=root, num_workers=workers, img_size=32, batch_size=32)
+    data.setup("fit")
+    done("setup")
+    data.state_dict()
+    done("digest")
+    batches = iter(data.train_dataloader())
+    next(batches)
+    done("first batch")
+    memory = {"imports": before, "process": megabytes("self"), "workers": [megabytes(child) for child in children()]}
+    print(json.dumps({"seconds": seconds, "memory": memory, "images": len(data.train_images)}))
+
+
+def drop_caches() -> bool:
+    with suppress(OSError):
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+        return True
+    return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--images", type=int, default=1_281_000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--folder", type=Path, help="where to make the images; default a folder for a while")
+    parser.add_argument("--out", type=Path, help="Markdown file to add the results to")
+    parser.add_argument("--start", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.start:
+        start(options.start, options.workers)
+        return
+    place = Path(tempfile.mkdtemp(prefix="start-", dir=options.folder))
+    try:
+        make(place / "data", options.classes, options.images)
+        time.sleep(3)  # folders that have just changed are not kept
+        for name in ("first", "second"):
+            cold = drop_caches()
+            command = [sys.executable, __file__, "--start", str(place / "data"), "--workers", str(options.workers)]
+            environment = os.environ | {"PYTHONPATH": str(REPO / "src"), "XDG_CACHE_HOME": str(place / "cache")}
+            output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+            found = json.loads(output.splitlines()[-1])
+            parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in found["seconds"].items())
+            memory = found["memory"]
+            workers = " + ".join(f"{size:,.0f}" for size in memory["workers"])
+            line = (
+                f"{found['images']:,} images in {options.classes:,} classes, {name} start, "
+                f"{'cold' if cold else 'warm'} disk: {sum(found['seconds'].values()):.1f} s ({parts}); "
+                f"{memory['imports']:,.0f} MB after the imports, process and workers {memory['process']:,.0f} + "
+                f"{workers} MB"
+            )
+            print(line, flush=True)
+            if options.out:
+                with options.out.open("a") as file:
+                    file.write(f"- {stamp()}: {line}\n")
+    finally:
+        shutil.rmtree(place)
+
+
+if __name__ == "__main__":
+    main()
