@@ -17,7 +17,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from cait import run
 
-KEPT_FROM = 50_000
+KEPT_FROM = 10_000
 """Shorter listings take no time, and are not kept."""
 SETTLED = 2_000_000_000
 """Nanoseconds that a folder must have been left alone: a change right after it was listed may not change its time."""
@@ -39,7 +39,7 @@ class Files:
     """
 
     def __init__(self, samples: Iterable[tuple[str, int]], folder: str = "") -> None:
-        self._folder = folder
+        self._folder = os.path.join(folder, "") if folder else ""
         paths = bytearray()
         self.labels = array("q")
         """The index of each image's class."""
@@ -60,7 +60,7 @@ class Files:
         return self.name(index), self.labels[index]
 
     def name(self, index: int) -> str:
-        return os.path.join(self._folder, os.fsdecode(self._paths[self._ends[index] : self._ends[index + 1]]))
+        return self._folder + os.fsdecode(self._paths[self._ends[index] : self._ends[index + 1]])
 
     def arrays(self) -> dict[str, Any]:
         """What `from_arrays` takes."""
