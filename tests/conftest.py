@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import csv
-import ctypes
-import functools
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,11 +19,11 @@ os.environ["XDG_CONFIG_HOME"] = (HOME := tempfile.TemporaryDirectory(prefix="cai
 import numpy as np
 import pytest
 import torch
+from forked import REPO, Forked, environment, heed_ctrl_c
 from PIL import Image
 
 from cait.data.digits import write_digits
 
-REPO = Path(__file__).parent.parent
 LIMIT = 1200
 """Seconds after which a process hangs, however slow the machine."""
 
@@ -101,51 +97,11 @@ def mixed_root(tmp_path: Path, photographs: list[Image.Image]) -> Path:
 Cait = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": f"{REPO / 'src'}{os.pathsep}{REPO / 'tests'}", "COLUMNS": "200"}
-
-
 def python(code: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, where nothing is imported yet."""
     return subprocess.run(
         [sys.executable, "-c", code], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=LIMIT
     )
-
-
-def heed_ctrl_c() -> None:
-    """A shell that runs the tests in the background has them ignore Ctrl-C, and so would what they start."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-class Forked(subprocess.Popen):
-    """`subprocess.Popen` of [sys.executable, "-m", module, ...] in a session of its own, forked by zygote.py."""
-
-    def _execute_child(self, args: list[str], *others: Any) -> None:
-        cwd, env, pipes = others[4], others[5], others[9:15]
-        streams = [number if pipe < 0 else pipe for number, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
-        asked, _ = zygote()
-        socket.send_fds(asked, [json.dumps([args[2], args[3:], str(cwd or os.getcwd()), env]).encode()], streams)
-        self.pid = int(asked.recv(100))
-        self._child_created = True
-        self._close_pipe_fds(*pipes)
-
-
-@functools.cache
-def zygote() -> tuple[socket.socket, subprocess.Popen]:
-    """Start zygote.py, whose forks become this process's children (PR_SET_CHILD_SUBREAPER)."""
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, str(REPO / "tests/zygote.py"), str(theirs.fileno())],
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            preexec_fn=heed_ctrl_c,
-            start_new_session=True,
-        )
-    return ours, process
 
 
 def start(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO, SMALL, Cait, checkpoint, environment, python, rows, start
+from conftest import REPO, SMALL, Cait, Forked, checkpoint, environment, python, rows, start
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -70,6 +70,7 @@ def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> No
     assert "val_ema/acc1" in scored.stdout
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_as_if_never_killed(cait: Cait, tmp_path: Path) -> None:
     recipe = [*SMALL, "--trainer.max_epochs=3", "--model.drop_path_rate=0.2", "--ema.decay=0.9", "--data.repeats=2"]
     whole = cait("fit", *recipe, "--run_name=whole")
@@ -111,12 +112,13 @@ def test_the_bar_shows_loss_and_accuracy_on_a_terminal(tmp_path: Path, digits_ro
     ours, theirs = pty.openpty()
     arguments = [*SMALL, f"--data.root={digits_root}", "--trainer.max_epochs=1", "--data.num_workers=0"]
     brief = ["--trainer.limit_train_batches=4", "--trainer.limit_val_batches=1"]
-    run = subprocess.Popen(
+    run = Forked(
         [sys.executable, "-m", "cait", "fit", *arguments, *brief],
         cwd=tmp_path,
         env=environment() | {"TERM": "xterm"},
         stdout=theirs,
         stderr=theirs,
+        start_new_session=True,
     )
     os.close(theirs)
     shown = b""
@@ -141,6 +143,7 @@ def test_interrupted_amid_an_epoch(cait: Cait, tmp_path: Path) -> None:
     assert "Traceback" not in rest
 
 
+@pytest.mark.slow
 def test_steps_amid_an_epoch_are_resumed_at_the_next_batch(cait: Cait, tmp_path: Path) -> None:
     # A flat rate, so that the length of the run does not matter: warm-up from lr, cosine down to lr.
     flat = [*SMALL, "--model.warmup_lr=2e-3", "--model.min_lr=2e-3", "--trainer.log_every_n_steps=1"]
@@ -173,6 +176,7 @@ def test_two_processes_count_every_picture_once(cait: Cait, tmp_path: Path, mixe
         assert float(shown) == pytest.approx(float(with_two[name]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_digits_batch_is_the_same_on_two_processes(cait: Cait, tmp_path: Path) -> None:
     digits = ["fit", f"--config={REPO / 'configs/digits.yaml'}", "--data.num_workers=0"]
     two = ["--trainer.accelerator=cpu", "--trainer.devices=2"]

@@ -64,6 +64,7 @@ def own(cait: Cait, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["own", *slow("vit", "convnet")])
 def test_it_trains_survives_a_kill_and_is_scored_used_and_exported(kind: str, own: Path, cait: Cait) -> None:
     (own / "mine.yaml").write_text(yaml.safe_dump(NETWORKS[kind]))
@@ -119,6 +120,7 @@ def test_it_trains_survives_a_kill_and_is_scored_used_and_exported(kind: str, ow
             torch.testing.assert_close(read(torch.zeros(3, 3, size, size)).numpy(), logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_average_of_your_own_is_kept_and_taken_up_by_the_built_in_one(own: Path, cait: Cait) -> None:
     settings = [f"--config={REPO / 'configs/digits.yaml'}", *DEVICES, "--data.num_workers=1", "--run_name=own"]
     short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=5", "--ema.decay=0.9"]
@@ -138,6 +140,7 @@ def test_an_average_of_your_own_is_kept_and_taken_up_by_the_built_in_one(own: Pa
     )
 
 
+@pytest.mark.slow
 def test_it_is_student_and_teacher_and_starts_from_its_own_weights(own: Path, cait: Cait) -> None:
     common = [f"--config={REPO / 'configs/digits.yaml'}", *RUN, "--trainer.max_epochs=1", "--model.name=own_parts:Net"]
     common += ["--model.fields=null", "--data.batch_size=64", "--data.num_workers=1"]

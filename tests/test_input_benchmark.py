@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import input as bench
+import pytest
 
 
+@pytest.mark.slow
 def test_every_side_is_measured(tmp_path: Path) -> None:
     found = bench.main(["--quick", "--batches", "2", "--backends", "pillow", "--out", str(tmp_path)])
     backends, missing = bench.available()

@@ -350,6 +350,7 @@ RECIPE += ["--trainer.limit_train_batches=5", "--trainer.log_every_n_steps=1", "
 RECIPE += ["--ema.decay=0.9", "--model.drop_path_rate=0.2"]
 
 
+@pytest.mark.slow
 def test_on_two_processes_the_figures_are_those_of_the_whole_step(cait: Cait, tmp_path: Path) -> None:
     recorder = ["--trainer.callbacks=recorder.StepRecorder", f"--trainer.callbacks.folder={tmp_path / 'steps'}"]
     done = cait(*RECIPE, *TWO, *recorder, "--run_name=two")

@@ -210,6 +210,7 @@ def test_a_node_that_does_not_see_the_run_ends_the_resume_of_all(tmp_path: Path,
     assert checkpoint(tmp_path / "node0/logs/cut")["global_step"] == 2
 
 
+@pytest.mark.slow
 def test_two_tasks_of_slurm(cait: Cait, tmp_path: Path) -> None:
     common = dict(NTASKS="2", NTASKS_PER_NODE="2", NNODES="1", JOB_ID="7", JOB_NAME="train", NODEID="0")
     common |= dict(NODELIST="127.0.0.1")

@@ -122,6 +122,7 @@ def test_a_failed_run_is_marked(tmp_path: Path) -> None:
     assert "| plain | 61.00 ± 0.00 |  † |  |" in (tmp_path / "study.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_small_study_to_its_end(
     grid_file: Path,
     digits_root: Path,

@@ -207,6 +207,7 @@ def test_torchrun_starts_a_run_again_that_lost_a_process(cait: Cait, tmp_path: P
     assert_same(run, whole_of_two)
 
 
+@pytest.mark.slow
 def test_begun_on_one_process_and_gone_on_with_two(cait: Cait, tmp_path: Path) -> None:
     # Mixing and stochastic depth are drawn by each process for itself, so they are off.
     plain = [
@@ -255,26 +256,34 @@ def test_begun_on_one_process_and_gone_on_with_two(cait: Cait, tmp_path: Path) -
         assert mean != pytest.approx(ranks[0][step]["loss"], rel=1e-4)
 
 
-def test_a_checkpoint_of_other_data_seed_or_batch_is_refused(cait: Cait, tmp_path: Path, digits_root: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"--seed_everything=7": "seed was 0, is 7"},
+        *slow(
+            {
+                "--data.batch_size=32": "images a batch, over all processes was 64, is 32",
+                "--trainer.accumulate_grad_batches=2": "images a batch, over all processes was 64, is 32",
+                "--data.root=fewer": "training pictures was 1437, is 1436",
+            }
+        ),
+    ],
+)
+def test_a_checkpoint_of_other_data_seed_or_batch_is_refused(
+    changes: dict[str, str], cait: Cait, tmp_path: Path, digits_root: Path
+) -> None:
+    shutil.copytree(digits_root, tmp_path / "fewer")
+    next((tmp_path / "fewer/train/3").iterdir()).unlink()
     assert cait("fit", *SMALL, "--trainer.max_steps=2", "--run_name=a").returncode == 0
-    fewer = tmp_path / "fewer"
-    shutil.copytree(digits_root, fewer)
-    next((fewer / "train/3").iterdir()).unlink()
-    longer = "--trainer.max_steps=4"
-    for change, words in [
-        ("--seed_everything=7", "seed was 0, is 7"),
-        ("--data.batch_size=32", "images a batch, over all processes was 64, is 32"),
-        ("--trainer.accumulate_grad_batches=2", "images a batch, over all processes was 64, is 32"),
-        (f"--data.root={fewer}", "training pictures was 1437, is 1436"),
-    ]:
-        refused = cait("resume", "a", longer, change)
+    resume = ("resume", "a", "--trainer.max_steps=4")
+    for change, words in changes.items():
+        refused = cait(*resume, change)
         assert refused.returncode == 2
         assert words in refused.stderr
-    done = cait("resume", "a", longer, "--seed_everything=7", "--data.check_resume=false")
+    done = cait(*resume, *changes, "--data.check_resume=false")
     assert done.returncode == 0, done.stderr
 
 
-# Ten ways in which a JPEG breaks; each takes the file's path.
 def cut_at(share: float):
     return lambda path: path.write_bytes(path.read_bytes()[: int(len(path.read_bytes()) * share)])
 

@@ -12,6 +12,7 @@ import torture
 from conftest import Forked, zygote
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_ends_as_one_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,7 @@ raise {"exit": SystemExit(7), "error": ValueError("wrong"), "interrupt": Keyboar
 """
 
 
+@pytest.mark.slow
 def test_what_is_forked_is_as_what_is_started(tmp_path: Path) -> None:
     (tmp_path / "tell.py").write_text(TELL)
     found = []
@@ -73,7 +74,8 @@ def test_what_is_forked_is_as_what_is_started(tmp_path: Path) -> None:
 def test_a_forked_process_is_killed_and_waited_for_as_any(tmp_path: Path) -> None:
     (tmp_path / "idle.py").write_text("import time\nprint('begun', flush=True)\nwhile True: time.sleep(1)\n")
     command = [sys.executable, "-m", "idle"]
-    jobs = [Forked(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    options = dict(cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True, start_new_session=True)
+    jobs = [Forked(command, **options) for _ in range(2)]
     for job, signum in zip(jobs, (signal.SIGKILL, signal.SIGTERM), strict=True):
         assert job.stdout.readline() == "begun\n"
         assert job.poll() is None

@@ -11,9 +11,12 @@ import json
 import os
 import runpy
 import socket
+import subprocess
 import sys
+import types
 import warnings
 
+import forked
 import numpy
 import torch
 
@@ -42,20 +45,48 @@ def serve(requests: socket.socket) -> list:
         return json.loads(request)
 
 
+def become(request: list) -> str:
+    """Take on the request; returns the module to run."""
+    module, arguments, cwd, env, session = request
+    if session:
+        os.setsid()
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv, sys.path = ["-m", *arguments], [cwd, *PATH]
+    numpy.random.seed()  # each process has draws of its own, as of Python's generator after a fork
+    torch.default_generator.seed()
+    rank_zero.rank_zero_only.rank = rank_zero._get_rank() or 0  # as when it is imported
+    return module
+
+
+def fork_for_lightning() -> list | None:
+    """Let Lightning fork the processes of the other devices from a copy of this one, before any thread begins.
+
+    Returns the request in such a process.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        return serve(theirs)
+    theirs.close()
+    forked.asked = ours
+    forked.adopt_orphans()
+    subprocess_script.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": forked.Forked})
+    return None
+
+
 # What a run imports at once and what it imports later.
 MODULES = ("cait.lightning_cli", "sklearn.datasets", "torch.utils.tensorboard", "pl_bolts.optimizers.lr_scheduler")
 
 if __name__ == "__main__":
-    path = sys.path[1:]
+    PATH = sys.path[1:]
     with warnings.catch_warnings(record=True):  # lightning-bolts says a lot
         for name in MODULES:
             importlib.import_module(name)
-    module, arguments, cwd, env = serve(socket.socket(fileno=int(sys.argv[1])))
-    os.setsid()
-    os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update(env)
-    sys.argv, sys.path = ["-m", *arguments], [cwd, *path]
-    numpy.random.seed()  # each process has draws of its own, as of Python's generator after a fork
-    torch.default_generator.seed()
+        from lightning.fabric.utilities import rank_zero
+        from lightning.pytorch.strategies.launchers import subprocess_script
+    module = become(serve(socket.socket(fileno=int(sys.argv[1]))))
+    if request := fork_for_lightning():
+        module = become(request)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
