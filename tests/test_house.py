@@ -20,6 +20,7 @@ FLOORS = [
     ["losses", "metrics", "optim", "data"],
     ["model"],
     ["launch"],
+    ["watch"],
     ["errors", "objects", "run", "seeds", "signature"],
 ]
 # Neighbours that must not know each other.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 from cait import launch, run
-from cait.errors import UserError
+from cait.errors import UserError, kind_and_place
 
 if TYPE_CHECKING:
     from cait.datamodule import ImageNetDataModule
     from cait.module import CaiTModule
+    from cait.watch import Watch
 
 HELP = """\
 usage: cait VERB [options]
@@ -83,6 +85,8 @@ def main(
     # cores five to twenty times slower. Alone, a network as small as the digits' is 1.6 times faster with
     # OMP_WAIT_POLICY=ACTIVE. Set that if you know that nothing else runs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # A process that ends breaks the connections of the others, which torch would tell with a stack of C++ each.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # `my_file:thing` is found beside logs/
     argv = sys.argv[1:] if argv is None else argv
@@ -92,6 +96,8 @@ def main(
         sys.stdout.flush()
     except UserError as error:
         training = argv[:1] in (["fit"], ["resume"])
+        if launch.watch:
+            _end(launch.watch, error)
         _stop(launch.tell(str(error)) if training else str(error))
     except (KeyboardInterrupt, BrokenPipeError, SystemExit) as error:
         # Lightning turns the first into a SystemExit once it has said what to type next; rich does so with the second.
@@ -103,6 +109,10 @@ def main(
         if isinstance(cause, BrokenPipeError):  # the reader has gone, as in `cait zoo | head -1`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the interpreter's end
             raise SystemExit(141) from None
+        raise
+    except Exception as error:
+        if launch.watch:
+            _end(launch.watch, error)
         raise
 
 
@@ -118,8 +128,33 @@ def _run(argv: list[str], module: type[CaiTModule] | None, data: type[ImageNetDa
     getattr(import_module(room), name)(rest, module, data)
 
 
+def _end(watch: Watch, error: Exception) -> NoReturn:
+    """End one of several processes: say the first cause, and nothing about the connections that broke after it."""
+    from cait.watch import is_of_the_network
+
+    if isinstance(error, UserError):
+        says, status = watch.fail(_line(str(error)), 2), 2
+    elif is_of_the_network(error):
+        trouble, says = watch.blame(error)
+        error, status = UserError(trouble.text), trouble.status
+    else:
+        says, status = watch.fail(kind_and_place(error)), 1
+    if says and isinstance(error, UserError):
+        _say(str(error))
+    elif says:
+        traceback.print_exception(error)
+    watch.leave(status)
+
+
 def _stop(message: str) -> NoReturn:
-    # An error that crosses a worker process arrives with the worker's traceback in front of it.
-    line = message.strip().splitlines()[-1].removeprefix("cait.errors.UserError: ")
-    print(f"cait: error: {line}", file=sys.stderr, flush=True)
+    _say(message)
     raise SystemExit(2)
+
+
+def _say(message: str) -> None:
+    print(f"cait: error: {_line(message)}", file=sys.stderr, flush=True)
+
+
+def _line(message: str) -> str:
+    # An error that crosses a worker process arrives with the worker's traceback in front of it.
+    return message.strip().splitlines()[-1].removeprefix("cait.errors.UserError: ")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from cait import seeds
 from cait.data import augment, cores, folder
+from cait.data.accumulation import batches_a_step
 from cait.data.augment import Augment, NormalizeAndErase
 from cait.data.dataset import EvalImages, Samples, TrainImages, collate
 from cait.data.mixing import Mixing, MixMode
@@ -71,7 +72,9 @@ class ImageNetDataModule(LightningDataModule):
         img_size: side of the square images in pixels.
         batch_size: images in a batch of one process; even with Mixup or CutMix.
         global_batch: make `batch_size` the images of one optimiser step, over all processes and accumulated
-            batches, so that a run does not depend on the number of processes.
+            batches, so that a run does not depend on the number of processes. A number is the images of one
+            optimiser step instead: `batch_size` stays the batch of one process, and the Trainer accumulates as
+            many batches as it takes. An epoch then has whole steps alone.
         eval_batch_size: the same for validation, test and prediction; None means `batch_size`.
         backend: what reads the training images. "nvimgcodec" decodes only the crop of JPEG files,
             "torchvision" and "pillow" decode all of it. These three give the same pixels, and "auto" takes the
@@ -133,7 +136,7 @@ class ImageNetDataModule(LightningDataModule):
         val_fraction: float = 0.1,
         img_size: int = 224,
         batch_size: int = 128,
-        global_batch: bool = False,
+        global_batch: bool | int = False,
         eval_batch_size: int | None = None,
         backend: Backend = "auto",
         decode_once: bool = False,
@@ -176,19 +179,25 @@ class ImageNetDataModule(LightningDataModule):
         self.normalize_and_erase = NormalizeAndErase(mean, std)
         self.backend = choose_backend(backend)
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size or batch_size
-        self._global_batch, self._given_eval_batch = batch_size if global_batch else None, eval_batch_size
+        self._step_images = None if isinstance(global_batch, bool) else global_batch
+        self._global_batch = batch_size if global_batch is True else None
+        self._given_eval_batch, self._accumulated = eval_batch_size, 0
         self.decode_once, self.num_workers, self.prefetch, self.repeats = decode_once, num_workers, prefetch, repeats
         self.max_bad_share, self.check_resume = max_bad_share, check_resume
         self.predict_root = Path(predict_root) if predict_root else None
         self._class_names = class_names
         self.unreadable_path: Path | None = None
         """CSV file of the images that cannot be read; the command line puts it into the run's folder."""
+        self.announces = True
+        """Whether `setup` says what it has found; the command line does so itself."""
         self._check_settings(val_fraction)
         self._own_epoch = -1
 
     def _check_settings(self, val_fraction: float) -> None:
         if self.batch_size < 1 or self.eval_batch_size < 1 or self.repeats < 1:
             raise UserError("batch_size, eval_batch_size and repeats must be at least 1")
+        if self._step_images is not None and self._step_images < 1:
+            raise UserError(f"global_batch must be true, false or at least 1, got {self._step_images}")
         if self.num_workers is not None and self.num_workers < 0:
             raise UserError(f"num_workers must be at least 0, got {self.num_workers}")
         if self.prefetch < 1:
@@ -270,21 +279,30 @@ class ImageNetDataModule(LightningDataModule):
             for samples in (train, val):
                 if isinstance(samples, folder.Files) and len(train) + len(val) <= CHECKED_IMAGES:
                     folder.check_headers(samples, self.unreadable)
-            rank_zero_info(
-                f"{self.root}: {len(train):,} training and {len(val):,} validation images, "
-                f"{self.num_classes} classes; {self._how_read()}"
-            )
+            if self.announces:
+                rank_zero_info(f"{self.summary()}; {self.how_read()}")
 
-    def _how_read(self) -> str:
+    def summary(self) -> str:
+        """The data set in a line."""
+        train, val = len(self.source.train), len(self.source.val)
+        return f"{self.root}: {train:,} training and {val:,} validation images, {self.num_classes} classes"
+
+    def how_read(self) -> str:
+        """What decodes the training images."""
         own = type(self).make_train_transform is not ImageNetDataModule.make_train_transform
         return "a training transform of your own" if own else HOW_READ[self.backend]
 
     def share_batch(self, trainer: Trainer) -> None:
-        """Divide a global batch: make `batch_size` this process's part of it. Otherwise do nothing.
+        """Divide a global batch: make `batch_size` this process's part of it, or have the Trainer accumulate.
+
+        It does nothing where `global_batch` is false.
 
         Raises:
             UserError: the parts are not even.
         """
+        if self._step_images is not None and not self._accumulated:
+            self._accumulated = batches_a_step(self._step_images, self.batch_size, self.mixing.is_on, trainer)
+            trainer.accumulate_grad_batches = self._accumulated
         if self._global_batch is None:
             return
         parts = trainer.world_size * trainer.accumulate_grad_batches
@@ -303,18 +321,22 @@ class ImageNetDataModule(LightningDataModule):
         `load_state_dict` compares by these names, so they must stay as they are.
         """
         trainer = self.trainer
+        accumulated = trainer.accumulate_grad_batches if trainer else 1
+        whole_steps = self._accumulated or 1  # that many batches are as one
         depends = {
             "class of the data module": type(self).__qualname__,
             "seed": self.seed,
             "repeats": self.repeats,
             "decode_once": self.decode_once,
             "pixels by": "timm" if self.backend == "timm" else "cait",
-            "images a batch, over all processes": self.batch_size * (trainer.world_size if trainer else 1),
-            "batches accumulated": trainer.accumulate_grad_batches if trainer else 1,
+            "images a batch, over all processes": self.batch_size
+            * (trainer.world_size if trainer else 1)
+            * whole_steps,
+            "batches accumulated": accumulated // whole_steps,
             "training pictures": len(self.source.train),
             "digest of the training pictures' names": self._digest,
         }
-        return {"class_names": self.class_names, "depends_on": depends}
+        return {"class_names": self.class_names, "depends_on": depends, "accumulated": accumulated}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse a checkpoint of other classes, and refuse to resume a run that was different.
@@ -349,7 +371,14 @@ class ImageNetDataModule(LightningDataModule):
     def train_dataloader(self) -> TrainLoader:
         rank, world_size = self._rank_and_world()
         sampler = TrainBatchSampler(
-            len(self.train_images), self.batch_size, self.seed, self.repeats, rank, world_size, self.decode_once
+            len(self.train_images),
+            self.batch_size,
+            self.seed,
+            self.repeats,
+            rank,
+            world_size,
+            self.decode_once,
+            self._accumulated or 1,
         )
         if len(sampler) == 0:
             raise UserError(

@@ -15,6 +15,8 @@ from cait.errors import UserError
 if TYPE_CHECKING:
     from lightning.pytorch.plugins.environments import ClusterEnvironment
 
+    from cait.watch import Watch
+
 WAIT = 1800.0
 """Seconds to wait for the other processes to start."""
 LINGER = 60.0
@@ -22,8 +24,11 @@ LINGER = 60.0
 
 _COMMON: dict[str, Any] = {"timeout": timedelta(seconds=WAIT), "multi_tenant": True, "wait_for_workers": False}
 
-_rounds = ["start", "claim", "folder"]
+_rounds = ["start", "claim", "folder", "fit"]
 _store: Any = None
+
+watch: Watch | None = None
+"""Of the processes that train together, however they were started, from their first connection on."""
 
 
 def cluster() -> ClusterEnvironment | None:

@@ -26,7 +26,10 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cait import launch, run, signature
+from cait.callbacks import together
+from cait.callbacks.accumulation import StepsOfAnotherSize
 from cait.callbacks.background import BackgroundCheckpointIO
+from cait.callbacks.banner import Banner
 from cait.callbacks.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.callbacks.claim import Claim, shared
 from cait.callbacks.data_wait import DataWait
@@ -35,8 +38,9 @@ from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.loggers import run_loggers
 from cait.callbacks.monitor import Monitor
 from cait.callbacks.predictions import PredictionsFile
-from cait.callbacks.progress import EpochLines, ModelTable, RunProgressBar, RunSummary
+from cait.callbacks.progress import EpochLines, RunProgressBar, RunSummary
 from cait.callbacks.seeding import StepSeed
+from cait.callbacks.throughput import ThroughputLog
 from cait.callbacks.unreadable import UnreadableReport
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
@@ -76,6 +80,8 @@ SAVE_STEPS = "Optimiser steps between checkpoints; null saves by time and epochs
 SAVE_ASYNC = "Write checkpoints in a thread while training goes on; takes twice a checkpoint's size of host memory."
 REAL = "File of ReaL labels, real.json, to validate on too; null takes timm's copy if the data is ImageNet."
 V2 = "Folder of ImageNet-V2, or of more images of the same classes, to validate on too."
+COLLECTIVE = "Minutes that the processes of a run wait for one that does not answer, before all end."
+THROUGHPUT = "Steps between rows of throughput.csv; null takes trainer.log_every_n_steps, 0 writes none."
 BEST_METRIC = "Metric that chooses best.ckpt, as metrics.csv names it."
 BEST_MODE = "Whether the best value of --best_metric is its largest or its smallest."
 PAPER_ROW = "Row of the paper to compare the run with; --paper sets it."
@@ -160,6 +166,8 @@ class CaiTCLI(LightningCLI):
             default=10,
             help="Skipped steps in a row, without a finite gradient, that end the run.",
         )
+        parser.add_argument("--throughput_every_n_steps", type=int | None, default=None, help=THROUGHPUT)
+        parser.add_argument("--collective_timeout_minutes", type=float, default=10.0, help=COLLECTIVE)
         parser.add_argument("--best_metric", type=str, default="val/acc1", help=BEST_METRIC)
         parser.add_argument("--best_mode", type=Literal["max", "min"], default="max", help=BEST_MODE)
         parser.add_lightning_class_args(EMA, "ema")
@@ -288,6 +296,11 @@ class CaiTCLI(LightningCLI):
         """Train, in LightningCLI's place."""
         try:
             self.trainer.fit(*args, **kwargs)
+        except (SystemExit, KeyboardInterrupt):  # all processes stop, as they have agreed
+            together.part()
+            raise
+        else:
+            together.part()
         finally:
             if self.claim:
                 self.claim.release()
@@ -328,7 +341,7 @@ class CaiTCLI(LightningCLI):
                 own = [] if given.logger is True else _listed(given.logger)
                 kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *own]
             callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
-            callbacks.append(UnreadableReport(self.datamodule))
+            callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize()]
             if given.enable_checkpointing is not False and not given.fast_dev_run:
                 folder = self.run_dir / run.CHECKPOINTS
                 last = LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes)
@@ -338,7 +351,10 @@ class CaiTCLI(LightningCLI):
                 if isinstance(here := launch.cluster(), SLURMEnvironment):
                     kwargs["plugins"].append(here)
             if given.enable_model_summary is not False:
-                callbacks.append(ModelTable())
+                self.datamodule.announces = False
+                callbacks.append(Banner(self.datamodule, None if given.fast_dev_run else self.run_dir))
+            kwargs["enable_model_summary"] = False  # Lightning's own
+            callbacks.append(ThroughputLog(self.datamodule, config.throughput_every_n_steps))
         else:
             self.save_config_callback = None
             kwargs.update(logger=False, enable_checkpointing=False)
@@ -350,6 +366,9 @@ class CaiTCLI(LightningCLI):
             trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
             if self.subcommand == "fit":
                 self.datamodule.share_batch(trainer)  # before other processes are started
+                together.watch(
+                    trainer, self.config.fit.collective_timeout_minutes, isinstance(given.strategy, Strategy)
+                )
         except ValueError as error:  # Lightning's, of arguments that do not fit together
             raise UserError(one_line(error)) from error
         _check_strategy(type(trainer.strategy))

@@ -321,11 +321,7 @@ class CaiTModule(LightningModule):
         steps_per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
         peak = self.lr
         if self.lr_base_size is not None:
-            global_batch = self._global_batch()
-            peak *= global_batch / self.lr_base_size
-            rank_zero_info(
-                f"peak learning rate {peak:.3g} = {self.lr:.3g} × global batch {global_batch} / {self.lr_base_size}"
-            )
+            peak *= self._global_batch() / self.lr_base_size
         optimizer = build_optimizer(self.model, lr=peak, **self.optimizer_settings)
         scheduler = warmup_cosine(
             optimizer,

@@ -28,6 +28,7 @@ REPLAY = "replay"
 UNREADABLE = "unreadable_images.csv"
 NONFINITE = "nonfinite.pt"
 MONITOR = "monitor.csv"
+THROUGHPUT = "throughput.csv"
 LOCK, OWNER = ".lock", ".owner"
 
 # In its folder of checkpoints.

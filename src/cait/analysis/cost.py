@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +42,25 @@ def measure(config: CaiTConfig) -> Cost:
     with_token = 0 if at is None else config.depth - at
     gmacs = rest + sum(block[n + (config.num_class_tokens if i < with_token else 0)] for i in range(config.depth))
     return Cost(parameters, gmacs, rest + sum(block[n + 1] for _ in range(config.depth)))
+
+
+def forward_gmacs(model: nn.Module, shape: Sequence[int]) -> float | None:
+    """10⁹ multiply-adds of a network's forward pass on an image of `shape`; None if it cannot run without weights.
+
+    Whatever its place and its mode, the network stays as it is.
+    """
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    bare = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            torch.func.functional_call(model.eval(), bare, (torch.empty(1, *shape, device="meta"),))
+        return counter.get_total_flops() / 2 / 1e9
+    except Exception:  # a network of the user's own may do anything
+        return None
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def _gmacs(module: nn.Module, x: Tensor) -> float:

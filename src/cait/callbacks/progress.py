@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelSummary, RichProgressBar
+from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
 from rich.console import Console
 from rich.panel import Panel
@@ -66,25 +66,6 @@ class RunProgressBar(RichProgressBar):
         if not trainer.training or done % self.refresh_rate == 0 or done == trainer.num_training_batches:
             self._metrics = shown_metrics(trainer.callback_metrics)
         return self._metrics
-
-
-class ModelTable(ModelSummary):
-    """The network's parts with their parameters, in place of Lightning's table of every submodule."""
-
-    def __init__(self) -> None:
-        super().__init__(max_depth=2)
-
-    @staticmethod
-    def summarize(summary_data: list[tuple[str, list[str]]], total_parameters: int, *args: Any, **kwargs: Any) -> None:
-        columns = dict(summary_data)
-        table = Table("part", "type")
-        table.add_column("parameters", justify="right")
-        for name, kind, count in zip(columns["Name"], columns["Type"], columns["Params"], strict=True):
-            if name.startswith("model."):  # the rest is losses and metrics
-                table.add_row(name.removeprefix("model."), kind, count.strip())
-        table.add_section()
-        table.add_row("all", "", f"{total_parameters:,}")
-        Console().print(table)
 
 
 class EpochLines(Callback):

@@ -43,9 +43,10 @@ class TrainBatchSampler(Sampler[list[Key]]):
         rank: int = 0,
         world_size: int = 1,
         decode_once: bool = False,
+        accumulated: int = 1,
     ) -> None:
         self.length, self.batch_size, self.seed, self.repeats = length, batch_size, seed, repeats
-        self.decode_once = decode_once
+        self.decode_once, self.accumulated = decode_once, accumulated
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
         self.first_batch = 0
@@ -53,8 +54,8 @@ class TrainBatchSampler(Sampler[list[Key]]):
         self.entries = usable // world_size
 
     def __len__(self) -> int:
-        """Batches in a whole epoch."""
-        return self.entries // self.batch_size
+        """Batches in a whole epoch: as many as fill whole steps of `accumulated` batches."""
+        return self.entries // (self.batch_size * self.accumulated) * self.accumulated
 
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch

@@ -64,6 +64,17 @@ def talking_heads_attention(
     return (mix_heads(maps, proj_w.weight, proj_w.bias) @ v).transpose(1, 2).flatten(2)
 
 
+def in_use(network: nn.Module, device: torch.device) -> str:
+    """The backend that the attention of a network uses on `device`; empty if it has no talking heads.
+
+    For "auto" on a GPU that shows only after the first pass.
+    """
+    backends = {module.backend for module in network.modules() if getattr(module, "talking_heads", False)}
+    if "auto" not in backends:
+        return ", ".join(sorted(map(str, backends)))
+    return "fused" if any(serves for key, serves in CHECKED.items() if key[0] == device) else "recompute"
+
+
 def _sizes(qkv: Tensor) -> tuple[int, int, int]:
     """N, h and k."""
     return qkv.shape[1], qkv.shape[3], qkv.shape[4]

@@ -1,0 +1,136 @@
+"""At the start, what is going to run and whether the disk can hold it; after 20 steps, how long it takes."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+from cait import run
+from cait.analysis.cost import forward_gmacs
+from cait.callbacks.ema import EMA
+from cait.datamodule import ImageNetDataModule
+from cait.model import network, talking_heads
+
+STEPS = 20
+"""Steps after which the time is estimated, from the second half of them."""
+FILES = 4
+"""Checkpoints on the disk at once: last, previous, best, and one that is being written."""
+VALUES = 3
+"""Numbers of 4 bytes that a checkpoint has for each weight: itself and AdamW's two moments."""
+
+
+class Banner(Callback):
+    """Print a table of what is going to run when training starts, and an estimate of its time after `STEPS` steps.
+
+    Args:
+        data: the data module.
+        run_dir: the run's folder; None if nothing is written.
+    """
+
+    def __init__(self, data: ImageNetDataModule, run_dir: Path | None) -> None:
+        self.data, self.run_dir = data, run_dir
+        self._gmacs: float | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # Before the module compiles its blocks.
+        self._gmacs = forward_gmacs(pl_module.model, network.input_shape(pl_module.hparams))  # type: ignore[arg-type]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._first = self._last = trainer.global_step
+        if not trainer.is_global_zero:
+            return
+        show(self._rows(trainer, pl_module), f"training {self.run_dir.name}" if self.run_dir else "training")
+        if self.run_dir and (missing := shortage(self.run_dir, checkpoint_bytes(trainer, pl_module))):
+            print(f"warning: the disk of {self.run_dir} is {size(missing)} short of the checkpoints", flush=True)
+
+    def _rows(self, trainer: Trainer, pl_module: Any) -> dict[str, str]:
+        data, processes, accumulated = self.data, trainer.world_size, trainer.accumulate_grad_batches
+        parameters = sum(parameter.numel() for parameter in pl_module.model.parameters())
+        cost = f", {self._gmacs:.3g} GMACs an image" if self._gmacs else ""
+        repeats = f", {data.repeats} times each" if data.repeats > 1 else ""
+        device = pl_module.device.type.replace("cuda", "GPU").replace("cpu", "CPU")
+        peak = max(group.get("initial_lr", group["lr"]) for group in trainer.optimizers[0].param_groups)
+        images = data.batch_size * processes * accumulated
+        scaled = f" = {pl_module.lr:.3g} × {images:,} / {pl_module.lr_base_size}" if pl_module.lr_base_size else ""
+        steps = int(trainer.estimated_stepping_batches)
+        epochs = f"{trainer.max_epochs} epochs, " if (trainer.max_epochs or -1) > 0 else ""
+        attention = talking_heads.in_use(pl_module.model, pl_module.device)
+        rows = {
+            "model": f"{pl_module.name}, {parameters:,} parameters{cost}",
+            "data": data.summary(),
+            "order": f"shuffled by seed {data.seed}{repeats}",
+            "decoding": data.how_read(),
+            "batch": f"{images:,} = {processes} process{'es' * (processes > 1)} × {data.batch_size} images"
+            + (f" × {accumulated} accumulated" if accumulated > 1 else ""),
+            "length": f"{epochs}{steps:,} steps; peak learning rate {peak:.3g}{scaled}",
+            "device": f"{device}, {trainer.precision}" + (f", {attention} attention" if attention else ""),
+        }
+        if self.run_dir:
+            needed, free = checkpoint_bytes(trainer, pl_module), shutil.disk_usage(self.run_dir).free
+            checkpoints = f"; the checkpoints take {size(needed)} of {size(free)} free" if needed else ""
+            rows["folder"] = f"{self.run_dir}{checkpoints}"
+        return rows
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if trainer.global_step == self._last or not trainer.is_global_zero:  # gradients accumulate
+            return
+        self._last = trainer.global_step
+        done = self._last - self._first
+        if done == STEPS // 2:
+            self._half = time.monotonic()
+        elif done == STEPS:
+            seconds = (time.monotonic() - self._half) / (STEPS - STEPS // 2)
+            left = int(trainer.estimated_stepping_batches) - self._last
+            if left > 0:
+                print(f"{seconds:.2g} s a step: about {duration(left * seconds)} to go, and validation", flush=True)
+
+
+def show(rows: dict[str, str], title: str) -> None:
+    """A frame on a terminal; in a file or a pipe lines that nothing breaks."""
+    console, table = Console(), Table.grid(padding=(0, 2))
+    for name, text in rows.items():
+        table.add_row(name, text)
+    if console.is_terminal:
+        console.print(Panel(table, title=title, title_align="left", expand=False))
+    else:
+        print(*(f"{name:10}{text}" for name, text in rows.items()), sep="\n", flush=True)
+
+
+def checkpoint_bytes(trainer: Trainer, pl_module: Any) -> int:
+    """What the run's checkpoints take on the disk while one is being written; 0 if it writes none."""
+    if not trainer.checkpoint_callbacks:
+        return 0
+    average = any(isinstance(callback, EMA) and callback.decay for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    weights = sum(parameter.numel() for parameter in pl_module.model.parameters())
+    return 4 * weights * (VALUES + average) * FILES
+
+
+def shortage(run_dir: Path, needed: int) -> int:
+    """Bytes that are missing on the disk; the checkpoints that are there make room for the new ones."""
+    there = sum(path.stat().st_size for path in run_dir.glob(f"{run.CHECKPOINTS}/*.ckpt"))
+    return max(0, needed - there - shutil.disk_usage(run_dir).free)
+
+
+def size(count: int) -> str:
+    """Bytes as "1.2 GB"."""
+    amount, units = float(count), ["B", "kB", "MB", "GB", "TB", "PB"]
+    while amount >= 999.5:
+        amount, units = amount / 1000, units[1:]
+    return f"{amount:.3g} {units[0]}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as "45 s", "2 min 5 s", "3 h 4 min" or "5 d 6 h"."""
+    parts = []
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, seconds = divmod(round(seconds) if unit == "s" else seconds, length)
+        parts.append((int(count), unit))
+    first = next((i for i, (count, _) in enumerate(parts) if count), len(parts) - 1)
+    return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2])

@@ -1,0 +1,59 @@
+"""How the processes of a run come together, and how long they wait for each other."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch.distributed as dist
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+
+from cait import launch
+from cait.errors import UserError
+from cait.watch import SILENCE, Place, Watch
+
+
+def watch(trainer: Trainer, minutes: float, own_timeout: bool) -> None:
+    """Have the processes of `trainer` watch each other from their first connection on; nothing if there is only one.
+
+    Args:
+        trainer: that has not started yet.
+        minutes: how long a collective operation waits for all processes.
+        own_timeout: the strategy brings its own time limit.
+
+    Raises:
+        UserError: `minutes` is not above 0.
+    """
+    if not minutes > 0:
+        raise UserError(f"collective_timeout_minutes must be above 0, got {minutes}")
+    if trainer.world_size == 1:
+        return
+    strategy = trainer.strategy
+    connect = strategy.setup_environment
+    if not own_timeout:
+        strategy._timeout = timedelta(minutes=minutes)  # type: ignore[attr-defined]  # of DDP and of FSDP2
+
+    def connect_and_watch() -> None:
+        launch.agree()
+        connect()
+        store = dist.distributed_c10d._get_default_store().clone()
+        store = dist.PrefixStore("cait/watch", store)
+        launch.watch = Watch(store, _place(trainer), min(SILENCE, 60 * minutes), lambda: trainer.global_step)
+        launch.watch.start()
+
+    strategy.setup_environment = connect_and_watch  # type: ignore[method-assign]
+
+
+def part() -> None:
+    """This process has come to its end as it should."""
+    if launch.watch:
+        launch.watch.stop()
+        launch.watch = None
+
+
+def _place(trainer: Trainer) -> Place:
+    launcher = trainer.strategy.launcher
+    place = Place(trainer.global_rank, trainer.world_size, trainer.local_rank)
+    if isinstance(launcher, _SubprocessScriptLauncher):
+        place.children = launcher.procs
+    return place

@@ -1,0 +1,47 @@
+"""How many batches make an optimiser step of a given number of images."""
+
+from __future__ import annotations
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.utilities import rank_zero_info
+
+from cait.errors import UserError
+
+
+def batches_a_step(images: int, batch_size: int, even: bool, trainer: Trainer) -> int:
+    """The batches of `batch_size` that each process of `trainer` accumulates for steps of `images` images.
+
+    Args:
+        images: of one optimiser step, over all processes.
+        batch_size: images in a batch of one process.
+        even: batches must have an even number of images; for the advice alone.
+        trainer: that has not started yet.
+
+    Raises:
+        UserError: it is no whole number, or the Trainer accumulates already.
+    """
+    given, callbacks = trainer.accumulate_grad_batches, trainer.callbacks  # type: ignore[attr-defined]
+    if given != 1 or any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):
+        how = f"--trainer.accumulate_grad_batches {given}" if given != 1 else "a GradientAccumulationScheduler"
+        raise UserError(f"--data.global_batch {images} chooses how many batches are accumulated; leave out {how}")
+    processes = trainer.world_size
+    batches, left = divmod(images, processes * batch_size)
+    if left or not batches:
+        raise UserError(
+            f"--data.global_batch {images} is not a multiple of {processes} process{'es' * (processes > 1)} × "
+            f"--data.batch_size {batch_size}{_advice(images, batch_size, even, processes)}"
+        )
+    rank_zero_info(f"global batch {images} = {processes} × {batch_size} images × {batches} accumulated")
+    return batches
+
+
+def _advice(images: int, batch_size: int, even: bool, processes: int) -> str:
+    parts = processes * batch_size
+    below = images // parts * parts
+    totals = [str(total) for total in (below, below + parts) if total]
+    share, left = divmod(images, processes)
+    sizes = [] if left else [size for size in range(1 + even, share + 1, 1 + even) if share % size == 0]
+    near = sorted(sorted(sizes, key=lambda size: abs(size - batch_size))[:4])
+    fitting = f"; or a batch_size of {' or '.join(map(str, near))}" if near else ""
+    return f": take {' or '.join(totals)}{fitting}"

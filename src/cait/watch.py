@@ -1,0 +1,237 @@
+"""Processes that train together watch each other: if one fails or falls silent, all end, and one says why."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, NoReturn
+
+SECONDS = 1.0
+"""Time between two signs of life."""
+SILENCE = 60.0
+"""Seconds without a sign of life after which a process counts as lost, unless the collectives time out sooner."""
+PATIENCE = 10.0
+"""Seconds after a broken connection in which its cause should turn up."""
+LINGER = 3.0
+"""Seconds that the others have to hear why, before process 0 ends and the store with it."""
+ADVICE = "it was killed or stopped, or its machine was lost; look at its output and at `dmesg` there"
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why all processes end, which one found it, and the status that they exit with."""
+
+    text: str
+    rank: int
+    host: str
+    status: int = 1
+
+
+@dataclass
+class Place:
+    """Where a process stands among the others.
+
+    Args:
+        rank: of this process.
+        size: number of processes.
+        local_rank: its rank among those of its machine.
+        children: the processes that this one started, in the order of their ranks, which begin with 1.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    children: list[subprocess.Popen[Any]] = field(default_factory=list)
+
+
+class Watch:
+    """Signs of life and the first trouble, in a store that all processes can reach.
+
+    One thread uses the store, which blocks for ever if process 0, which serves it, is stopped. So another thread
+    judges. It also ends a process whose main thread is blocked in a collective.
+
+    Args:
+        store: a connection that nobody else uses.
+        place: of this process.
+        limit: seconds of silence after which a process counts as lost.
+        step: returns the optimiser steps done.
+    """
+
+    def __init__(self, store: Any, place: Place, limit: float, step: Callable[[], int] = lambda: 0) -> None:
+        self.store, self.place, self.limit, self.step = store, place, limit, step
+        self.host = socket.gethostname()
+        self.trouble: Trouble | None = None
+        self._over, self._ending = threading.Event(), threading.Event()
+
+    def start(self) -> None:
+        """Call it on all processes."""
+        if self.place.rank == 0:
+            self.store.set("process 0", f"{os.getpid()} {self.host}")
+        self._process_0 = self.store.get("process 0").decode()
+        self._heard = now = time.monotonic()
+        self._beats: dict[int, tuple[str, float]] = dict.fromkeys(range(self.place.size), ("", now))
+        for work in (self._beat, self._judge):
+            threading.Thread(target=work, daemon=True).start()
+
+    def stop(self) -> None:
+        """This process has done its part; its silence is no trouble from now on."""
+        self._over.set()
+        _within(SECONDS, lambda: self.store.set(f"beat {self.place.rank}", "done"))
+
+    def fail(self, text: str, status: int = 1) -> bool:
+        """Tell the others that this process ends. Returns whether it says why: another may have failed before."""
+        self._ending.set()
+        return self._report(text, status)
+
+    def blame(self, error: Exception) -> tuple[Trouble, bool]:
+        """Find out who broke the connection, and tell the others. Returns the trouble and whether to print it."""
+        self._ending.set()
+        before = _within(PATIENCE, self._read)
+        end, found = time.monotonic() + PATIENCE, ""
+        while self.trouble is None and not found and time.monotonic() < end:
+            time.sleep(SECONDS / 10)
+            found = self._dead_child() or (self._silent(PATIENCE / 2) if self.place.rank == 0 else "")
+        says = self._says() if self.trouble else self._report(found or self._suspect(before or {}, error))
+        assert self.trouble is not None
+        return self.trouble, says
+
+    def leave(self, status: int) -> NoReturn:
+        """End this process, whatever its threads are blocked in. Process 0 stays until the others know why."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _within(LINGER, self._linger)
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        for child in self.place.children:
+            child.kill()
+        if self._is_child() and time.monotonic() - self._heard > self.limit:
+            os.kill(os.getppid(), signal.SIGKILL)  # process 0 is stopped, and would stay so
+        os._exit(status)
+
+    def _linger(self) -> None:
+        self.store.add("told", 1)
+        # Lightning kills process 0 as soon as one that it started fails, so those leave after it.
+        while self.store.add("told", 0) < self.place.size if self.place.rank == 0 else self._is_child():
+            time.sleep(SECONDS / 10)
+
+    def _is_child(self) -> bool:
+        """Whether process 0 started this one."""
+        return self._process_0 == f"{os.getppid()} {self.host}"
+
+    def _beat(self) -> None:
+        count = 0
+        while not self._over.wait(SECONDS):
+            count += 1
+            try:
+                self.store.set(f"beat {self.place.rank}", f"{count} {self.step()} {self.host}")
+                now = time.monotonic()
+                for rank, beat in (self._read() if self.place.rank == 0 else {}).items():
+                    if beat != self._beats[rank][0] or beat == "done":
+                        self._beats[rank] = beat, now
+                if self.store.check(["trouble"]):
+                    self.trouble = Trouble(**json.loads(self.store.get("trouble")))
+                self._heard = time.monotonic()
+            except RuntimeError:  # process 0 has ended, which the next collective notices
+                return
+
+    def _read(self) -> dict[int, str]:
+        """The last sign of life of each process that has given one."""
+        keys = {rank: f"beat {rank}" for rank in range(self.place.size)}
+        return {rank: self.store.get(key).decode() for rank, key in keys.items() if self.store.check([key])}
+
+    def _judge(self) -> None:
+        while not self._over.wait(SECONDS):
+            if self._ending.is_set():  # the main thread ends this process
+                return
+            text = self._dead_child() or self._silent(self.limit)
+            says = self._says() if self.trouble else bool(text) and self._report(text)
+            if self.trouble and not self._ending.is_set():
+                if says:
+                    say(self.trouble.text)
+                self.leave(self.trouble.status)
+
+    def _silent(self, limit: float) -> str:
+        """Which processes have given no sign of life for longer; only process 0 has those of the others."""
+        now = time.monotonic()
+        ages = {0: now - self._heard}
+        if self.place.rank == 0:
+            ages = {rank: now - since for rank, (_, since) in self._beats.items() if rank > 0}
+        silent = [rank for rank, age in ages.items() if age > limit]
+        return f"{self._names(silent)}: no answer for {ages[silent[0]]:.0f} s; {ADVICE}" if silent else ""
+
+    def _dead_child(self) -> str:
+        for rank, child in enumerate(self.place.children, start=1):
+            if status := child.poll():
+                how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
+                return f"process {rank} on {self.host} {how}"
+        return ""
+
+    def _suspect(self, before: dict[int, str], error: Exception) -> str:
+        """Who may have broken a connection a while after `before` was read."""
+        now = _within(PATIENCE, self._read)
+        if now is None:
+            return f"process 0 has ended or does not answer; {ADVICE}"
+        lost = [rank for rank, beat in now.items() if beat != "done" and before.get(rank) == beat]
+        if lost:
+            return f"{self._names(lost, now)}: no answer; {ADVICE}"
+        steps = {rank: int(beat.split()[1]) for rank, beat in now.items() if beat != "done"}
+        behind = [rank for rank, step in steps.items() if step < max(steps.values())]
+        what = str(error).splitlines()[0]
+        if behind:
+            return f"{self._names(behind, now)}: still at step {steps[behind[0]]}, and the others wait: {what}"
+        return f"the connection between the processes broke: {what}"
+
+    def _names(self, ranks: list[int], beats: dict[int, str] | None = None) -> str:
+        known = beats or {rank: beat for rank, (beat, _) in self._beats.items()}
+        hosts = {rank: known.get(rank, "").split()[2:] for rank in ranks}
+        return ", ".join(" on ".join([f"process {rank}", *hosts[rank]]) for rank in ranks[:8])
+
+    def _report(self, text: str, status: int = 1) -> bool:
+        """Make this the trouble of all, unless there is one already. Returns whether to print it."""
+        mine = Trouble(text, self.place.rank, self.host, status)
+        told = json.dumps(asdict(mine))
+        first = _within(PATIENCE, lambda: self.store.compare_set("trouble", "", told))
+        self.trouble = Trouble(**json.loads(first)) if first else mine
+        # Without the store nobody knows who is the first: one on each machine says it.
+        return self._says() if first or status == 2 else self.place.rank <= 1 or self.place.local_rank == 0
+
+    def _says(self) -> bool:
+        """Whether this process says what the trouble is: the one that found it, and one on every other machine."""
+        trouble = self.trouble
+        assert trouble is not None
+        return trouble.rank == self.place.rank or (trouble.host != self.host and self.place.local_rank == 0)
+
+
+def say(text: str) -> None:
+    print(f"cait: error: {text}", file=sys.stderr, flush=True)
+
+
+def is_of_the_network(error: Exception) -> bool:
+    """Whether an error may be the consequence of another process's end."""
+    from torch.distributed import DistError
+
+    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
+
+
+def _within(seconds: float, work: Callable[[], Any]) -> Any:
+    """What `work` returns; None if it fails or takes longer."""
+    result: list[Any] = [None]
+
+    def run() -> None:
+        with contextlib.suppress(RuntimeError):
+            result[0] = work()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return result[0]
