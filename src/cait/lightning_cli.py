@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -251,7 +251,7 @@ class CaiTCLI(LightningCLI):
         launched = "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ  # by torchrun, SLURM or Lightning
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
-            base = Path(str(config.config[-1])).stem if config.config else re.sub(r"[/:]", "-", config.model.name)
+            base = _recipe(map(str, config.config or [])) or re.sub(r"[/:]", "-", config.model.name)
             # Processes that were launched apart cannot agree on a number.
             name = base if launched else _new_folder(root, base)
         if not re.fullmatch(r"\w[\w.=+-]*", name):
@@ -420,6 +420,11 @@ def _listed(value: Any) -> list[Any]:
 def _check_strategy(kind: type) -> None:
     if kind not in (SingleDeviceStrategy, DDPStrategy):
         raise UserError(f"--trainer.strategy: runs save and resume with ddp or on a single device, not {kind.__name__}")
+
+
+def _recipe(configs: Iterable[str]) -> str:
+    """The name of the last of the files; those of configs/trainer/ only say where a run trains."""
+    return next((path.stem for path in reversed([*map(Path, configs)]) if path.parent.name != "trainer"), "")
 
 
 def _rank() -> int:

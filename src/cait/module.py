@@ -169,6 +169,8 @@ class CaiTModule(LightningModule):
         self.teacher: Teacher | None = None
         self.grad_norm: Tensor | None = None
         """Of this step, where a callback has computed it; clipping then uses it."""
+        self._accumulated: tuple[int, list[Tensor]] = (-1, [])
+        """A step, and the figures of its batches so far."""
         self.own_metrics = dict(metrics or {})
         self.val_metrics = EvalMetrics(num_classes, metrics)
         self.test_metrics = EvalMetrics(num_classes, metrics)
@@ -238,11 +240,20 @@ class CaiTModule(LightningModule):
         # For the epoch's line on the screen; metrics.csv has the steps.
         epoch = {"train/loss_epoch": loss, "train/acc1_epoch": acc1}
         self.log_dict(epoch, on_step=False, on_epoch=True, logger=False, sync_dist=True)
-        step = torch.stack([loss, acc1.to(loss)])
+        step = self._mean_of_step(torch.stack([loss, acc1.to(loss)]))
         if self._is_logged():  # the mean over all processes
             step = self.trainer.strategy.reduce(step, reduce_op="mean")
         rate = torch.full((), self.trainer.optimizers[0].param_groups[0]["lr"], dtype=torch.float32, device=self.device)
         self.log_dict({"train/loss": step[0], "train/acc1": step[1], "lr": rate}, on_step=True)
+
+    def _mean_of_step(self, figures: Tensor) -> Tensor:
+        """The mean over the batches that the running step has accumulated so far."""
+        if self.trainer.accumulate_grad_batches == 1:
+            return figures
+        step, before = self._accumulated
+        now = self.trainer.global_step
+        self._accumulated = now, [*(before if step == now else []), figures]
+        return torch.stack(self._accumulated[1]).mean(dim=0)
 
     def _is_logged(self) -> bool:
         """Whether the figures of this step go to the loggers."""

@@ -193,7 +193,7 @@ class Watch:
 
     def _names(self, ranks: list[int], beats: dict[int, str] | None = None) -> str:
         known = beats or {rank: beat for rank, (beat, _) in self._beats.items()}
-        hosts = {rank: known.get(rank, "").split()[2:] for rank in ranks}
+        hosts = {rank: known.get(rank, "").split()[2:] for rank in ranks} | {0: self._process_0.split()[1:]}
         return ", ".join(" on ".join([f"process {rank}", *hosts[rank]]) for rank in ranks[:8])
 
     def _report(self, text: str, status: int = 1) -> bool:

@@ -60,7 +60,7 @@ class Banner(Callback):
         images = data.batch_size * processes * accumulated
         scaled = f" = {pl_module.lr:.3g} × {images:,} / {pl_module.lr_base_size}" if pl_module.lr_base_size else ""
         steps = int(trainer.estimated_stepping_batches)
-        epochs = f"{trainer.max_epochs} epochs, " if (trainer.max_epochs or -1) > 0 else ""
+        epochs = f"{trainer.max_epochs} epochs, " if trainer.max_steps < 0 else ""
         attention = talking_heads.in_use(pl_module.model, pl_module.device)
         rows = {
             "model": f"{pl_module.name}, {parameters:,} parameters{cost}",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 import torch.distributed as dist
 from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 from cait import launch
@@ -29,6 +31,9 @@ def watch(trainer: Trainer, minutes: float, own_timeout: bool) -> None:
     if trainer.world_size == 1:
         return
     strategy = trainer.strategy
+    here = getattr(strategy, "cluster_environment", None)
+    if trainer.num_nodes > 1 and isinstance(here, LightningEnvironment) and "MASTER_ADDR" not in os.environ:
+        raise UserError(f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun")
     connect = strategy.setup_environment
     if not own_timeout:
         strategy._timeout = timedelta(minutes=minutes)  # type: ignore[attr-defined]  # of DDP and of FSDP2
