@@ -146,7 +146,7 @@ def _table(images: int, classes: int, nodes: int, flops: float, measured: Loadin
             f"{wants.storage / 1e6:,.0f} MB/s",
             f"{wants.network / 1e6:,.0f} MB/s",
             f"{gigabytes:.2f} GB, {SECONDS_A_GB * gigabytes:.1f} s",
-            f"{wants.hours:,.0f} h",
+            f"{wants.hours:,.{0 if wants.hours >= 10 else 1}f} h",
             wants.breaks_first,
         ]
         yield f"| {' | '.join(cells)} |"

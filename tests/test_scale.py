@@ -76,7 +76,7 @@ def train(root: Path, *callbacks: Callback, ckpt_path: Path | None = None, **set
     given.share_batch(fit)
     net = module(num_classes=10, lr=1e-2, warmup_epochs=0, drop_path_rate=0.0)
     fit.fit(net, given, ckpt_path=ckpt_path, weights_only=True)
-    assert (fit.global_step, fit.current_epoch) == (STEPS, 2)
+    assert fit.global_step == STEPS
     assert fit.accumulate_grad_batches == settings["global_batch"] // settings["batch_size"]
     return losses.curve()
 
