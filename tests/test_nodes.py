@@ -18,7 +18,14 @@ import torch
 import torch.distributed as dist
 from conftest import LIMIT, SMALL, Cait, checkpoint, environment, rows, start
 from test_module import loader, module, trainer
-from test_survival import TWO, wait_for_steps
+from test_survival import (  # noqa: F401  # pytest takes its fixtures by name
+    RECIPE,
+    TWO,
+    assert_same,
+    place,
+    wait_for_steps,
+    whole_of_two,
+)
 
 from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint
 from cait.callbacks.claim import Claim
@@ -302,3 +309,45 @@ def test_two_nodes_whose_names_lead_to_loopback(cait: Cait, tmp_path: Path, two_
         for job in jobs:
             if job.poll() is None:
                 os.killpg(job.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_node_that_is_killed_ends_the_other_and_the_run_resumes_to_the_same_bits(
+    cait: Cait,
+    tmp_path: Path,
+    whole_of_two: Path,  # noqa: F811
+) -> None:
+    nodes = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=2", "--trainer.strategy=ddp"]
+
+    def agents(*arguments: str) -> list[subprocess.Popen[str]]:
+        common = ("--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", "--master_port=29617")
+        return [
+            start(
+                tmp_path,
+                *arguments,
+                command=(sys.executable, "-m", "torch.distributed.run", *common, f"--node_rank={rank}"),
+            )
+            for rank in range(2)
+        ]
+
+    run = tmp_path / "logs/cut"
+    jobs = agents("fit", *RECIPE, *nodes, "--run_name=cut")
+    try:
+        wait_for_steps(run, 26, jobs[0])
+        worker = int(
+            subprocess.run(["pgrep", "-P", str(jobs[1].pid)], capture_output=True, text=True).stdout.split()[0]
+        )
+        for pid in (jobs[1].pid, worker):
+            os.kill(pid, signal.SIGKILL)
+        output = jobs[0].communicate(timeout=LIMIT)[0]
+        assert jobs[0].returncode != 0, output
+        assert len(re.findall(r"^cait: error: process 1 on \S+: no answer", output, re.M)) == 1, output
+        jobs[1].wait()
+        jobs = agents("resume", "cut")
+        outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
+        assert [job.returncode for job in jobs] == [0, 0], outputs
+    finally:
+        for job in jobs:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+    assert_same(run, whole_of_two)

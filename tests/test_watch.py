@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from conftest import LIMIT, SMALL, environment, start
+from conftest import LIMIT, SMALL, environment, slow, start
 from test_nodes import ENDLESS, torchrun
 from test_survival import TWO
 
@@ -88,15 +88,13 @@ def test_the_first_that_fails_says_why_and_ends_all(tmp_path: Path) -> None:
     assert sorted(processes.said()) in [["", "", f"cait: error: trouble of {rank}\n"] for rank in (1, 2)]
 
 
-@pytest.mark.parametrize("silent", [0, 1])
+@pytest.mark.parametrize("silent", [1, *slow(0)])
 def test_a_stopped_process_ends_the_others_and_is_named(silent: int, tmp_path: Path) -> None:
-    processes = Processes(tmp_path, sleep, limit=4.0)
+    processes = Processes(tmp_path, sleep, limit=6.0)
     os.kill(processes.all[silent].pid, signal.SIGSTOP)
-    begin = time.monotonic()
     assert processes.ended(*{0, 1, 2} - {silent}) == [1, 1]
-    assert time.monotonic() - begin < 60
     said = processes.said()
-    assert re.fullmatch(rf"cait: error: process {silent} on {HOST}: no answer for [45] s; .*\n", said.pop(1 - silent))
+    assert re.fullmatch(rf"cait: error: process {silent} on {HOST}: no answer for \d+ s; .*\n", said.pop(1 - silent))
     assert said == ["", ""]
 
 
@@ -120,19 +118,21 @@ def test_a_killed_process_is_found_behind_the_broken_connection(
     assert re.fullmatch(rf"cait: error: process 1 on {HOST}: no answer; it was killed .*\n", "".join(processes.said()))
 
 
-def test_processes_that_are_done_may_be_silent(tmp_path: Path) -> None:
-    def main(own: Watch, rank: int) -> None:
-        if rank == 1:
-            own.stop()
-            sleep(own, rank)
-        time.sleep(4)
+def test_a_process_that_is_done_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SECONDS", 0.01)
+    store = dist.HashStore()
+    store.set("beat 1", "done")
+    store.set("beat 2", "7 3 node-2")
+    own = Watch(store, Place(0, 3, 0), limit=LIMIT)
+    own.start()
+    try:
+        end = time.monotonic() + LIMIT
+        while not own._silent(0.5).startswith("process 2 on node-2: no answer for") and time.monotonic() < end:
+            time.sleep(0.01)
+        assert own._silent(0.5).startswith("process 2 on node-2: no answer for")
+    finally:
         own.stop()
-        (tmp_path / f"well {rank}").touch()
-
-    processes = Processes(tmp_path, main, limit=2.0)
-    assert processes.ended(0, 2) == [0, 0]
-    assert len(list(tmp_path.glob("well *"))) == 2
-    assert processes.said() == ["", "", ""]
+    assert store.get("beat 0") == b"done"
 
 
 def test_which_errors_are_of_the_network() -> None:

@@ -58,7 +58,8 @@ class Watch:
     """Signs of life and the first trouble, in a store that all processes can reach.
 
     One thread uses the store, which blocks for ever if process 0, which serves it, is stopped. So another thread
-    judges. It also ends a process whose main thread is blocked in a collective.
+    judges. It also ends a process whose main thread is blocked in a collective. It counts seconds only while it runs,
+    so that a process that was itself held up does not blame the others.
 
     Args:
         store: a connection that nobody else uses.
@@ -71,22 +72,28 @@ class Watch:
         self.store, self.place, self.limit, self.step = store, place, limit, step
         self.host = socket.gethostname()
         self.trouble: Trouble | None = None
-        self._over, self._ending = threading.Event(), threading.Event()
+        self._now = self._heard = 0.0
+        """The time that `_judge` has counted, and when the store answered last."""
+        self._beats = dict.fromkeys(range(place.size), ("", 0.0))
+        """The last sign of life of each process, and when it came."""
+        self._over, self._ending, self._beating = threading.Event(), threading.Event(), threading.Lock()
 
     def start(self) -> None:
         """Call it on all processes."""
         if self.place.rank == 0:
             self.store.set("process 0", f"{os.getpid()} {self.host}")
         self._process_0 = self.store.get("process 0").decode()
-        self._heard = now = time.monotonic()
-        self._beats: dict[int, tuple[str, float]] = dict.fromkeys(range(self.place.size), ("", now))
         for work in (self._beat, self._judge):
             threading.Thread(target=work, daemon=True).start()
 
     def stop(self) -> None:
         """This process has done its part; its silence is no trouble from now on."""
         self._over.set()
-        _within(SECONDS, lambda: self.store.set(f"beat {self.place.rank}", "done"))
+        _within(SECONDS, self._done)
+
+    def _done(self) -> None:
+        with self._beating:
+            self.store.set(f"beat {self.place.rank}", "done")
 
     def fail(self, text: str, status: int = 1) -> bool:
         """Tell the others that this process ends. Returns whether it says why: another may have failed before."""
@@ -114,7 +121,7 @@ class Watch:
             worker.kill()
         for child in self.place.children:
             child.kill()
-        if self._is_child() and time.monotonic() - self._heard > self.limit:
+        if self._is_child() and self._now - self._heard > self.limit:
             os.kill(os.getppid(), signal.SIGKILL)  # process 0 is stopped, and would stay so
         os._exit(status)
 
@@ -133,14 +140,16 @@ class Watch:
         while not self._over.wait(SECONDS):
             count += 1
             try:
-                self.store.set(f"beat {self.place.rank}", f"{count} {self.step()} {self.host}")
-                now = time.monotonic()
+                with self._beating:
+                    if self._over.is_set():
+                        return
+                    self.store.set(f"beat {self.place.rank}", f"{count} {self.step()} {self.host}")
                 for rank, beat in (self._read() if self.place.rank == 0 else {}).items():
                     if beat != self._beats[rank][0] or beat == "done":
-                        self._beats[rank] = beat, now
+                        self._beats[rank] = beat, self._now
                 if self.store.check(["trouble"]):
                     self.trouble = Trouble(**json.loads(self.store.get("trouble")))
-                self._heard = time.monotonic()
+                self._heard = self._now
             except RuntimeError:  # process 0 has ended, which the next collective notices
                 return
 
@@ -151,8 +160,9 @@ class Watch:
 
     def _judge(self) -> None:
         while not self._over.wait(SECONDS):
+            self._now += SECONDS
             if self._ending.is_set():  # the main thread ends this process
-                return
+                continue
             text = self._dead_child() or self._silent(self.limit)
             says = self._says() if self.trouble else bool(text) and self._report(text)
             if self.trouble and not self._ending.is_set():
@@ -162,10 +172,9 @@ class Watch:
 
     def _silent(self, limit: float) -> str:
         """Which processes have given no sign of life for longer; only process 0 has those of the others."""
-        now = time.monotonic()
-        ages = {0: now - self._heard}
+        ages = {0: self._now - self._heard}
         if self.place.rank == 0:
-            ages = {rank: now - since for rank, (_, since) in self._beats.items() if rank > 0}
+            ages = {rank: self._now - since for rank, (_, since) in self._beats.items() if rank > 0}
         silent = [rank for rank, age in ages.items() if age > limit]
         return f"{self._names(silent)}: no answer for {ages[silent[0]]:.0f} s; {ADVICE}" if silent else ""
 
