@@ -6,6 +6,7 @@ import csv
 import importlib.util
 import os
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from conftest import REPO, SMALL, Cait, checkpoint, rows
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from test_module import FIELDS, module, trainer
 from test_survival import TWO
 
@@ -133,8 +135,11 @@ def test_several_nodes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         together.watch(trainer(), 0.0, own_timeout=False)
 
 
-def test_the_collectives_of_every_strategy_get_the_time_limit() -> None:
+@pytest.mark.parametrize("strategy", [DDPStrategy, ModelParallelStrategy])
+def test_the_collectives_of_every_strategy_get_the_time_limit(strategy: Any) -> None:
     fit = trainer(devices=2, strategy="ddp")
+    assert isinstance(strategy()._timeout, timedelta)
+    fit.strategy._timeout = strategy()._timeout
     together.watch(fit, 3.0, own_timeout=False)
     assert fit.strategy._timeout.total_seconds() == 180
 
@@ -143,7 +148,7 @@ def said(root: Path, folder: Path, capsys: pytest.CaptureFixture[str], **setting
     given = data(root, batch_size=64)
     given.announces = False
     folder.mkdir(exist_ok=True)
-    callbacks = [Banner(given, folder), EMA(0.9)]
+    callbacks = [Banner(given, folder), ThroughputLog(given, 0), EMA(0.9)]
     fit = trainer(callbacks=callbacks, max_epochs=2, limit_val_batches=0, default_root_dir=folder, **settings)
     fit.fit(module(num_classes=10, lr_base_size=512, lr=8e-3), given)
     return capsys.readouterr().out.splitlines()

@@ -23,6 +23,8 @@ from test_nodes import ENDLESS, torchrun
 from test_survival import TWO
 
 from cait import watch
+from cait.data.sampler import TrainBatchSampler
+from cait.datamodule import ImageNetDataModule
 from cait.watch import Place, Watch, is_of_the_network
 
 HOST = socket.gethostname()
@@ -148,7 +150,10 @@ def test_an_unreadable_image_too_many_on_one_of_two_processes_is_all_that_is_sai
 ) -> None:
     (tmp_path / "data").mkdir()
     shutil.copytree(digits_root, tmp_path / "data/digits")
-    bad = sorted((tmp_path / "data/digits/train/3").iterdir())[0]
+    samples = ImageNetDataModule(root=str(tmp_path / "data/digits")).source.train
+    keys = TrainBatchSampler(len(samples), 32, seed=0, rank=1, world_size=2)
+    index = next(iter(keys))[7][1]
+    bad = Path(samples.name(index))
     bad.write_bytes(bad.read_bytes()[:60])  # with a whole header
     job = start(tmp_path, "fit", *SMALL, *TWO, "--trainer.max_epochs=1000", "--data.max_bad_share=0", "--run_name=bad")
     output = job.communicate(timeout=LIMIT)[0]

@@ -13,10 +13,10 @@ from rich.panel import Panel
 from rich.table import Table
 
 from cait import run
-from cait.analysis.cost import forward_gmacs
 from cait.callbacks.ema import EMA
+from cait.callbacks.throughput import ThroughputLog
 from cait.datamodule import ImageNetDataModule
-from cait.model import network, talking_heads
+from cait.model import talking_heads
 
 STEPS = 20
 """Steps after which the time is estimated, from the second half of them."""
@@ -36,11 +36,6 @@ class Banner(Callback):
 
     def __init__(self, data: ImageNetDataModule, run_dir: Path | None) -> None:
         self.data, self.run_dir = data, run_dir
-        self._gmacs: float | None = None
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        # Before the module compiles its blocks.
-        self._gmacs = forward_gmacs(pl_module.model, network.input_shape(pl_module.hparams))  # type: ignore[arg-type]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._first = self._last = trainer.global_step
@@ -53,7 +48,8 @@ class Banner(Callback):
     def _rows(self, trainer: Trainer, pl_module: Any) -> dict[str, str]:
         data, processes, accumulated = self.data, trainer.world_size, trainer.accumulate_grad_batches
         parameters = sum(parameter.numel() for parameter in pl_module.model.parameters())
-        cost = f", {self._gmacs:.3g} GMACs an image" if self._gmacs else ""
+        logs = [callback for callback in trainer.callbacks if isinstance(callback, ThroughputLog)]  # type: ignore[attr-defined]
+        cost = f", {logs[0].gmacs:.3g} GMACs an image" if logs and logs[0].gmacs else ""
         repeats = f", {data.repeats} times each" if data.repeats > 1 else ""
         device = pl_module.device.type.replace("cuda", "GPU").replace("cpu", "CPU")
         peak = max(group.get("initial_lr", group["lr"]) for group in trainer.optimizers[0].param_groups)

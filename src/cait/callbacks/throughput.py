@@ -45,15 +45,16 @@ class ThroughputLog(Callback):
             raise UserError(f"throughput_every_n_steps must be at least 0 or null, got {every_n_steps}")
         self.data, self.every_n_steps = data, every_n_steps
         self._path: Path | None = None
-        self._flops: float | None = None
+        self.gmacs: float | None = None
+        """10⁹ multiply-adds of a forward pass on an image; None if they cannot be counted."""
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        gmacs = forward_gmacs(pl_module.model, network.input_shape(pl_module.hparams))  # before blocks are compiled
-        self._flops = 6e9 * gmacs if gmacs else None
+        # Before the module compiles its blocks.
+        self.gmacs = forward_gmacs(pl_module.model, network.input_shape(pl_module.hparams))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._every = trainer.log_every_n_steps if self.every_n_steps is None else self.every_n_steps  # type: ignore[attr-defined]
-        self._last, self._batches, self._paused = trainer.global_step, 0, 0.0
+        self._last, self._batches, self._measured, self._paused = trainer.global_step, 0, 0, 0.0
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._every = 0
         with warnings.catch_warnings():
@@ -82,9 +83,9 @@ class ThroughputLog(Callback):
 
     def _update(self, now: float) -> None:
         images = self._batches * self.data.batch_size
-        before = self._throughput._samples[-1] if self._throughput._samples else 0
-        flops = None if self._flops is None else int(self._flops * (images - before))
+        flops = None if self.gmacs is None else int(6e9 * self.gmacs * (images - self._measured))
         self._throughput.update(time=now, batches=self._batches, samples=images, flops=flops)
+        self._measured = images
 
     def _write(self, trainer: Trainer, measured: Any) -> None:
         speed = measured["device/samples_per_sec"] * trainer.world_size
