@@ -21,4 +21,5 @@ class StepsOfAnotherSize(Callback):
             return
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         for counts in (progress["total"], progress["current"]):
-            counts.update({name: count * now // before for name, count in counts.items()})
+            more = counts["ready"] * now // before - counts["ready"]
+            counts.update({name: count + more for name, count in counts.items()})  # "completed" lags by a batch
