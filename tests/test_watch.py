@@ -168,6 +168,12 @@ def ended(job: subprocess.Popen[str]) -> tuple[str, float]:
     return job.communicate(timeout=LIMIT)[0], time.monotonic() - begin
 
 
+def alive(group: int) -> list[str]:
+    """The processes of a group that have not ended, stopped ones among them."""
+    listed = subprocess.run(["ps", "-e", "-o", "pgid=,stat=,args="], capture_output=True, text=True).stdout
+    return [line for line in listed.splitlines() if line.split()[0] == str(group) and line.split()[1][0] != "Z"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["lightning", "torchrun"])
 @pytest.mark.parametrize(
@@ -198,14 +204,15 @@ def test_a_rank_that_fails_amid_an_epoch_ends_all(
         time.sleep(0.1)  # it trains
     output, seconds = ended(job)
     assert job.returncode != 0, output
-    assert output.count(words) == 1 or (launcher, how, rank) == ("torchrun", "SIGKILL", 0), output
+    if (launcher, how) == ("torchrun", "SIGKILL"):  # torchrun says it, and ends the others before they can
+        assert "Signal 9 (SIGKILL) received" in output
+    else:
+        assert output.count(words) == 1, output
     assert output.count("cait: error") <= 1, output
     own = [line for line in output.splitlines() if "gloo" in line or "DistNetworkError" in line]
     assert [line for line in own if "distributed_backend" not in line] == [], output
-    assert seconds < 120  # 24 s of silence, and torchrun waits half a minute for a stopped process
-    left = subprocess.run(["pgrep", "-g", str(os.getpgid(job.pid)) if job.poll() is None else str(job.pid)])
-    end = time.monotonic() + 60
-    while left.returncode == 0 and time.monotonic() < end:  # loader processes notice within seconds
-        time.sleep(1)
-        left = subprocess.run(["pgrep", "-g", str(job.pid)])
-    assert left.returncode != 0
+    assert seconds < 300  # 24 s of silence, and torchrun waits half a minute for a stopped process
+    end = time.monotonic() + LIMIT
+    while alive(job.pid) and time.monotonic() < end:  # loader processes notice within seconds
+        time.sleep(0.5)
+    assert alive(job.pid) == []
