@@ -12,11 +12,14 @@ from fake_cuda import FakeCUDAAccelerator, FakeCUDAStrategy, Spy, fake_cuda
 from lightning.pytorch import Callback, Trainer
 from test_module import FIELDS, module
 
+from cait.callbacks import throughput
+from cait.callbacks.banner import Banner
 from cait.callbacks.ema import EMA
 from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.loggers import run_loggers
 from cait.callbacks.progress import RunProgressBar
 from cait.callbacks.seeding import StepSeed
+from cait.callbacks.throughput import ThroughputLog
 from cait.datamodule import ImageNetDataModule
 from cait.module import CaiTModule
 from cait.teacher import Teacher
@@ -34,7 +37,8 @@ NOT_DETERMINISTIC = {
 
 
 @pytest.fixture
-def digits(digits_root: Path) -> ImageNetDataModule:
+def digits(digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> ImageNetDataModule:
+    monkeypatch.setattr(throughput, "get_available_flops", lambda *_: 1e12)  # which asks CUDA for the device's name
     return ImageNetDataModule(root=str(digits_root), img_size=8, batch_size=8, num_workers=0, erase_prob=0.5)
 
 
@@ -52,11 +56,13 @@ def run(spy: Spy, net: Any, data: ImageNetDataModule, folder: Path, **settings: 
             spy.waits = []
 
     callbacks = [Mark(), StepSeed(0), RunProgressBar(), NonFiniteGuard(folder, 10), EMA(0.9)]
+    callbacks += [Banner(data, folder), ThroughputLog(data, 1)]
     fit = Trainer(
         accelerator=FakeCUDAAccelerator(),
         strategy=FakeCUDAStrategy(spy),
         callbacks=callbacks,
         logger=run_loggers(folder / "run", 0),
+        default_root_dir=folder,
         max_epochs=1,
         limit_train_batches=STEPS,
         limit_val_batches=0,

@@ -18,14 +18,7 @@ import torch
 import torch.distributed as dist
 from conftest import LIMIT, SMALL, Cait, checkpoint, environment, rows, start
 from test_module import loader, module, trainer
-from test_survival import (  # noqa: F401  # pytest takes its fixtures by name
-    RECIPE,
-    TWO,
-    assert_same,
-    place,
-    wait_for_steps,
-    whole_of_two,
-)
+from test_survival import RECIPE, TWO, assert_same, wait_for_steps
 
 from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint
 from cait.callbacks.claim import Claim
@@ -312,11 +305,7 @@ def test_two_nodes_whose_names_lead_to_loopback(cait: Cait, tmp_path: Path, two_
 
 
 @pytest.mark.slow
-def test_a_node_that_is_killed_ends_the_other_and_the_run_resumes_to_the_same_bits(
-    cait: Cait,
-    tmp_path: Path,
-    whole_of_two: Path,  # noqa: F811
-) -> None:
+def test_a_node_that_is_killed_ends_the_other_and_the_run_resumes_to_the_same_bits(cait: Cait, tmp_path: Path) -> None:
     nodes = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=2", "--trainer.strategy=ddp"]
 
     def agents(*arguments: str) -> list[subprocess.Popen[str]]:
@@ -331,8 +320,11 @@ def test_a_node_that_is_killed_ends_the_other_and_the_run_resumes_to_the_same_bi
         ]
 
     run = tmp_path / "logs/cut"
-    jobs = agents("fit", *RECIPE, *nodes, "--run_name=cut")
+    jobs = agents("fit", *RECIPE, *nodes, "--run_name=whole")
     try:
+        outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
+        assert [job.returncode for job in jobs] == [0, 0], outputs
+        jobs = agents("fit", *RECIPE, *nodes, "--run_name=cut")
         wait_for_steps(run, 26, jobs[0])
         worker = int(
             subprocess.run(["pgrep", "-P", str(jobs[1].pid)], capture_output=True, text=True).stdout.split()[0]
@@ -350,4 +342,4 @@ def test_a_node_that_is_killed_ends_the_other_and_the_run_resumes_to_the_same_bi
         for job in jobs:
             if job.poll() is None:
                 os.killpg(job.pid, signal.SIGKILL)
-    assert_same(run, whole_of_two)
+    assert_same(run, tmp_path / "logs/whole")

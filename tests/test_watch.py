@@ -137,6 +137,18 @@ def test_a_process_that_is_done_may_be_silent(monkeypatch: pytest.MonkeyPatch) -
     assert store.get("beat 0") == b"done"
 
 
+def test_the_process_that_the_others_wait_for_is_named() -> None:
+    store, before = dist.HashStore(), {0: "8 12 node-1", 1: "8 11 node-2", 2: "8 12 node-3"}
+    own = Watch(store, Place(0, 3, 0), limit=LIMIT)
+    own._process_0 = "77 node-1"
+    for rank, beat in before.items():
+        store.set(f"beat {rank}", beat.replace("8 ", "9 "))
+    told = own._suspect(before, RuntimeError("gloo: timed out\nstack"))
+    assert told == "process 1 on node-2: still at step 11, and the others wait: gloo: timed out"
+    store.set("beat 2", before[2])
+    assert own._suspect(before, RuntimeError("gloo")).startswith("process 2 on node-3: no answer; it was killed")
+
+
 def test_which_errors_are_of_the_network() -> None:
     told = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1"
     assert is_of_the_network(RuntimeError(told))
