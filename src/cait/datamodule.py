@@ -371,15 +371,9 @@ class ImageNetDataModule(LightningDataModule):
     def train_dataloader(self) -> TrainLoader:
         rank, world_size = self._rank_and_world()
         sampler = TrainBatchSampler(
-            len(self.train_images),
-            self.batch_size,
-            self.seed,
-            self.repeats,
-            rank,
-            world_size,
-            self.decode_once,
-            self._accumulated or 1,
+            len(self.train_images), self.batch_size, self.seed, self.repeats, rank, world_size, self.decode_once
         )
+        sampler.accumulated = self._accumulated or 1
         if len(sampler) == 0:
             raise UserError(
                 f"{len(self.train_images)} training images do not fill one batch of "

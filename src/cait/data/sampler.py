@@ -43,13 +43,14 @@ class TrainBatchSampler(Sampler[list[Key]]):
         rank: int = 0,
         world_size: int = 1,
         decode_once: bool = False,
-        accumulated: int = 1,
     ) -> None:
         self.length, self.batch_size, self.seed, self.repeats = length, batch_size, seed, repeats
-        self.decode_once, self.accumulated = decode_once, accumulated
+        self.decode_once = decode_once
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
         self.first_batch = 0
+        self.accumulated = 1
+        """Batches of an optimiser step; an epoch has whole steps alone."""
         usable = length // 256 * 256 if repeats > 1 and length >= 256 else length
         self.entries = usable // world_size
 
