@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -156,6 +158,17 @@ def test_lightnings_own_answers_to_signals_can_be_replaced() -> None:
     source = inspect.getsource(_SignalConnector.register_signal_handlers)
     assert "signal.SIGTERM" in source
     assert hasattr(_SubprocessScriptLauncher, "kill")
+
+
+def test_lightnings_observer_of_children_ends_without_any() -> None:
+    observer = _ChildProcessObserver(main_pid=0, child_processes=[subprocess.Popen(["sleep", "1000"])])
+    try:
+        assert observer._run() is False
+        observer._child_processes[0].kill()
+    finally:
+        observer._child_processes[0].wait()
+    observer._child_processes = []  # instead of that one, for which it would kill this process
+    assert observer._run() is True
 
 
 def test_a_run_leaves_the_processs_signal_handlers_as_it_found_them(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import REPO, SMALL, Cait, checkpoint, rows
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from test_module import FIELDS, module, trainer
 from test_survival import TWO
 
@@ -135,13 +135,15 @@ def test_several_nodes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         together.watch(trainer(), 0.0, own_timeout=False)
 
 
-@pytest.mark.parametrize("strategy", [DDPStrategy, ModelParallelStrategy])
-def test_the_collectives_of_every_strategy_get_the_time_limit(strategy: Any) -> None:
-    fit = trainer(devices=2, strategy="ddp")
-    assert isinstance(strategy()._timeout, timedelta)
-    fit.strategy._timeout = strategy()._timeout
-    together.watch(fit, 3.0, own_timeout=False)
-    assert fit.strategy._timeout.total_seconds() == 180
+def test_the_collectives_get_the_time_limit() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(minutes=30))
+    try:
+        together.limit_collectives(timedelta(seconds=7))
+        group = dist.distributed_c10d._get_default_group()
+        assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=7)
+        assert dist.distributed_c10d._get_default_store().timeout == timedelta(seconds=7)
+    finally:
+        dist.destroy_process_group()
 
 
 def said(root: Path, folder: Path, capsys: pytest.CaptureFixture[str], **settings: Any) -> list[str]:

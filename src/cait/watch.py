@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 SECONDS = 1.0
@@ -180,7 +181,8 @@ class Watch:
 
     def _dead_child(self) -> str:
         for rank, child in enumerate(self.place.children, start=1):
-            if status := child.poll():
+            # One that has done its part may end before this process, with 143 after a signal.
+            if (status := child.poll()) and _within(PATIENCE, partial(self.store.get, f"beat {rank}")) != b"done":
                 how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
                 return f"process {rank} on {self.host} {how}"
         return ""

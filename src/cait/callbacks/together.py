@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 from datetime import timedelta
 
 import torch.distributed as dist
+from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 from cait import launch
-from cait.errors import UserError
+from cait.errors import UserError, one_line
 from cait.watch import SILENCE, Place, Watch
 
 
@@ -35,16 +37,19 @@ def watch(trainer: Trainer, minutes: float, own_timeout: bool) -> None:
     if trainer.num_nodes > 1 and isinstance(here, LightningEnvironment) and "MASTER_ADDR" not in os.environ:
         raise UserError(f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun")
     connect = strategy.setup_environment
-    if not own_timeout:
-        strategy._timeout = timedelta(minutes=minutes)  # type: ignore[attr-defined]  # of DDP and of FSDP2
 
     def connect_and_watch() -> None:
         launch.agree()
-        connect()
-        store = dist.distributed_c10d._get_default_store().clone()
-        store = dist.PrefixStore("cait/watch", store)
+        try:
+            connect()
+        except dist.DistError as error:
+            raise UserError(f"cannot reach the other processes: {one_line(error)}") from error
+        if not own_timeout:
+            limit_collectives(timedelta(minutes=minutes))
+        store = dist.PrefixStore("cait/watch", dist.distributed_c10d._get_default_store().clone())
         launch.watch = Watch(store, _place(trainer), min(SILENCE, 60 * minutes), lambda: trainer.global_step)
         launch.watch.start()
+        _replace_lightnings_observer()
 
     strategy.setup_environment = connect_and_watch  # type: ignore[method-assign]
 
@@ -54,6 +59,19 @@ def part() -> None:
     if launch.watch:
         launch.watch.stop()
         launch.watch = None
+
+
+def limit_collectives(limit: timedelta) -> None:
+    """How long the default group's operations wait. To come together the processes have more time: they start apart."""
+    dist.set_timeout(limit)
+    dist.distributed_c10d._get_default_store().set_timeout(limit)
+
+
+def _replace_lightnings_observer() -> None:
+    """Lightning would kill this process up to 5 s after one that it started, before it can say why."""
+    for thread in threading.enumerate():
+        if isinstance(thread, _ChildProcessObserver):
+            thread._child_processes = []
 
 
 def _place(trainer: Trainer) -> Place:
