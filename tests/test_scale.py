@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import os
+import signal
 import subprocess
 from datetime import timedelta
 from pathlib import Path
@@ -13,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import REPO, SMALL, Cait, checkpoint, rows
+from conftest import REPO, SMALL, Cait, checkpoint, rows, start
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from test_module import FIELDS, module, trainer
-from test_survival import TWO
+from test_survival import TWO, wait_for_steps
 
 from cait.analysis.cost import forward_gmacs
 from cait.analysis.zoo import zoo
@@ -332,19 +333,22 @@ def test_a_global_batch_gives_two_processes_the_curve_of_one(cait: Cait, tmp_pat
         "one": ["--trainer.devices=1", "--data.batch_size=64"],
         "accumulated": ["--trainer.devices=1", "--data.batch_size=32"],
         "two": [*TWO, "--data.batch_size=32"],
-        "cut": [*TWO, "--data.batch_size=32", "--trainer.max_steps=27", "--trainer.max_epochs=-1"],
     }.items():
         done = cait("fit", *recipe, *options, f"--run_name={name}")
         assert done.returncode == 0, done.stderr
-    ends = ["--trainer.max_steps=-1", "--trainer.max_epochs=3"]
-    done = cait("resume", "cut", "--trainer.devices=1", "--trainer.strategy=auto", *ends)
+    job = start(tmp_path, "fit", *recipe, *TWO, "--data.batch_size=32", "--save_every_n_steps=3", "--run_name=cut")
+    wait_for_steps(tmp_path / "logs/cut", 28, job)
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+    assert checkpoint(tmp_path / "logs/cut")["global_step"] % 22  # amid an epoch
+    done = cait("resume", "cut", "--trainer.devices=1", "--trainer.strategy=auto")
     assert done.returncode == 0, done.stderr
     curves = {
         name: torch.tensor([float(row["train/loss"]) for row in rows(tmp_path / "logs" / name) if row["train/loss"]])
-        for name in ("one", "accumulated", "two")
+        for name in ("one", "accumulated", "two", "cut")
     }
     assert len(curves["one"]) == 66
-    for name in ("accumulated", "two"):
+    for name in ("accumulated", "two", "cut"):
         torch.testing.assert_close(curves[name][:STEPS], curves["one"][:STEPS], rtol=0, atol=1e-5)
     assert checkpoint(tmp_path / "logs/cut")["global_step"] == 66
 
