@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
@@ -63,8 +64,10 @@ def part() -> None:
 
 def limit_collectives(limit: timedelta) -> None:
     """How long the default group's operations wait. To come together the processes have more time: they start apart."""
-    dist.set_timeout(limit)
-    dist.distributed_c10d._get_default_store().set_timeout(limit)
+    distributed: Any = dist.distributed_c10d
+    set_timeout = distributed.set_timeout if hasattr(distributed, "set_timeout") else distributed._set_pg_timeout
+    set_timeout(limit)
+    distributed._get_default_store().set_timeout(limit)
 
 
 def _replace_lightnings_observer() -> None:
