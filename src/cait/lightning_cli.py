@@ -34,6 +34,7 @@ from cait.callbacks.checkpoints import BestCheckpoint, DurableCheckpointIO, Last
 from cait.callbacks.claim import Claim, shared
 from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA
+from cait.callbacks.fsdp import FullyShardedStrategy
 from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.loggers import run_loggers
 from cait.callbacks.monitor import Monitor
@@ -226,10 +227,10 @@ class CaiTCLI(LightningCLI):
                 raise UserError(
                     "nothing to score: give --ckpt_path or --model.weights FILE, or use `cait eval RUN` for a run"
                 )
-        elif not Path(config.ckpt_path).is_file():
+        elif not Path(config.ckpt_path).exists():
             raise UserError(f"the checkpoint {config.ckpt_path} does not exist")
         else:
-            checkpoint = run.read_checkpoint(config.ckpt_path)
+            checkpoint = run.read_checkpoint(config.ckpt_path, without=("state_dict", "optimizer_states", "callbacks"))
             config.weights_only = True  # whatever the configuration says; Lightning reads the file again
             self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
             if self.config.subcommand == "predict" and config.data.predict_root is not None:
@@ -314,7 +315,7 @@ class CaiTCLI(LightningCLI):
         elif given.strategy.lower() in StrategyRegistry:
             _check_strategy(StrategyRegistry[given.strategy.lower()]["strategy"])
         elif given.strategy != "auto":
-            raise UserError(f"--trainer.strategy {given.strategy} is unknown; a run takes auto, ddp or ddp_...")
+            raise UserError(f"--trainer.strategy {given.strategy} is unknown; a run takes auto, ddp, ddp_... or fsdp2")
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
         if given.enable_progress_bar is not False:
             wait = DataWait(self.datamodule, sys.stdout.isatty())
@@ -358,6 +359,7 @@ class CaiTCLI(LightningCLI):
         else:
             self.save_config_callback = None
             kwargs.update(logger=False, enable_checkpointing=False)
+            kwargs["plugins"] = [*_listed(given.plugins), DurableCheckpointIO()]  # which reads folders too
             if self.subcommand == "predict":
                 callbacks.append(
                     PredictionsFile(Path(self.config.predict.output or "predictions.csv"), self.datamodule)
@@ -418,8 +420,10 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _check_strategy(kind: type) -> None:
-    if kind not in (SingleDeviceStrategy, DDPStrategy):
-        raise UserError(f"--trainer.strategy: runs save and resume with ddp or on a single device, not {kind.__name__}")
+    if kind not in (SingleDeviceStrategy, DDPStrategy, FullyShardedStrategy):
+        raise UserError(
+            f"--trainer.strategy: runs save and resume with ddp, fsdp2 or on a single device, not {kind.__name__}"
+        )
 
 
 def _recipe(configs: Iterable[str]) -> str:

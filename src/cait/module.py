@@ -20,7 +20,7 @@ from cait import run
 from cait.errors import UserError
 from cait.losses import Distillation, build_loss, distillation_loss
 from cait.metrics import EvalMetrics
-from cait.model import network
+from cait.model import network, sharding
 from cait.model.config import VARIANTS
 from cait.model.recompute import precise
 from cait.model.weights import load_pretrained, load_weights
@@ -183,6 +183,12 @@ class CaiTModule(LightningModule):
             # Not registered as a submodule: it is not to be saved, trained, averaged or put into train mode.
             self.__dict__["teacher"] = self._load_teacher()
 
+    def configure_model(self) -> None:
+        """Shard the network over the processes, if the strategy has given the module a mesh of them."""
+        if self.device_mesh is not None and not sharding.is_sharded(self.model):
+            half = torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None
+            sharding.shard(self.model, self.device_mesh["data_parallel"], half)
+
     def _load_start(self) -> None:
         # Only once, because it would overwrite what was trained since or came out of a checkpoint.
         if self._at_start and self.trainer.ckpt_path is None:
@@ -288,7 +294,7 @@ class CaiTModule(LightningModule):
         """Norm of the whole gradient, not scaled, in float32 at least; not finite where any part of it is not."""
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
         gradients = [precise(parameter.grad) for parameter in parameters if parameter.grad is not None]
-        return get_total_norm(gradients) / self.gradient_scale(optimizer)
+        return sharding.gathered(get_total_norm(gradients)) / self.gradient_scale(optimizer)
 
     def gradient_scale(self, optimizer: Optimizer) -> Tensor | float:
         """What the gradients of `optimizer` are multiplied by at present."""

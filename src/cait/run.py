@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,8 +32,10 @@ MONITOR = "monitor.csv"
 THROUGHPUT = "throughput.csv"
 LOCK, OWNER = ".lock", ".owner"
 
-# In its folder of checkpoints.
+# In its folder of checkpoints. Each is a file, or a folder that `cait.sharded` wrote.
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+AWAY = ".away.tmp"
+"""Ends the name of a file or folder that makes room for another."""
 
 EMA = "EMA"
 """Key of the moving average among the states of the callbacks."""
@@ -90,10 +93,52 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
         writer.writerows(rows)
 
 
-def clear_scratch(folder: Path) -> None:
-    """Remove files that killed processes left half written."""
-    for path in folder.rglob(".*.tmp"):
+def replace(beside: Path, path: Path, previous: Path | None = None) -> None:
+    """Put a folder that was written `beside`, or a file, in the place of `path`, which is kept as `previous`.
+
+    No rename replaces a folder, so the one that goes is moved away first. A kill between the two renames leaves
+    it there, and `clear_scratch` puts it back.
+    """
+    if beside.is_dir():
+        flush_folder(beside)
+    goes = previous or path
+    away = goes.with_name(f".{goes.name}{AWAY}")
+    remove(away)
+    if path.exists():
+        if goes.exists():
+            goes.rename(away)
+        if previous is not None:
+            path.rename(previous)
+    beside.rename(path)
+    flush_folder(path.parent)
+    remove(away)
+
+
+def flush_folder(folder: Path) -> None:
+    """Have the disk hold the names in a folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
         path.unlink(missing_ok=True)
+
+
+def clear_scratch(folder: Path) -> None:
+    """Remove what killed processes left half written, and put back what one had moved away for it."""
+    for path in list(folder.rglob(".*.tmp")):
+        place = path.with_name(path.name.removeprefix(".").removesuffix(AWAY))
+        if path.name.endswith(AWAY) and not place.exists():
+            path.rename(place)
+        else:
+            remove(path)
 
 
 def config(folder: Path) -> Path:
@@ -116,21 +161,29 @@ def best_checkpoint(folder: Path, purpose: str) -> Path:
     """
     for name in (BEST, LAST):
         path = folder / CHECKPOINTS / name
-        if path.is_file():
+        if path.exists():
             return path
     raise UserError(f"nothing to {purpose}: {folder} has no checkpoint yet")
 
 
-def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint without running code from it; its tensors stay on disk.
+def read_checkpoint(path: str | Path, without: Sequence[str] = ()) -> Checkpoint:
+    """Read a checkpoint without running code from it.
+
+    The tensors of a file stay on disk. A folder's are read whole; under the keys `without`, such as
+    "optimizer_states", None takes their places.
 
     Raises:
-        UserError: the file is not a whole checkpoint of a run.
+        UserError: the file or folder is not a whole checkpoint of a run.
     """
     import torch
 
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if Path(path).is_dir():
+            from cait import sharded
+
+            checkpoint = sharded.read(Path(path), without=without)
+        else:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         checkpoint["global_step"], checkpoint["state_dict"]
     except Exception as error:
         raise UserError(f"{path} is not a whole checkpoint of a run") from error

@@ -16,6 +16,7 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 from cait.callbacks.signals import StopSignals
 from cait.errors import UserError
+from cait import run, sharded
 from cait.run import BEST, LAST, PREVIOUS, scratch
 
 
@@ -40,10 +41,13 @@ class DurableCheckpointIO(TorchCheckpointIO):
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
-            if previous is not None and path.exists():
-                _keep(path, Path(previous))
-            os.replace(beside, path)
-            _flush_folder(path.parent)
+            if path.is_dir() or (previous is not None and Path(previous).is_dir()):  # of a run that was sharded
+                run.replace(beside, path, previous and Path(previous))
+            else:
+                if previous is not None and path.exists():
+                    _keep(path, Path(previous))
+                os.replace(beside, path)
+            run.flush_folder(path.parent)
         except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
             cause = error if isinstance(error, OSError) else error.__context__ or error
             self.error = f"cannot write {path}: {getattr(cause, 'strerror', None) or cause}"
@@ -51,6 +55,11 @@ class DurableCheckpointIO(TorchCheckpointIO):
 
     def finish(self) -> None:
         """Return when all that was to be saved is on the disk: here at once, see `cait.callbacks.background`."""
+
+
+    def load_checkpoint(self, path: Any, *arguments: Any, **settings: Any) -> dict[str, Any]:
+        """Read a file, or a folder that a sharded run wrote, with whole tensors."""
+        return run.read_checkpoint(path) if Path(path).is_dir() else super().load_checkpoint(path, *arguments, **settings)
 
 
 def _keep(path: Path, previous: Path) -> None:
@@ -65,16 +74,10 @@ def _keep(path: Path, previous: Path) -> None:
         os.replace(link, previous)
 
 
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def is_whole(path: Path) -> bool:
-    """Whether every part of a checkpoint file has the checksum that was written with it."""
+    """Whether every part of a checkpoint has the checksum that was written with it."""
+    if path.is_dir():
+        return sharded.is_whole(path)
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
@@ -88,7 +91,7 @@ def newest_whole(folder: Path) -> Path | None:
     Raises:
         UserError: all checkpoints are damaged.
     """
-    found = [folder / name for name in (LAST, PREVIOUS) if (folder / name).is_file()]
+    found = [folder / name for name in (LAST, PREVIOUS) if (folder / name).exists()]
     for path in found:
         if is_whole(path):
             if path != found[0]:

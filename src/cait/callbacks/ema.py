@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from cait import run
 from cait.errors import UserError
 from cait.metrics import EvalMetrics
+from cait.model import sharding
 
 
 class EMA(Callback):
@@ -57,7 +57,7 @@ class EMA(Callback):
         if self.decay is None:
             return
         self._dtype = torch.promote_types(pl_module.dtype, torch.float32)
-        self.average = deepcopy(pl_module.model).to(self._dtype).eval().requires_grad_(False)
+        self.average = sharding.copy(pl_module.model).to(self._dtype).eval().requires_grad_(False)
         if self._loaded:
             self.average.load_state_dict(self._loaded)
         self._metrics = EvalMetrics(pl_module.num_classes, pl_module.own_metrics).to(pl_module.device)
@@ -99,8 +99,9 @@ class EMA(Callback):
 @torch.no_grad()
 def update(average: nn.Module, model: nn.Module, decay: float) -> None:
     """average ← decay · average + (1 - decay) · weights, all tensors at once; buffers are copied."""
-    ours: list[Tensor] = list(average.parameters())
-    theirs = [weight.to(mean.dtype) for mean, weight in zip(ours, model.parameters(), strict=True)]
+    ours = [sharding.held(mean) for mean in average.parameters()]
+    weights = [sharding.held(weight) for weight in model.parameters()]
+    theirs = [weight.to(mean.dtype) for mean, weight in zip(ours, weights, strict=True)]
     torch._foreach_lerp_(ours, theirs, 1 - decay)
     for buffer, copied in zip(average.buffers(), model.buffers(), strict=True):
         buffer.copy_(copied)

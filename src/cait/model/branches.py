@@ -49,6 +49,13 @@ def parts(network: nn.Module) -> list[Part]:
     return found
 
 
+def blocks(network: nn.Module) -> list[nn.Module]:
+    """The blocks of CaiT in the order of the forward pass; of another network the children of each child that is a
+    Sequential or a ModuleList.
+    """
+    return _blocks(network) if isinstance(network, CaiT) else [child for name, child in _children(network) if "." in name]
+
+
 def _children(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, child in network.named_children():
         if isinstance(child, nn.Sequential | nn.ModuleList):

@@ -1,0 +1,96 @@
+"""`--trainer.strategy fsdp2`: parameters, gradients, moments and the moving average shared out over all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy, StrategyRegistry
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from cait import run, sharded
+from cait.errors import UserError
+
+NAME = "fsdp2"
+PRECISIONS = ("32-true", "bf16-mixed")
+
+
+class FullyShardedStrategy(ModelParallelStrategy):
+    """Lightning's strategy for FSDP2 over all processes; `CaiTModule.configure_model` shards the network.
+
+    Checkpoints are what a run with DDP saves, key by key, with sharded tensors: see `cait.sharded`. So they are
+    restored at the same points of a run as those of DDP, and either strategy reads the other's.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(tensor_parallel_size=1, **settings)
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return False
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    def setup_environment(self) -> None:
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.lightning_module is not None
+        for buffer in self.lightning_module.model.buffers():  # the statistics of a batch norm, as DDP does
+            dist.broadcast(buffer, 0)
+        return super().training_step(*args, **kwargs)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        return Strategy.lightning_module_state_dict(self)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        Strategy.load_model_state_dict(self, checkpoint, strict)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return Strategy.optimizer_state(self, optimizer)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        Strategy.load_optimizer_state_dict(self, checkpoint)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        """`storage_options` may be {"previous": folder}: the checkpoint that was at `filepath` is kept there."""
+        path = Path(filepath)
+        beside = self.broadcast(run.scratch(path))
+        put = partial(run.replace, beside, path, (storage_options or {}).get("previous"))
+        error = sharded.save(checkpoint, beside, put)
+        if error:
+            self.checkpoint_io.error = f"cannot write {path}: {error}"  # type: ignore[attr-defined]
+            if self.is_global_zero:
+                run.remove(beside)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """A checkpoint, sharded or plain, of which each process holds its part."""
+        mesh, path = self.device_mesh["data_parallel"], Path(checkpoint_path)
+        if not path.is_dir():
+            return sharded.share_out(run.read_checkpoint(path), mesh, self._is_sharded)
+        try:
+            return sharded.read(path, mesh)
+        except Exception as error:
+            raise UserError(f"{path} is not a whole checkpoint of a run") from error
+
+    def _is_sharded(self, place: sharded.Place, tensor: Tensor) -> bool:
+        assert self.lightning_module is not None
+        match place:
+            case ("state_dict", name):
+                return isinstance(self.lightning_module.state_dict().get(name), DTensor)
+            case ("callbacks", run.EMA, name):
+                return isinstance(self.lightning_module.model.state_dict().get(name), DTensor)
+            case ("optimizer_states", *_):
+                return tensor.ndim > 0  # not the number of steps
+        return False
+
+
+StrategyRegistry.register(NAME, FullyShardedStrategy, description="FSDP2 over all processes")

@@ -1,0 +1,85 @@
+"""A network whose parameters are shared out over processes: FSDP2."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from cait.errors import UserError, one_line
+from cait.model.branches import blocks
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
+    """Have each process keep a part of every parameter, of its gradient and of its moments, in place.
+
+    Each block of `cait.model.branches.blocks` gathers its parameters when it runs and lets them go afterwards; the
+    network does so with what is in no block. A network without blocks is gathered as a whole. The values of
+    process 0 count.
+
+    Args:
+        network: an `nn.Module`.
+        mesh: the processes, in one dimension.
+        compute: type in which parameters are gathered and gradients computed. Parameters are kept, and gradients
+            summed, in float32. None computes in float32 too.
+
+    Raises:
+        UserError: the network cannot be sharded.
+    """
+    for tensor in [*network.parameters(), *network.buffers()]:
+        there = tensor.detach().to(mesh.device_type)
+        torch.distributed.broadcast(there, 0)
+        tensor.detach().copy_(there)
+    meta = {
+        id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+        for parameter in network.parameters()
+    }
+    blank = deepcopy(network, meta)  # a sharded network cannot be copied
+    _shard(network, mesh, compute)
+    network.copy_sharded = partial(_copy, network, blank, mesh, compute)
+
+
+def _shard(network: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+    # Autocast casts the activations. Between the blocks they stay in float32, as without sharding.
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    try:
+        for part in [*blocks(network), network]:
+            fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    except Exception as error:  # whatever another network holds, such as a parameter without a dimension
+        raise UserError(f"the network cannot be sharded: {one_line(error)}") from error
+    if hasattr(network, "forward_heads"):
+        register_fsdp_forward_method(network, "forward_heads")
+
+
+def _copy(network: nn.Module, blank: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None) -> nn.Module:
+    copied = deepcopy(blank)
+    _shard(copied, mesh, compute)
+    copied.load_state_dict({name: value.clone() for name, value in network.state_dict().items()}, assign=True)
+    return copied
+
+
+def copy(network: Any) -> nn.Module:
+    """A copy of a network; of a sharded network one that is sharded in the same way."""
+    return network.copy_sharded() if hasattr(network, "copy_sharded") else deepcopy(network)
+
+
+def is_sharded(network: nn.Module) -> bool:
+    return hasattr(network, "copy_sharded")
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole tensor, of which this process may hold a part alone. All processes must call it together."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def held(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor, in the same memory."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
