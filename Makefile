@@ -41,6 +41,10 @@ eval: $(READY) ## Score the best checkpoint of the run RUN, or the row PAPER, on
 export: $(READY) ## Take the run RUN out: for timm, or ARGS="--format release|onnx|torch_export"
 	@$(BIN)/cait export $(if $(RUN),'$(RUN)') $(ARGS)
 
+.PHONY: consolidate
+consolidate: $(READY) ## Write a checkpoint of the run RUN, trained with fsdp2, as one file
+	@$(BIN)/cait consolidate $(if $(RUN),'$(RUN)') $(ARGS)
+
 .PHONY: visualize
 visualize: $(READY) ## Draw what the run RUN sees in IMAGES (files or folders), its curves and its worst mistakes
 	@$(BIN)/cait visualize $(if $(RUN),'$(RUN)') $(if $(IMAGES),--images $(IMAGES)) $(ARGS)

@@ -29,6 +29,7 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
   predict    write a CSV of classes and probabilities for a folder of images
   export     write a run's network for other programs:
              cait export NAME [--format timm|release|onnx|torch_export] [--ema] [--output PATH]
+  consolidate  write a sharded checkpoint as one file: cait consolidate NAME [--checkpoint best|last]
   visualize  draw attention maps of images, and a page of what a run gets wrong:
              cait visualize NAME [--images FILE|DIR ...] [--self_attention BLOCK,...] [--ema]
   plot       draw a run's curves and the heat maps of its layers: cait plot NAME [--output DIR]
@@ -57,6 +58,7 @@ VERBS = {
     "test": "cait.verbs.score:test",
     "predict": "cait.verbs.score:predict",
     "export": "cait.verbs.export:export",
+    "consolidate": "cait.verbs.consolidate:consolidate",
     "visualize": "cait.verbs.visualize:visualize",
     "plot": "cait.verbs.plot:plot",
     "compare": "cait.verbs.compare:compare",

@@ -230,7 +230,7 @@ class CaiTCLI(LightningCLI):
         elif not Path(config.ckpt_path).exists():
             raise UserError(f"the checkpoint {config.ckpt_path} does not exist")
         else:
-            checkpoint = run.read_checkpoint(config.ckpt_path, without=("state_dict", "optimizer_states", "callbacks"))
+            checkpoint = run.read_checkpoint(config.ckpt_path, without=run.TENSORS)
             config.weights_only = True  # whatever the configuration says; Lightning reads the file again
             self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
             if self.config.subcommand == "predict" and config.data.predict_root is not None:
@@ -374,6 +374,9 @@ class CaiTCLI(LightningCLI):
         except ValueError as error:  # Lightning's, of arguments that do not fit together
             raise UserError(one_line(error)) from error
         _check_strategy(type(trainer.strategy))
+        if isinstance(trainer.strategy, FullyShardedStrategy):
+            optimizer = self.model.hparams.get("optimizer", "")
+            trainer.strategy.check(trainer.precision, bool(given.sync_batchnorm), optimizer)
         batch_norm = any(isinstance(part, _BatchNorm) for part in self.model.modules())
         if (
             given.sync_batchnorm

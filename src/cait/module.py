@@ -188,6 +188,9 @@ class CaiTModule(LightningModule):
         if self.device_mesh is not None and not sharding.is_sharded(self.model):
             half = torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None
             sharding.shard(self.model, self.device_mesh["data_parallel"], half)
+            if self.name not in VARIANTS:  # another network may use a block's parameters outside of the block
+                with torch.device(self.device_mesh.device_type), self.trainer.precision_plugin.forward_context():
+                    network.check(self.model, self.name, network.input_shape(self.hparams), self.num_classes)
 
     def _load_start(self) -> None:
         # Only once, because it would overwrite what was trained since or came out of a checkpoint.

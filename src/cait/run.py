@@ -23,6 +23,7 @@ CONFIG = "config.yaml"
 METRICS = "metrics.csv"
 CHECKPOINTS = "checkpoints"
 EVALUATION = "evaluation.json"
+CONSOLIDATED = "consolidated"
 EXPORT = "export"
 PLOTS = "plots"
 REPLAY = "replay"
@@ -39,6 +40,9 @@ AWAY = ".away.tmp"
 
 EMA = "EMA"
 """Key of the moving average among the states of the callbacks."""
+
+TENSORS = ("state_dict", "optimizer_states", "callbacks")
+"""Keys of a checkpoint that hold nearly all of its size."""
 
 Checkpoint = dict[str, Any]
 

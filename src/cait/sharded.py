@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -90,7 +91,9 @@ def read(folder: Path, mesh: DeviceMesh | None = None, without: Sequence[str] = 
     wanted = {key: place for key, place in places.items() if place[0] not in without}
     tensors = {key: _empty(known[key], mesh) for key in wanted}
     if tensors:
-        dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*assuming the intent is to load in a single process")
+            dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
     for key, place in wanted.items():
         _part(checkpoint, place[:-1])[place[-1]] = tensors[key]
     return checkpoint

@@ -103,10 +103,10 @@ def load_teacher(settings: Mapping[str, Any]) -> Teacher:
 
 def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
     """The network of a run with its raw weights, and its hyper-parameters."""
-    if not Path(path).is_file():
+    if not Path(path).exists():
         raise UserError(f"the teacher {path} does not exist")
     try:
-        checkpoint = run.read_checkpoint(path)
+        checkpoint = run.read_checkpoint(path, without=("optimizer_states", "callbacks"))
         theirs = checkpoint["hyper_parameters"]
         name = theirs["name"]
     except (UserError, KeyError) as error:

@@ -14,9 +14,9 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
+from cait import run, sharded
 from cait.callbacks.signals import StopSignals
 from cait.errors import UserError
-from cait import run, sharded
 from cait.run import BEST, LAST, PREVIOUS, scratch
 
 
@@ -56,10 +56,11 @@ class DurableCheckpointIO(TorchCheckpointIO):
     def finish(self) -> None:
         """Return when all that was to be saved is on the disk: here at once, see `cait.callbacks.background`."""
 
-
     def load_checkpoint(self, path: Any, *arguments: Any, **settings: Any) -> dict[str, Any]:
         """Read a file, or a folder that a sharded run wrote, with whole tensors."""
-        return run.read_checkpoint(path) if Path(path).is_dir() else super().load_checkpoint(path, *arguments, **settings)
+        return (
+            run.read_checkpoint(path) if Path(path).is_dir() else super().load_checkpoint(path, *arguments, **settings)
+        )
 
 
 def _keep(path: Path, previous: Path) -> None:

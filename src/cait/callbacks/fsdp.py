@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy, StrategyRegistry
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -29,6 +30,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(tensor_parallel_size=1, **settings)
+        self._states_checked = False
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -38,15 +40,70 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def lightning_restore_optimizer(self) -> bool:
         return True
 
+    def check(self, precision: str, sync_batchnorm: bool, optimizer: str) -> None:
+        """Raise UserError if FSDP2 cannot train with these settings."""
+        if precision not in PRECISIONS:
+            raise UserError(f"--trainer.precision {precision}: fsdp2 takes {' or '.join(PRECISIONS)}")
+        if sync_batchnorm:
+            raise UserError("--trainer.sync_batchnorm true: fsdp2 leaves batch norms as they are; take ddp")
+        if "muon" in optimizer:
+            raise UserError(f"--model.optimizer {optimizer} needs whole matrices, and fsdp2 shares them out; take ddp")
+        if self.root_device.type not in ("cpu", "cuda"):
+            raise UserError(f"fsdp2 needs GPUs of NVIDIA or AMD, or the CPU, not {self.root_device.type}")
+
     def setup_environment(self) -> None:
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Refuse batches in which not all processes take part: every batch needs all of them."""
+        counts: list[Any] = [None] * self.world_size
+        dist.all_gather_object(counts, sized_len(dataloader))
+        if min(counts, default=None) != max(counts, default=None):
+            raise UserError(
+                f"fsdp2 needs all processes for every batch, and they have {min(counts)} to {max(counts)} batches: "
+                "set another --data.eval_batch_size"
+            )
+        return dataloader
+
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        assert self.lightning_module is not None
-        for buffer in self.lightning_module.model.buffers():  # the statistics of a batch norm, as DDP does
-            dist.broadcast(buffer, 0)
+        self._share_buffers()
         return super().training_step(*args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._share_buffers()
+        return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._share_buffers()
+        return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._share_buffers()
+        return super().predict_step(*args, **kwargs)
+
+    def _share_buffers(self) -> None:
+        """Give all processes the statistics of process 0's batch norms, as DDP does before every forward pass."""
+        assert self.lightning_module is not None
+        for buffer in self.lightning_module.model.buffers():  # type: ignore[union-attr]
+            dist.broadcast(buffer, 0)
+
+    def optimizer_step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().optimizer_step(optimizer, *args, **kwargs)
+        if not self._states_checked:
+            self._check_states(optimizer)
+        return result
+
+    def _check_states(self, optimizer: Optimizer) -> None:
+        """A checkpoint can only hold moments that are shared out as their parameters are."""
+        for parameter, state in optimizer.state.items():
+            self._states_checked = True
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.ndim and not _alike(value, parameter):
+                    raise UserError(
+                        f"fsdp2 cannot save the optimizer's {name}, which is not shared out as its parameter is; "
+                        "take another --model.optimizer, such as adamw"
+                    )
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         return Strategy.lightning_module_state_dict(self)
@@ -84,13 +141,18 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def _is_sharded(self, place: sharded.Place, tensor: Tensor) -> bool:
         assert self.lightning_module is not None
         match place:
-            case ("state_dict", name):
+            case ("state_dict", str(name)):
                 return isinstance(self.lightning_module.state_dict().get(name), DTensor)
-            case ("callbacks", run.EMA, name):
-                return isinstance(self.lightning_module.model.state_dict().get(name), DTensor)
+            case ("callbacks", run.EMA, str(name)):
+                return isinstance(self.lightning_module.state_dict().get(f"model.{name}"), DTensor)
             case ("optimizer_states", *_):
                 return tensor.ndim > 0  # not the number of steps
         return False
+
+
+def _alike(one: Any, other: Any) -> bool:
+    sharded_alike = isinstance(one, DTensor) and isinstance(other, DTensor) and one.placements == other.placements
+    return sharded_alike and one.shape == other.shape
 
 
 StrategyRegistry.register(NAME, FullyShardedStrategy, description="FSDP2 over all processes")

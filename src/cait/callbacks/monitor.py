@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from cait import run
 from cait.errors import UserError
 from cait.model import branches
+from cait.model.sharding import gathered
 from cait.module import CaiTModule
 
 HEADER = "step,layer,part,name,value\n"
@@ -135,7 +136,7 @@ class Monitor(Callback):
             if before is not None:
                 self._figures[*key, "grad_cosine"] = self._cosine(gradient, before[i].to(gradient.device))
             if part.gamma is not None:
-                size = part.gamma.detach().abs().to(self._dtype)
+                size = gathered(part.gamma.detach()).abs().to(self._dtype)
                 for name, quantile in QUANTILES.items():
                     self._figures[*key, name] = torch.quantile(size, quantile)
 
@@ -196,8 +197,8 @@ class Monitor(Callback):
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    """A copy of all tensors in one vector."""
-    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+    """A copy of all tensors in one vector. Of sharded tensors it is the whole: all processes have to ask for it."""
+    return torch.cat([gathered(tensor.detach()).flatten() for tensor in tensors])
 
 
 def _gradient(weight: nn.Parameter) -> Tensor:

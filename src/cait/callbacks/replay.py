@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from cait.errors import UserError
 from cait.losses import BinaryCrossEntropy
 from cait.model.recompute import precise
+from cait.model.sharding import gathered
 from cait.module import CaiTModule
 
 LAYER = re.compile(r"[^.]+(?:\.\d+)?")
@@ -83,7 +84,7 @@ class StepRecord(Callback):
                     layers.setdefault(layer[0], []).append(precise(parameter.grad))
             scale = pl_module.gradient_scale(optimizer)
             self.gradients[trainer.global_step] = {
-                layer: float(get_total_norm(gradients) / scale) for layer, gradients in layers.items()
+                layer: float(gathered(get_total_norm(gradients)) / scale) for layer, gradients in layers.items()
             }
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:

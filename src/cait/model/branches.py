@@ -50,10 +50,10 @@ def parts(network: nn.Module) -> list[Part]:
 
 
 def blocks(network: nn.Module) -> list[nn.Module]:
-    """The blocks of CaiT in the order of the forward pass; of another network the children of each child that is a
-    Sequential or a ModuleList.
-    """
-    return _blocks(network) if isinstance(network, CaiT) else [child for name, child in _children(network) if "." in name]
+    """The blocks of CaiT; of another network the modules in its children that are a Sequential or a ModuleList."""
+    if isinstance(network, CaiT):
+        return _blocks(network)
+    return [module for name, module in _children(network) if "." in name]
 
 
 def _children(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from cait.errors import UserError, one_line
 from cait.model.branches import blocks
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _BatchNorm)
+"""They take float32 activations, and not all of them with parameters of another type."""
 
 
 def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
@@ -26,8 +30,8 @@ def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) ->
     Args:
         network: an `nn.Module`.
         mesh: the processes, in one dimension.
-        compute: type in which parameters are gathered and gradients computed. Parameters are kept, and gradients
-            summed, in float32. None computes in float32 too.
+        compute: type in which the blocks' parameters are gathered and their gradients computed, norms excepted.
+            Parameters are kept, and gradients summed, in float32. None computes in float32 too.
 
     Raises:
         UserError: the network cannot be sharded.
@@ -48,11 +52,15 @@ def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) ->
 def _shard(network: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-    # Autocast casts the activations. Between the blocks they stay in float32, as without sharding.
+    # Autocast casts what layers read. What is between the blocks stays in float32, as without sharding, because
+    # bfloat16 would lose what a small γ adds. So positions and class token, which are in no block, keep float32.
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     try:
-        for part in [*blocks(network), network]:
-            fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        for block in blocks(network):
+            for norm in (part for part in block.modules() if compute is not None and isinstance(part, NORMS)):
+                fully_shard(norm, mesh=mesh, reshard_after_forward=True)
+            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        fully_shard(network, mesh=mesh, reshard_after_forward=True)
     except Exception as error:  # whatever another network holds, such as a parameter without a dimension
         raise UserError(f"the network cannot be sharded: {one_line(error)}") from error
     if hasattr(network, "forward_heads"):

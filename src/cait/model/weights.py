@@ -47,6 +47,8 @@ def read_state_dict(path: str | Path, ema: bool = False) -> StateDict:
 
 def _read(path: str | Path) -> Any:
     path = Path(path)
+    if path.is_dir() and path.suffix == ".ckpt":  # of a sharded run
+        return run.read_checkpoint(path, without=["optimizer_states"])
     if not path.is_file():
         raise UserError(f"the weights {path} do not exist")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections import Counter
@@ -38,21 +39,28 @@ def checkpoint_network(path: Path, ema: bool, module: Any) -> tuple[Any, tuple[i
     from cait.model.network import input_shape
     from cait.module import CaiTModule
 
-    checkpoint = run.read_checkpoint(path)
+    checkpoint = run.read_checkpoint(path, without=["optimizer_states"])
     if "name" not in checkpoint.get("hyper_parameters", {}):
         raise UserError(f"{path} does not say what its network is: 'name' is missing")
     average = run.average(checkpoint) if ema else {}
     if average is None:
         raise UserError(f"{path} holds no moving average of the weights")
-    network = _module(path, module or CaiTModule).model
+    network = _module(path, checkpoint, module or CaiTModule).model
     if ema:
         network.load_state_dict(average)
     return network, input_shape(checkpoint["hyper_parameters"])
 
 
-def _module(path: Path, kind: Any) -> Any:
+def _module(path: Path, checkpoint: run.Checkpoint, kind: Any) -> Any:
+    import torch
+
+    source: Any = path
+    if path.is_dir():  # Lightning reads files alone
+        source = io.BytesIO()
+        torch.save({key: value for key, value in checkpoint.items() if key != "optimizer_states"}, source)
+        source.seek(0)
     try:
-        return kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+        return kind.load_from_checkpoint(source, map_location="cpu", weights_only=True)
     except UserError:
         raise
     except Exception as error:  # whatever the hyper-parameters of a stranger's checkpoint bring about
@@ -81,7 +89,7 @@ def find(source: str) -> tuple[Path, Path | None]:
         UserError: there is no such run or file.
     """
     path = Path(source)
-    if path.is_file():
+    if path.is_file() or (path.suffix == ".ckpt" and path.is_dir()):
         folder = Path(os.path.relpath(path.absolute().parent.parent))
         return path, folder if (folder / run.CONFIG).is_file() else None
     if path.suffix in WEIGHTS and not path.is_dir():
@@ -107,7 +115,7 @@ def from_checkpoint(path: Path, folder: Path | None, ema: bool, img_size: int | 
     from cait.model.weights import load_weights
 
     try:
-        checkpoint = run.read_checkpoint(path)
+        checkpoint = run.read_checkpoint(path, without=["optimizer_states"])
     except UserError as error:
         raise UserError(f"{error}; of a file of weights say the model: --name, as --name xxs24") from error
     network, (_, _, size) = checkpoint_network(path, ema, module)

@@ -79,7 +79,7 @@ def _start(verb: str, row: Row, names: set[str]) -> list[str]:
     if not start or names & {"--model.weights", "--model.pretrained", "--ckpt_path"}:
         return []
     weights = start.run_dir / run.CHECKPOINTS / run.LAST
-    if not weights.is_file() and "--print_config" not in names:
+    if not weights.exists() and "--print_config" not in names:
         raise UserError(
             f"{row.id} needs the weights of {start.id}, and there is no {weights}: "
             f"`{start.command}` first, or give --model.weights FILE"

@@ -80,22 +80,34 @@ def _start(asked: Namespace) -> Iterator[None]:
     A run that is still training replaces its checkpoints.
     """
     asked.start = asked.ckpt_path or _nearest(asked.folder, asked.step)
+    if asked.start is not None and asked.start.is_dir():
+        raise UserError(
+            f"{asked.start} is of a sharded run, whose steps cannot be gone through again, only --data-only"
+        )
     if asked.ckpt_path or asked.start is None:
         yield
         return
     asked.output.mkdir(parents=True, exist_ok=True)
     asked.ckpt_path = run.scratch(asked.output / "start.ckpt")
     try:
-        try:
-            os.link(asked.start, asked.ckpt_path)
-        except OSError:  # a file system without links
-            import shutil
-
-            shutil.copyfile(asked.start, asked.ckpt_path)
+        _duplicate(asked.start, asked.ckpt_path)
         sys.argv += ["--ckpt_path", str(asked.ckpt_path)]  # the processes that Lightning starts begin from the same one
         yield
     finally:
-        asked.ckpt_path.unlink(missing_ok=True)
+        run.remove(asked.ckpt_path)
+
+
+def _duplicate(path: Any, there: Any) -> None:
+    """Give a file, or the files of a folder, a second name, or a copy on a file system without links."""
+    import shutil
+
+    if os.path.isdir(path):
+        shutil.copytree(path, there, copy_function=_duplicate)
+        return
+    try:
+        os.link(path, there)
+    except OSError:
+        shutil.copyfile(path, there)
 
 
 def _nearest(folder: Path, step: int) -> Path | None:
@@ -106,7 +118,7 @@ def _nearest(folder: Path, step: int) -> Path | None:
     for name in (run.LAST, run.PREVIOUS, run.BEST):
         path = folder / run.CHECKPOINTS / name
         with contextlib.suppress(UserError):
-            steps[path] = int(run.read_checkpoint(path)["global_step"])
+            steps[path] = int(run.read_checkpoint(path, without=run.TENSORS)["global_step"])
     before = sorted((path for path in steps if steps[path] <= step), key=steps.__getitem__, reverse=True)
     return next(filter(is_whole, before), None)
 

@@ -182,5 +182,5 @@ def _data_state(folder: Path | None) -> dict[str, Any] | None:
     for name in (run.LAST, run.PREVIOUS, run.BEST):
         path = folder / run.CHECKPOINTS / name
         with contextlib.suppress(UserError):
-            return run.data_state(run.read_checkpoint(path))
+            return run.data_state(run.read_checkpoint(path, without=run.TENSORS))
     return None
