@@ -1,0 +1,72 @@
+"""One of two processes that train the same with DDP and with FSDP2: test_fsdp.py starts both."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+from test_module import FIELDS, module, trainer
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+import cait.callbacks.fsdp  # noqa: F401  # has Lightning know fsdp2
+from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint
+from cait.callbacks.ema import EMA
+from cait.callbacks.guard import NonFiniteGuard
+from cait.callbacks.seeding import StepSeed
+
+RANK = int(os.environ["LOCAL_RANK"])
+BATCHES = 25
+
+
+class Losses(Callback):
+    """Of every step on this process; infinity and NaN too."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
+        self.found.append(float(outputs["loss"]))
+
+
+def loader() -> DataLoader:
+    """The same batches in every epoch; one has a NaN, on process 1 alone."""
+    torch.manual_seed(0)
+    images, labels = torch.randn(4 * BATCHES, 3, 8, 8), torch.randint(0, 7, (4 * BATCHES,))
+    images[21, 0, 0, 0] = float("nan")
+    return DataLoader(Subset(TensorDataset(images, labels), range(RANK, len(images), 2)), batch_size=2)
+
+
+def fit(name: str, strategy: str, settings: dict, trainers: dict, start: str | None = None) -> dict[str, Any]:
+    seed_everything(0, verbose=False)
+    fields = FIELDS | settings.get("fields", {})
+    net = module(lr=1e-2, warmup_epochs=0, drop_path_rate=0.2, **(settings | {"fields": fields}))
+    losses = Losses()
+    fitted = trainer(
+        strategy=strategy,
+        devices=2,
+        use_distributed_sampler=False,
+        enable_checkpointing=True,
+        plugins=[DurableCheckpointIO()],
+        callbacks=[StepSeed(0), EMA(0.9), NonFiniteGuard(Path(name), 5), losses, LastCheckpoint(Path(name))],
+        **({"gradient_clip_val": 0.5} | trainers),
+    )
+    fitted.fit(net, loader(), ckpt_path=start)
+    groups = fitted.optimizers[0].param_groups
+    decay = {id(weight): group["weight_decay"] for group in groups for weight in group["params"]}
+    return {"losses": losses.found, "decay": {key: decay[id(weight)] for key, weight in net.model.named_parameters()}}
+
+
+if __name__ == "__main__":
+    settings, trainers = map(json.loads, sys.argv[1:])
+    torch.set_num_threads(1)
+    found = {
+        "ddp": fit("ddp", "ddp", settings, trainers),
+        "fsdp": fit("fsdp", "fsdp2", settings, trainers),
+        "fsdp-again": fit("fsdp-again", "fsdp2", settings, trainers, "fsdp/previous.ckpt"),
+        "ddp-to-fsdp": fit("ddp-to-fsdp", "fsdp2", settings, trainers, "ddp/previous.ckpt"),
+        "fsdp-to-ddp": fit("fsdp-to-ddp", "ddp", settings, trainers, "fsdp/previous.ckpt"),
+    }
+    Path(f"{RANK}.json").write_text(json.dumps(found))
