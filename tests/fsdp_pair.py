@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 from test_module import FIELDS, module, trainer
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-import cait.callbacks.fsdp  # noqa: F401  # has Lightning know fsdp2
 from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint
 from cait.callbacks.ema import EMA
+from cait.callbacks.fsdp import FullyShardedStrategy
 from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.seeding import StepSeed
+from cait.errors import UserError
 
 RANK = int(os.environ["LOCAL_RANK"])
 BATCHES = 25
@@ -59,6 +61,49 @@ def fit(name: str, strategy: str, settings: dict, trainers: dict, start: str | N
     return {"losses": losses.found, "decay": {key: decay[id(weight)] for key, weight in net.model.named_parameters()}}
 
 
+class Tied(nn.Module):
+    """It uses the weights of a block, and not the block."""
+
+    def __init__(self, num_classes: int, **_: Any) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3 * 8 * 8, num_classes, bias=False)])
+
+    def forward(self, images: Tensor) -> Tensor:
+        return nn.functional.linear(images.flatten(1), self.layers[0].weight)
+
+
+class Scaled(Tied):
+    """It has a parameter without a dimension."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+
+REFUSED = {
+    "tied": dict(name="fsdp_pair:Tied"),
+    "scaled": dict(name="fsdp_pair:Scaled"),
+    "adafactor": dict(optimizer="adafactor", fields=dict(embed_dim=64)),
+}
+
+
+def refusals() -> dict[str, str]:
+    """What is said of each of REFUSED, and of a process that has a batch more than the other."""
+    said = {}
+    for name, settings in REFUSED.items():
+        try:
+            fit(name, "fsdp2", settings, {})
+        except UserError as error:
+            said[name] = str(error)
+    strategy = FullyShardedStrategy()
+    strategy.parallel_devices = [torch.device("cpu")] * 2
+    try:
+        strategy.process_dataloader(range(3 + RANK))
+    except UserError as error:
+        said["uneven"] = str(error)
+    return said
+
+
 if __name__ == "__main__":
     settings, trainers = map(json.loads, sys.argv[1:])
     torch.set_num_threads(1)
@@ -69,4 +114,5 @@ if __name__ == "__main__":
         "ddp-to-fsdp": fit("ddp-to-fsdp", "fsdp2", settings, trainers, "ddp/previous.ckpt"),
         "fsdp-to-ddp": fit("fsdp-to-ddp", "ddp", settings, trainers, "fsdp/previous.ckpt"),
     }
+    found["refusals"] = refusals()
     Path(f"{RANK}.json").write_text(json.dumps(found))

@@ -150,7 +150,7 @@ def test_a_torn_folder_is_found(both: tuple[Path, list[dict]], tmp_path: Path) -
         file.unlink()
         assert newest_whole(torn) == torn / "previous.ckpt", name
     shutil.rmtree(tmp_path / sharded.REST / "previous.ckpt")
-    with pytest.raises(UserError, match="no checkpoint in .* is whole"):
+    with pytest.raises(UserError, match=r"no checkpoint in .* is whole"):
         newest_whole(tmp_path / sharded.REST)
     with pytest.raises(UserError, match="not a whole checkpoint"):
         run.read_checkpoint(tmp_path / sharded.REST / "last.ckpt")
@@ -222,7 +222,7 @@ def test_consolidated_it_is_the_file_of_ddp(
         with pytest.raises(UserError, match=message):
             consolidate(arguments, None, None)
     next((tmp_path / "logs/sharded/checkpoints/last.ckpt").glob("__1_*")).unlink()
-    with pytest.raises(UserError, match="last.ckpt is damaged"):
+    with pytest.raises(UserError, match=r"last.ckpt is damaged"):
         consolidate(["sharded", "--checkpoint", "last"], None, None)
 
 
@@ -240,6 +240,15 @@ def test_what_cannot_be_sharded_is_refused(settings: tuple[str, bool, str], mess
     strategy.check("bf16-mixed", False, "adamw")
     with pytest.raises(UserError, match=message):
         strategy.check(*settings)
+
+
+def test_what_shows_only_in_training_is_refused(both: tuple[Path, list[dict]]) -> None:
+    said = both[1][0]["refusals"]
+    assert both[1][1]["refusals"] == said
+    assert "Tied fails on images of [3, 8, 8]" in said["tied"]
+    assert "the network cannot be sharded" in said["scaled"]
+    assert "take another --model.optimizer" in said["adafactor"]
+    assert "they have 3 to 4 batches" in said["uneven"]
 
 
 CHECKPOINTED = dict(grad_checkpointing=True)

@@ -58,9 +58,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: Any, *arguments: Any, **settings: Any) -> dict[str, Any]:
         """Read a file, or a folder that a sharded run wrote, with whole tensors."""
-        return (
-            run.read_checkpoint(path) if Path(path).is_dir() else super().load_checkpoint(path, *arguments, **settings)
-        )
+        if Path(path).is_dir():
+            return run.read_checkpoint(path)
+        return super().load_checkpoint(path, *arguments, **settings)
 
 
 def _keep(path: Path, previous: Path) -> None:

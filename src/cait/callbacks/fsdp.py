@@ -59,7 +59,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         """Refuse batches in which not all processes take part: every batch needs all of them."""
         counts: list[Any] = [None] * self.world_size
         dist.all_gather_object(counts, sized_len(dataloader))
-        if min(counts, default=None) != max(counts, default=None):
+        if len(set(counts)) > 1:
             raise UserError(
                 f"fsdp2 needs all processes for every batch, and they have {min(counts)} to {max(counts)} batches: "
                 "set another --data.eval_batch_size"

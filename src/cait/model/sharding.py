@@ -37,7 +37,7 @@ def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) ->
         UserError: the network cannot be sharded.
     """
     for tensor in [*network.parameters(), *network.buffers()]:
-        there = tensor.detach().to(mesh.device_type)
+        there = tensor.detach().to(mesh.device_type).contiguous()
         torch.distributed.broadcast(there, 0)
         tensor.detach().copy_(there)
     meta = {

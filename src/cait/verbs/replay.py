@@ -80,10 +80,6 @@ def _start(asked: Namespace) -> Iterator[None]:
     A run that is still training replaces its checkpoints.
     """
     asked.start = asked.ckpt_path or _nearest(asked.folder, asked.step)
-    if asked.start is not None and asked.start.is_dir():
-        raise UserError(
-            f"{asked.start} is of a sharded run, whose steps cannot be gone through again, only --data-only"
-        )
     if asked.ckpt_path or asked.start is None:
         yield
         return
