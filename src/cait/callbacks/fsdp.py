@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from cait import run, sharded
-from cait.errors import UserError
+from cait.errors import UserError, one_line
 
 NAME = "fsdp2"
+ANOTHER = "take another --model.optimizer, such as adamw"
 PRECISIONS = ("32-true", "bf16-mixed")
 
 
@@ -57,7 +58,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Refuse batches in which not all processes take part: every batch needs all of them."""
-        counts: list[Any] = [None] * self.world_size
+        counts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(counts, sized_len(dataloader))
         if len(set(counts)) > 1:
             raise UserError(
@@ -89,7 +90,12 @@ class FullyShardedStrategy(ModelParallelStrategy):
             dist.broadcast(buffer, 0)
 
     def optimizer_step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super().optimizer_step(optimizer, *args, **kwargs)
+        try:
+            result = super().optimizer_step(optimizer, *args, **kwargs)
+        except RuntimeError as error:
+            if "mixed torch.Tensor and DTensor" not in str(error):
+                raise
+            raise UserError(f"fsdp2 cannot run this step: {one_line(error)}; {ANOTHER}") from error
         if not self._states_checked:
             self._check_states(optimizer)
         return result
@@ -101,8 +107,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
             for name, value in state.items():
                 if isinstance(value, Tensor) and value.ndim and not _alike(value, parameter):
                     raise UserError(
-                        f"fsdp2 cannot save the optimizer's {name}, which is not shared out as its parameter is; "
-                        "take another --model.optimizer, such as adamw"
+                        f"fsdp2 cannot save the optimizer's {name}: it is not shared out as its parameter is; {ANOTHER}"
                     )
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
