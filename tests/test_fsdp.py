@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import LIMIT, SMALL, Cait, Forked, environment, rows, start
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from test_survival import wait_for_steps
 from torch.utils._pytree import tree_flatten_with_path
 
@@ -240,6 +241,16 @@ def test_what_cannot_be_sharded_is_refused(settings: tuple[str, bool, str], mess
     strategy.check("bf16-mixed", False, "adamw")
     with pytest.raises(UserError, match=message):
         strategy.check(*settings)
+
+
+def test_another_writer_of_checkpoints_is_refused() -> None:
+    strategy = FullyShardedStrategy()
+    strategy.parallel_devices = [torch.device("cpu")]
+    strategy.checkpoint_io = DurableCheckpointIO()
+    strategy.check("32-true", False, "adamw")
+    strategy.checkpoint_io = AsyncCheckpointIO(DurableCheckpointIO())
+    with pytest.raises(UserError, match="--save_async true"):
+        strategy.check("32-true", False, "adamw")
 
 
 def test_what_shows_only_in_training_is_refused(both: tuple[Path, list[dict]]) -> None:

@@ -15,7 +15,7 @@ import pickle
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -36,7 +36,6 @@ Place = tuple[str | int, ...]
 """Where a tensor is in a checkpoint: keys of dictionaries and places in lists, from the top."""
 
 _METADATA_NAMES = {
-    ("pathlib", "PosixPath"),
     ("torch", "Size"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("torch.serialization", "_get_layout"),
@@ -59,6 +58,8 @@ class _MetadataUnpickler(pickle.Unpickler):
     """The folder may be a stranger's, and a pickle is code: read nothing but descriptions of tensors."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if module in ("pathlib", "pathlib._local") and name == "PosixPath":  # of one Python and of the next
+            return PurePosixPath
         known = (module, name) in _METADATA_NAMES
         if known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)

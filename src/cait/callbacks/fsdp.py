@@ -9,12 +9,14 @@ from typing import Any
 
 import torch.distributed as dist
 from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy, StrategyRegistry
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from cait import run, sharded
+from cait.callbacks.checkpoints import DurableCheckpointIO
 from cait.errors import UserError, one_line
 
 NAME = "fsdp2"
@@ -49,6 +51,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
             raise UserError("--trainer.sync_batchnorm true: fsdp2 leaves batch norms as they are; take ddp")
         if "muon" in optimizer:
             raise UserError(f"--model.optimizer {optimizer} needs whole matrices, and fsdp2 shares them out; take ddp")
+        if type(self.checkpoint_io) not in (DurableCheckpointIO, TorchCheckpointIO):
+            raise UserError("fsdp2 writes checkpoints itself: leave out --save_async true and plugins that write them")
         if self.root_device.type not in ("cpu", "cuda"):
             raise UserError(f"fsdp2 needs GPUs of NVIDIA or AMD, or the CPU, not {self.root_device.type}")
 
