@@ -12,6 +12,7 @@ RUNS ?=
 STEP ?=
 N ?= 50
 DATA ?=
+OUT ?=
 SIZE ?=
 IMAGES ?=
 ARGS ?=
@@ -72,6 +73,10 @@ paper: $(READY) ## List the rows of the paper's tables, each a run: PAPER=table1
 .PHONY: imagenet-check
 imagenet-check: $(READY) ## Count the classes and images of the folder DATA, decode some, name what is wrong
 	@$(BIN)/cait imagenet-check $(if $(DATA),'$(DATA)') $(ARGS)
+
+.PHONY: shards
+shards: $(READY) ## Pack the data set DATA into chunks in the folder OUT, to train from it or from S3
+	@$(BIN)/cait shards $(if $(DATA),'$(DATA)') $(if $(OUT),'$(OUT)') $(ARGS)
 
 .PHONY: study
 study: $(READY) ## Does depth pay? LayerScale and its rivals at 6 to 48 blocks, in 30 minutes on 2 cores; SIZE=full, DATA=folder

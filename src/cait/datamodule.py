@@ -22,7 +22,8 @@ from cait.data.accumulation import batches_a_step
 from cait.data.augment import Augment, NormalizeAndErase
 from cait.data.dataset import EvalImages, Samples, TrainImages, collate
 from cait.data.mixing import Mixing, MixMode
-from cait.data.sampler import Loader, ShardSampler, TrainBatchSampler, TrainLoader
+from cait.data.sampler import Loader, Order, ShardSampler, TrainBatchSampler, TrainLoader
+from cait.data.shards import ShardSamples, ShardSource
 from cait.data.shared import HELD, SharedBatches
 from cait.data.source import DataSource, open_source
 from cait.data.transforms import Augmentation, Backend, Preprocessing, TrainCrop, choose_backend
@@ -35,6 +36,7 @@ HOW_READ = {
     "pillow": "Pillow decodes",
     "timm": "timm's own transform",
 }
+ORDER = "order of the images"
 CHECKED_IMAGES = 20_000
 """In data sets up to this size every file's header is checked before training, which takes about a second."""
 
@@ -55,7 +57,8 @@ class ImageNetDataModule(LightningDataModule):
     Args:
         root: `root/train/<class>/*` and `root/val/<class>/*`, or `root/<class>/*`, where `val_fraction` of each
             class is held out. At "data/digits" scikit-learn's digits are written first. A
-            folder with ImageNet's archives as they are downloaded is unpacked first. Or the name of a
+            folder with ImageNet's archives as they are downloaded is unpacked first. Or shards that `cait shards`
+            has made: their folder, "s3://bucket/folder" or "gs://bucket/folder". Or the name of a
             built-in data set: torchvision's "torch/cifar10" or Hugging Face's "hfds/uoft-cs/cifar10". Or a data
             set of your own, "package.module:factory": the factory is called with split=<train_split or val_split>
             and returns a map-style data set with `classes`, the names of the classes. Its items are pairs of an image
@@ -64,10 +67,12 @@ class ImageNetDataModule(LightningDataModule):
         train_split: name of the training folder in `root`, or of the data set's split; "train+val" joins two.
         val_split: the same for validation. A data set without a validation split, such as CIFAR, has "test":
             then the best checkpoint is chosen on the images that score it, so report the last one.
-        data_dir: where a built-in data set is; None means data/<set>, Hugging Face's own cache for theirs.
+        data_dir: where a built-in data set is; None means data/<set>, Hugging Face's own cache for theirs. For
+            shards in a bucket the folder of their cache; None means data/cache.
         download: fetch a built-in data set that is missing.
         input_key: column of the images in a Hugging Face set.
         target_key: column of the classes in a Hugging Face set.
+        cache_gb: most that the chunks in the cache of shards may take, in 10⁹ bytes; processes of a machine share it.
         val_fraction: share of each class that is held out if `root` has no training folder.
         img_size: side of the square images in pixels.
         batch_size: images in a batch of one process; even with Mixup or CutMix.
@@ -82,6 +87,9 @@ class ImageNetDataModule(LightningDataModule):
             "timm" is timm's own transform, to the last bit. Evaluation has timm's pixels in any case.
         decode_once: keep the repeats of an image in one process, which decodes it once. Not as published: see
             `cait.data.sampler.TrainBatchSampler`. It changes nothing on one process.
+        order: "published" draws images from the whole set. "windowed" is for shards in a bucket that is larger than
+            the cache: it draws from `window` chunks at a time, see `cait.data.sampler.TrainBatchSampler`.
+        window: chunks that the "windowed" order draws from.
         num_workers: loader processes for each training process, each on one core; None means its share of
             the cores, see `cait.data.cores.share`, at most 16.
         prefetch: batches that each worker has ready.
@@ -133,6 +141,7 @@ class ImageNetDataModule(LightningDataModule):
         download: bool = False,
         input_key: str = "image",
         target_key: str = "label",
+        cache_gb: float = 20.0,
         val_fraction: float = 0.1,
         img_size: int = 224,
         batch_size: int = 128,
@@ -140,6 +149,8 @@ class ImageNetDataModule(LightningDataModule):
         eval_batch_size: int | None = None,
         backend: Backend = "auto",
         decode_once: bool = False,
+        order: Order = "published",
+        window: int = 8,
         num_workers: int | None = None,
         prefetch: int = 2,
         repeats: int = 3,
@@ -167,10 +178,10 @@ class ImageNetDataModule(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.root, self.img_size, self.seed = Path(root), img_size, seed
-        self._open_source = partial(
-            open_source, root, train_split, val_split, val_fraction, data_dir, download, input_key, target_key
-        )
+        self.root, self.img_size, self.seed = root.rstrip("/") if "://" in root else Path(root), img_size, seed
+        sets = (train_split, val_split, val_fraction, data_dir, download, input_key, target_key)
+        self._open_source = partial(open_source, root, *sets, cache_gb, order == "windowed")
+        self.order, self.window = order, window
         self.preprocessing = Preprocessing(img_size, interpolation, crop_pct, mean, std)
         self.augmentation = Augmentation(
             train_crop, scale, ratio, hflip, auto_augment, augment_ops, color_jitter, erase_prob
@@ -200,6 +211,8 @@ class ImageNetDataModule(LightningDataModule):
             raise UserError(f"global_batch must be true, false or at least 1, got {self._step_images}")
         if self.num_workers is not None and self.num_workers < 0:
             raise UserError(f"num_workers must be at least 0, got {self.num_workers}")
+        if self.window < 1:
+            raise UserError(f"window must be at least 1, got {self.window}")
         if self.prefetch < 1:
             raise UserError(f"prefetch must be at least 1, got {self.prefetch}")
         if not 0 <= self.max_bad_share < 1:
@@ -281,6 +294,20 @@ class ImageNetDataModule(LightningDataModule):
                     folder.check_headers(samples, self.unreadable)
             if self.announces:
                 rank_zero_info(f"{self.summary()}; {self.how_read()}")
+            self._check_order()
+
+    def _check_order(self) -> None:
+        """Refuse an order that the source does not have, and tell what the published one costs over a network."""
+        source = self.source
+        if self.order == "windowed" and not isinstance(source, ShardSource):
+            raise UserError(f"--data.order windowed is for shards, {self.root} is none; `cait shards` makes them")
+        if isinstance(source, ShardSource) and self.order == "windowed":
+            source.check_room(self.window + 1)
+        elif isinstance(source, ShardSource) and not source.all_fit:
+            rank_zero_info(
+                f"{self.root} does not fit into the cache, so each training image is a request of its own; "
+                "see --data.order windowed and --data.cache_gb"
+            )
 
     def summary(self) -> str:
         """The data set in a line."""
@@ -335,6 +362,7 @@ class ImageNetDataModule(LightningDataModule):
             "batches accumulated": accumulated // whole_steps,
             "training pictures": len(self.source.train),
             "digest of the training pictures' names": self._digest,
+            ORDER: self._order(),
         }
         return {"class_names": self.class_names, "depends_on": depends, "accumulated": accumulated}
 
@@ -351,12 +379,28 @@ class ImageNetDataModule(LightningDataModule):
         if not self.check_resume or self.trainer is None or not self.trainer.training:
             return
         for name, value in self.state_dict()["depends_on"].items():
-            theirs = state_dict["depends_on"].get(name, value)
+            theirs = state_dict["depends_on"].get(name, "published" if name == ORDER else value)
             if theirs != value:
                 raise UserError(
                     f"the checkpoint is of a run with other data or settings: {name} was {theirs}, is {value}; "
                     "to go on all the same add --data.check_resume false"
                 )
+
+    def _order(self) -> str:
+        """The order of the images, and what it depends on beside seed and repeats."""
+        if self.order == "published":
+            return self.order
+        chunks = self._chunks()
+        assert chunks is not None
+        layout = hashlib.sha256(chunks.numpy().tobytes()).hexdigest()[:16]
+        return f"windowed over {self.window} of the chunks {layout}"
+
+    def _chunks(self) -> Tensor | None:
+        """The chunk of each training image, if the order goes by chunks."""
+        samples = self.source.train
+        if self.order == "published" or not isinstance(samples, ShardSamples):
+            return None
+        return torch.from_numpy(samples.chunk_of).long()
 
     @cached_property
     def _digest(self) -> str:
@@ -365,14 +409,13 @@ class ImageNetDataModule(LightningDataModule):
         digest = hashlib.sha256()
         samples = self.source.train
         for index in range(len(samples)):
-            digest.update(f"{samples.name(index)[start:]}\n".encode())
+            digest.update(f"{samples.name(index)[start:]}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()[:16]
 
     def train_dataloader(self) -> TrainLoader:
         rank, world_size = self._rank_and_world()
-        sampler = TrainBatchSampler(
-            len(self.train_images), self.batch_size, self.seed, self.repeats, rank, world_size, self.decode_once
-        )
+        how = (self.batch_size, self.seed, self.repeats, rank, world_size, self.decode_once)
+        sampler = TrainBatchSampler(len(self.train_images), *how, self._chunks(), self.window)
         sampler.accumulated = self._accumulated or 1
         if len(sampler) == 0:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Check a folder of images before a run: count it, compare it with ImageNet's numbers, decode a sample."""
+"""Check a folder of images or shards before a run: count it, compare it with ImageNet's numbers, decode a sample."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from cait.data.bucket import INDEX
 from cait.data.folder import abbreviate, load_rgb
 from cait.data.imagenet import ARCHIVES
+from cait.data.shards import Folder, ShardSource, is_shards, parse
 from cait.errors import UserError
 
 IMAGENET_CLASSES = 1000
@@ -25,7 +27,8 @@ def check(root: Path, images: int = 2000) -> None:
     """Print what is in `root`, then a line for each thing that is wrong with it.
 
     Args:
-        root: folder with train/<class>/ and val/<class>/, or only with class folders.
+        root: folder with train/<class>/ and val/<class>/, or only with class folders; or a folder of shards, whose
+            checksums are compared.
         images: how many to decode, spread evenly over the classes.
 
     Raises:
@@ -33,12 +36,44 @@ def check(root: Path, images: int = 2000) -> None:
     """
     if not root.is_dir():
         raise UserError(f"the data folder {root} does not exist")
-    wrong = list(_check(root, images))
+    wrong = list(_check_shards(root, images) if is_shards(str(root)) else _check(root, images))
     for line in wrong:
         print(f"wrong: {line}")
     if wrong:
         raise UserError(f"{len(wrong)} thing(s) wrong with {root}")
     print(f"{root} is as it should be")
+
+
+def _check_shards(root: Path, images: int) -> Iterator[str]:
+    place = Folder(root)
+    index = parse(place.index(), str(root / INDEX))
+    sound = True
+    for name, split in index.splits.items():
+        for piece in (split.table, *split.chunks):
+            try:
+                place.whole(piece)
+            except UserError as error:
+                sound = False
+                yield str(error)
+        print(f"{root / name}: {len(split.chunks):,} chunk(s), checksums compared", flush=True)
+    if sound:
+        source = ShardSource(str(root))
+        counts = f"{len(source.train):,} training and {len(source.val):,} validation images"
+        print(f"{len(index.class_names):,} classes, {counts}")
+        yield from _decode_shards(source, images)
+
+
+def _decode_shards(source: ShardSource, images: int) -> Iterator[str]:
+    total = len(source.train) + len(source.val)
+    for samples in (source.train, source.val):
+        share = min(len(samples), images * len(samples) // total)
+        for i in range(share):
+            index = (2 * i + 1) * len(samples) // (2 * share)
+            try:
+                load_rgb(samples[index][0], samples.name(index))
+            except UserError as error:
+                yield str(error)
+    print(f"decoded {min(images, total):,} images, spread evenly over the sets")
 
 
 def _check(root: Path, images: int) -> Iterator[str]:

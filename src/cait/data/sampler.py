@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
 from cait import seeds
 
+Order = Literal["published", "windowed"]
 Key = tuple[int, int, int]
 """(epoch, index, repeat): with the seed, all that the randomness of one training image depends on."""
 
@@ -32,6 +34,16 @@ class TrainBatchSampler(Sampler[list[Key]]):
     other, so one process decodes the image, once. Over all ranks the images of a step, and so its gradient,
     are other draws of the same kind. But a rank's batch, in which Mixup and CutMix pair images, has a third
     as many different images, each three times. On one process the two are the same.
+
+    With `chunks` the order is not as published either, but one for shards that come over a network: the chunks are
+    put into a seeded order, and each image follows the turn of its chunk by a random distance below `window` chunks.
+    So at most `window` chunks are in use at any moment, and each comes once in an epoch. Images of one chunk are
+    always less than `window` chunks apart; which images lie in a chunk was drawn at random when the shards were made.
+    Repeats and ranks share out this order as they do the published one.
+
+    Args:
+        chunks: the chunk of each image, counted from 0; None is the published order.
+        window: chunks that are in use at any moment.
     """
 
     def __init__(
@@ -43,9 +55,12 @@ class TrainBatchSampler(Sampler[list[Key]]):
         rank: int = 0,
         world_size: int = 1,
         decode_once: bool = False,
+        chunks: Tensor | None = None,
+        window: int = 0,
     ) -> None:
         self.length, self.batch_size, self.seed, self.repeats = length, batch_size, seed, repeats
         self.decode_once = decode_once
+        self.chunks, self.window = chunks, window
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
         self.first_batch = 0
@@ -61,7 +76,7 @@ class TrainBatchSampler(Sampler[list[Key]]):
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
         generator = torch.Generator().manual_seed(seeds.epoch_order(self.seed, epoch))
-        order = torch.randperm(self.length, generator=generator)
+        order = self._windowed(self.chunks, generator) if self.chunks is not None else self._published(generator)
         for batch in range(self.first_batch, len(self)):
             entries = torch.arange(batch * self.batch_size, (batch + 1) * self.batch_size)  # of this rank
             if self.decode_once:
@@ -71,6 +86,14 @@ class TrainBatchSampler(Sampler[list[Key]]):
                 places, repeats = entries // self.repeats, entries % self.repeats
             indices = order[places].tolist()
             yield [(epoch, index, repeat) for index, repeat in zip(indices, repeats.tolist(), strict=True)]
+
+    def _published(self, generator: torch.Generator) -> Tensor:
+        return torch.randperm(self.length, generator=generator)
+
+    def _windowed(self, chunks: Tensor, generator: torch.Generator) -> Tensor:
+        turns = torch.randperm(int(chunks.max()) + 1, generator=generator)
+        behind = self.window * torch.rand(self.length, dtype=torch.float64, generator=generator)
+        return torch.argsort(turns[chunks] + behind, stable=True)
 
 
 class ShardSampler(SequentialSampler):

@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset
 
 from cait.data import builtin, digits, folder, imagenet
 from cait.data.dataset import MapSamples, Samples
+from cait.data.shards import CACHE, ShardSource, is_shards
 from cait.errors import UserError, one_line
 from cait.objects import is_path, locate
 
@@ -47,16 +48,20 @@ def open_source(
     download: bool = False,
     input_key: str = "image",
     target_key: str = "label",
+    cache_gb: float = 20.0,
+    by_chunk: bool = False,
 ) -> DataSource:
     """Open the data set `root`; nothing is read yet.
 
-    The arguments are settings of `cait.datamodule.ImageNetDataModule`.
+    The arguments are settings of `cait.datamodule.ImageNetDataModule`, but `by_chunk`, see `ShardSource`.
 
     Raises:
-        UserError: there is no built-in data set of that name.
+        UserError: there is no built-in data set of that name, or the shards are not finished.
     """
     if is_path(root):
         return SplitSource(root, train_split, val_split, partial(_open_own, root))
+    if is_shards(root):
+        return ShardSource(root, train_split, val_split, Path(data_dir) if data_dir else CACHE, cache_gb, by_chunk)
     if builtin.is_builtin(root):
         open_split = partial(
             builtin.open_set,
