@@ -34,7 +34,9 @@ class Requests(logging.Handler):
 def server() -> Iterator[Requests]:
     """Run the server with an empty bucket, and point boto3's variables at it."""
     from moto.server import ThreadedMotoServer
+    from werkzeug.serving import WSGIRequestHandler
 
+    WSGIRequestHandler.disable_nagle_algorithm = True  # otherwise each answer waits 40 ms for an acknowledgement
     log, requests, before = logging.getLogger("werkzeug"), Requests(), os.environ.copy()
     log.handlers, log.propagate = [requests], False
     with contextlib.redirect_stdout(None):
