@@ -1,6 +1,7 @@
-"""The input pipeline beside its rivals, in one run, interleaved: decoding, one image's transform, loaders.
+"""The input pipeline beside its rivals, in one run, interleaved: decoding, one image's transform, loaders, shards.
 
-    python benchmarks/input.py [--levels decode operations transform loader] [--rounds 3] [--files 600] [--out FOLDER]
+    python benchmarks/input.py [--levels decode operations transform loader shards] [--rounds 3] [--files 600]
+                               [--out FOLDER]
     python benchmarks/input.py --levels --batches 1000 [--backends nvimgcodec torchvision pillow]
 
 The images are made for it: crops of scikit-learn's two photographs, some mirrored, scaled by Lanczos
@@ -28,6 +29,7 @@ from typing import Any, get_args
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import loopback
 import numpy as np
 import PIL
 import timm
@@ -43,6 +45,7 @@ from torchvision.io import ImageReadMode, decode_image, decode_jpeg
 from torchvision.transforms import InterpolationMode, RandomResizedCrop, v2
 
 from cait import seeds
+from cait.cli import main as cait_main
 from cait.data import decode
 from cait.data.augment import resize
 from cait.data.dataset import seed_generators
@@ -70,8 +73,9 @@ LEVELS = {
     "crop": f"Decoding, cropping and resizing to {SIZE}, one thread, from memory: ratio to Pillow's processor time",
     "transform": "From the file to one augmented image, one thread: ratio to the processor time of timm's transform",
     "loader": "A loader with {workers} workers and batches of {batch}: ratio to the images a second of timm's loader",
+    "shards": "Our loader from shards, {workers} workers, batches of {batch}: ratio to its speed from a folder",
 }
-CHOICES = ["decode", "operations", "transform", "loader"]
+CHOICES = ["decode", "operations", "transform", "loader", "shards"]
 NOTES = [
     "The crops are RandomResizedCrop's, bicubic. Difference: the mean of all pixels' from Pillow's, in levels of 255.",
     "Torchvision's reference transforms are those of its references/classification with `--auto-augment ra",
@@ -80,6 +84,11 @@ NOTES = [
     "normalised and erased by batch: on the device, or, where that is said, by this process on the CPU. A loader's",
     "clock starts at its first batch, when those of the other workers are as good as ready, so one batch for each",
     "worker is not counted.",
+]
+SHARDS = [
+    "S3 is moto's server on the loopback interface, in Python and on the same cores, without a network's latency. The",
+    "cache is empty at the start of each pass and holds 8 of the {chunks} chunks, or all of them where that is said.",
+    "Requests are those that the server answered, for chunks or parts of them.",
 ]
 Row = dict[str, Any]
 Turn = Callable[[int], float]
@@ -292,7 +301,7 @@ def open_tensor(path: str) -> torch.Tensor:
 OPENED = {"pil": open_rgb, "tensor": open_tensor}
 
 
-def ours(root: Path, backend: str, repeats: int = 1, **settings: Any) -> ImageNetDataModule:
+def ours(root: Path | str, backend: str, repeats: int = 1, **settings: Any) -> ImageNetDataModule:
     """The data module with the recipe, which is its default; no image may be bad."""
     datamodule = ImageNetDataModule(
         str(root), backend=backend, repeats=repeats, decode_once=repeats > 1, max_bad_share=0.0, **settings
@@ -360,19 +369,60 @@ def loaders(root: Path, backends: list[str], batch: int, workers: int) -> dict[s
     return found
 
 
+def one_pass(loader: Iterable[Any], batch: int, workers: int) -> Turn:
+    def run(turn: int) -> float:
+        batches = iter(loader)
+        next(batches)
+        begin = time.perf_counter()
+        count = 1 + sum(1 for _ in batches)
+        return (time.perf_counter() - begin) / ((count - workers) * batch)
+
+    run(-1)  # starts the workers, which stay
+    return run
+
+
 def measure_loader(root: Path, backends: list[str], rounds: int, batch: int, workers: int) -> list[Row]:
-    def one_pass(loader: Iterable[Any]) -> Turn:
-        def run(turn: int) -> float:
-            batches = iter(loader)
-            next(batches)
-            begin = time.perf_counter()
-            count = 1 + sum(1 for _ in batches)
-            return (time.perf_counter() - begin) / ((count - workers) * batch)
+    sides = loaders(root, backends, batch, workers)
+    return race({name: one_pass(loader, batch, workers) for name, loader in sides.items()}, rounds)
 
-        run(-1)  # starts the workers, which stay
-        return run
 
-    return race({name: one_pass(loader) for name, loader in loaders(root, backends, batch, workers).items()}, rounds)
+def measure_shards(root: Path, backend: str, rounds: int, batch: int, workers: int, chunk: int) -> list[Row]:
+    """The same loader on a folder, on its shards, and on the shards in a bucket, with the requests for an image."""
+    with tempfile.TemporaryDirectory() as folder, loopback.server() as requests:
+        out = Path(folder) / "shards"
+        cait_main(["shards", str(root), str(out), f"--images={chunk}"])
+        address = loopback.upload(out, "shards")
+        sizes = [path.stat().st_size for path in out.glob("train/chunk-*")]
+        little, much = 8 * max(sizes) / 1e9, 2 * sum(sizes) / 1e9
+        asked: dict[str, float] = {}
+
+        def turn(name: str, place: Path | str, **settings: Any) -> Turn:
+            cache = Path(folder) / name
+            settings |= dict(batch_size=batch, num_workers=workers, data_dir=str(cache))
+            loader = ours(place, backend, **settings).train_dataloader()
+            loader.finish = None
+            run = one_pass(loader, batch, workers)
+
+            def emptied(number: int) -> float:
+                for path in cache.rglob("chunk-*"):
+                    path.unlink()
+                requests.paths.clear()
+                seconds = run(number)
+                asked[name] = requests.of("/chunk-") / (len(loader) * batch)
+                return seconds
+
+            return emptied
+
+        windowed = dict(order="windowed", window=4, cache_gb=little)
+        sides = {
+            "from the folder": (root, {}),
+            "from shards on this disk": (out, {}),
+            "from S3, windowed order": (address, windowed),
+            "from S3, published order, room for all": (address, dict(cache_gb=much)),
+            "from S3, published order": (address, dict(cache_gb=little)),
+        }
+        rows = race({name: turn(name, place, **settings) for name, (place, settings) in sides.items()}, rounds)
+        return [row | {"requests": asked[row["side"]]} for row in rows]
 
 
 def endure(root: Path, backend: str, batches: int, batch: int, workers: int) -> str:
@@ -418,12 +468,13 @@ def table(level: str, rows: list[Row]) -> list[str]:
             times = " | ".join(f"{1e6 * row[side]:.0f}" for side in ("pillow", "ours"))
             lines.append(f"| {row['operation']} | {times} | {row['mean']:.4f} | {row['largest']} |")
         return lines
-    rate, differs = level == "loader", "difference" in rows[0]
+    rate, differs, asks = level in ("loader", "shards"), "difference" in rows[0], "requests" in rows[0]
     heads = ["", "images a second" if rate else "ms an image", "ratio", *(["difference"] if differs else [])]
+    heads += ["requests an image"] if asks else []
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         number = f"{1 / row['seconds']:.0f}" if rate else f"{1e3 * row['seconds']:.2f}"
-        more = [f"{row['difference']:.3f}"] if differs else []
+        more = [f"{row['difference']:.3f}"] if differs else [f"{row['requests']:.4f}"] if asks else []
         lines.append(f"| {' | '.join([row['side'], number, '**{:.2f}×**'.format(row['ratio']), *more])} |")
     return lines
 
@@ -443,9 +494,9 @@ def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
     given = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(given)
     levels = CHOICES if options.levels is None else options.levels
-    batch = 128
+    batch, chunk = 128, 64
     if options.quick:
-        options.rounds, options.files, options.turns, options.pass_batches, batch = 1, 8, 1, 6, 4
+        options.rounds, options.files, options.turns, options.pass_batches, batch, chunk = 1, 8, 1, 6, 4, 2
     backends, missing = available()
     found: dict[str, list[Row]] = {}
     endured = []
@@ -472,6 +523,8 @@ def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
         torch.set_num_threads(threads)
         if "loader" in levels:
             show("loader", measure_loader(root, backends, options.rounds, batch, options.workers))
+        if "shards" in levels:
+            show("shards", measure_shards(root, backends[0], options.rounds, batch, options.workers, chunk))
         if options.batches:
             for backend in options.backends or backends:
                 endured.append(endure(root, backend, options.batches, batch, options.workers))
@@ -486,6 +539,8 @@ def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
         lines += [*missing, *NOTES]
         for level, rows in found.items():
             lines += ["", f"## {LEVELS[level].format(workers=options.workers, batch=batch)}", "", *table(level, rows)]
+            if level == "shards":
+                lines += ["", *(line.format(chunks=-(-entries // chunk)) for line in SHARDS)]
         lines += ["", *(f"- {line}" for line in endured)] if endured else []
         write(options.out, file_name("input"), record, lines)
     return found

@@ -21,7 +21,13 @@ def test_every_side_is_measured(tmp_path: Path) -> None:
         "operations": 15,
         "transform": 4 + 2 * len(backends),
         "loader": 4 + len(backends) + 2,
+        "shards": 5,
     }
+    folder, disk, windowed, kept, alone = (row["requests"] for row in found["shards"])
+    assert folder == disk == 0
+    assert 0 < windowed <= 0.6  # two images in a chunk
+    assert 0 < kept <= 0.6
+    assert alone == 1
     written = "".join(path.read_text() for path in tmp_path.glob("input-*.md"))
     operations = found.pop("operations")
     assert all(

@@ -6,7 +6,7 @@ import hashlib
 import os
 import time
 from functools import cache
-from importlib.util import find_spec
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,10 +48,8 @@ class Bucket:
 
     def __init__(self, url: str, cache_dir: Path, limit: int) -> None:
         self.url, self.cache_dir, self.limit = url, cache_dir, limit
-
-    def keep_under(self, digest: str) -> None:
-        """Keep files in a folder of this name, so that shards that have changed are not mistaken for old ones."""
-        self.folder = self.cache_dir / digest
+        self.folder = cache_dir
+        """Where the files of these shards are kept."""
 
     def index(self) -> bytes:
         _check_installed(self.url)
@@ -61,6 +59,8 @@ class Bucket:
             _downloader(os.getpid(), self.url, ATTEMPTS).download_fileobj(f"{self.url}/{INDEX}", content)
         except Exception as error:
             raise UserError(f"cannot read {self.url}/{INDEX}: {one_line(error)}") from error
+        # Named after the index, so that shards that have changed are not mistaken for the old ones.
+        self.folder = self.cache_dir / hashlib.sha256(content.getvalue()).hexdigest()[:16]
         return content.getvalue()
 
     def fetch(self, name: str, start: int, size: int, attempts: int = ATTEMPTS) -> bytes:
@@ -169,7 +169,8 @@ class Bucket:
         return sorted(found)
 
     def _used(self) -> int:
-        return sum(size for _, size, _ in self._files(".bin") + self._files(".part"))
+        # In this order: a chunk that is renamed meanwhile is counted twice rather than not at all.
+        return sum(size for _, size, _ in self._files(".part") + self._files(".bin"))
 
     def _remove_oldest(self) -> bool:
         """Remove what a killed process has left, otherwise the oldest chunk; False if there is nothing to remove."""
@@ -188,10 +189,15 @@ class Bucket:
 
 
 def _check_installed(url: str) -> None:
-    if find_spec("litdata") is None:
-        raise UserError(f"{url} is read by LitData: .venv/bin/pip install '.[stream]'")
-    if url.startswith("gs://") and (find_spec("google.cloud") is None or find_spec("google.cloud.storage") is None):
-        raise UserError(f"{url} needs Google's package: .venv/bin/pip install google-cloud-storage")
+    try:
+        import_module("litdata")
+    except ImportError as error:
+        raise UserError(f"{url} is read by LitData: .venv/bin/pip install '.[stream]'") from error
+    if url.startswith("gs://"):
+        try:
+            import_module("google.cloud.storage")
+        except ImportError as error:
+            raise UserError(f"{url} needs Google's package: .venv/bin/pip install google-cloud-storage") from error
 
 
 @cache

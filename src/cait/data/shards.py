@@ -193,8 +193,7 @@ class ShardSource:
 
     @cached_property
     def index(self) -> Index:
-        text = self.place.index()
-        found = parse(text, f"{self.root}/{INDEX}")
+        found = parse(self.place.index(), f"{self.root}/{INDEX}")
         for name, split in found.splits.items():
             if self._given[name] not in (name, split.split):
                 raise UserError(
@@ -203,11 +202,8 @@ class ShardSource:
         chunks = [piece for split in found.splits.values() for piece in split.chunks]
         if isinstance(self.place, Folder):
             self.place.check_sizes(chunks)
-        else:
-            assert isinstance(self.place, Bucket)
-            self.place.keep_under(hashlib.sha256(text).hexdigest()[:16])
-            if (largest := max(piece.size for piece in chunks)) > self.limit:
-                raise UserError(f"a chunk of {self.root} has {largest / 1e9:.2f} GB: raise --data.cache_gb")
+        elif (largest := max(piece.size for piece in chunks)) > self.limit:
+            raise UserError(f"a chunk of {self.root} has {largest / 1e9:.2f} GB: raise --data.cache_gb")
         return found
 
     @cached_property

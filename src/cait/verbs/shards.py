@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ def shards(arguments: list[str], module: Any, data: Any) -> None:
     asked = _options().parse_args(arguments)
     if asked.images < 1 or (asked.workers is not None and asked.workers < 0):
         raise UserError("--images must be at least 1 and --workers at least 0")
-    if find_spec("litdata") is None:
-        raise UserError("shards are written by LitData: .venv/bin/pip install '.[stream]'")
+    try:
+        import_module("litdata")
+    except ImportError as error:
+        raise UserError("shards are written by LitData: .venv/bin/pip install '.[stream]'") from error
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     from cait.data import cores, making, source
