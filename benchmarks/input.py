@@ -74,6 +74,7 @@ LEVELS = {
     "transform": "From the file to one augmented image, one thread: ratio to the processor time of timm's transform",
     "loader": "A loader with {workers} workers and batches of {batch}: ratio to the images a second of timm's loader",
     "shards": "Our loader from shards, {workers} workers, batches of {batch}: ratio to its speed from a folder",
+    "s3": "The same from S3",
 }
 CHOICES = ["decode", "operations", "transform", "loader", "shards"]
 NOTES = [
@@ -386,7 +387,9 @@ def measure_loader(root: Path, backends: list[str], rounds: int, batch: int, wor
     return race({name: one_pass(loader, batch, workers) for name, loader in sides.items()}, rounds)
 
 
-def measure_shards(root: Path, backend: str, rounds: int, batch: int, workers: int, chunk: int) -> list[Row]:
+def measure_shards(
+    root: Path, backend: str, rounds: int, turns: int, batch: int, workers: int, chunk: int
+) -> dict[str, list[Row]]:
     """The same loader on a folder, on its shards, and on the shards in a bucket, with the requests for an image."""
     with tempfile.TemporaryDirectory() as folder, loopback.server() as requests:
         out = Path(folder) / "shards"
@@ -413,16 +416,19 @@ def measure_shards(root: Path, backend: str, rounds: int, batch: int, workers: i
 
             return emptied
 
-        windowed = dict(order="windowed", window=4, cache_gb=little)
-        sides = {
-            "from the folder": (root, {}),
-            "from shards on this disk": (out, {}),
-            "from S3, windowed order": (address, windowed),
-            "from S3, published order, room for all": (address, dict(cache_gb=much)),
-            "from S3, published order": (address, dict(cache_gb=little)),
+        from_folder = turn("from the folder", root)
+        pair = {"from the folder": from_folder, "from shards on this disk": turn("from shards on this disk", out)}
+        caches: dict[str, dict[str, Any]] = {
+            "windowed order": dict(order="windowed", window=4, cache_gb=little),
+            "published order, room for all": dict(cache_gb=much),
+            "published order": dict(cache_gb=little),
         }
-        rows = race({name: turn(name, place, **settings) for name, (place, settings) in sides.items()}, rounds)
-        return [row | {"requests": asked[row["side"]]} for row in rows]
+        streams = {"from the folder": from_folder} | {
+            name: turn(name, address, **settings) for name, settings in caches.items()
+        }
+        found = {"shards": race(pair, rounds, turns), "s3": race(streams, rounds)}
+        found["s3"] = [row | {"requests": asked[row["side"]]} for row in found["s3"]]
+        return found
 
 
 def endure(root: Path, backend: str, batches: int, batch: int, workers: int) -> str:
@@ -468,7 +474,7 @@ def table(level: str, rows: list[Row]) -> list[str]:
             times = " | ".join(f"{1e6 * row[side]:.0f}" for side in ("pillow", "ours"))
             lines.append(f"| {row['operation']} | {times} | {row['mean']:.4f} | {row['largest']} |")
         return lines
-    rate, differs, asks = level in ("loader", "shards"), "difference" in rows[0], "requests" in rows[0]
+    rate, differs, asks = level in ("loader", "shards", "s3"), "difference" in rows[0], "requests" in rows[0]
     heads = ["", "images a second" if rate else "ms an image", "ratio", *(["difference"] if differs else [])]
     heads += ["requests an image"] if asks else []
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
@@ -484,7 +490,7 @@ def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
     parser.add_argument("--levels", nargs="*", choices=CHOICES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--files", type=int, default=600)
-    parser.add_argument("--turns", type=int, default=5, help=f"of {A_TURN} images, in a round of the first levels")
+    parser.add_argument("--turns", type=int, default=5, help=f"of {A_TURN} images (or passes over shards) in a round")
     parser.add_argument("--pass-batches", type=int, default=10, help="batches of a loader's round")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batches", type=int, default=0, help="to draw from the loader of each of --backends")
@@ -524,7 +530,9 @@ def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
         if "loader" in levels:
             show("loader", measure_loader(root, backends, options.rounds, batch, options.workers))
         if "shards" in levels:
-            show("shards", measure_shards(root, backends[0], options.rounds, batch, options.workers, chunk))
+            how = (options.rounds, options.turns, batch, options.workers, chunk)
+            for level, rows in measure_shards(root, backends[0], *how).items():
+                show(level, rows)
         if options.batches:
             for backend in options.backends or backends:
                 endured.append(endure(root, backend, options.batches, batch, options.workers))
@@ -539,10 +547,10 @@ def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
         lines += [*missing, *NOTES]
         for level, rows in found.items():
             lines += ["", f"## {LEVELS[level].format(workers=options.workers, batch=batch)}", "", *table(level, rows)]
-            if level == "shards":
+            if level == "s3":
                 lines += ["", *(line.format(chunks=-(-entries // chunk)) for line in SHARDS)]
         lines += ["", *(f"- {line}" for line in endured)] if endured else []
-        write(options.out, file_name("input"), record, lines)
+        write(options.out, file_name("input", "-".join(options.levels or [])), record, lines)
     return found
 
 
