@@ -21,7 +21,7 @@ import loopback
 import numpy as np
 import pytest
 import torch
-from conftest import LIMIT, SMALL, checkpoint, start
+from conftest import LIMIT, SMALL, start
 from PIL import Image
 from test_survival import RECIPE, TWO, assert_same, wait_for_steps
 
@@ -284,13 +284,12 @@ FIT = ["fit", *SMALL, "--trainer.max_steps=2", "--trainer.limit_val_batches=1", 
         ("http://pictures/digits", {}, "shards are read from a folder, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER"),
     ],
 )
-def test_an_address_that_cannot_be_read_ends_the_command_in_one_line(
+def test_an_address_that_cannot_be_read_is_told_in_one_line(
     root: str,
     environment: dict[str, str | None],
     words: str,
     digits_address: str,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
     for name, value in environment.items():
@@ -303,14 +302,22 @@ def test_an_address_that_cannot_be_read_ends_the_command_in_one_line(
         else:
             monkeypatch.setenv(name, value)
     bucket._downloader.cache_clear()
-    monkeypatch.chdir(tmp_path)
-    begin = time.monotonic()
     try:
-        assert words in refusal([*FIT, f"--data.root={root}"], capsys)
+        with pytest.raises(UserError) as told:
+            module(root, data_dir=str(tmp_path))
     finally:
         bucket._downloader.cache_clear()
-    assert time.monotonic() - begin < 120
-    assert not (tmp_path / "logs").exists() or not list((tmp_path / "logs").glob("*/checkpoints/*"))
+    assert words in str(told.value)
+    assert root in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_a_run_on_what_cannot_be_read_ends_in_one_line(
+    digits_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = "s3://no-such-bucket/digits"
+    assert f"cannot read {root}/shards.json: " in refusal([*FIT, f"--data.root={root}"], capsys)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +356,7 @@ BRIEF += ["--trainer.log_every_n_steps=1", "--model.drop_path_rate=0.2", "--ema.
 
 
 def test_a_run_on_s3_ends_with_the_bits_of_the_folder_and_can_be_used(
-    digits_root: Path, digits_address: str, digit_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digits_root: Path, digits_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cait"])
@@ -363,11 +370,6 @@ def test_a_run_on_s3_ends_with_the_bits_of_the_folder_and_can_be_used(
     assert (scores["root"], scores["raw"]["images"]) == (digits_address, 128)
     main(["replay", "s3", "--step=3", "--data-only"])
     assert f"{digits_address}/train/" in (logs / "s3/replay/step-000003.csv").read_text()
-    main(["predict", "--config=logs/s3/config.yaml", "--ckpt_path=logs/s3/checkpoints/last.ckpt"])
-    assert Path("predictions.csv").read_text().splitlines()[1].startswith(f"{digits_address}/val/0/")
-    # The folder's run goes on from the shards.
-    main(["resume", "folder", f"--data.root={digit_shards}", "--trainer.max_epochs=2"])
-    assert checkpoint(logs / "folder")["global_step"] == 12
 
 
 @pytest.mark.slow
@@ -386,10 +388,14 @@ def test_a_run_on_shards_that_is_killed_three_times_ends_as_on_the_folder(
         wait_for_steps(run, steps, job)
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
-        job = start(tmp_path, "resume", "cut")
+        # The last part goes on from the folder.
+        job = start(tmp_path, "resume", "cut", *([f"--data.root={digits_root}"] if steps == 45 else []))
     output = job.communicate()[0]
     assert job.returncode == 0, output
     assert_same(run, tmp_path / "logs/whole")
+    predicted = start(tmp_path, "predict", f"--config={run}/config.yaml", f"--ckpt_path={run}/checkpoints/last.ckpt")
+    output = predicted.communicate()[0]
+    assert predicted.returncode == 0, output
 
 
 @pytest.mark.slow
@@ -450,7 +456,7 @@ def held(cache: Path) -> int:
 def read_at_random(address: str, cache: Path, limit: int, listed: list[Piece], seed: int) -> None:
     place = Bucket(address, cache, limit)
     place.folder = cache / "some"
-    for number in np.random.default_rng(seed).integers(0, len(listed), 150).tolist():
+    for number in np.random.default_rng(seed).integers(0, len(listed), 60).tolist():
         assert place.read(listed[number], 17, 5) == bytes([number]) * 5
         assert held(cache) <= limit
 
@@ -570,12 +576,12 @@ def test_a_worker_does_not_copy_what_is_known_of_the_images(tmp_path: Path) -> N
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
         return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private"))
 
-    count = 300_000
+    count = 100_000
     names = [b"train/n%08d/n%08d.JPEG" % (number // 300, number) for number in range(count)]
     order = np.random.default_rng(0).permutation(count)
     zeros = [0] * count
     records = [dict(labels=zeros, starts=zeros, sizes=zeros, sums=zeros)]
-    samples = ShardSamples("root", making._table(records, order, names), [Piece("", 0, "")] * 600, 500, lambda *_: b"")
+    samples = ShardSamples("root", making._table(records, order, names), [Piece("", 0, "")] * 200, 500, lambda *_: b"")
     del names, zeros, records
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
@@ -586,5 +592,5 @@ def test_a_worker_does_not_copy_what_is_known_of_the_images(tmp_path: Path) -> N
         os.write(writer, str(own() - before).encode())
         os._exit(0)
     os.waitpid(child, 0)
-    assert int(os.read(reader, 100)) < 8_000_000
-    assert samples.name(299_999) == "root/train/n00000999/n00299999.JPEG"
+    assert int(os.read(reader, 100)) < 4_000_000  # as a list of tuples 20 million
+    assert samples.name(99_999) == "root/train/n00000333/n00099999.JPEG"

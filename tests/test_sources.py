@@ -705,4 +705,5 @@ def test_what_a_checkpoint_is_compared_by_keeps_its_names(mixed_root: Path) -> N
         "batches accumulated",
         "training pictures",
         "digest of the training pictures' names",
+        "order of the images",
     ]
