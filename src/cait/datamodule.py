@@ -37,6 +37,7 @@ HOW_READ = {
     "timm": "timm's own transform",
 }
 ORDER = "order of the images"
+"""What earlier checkpoints do not say: theirs is published."""
 CHECKED_IMAGES = 20_000
 """In data sets up to this size every file's header is checked before training, which takes about a second."""
 
@@ -298,12 +299,12 @@ class ImageNetDataModule(LightningDataModule):
 
     def _check_order(self) -> None:
         """Refuse an order that the source does not have, and tell what the published one costs over a network."""
-        source = self.source
-        if self.order == "windowed" and not isinstance(source, ShardSource):
-            raise UserError(f"--data.order windowed is for shards, {self.root} is none; `cait shards` makes them")
-        if isinstance(source, ShardSource) and self.order == "windowed":
+        chunks, source = self._chunks(), self.source
+        if not isinstance(source, ShardSource):
+            return
+        if chunks is not None:
             source.check_room(self.window + 1)
-        elif isinstance(source, ShardSource) and not source.all_fit:
+        elif not source.all_fit:
             rank_zero_info(
                 f"{self.root} does not fit into the cache, so each training image is a request of its own; "
                 "see --data.order windowed and --data.cache_gb"
@@ -388,18 +389,19 @@ class ImageNetDataModule(LightningDataModule):
 
     def _order(self) -> str:
         """The order of the images, and what it depends on beside seed and repeats."""
-        if self.order == "published":
-            return self.order
         chunks = self._chunks()
-        assert chunks is not None
+        if chunks is None:
+            return "published"
         layout = hashlib.sha256(chunks.numpy().tobytes()).hexdigest()[:16]
         return f"windowed over {self.window} of the chunks {layout}"
 
     def _chunks(self) -> Tensor | None:
-        """The chunk of each training image, if the order goes by chunks."""
+        """The chunk of each training image, if the order goes by chunks. Raises UserError if there are none."""
         samples = self.source.train
-        if self.order == "published" or not isinstance(samples, ShardSamples):
+        if self.order == "published":
             return None
+        if not isinstance(samples, ShardSamples):
+            raise UserError(f"--data.order windowed is for shards, {self.root} is none; `cait shards` makes them")
         return torch.from_numpy(samples.chunk_of).long()
 
     @cached_property
