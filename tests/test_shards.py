@@ -259,6 +259,11 @@ def test_shards_that_are_not_whole_are_told(kind: str, digit_shards: Path, tmp_p
     assert "\n" not in str(told.value)
 
 
+def test_a_folder_of_shards_is_read_without_litdata(digit_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "litdata", None)
+    assert len(module(digit_shards).train_images[(0, 1436, 0)]) == 2
+
+
 def test_a_damaged_chunk_is_found_by_the_check(
     digit_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

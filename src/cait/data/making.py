@@ -46,7 +46,8 @@ def make(source: DataSource, root: str, splits: dict[str, str], out: Path, image
     """Write shards of `source` to `out`, and yield the number of images of each chunk once it is made.
 
     One chunk is one unit of work: it appears by a rename, so it is whole or absent, and nothing in it depends on the
-    other chunks, on the number of processes or on what was killed before.
+    other chunks, on the number of processes or on what was killed before. `litdata.optimize` cannot promise that: its
+    chunks depend on the number of processes, it writes them in place, and its index holds the time.
 
     Args:
         source: prepared.
