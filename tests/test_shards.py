@@ -101,6 +101,7 @@ def test_a_folder_of_every_mode_gives_the_same_batches_from_all_places(
     address = loopback.upload(out, "mixed")
     expected = module(mixed_root, max_bad_share=0.1)
     whole = [*expected.train_dataloader(), *expected.val_dataloader()]
+    assert module(f"{out.parent}/./{out.name}/", max_bad_share=0.1).state_dict() == expected.state_dict()
     cache = dict(data_dir=str(tmp_path / "cache"))
     for root, settings in ((out, {}), (out, dict(num_workers=2)), (address, cache), (address, dict(cache_gb=1e-3))):
         data = module(root, max_bad_share=0.1, **(cache | settings))
@@ -236,11 +237,25 @@ def edit(path: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def sign(out: Path, split: str, data: bytes | None = None, **columns: list[int]) -> None:
+    """Replace a table, and its checksum in shards.json."""
+    path = out / split / "images.npz"
+    if data is None:
+        np.savez(path, **(dict(np.load(path)) | {name: np.array(value) for name, value in columns.items()}))
+    else:
+        path.write_bytes(data)
+    content = json.loads((out / "shards.json").read_text())[split]
+    data = path.read_bytes()
+    edit(out / "shards.json", **{split: content | {"table": [len(data), hashlib.sha256(data).hexdigest()]}})
+
+
 LOCAL: dict[str, tuple[Callable[[Path], object], dict, str]] = {
     "missing chunk": (lambda out: (out / "train/chunk-0-3.bin").unlink(), {}, "cannot read {out}/train/chunk-0-3.bin"),
     "torn chunk": (lambda out: os.truncate(out / "val/chunk-0-1.bin", 99), {}, "{out}/val/chunk-0-1.bin has 99 bytes"),
     "damaged table": (lambda out: damage(out / "train/images.npz"), {}, "{out}/train/images.npz is damaged"),
     "missing table": (lambda out: (out / "val/images.npz").unlink(), {}, "cannot read {out}/val/images.npz"),
+    "other table": (lambda out: sign(out, "train", labels=[0]), {}, "not a table of images: its columns differ"),
+    "half a table": (lambda out: sign(out, "val", b"PK"), {}, "{out}/val/images.npz is not a table of images"),
     "no index": (lambda out: (out / "shards.json").write_text("[]"), {}, "{out}/shards.json is not an index"),
     "newer": (lambda out: edit(out / "shards.json", version=2), {}, "is of version 2, this program reads version 1"),
     "other split": (lambda out: None, dict(val_split="test"), "--data.val_split test: {out} was made of val"),

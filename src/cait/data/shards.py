@@ -16,11 +16,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from cait.data.bucket import INDEX, Bucket, Piece
-from cait.errors import UserError
+from cait.errors import UserError, one_line
 
 PLAN = ".plan.json"
 """What shards that are being made are made of."""
 TABLE = "images.npz"
+COLUMNS = ("ends", "labels", "places", "starts", "sizes", "sums")
 CACHE = Path("data/cache")
 VERSION = 1
 
@@ -180,7 +181,7 @@ class ShardSource:
         cache_gb: float = 20.0,
         by_chunk: bool = False,
     ) -> None:
-        self.root, self.by_chunk = root.rstrip("/"), by_chunk
+        self.root, self.by_chunk = root.rstrip("/") if "://" in root else str(Path(root)), by_chunk
         self._given = {"train": train_split, "val": val_split}
         self.cache_dir, self.limit = cache_dir, int(cache_gb * 1e9)
 
@@ -300,6 +301,9 @@ def read_table(data: bytes, name: str) -> dict[str, np.ndarray]:
     """The arrays of images.npz. Raises UserError if it is something else."""
     try:
         with np.load(BytesIO(data)) as arrays:
-            return dict(arrays)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise UserError(f"{name} is not a table of images: {error}") from error
+            table = {column: arrays[column] for column in ("names", *COLUMNS)}
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{name} is not a table of images: {one_line(error)}") from error
+    if len({len(table[column]) for column in COLUMNS}) != 1:
+        raise UserError(f"{name} is not a table of images: its columns differ in length")
+    return table
