@@ -73,9 +73,9 @@ def train(root: Path, *callbacks: Callback, ckpt_path: Path | None = None, **set
     torch.manual_seed(0)
     given, losses = data(root, **settings), Losses()
     all_callbacks = [losses, StepsOfAnotherSize(), *callbacks]
-    fit = trainer(
-        max_steps=STEPS, max_epochs=-1, callbacks=all_callbacks, limit_val_batches=0, enable_checkpointing=True
-    )
+    settings_of_trainer: dict[str, Any] = dict(limit_val_batches=0, enable_checkpointing=True)
+    settings_of_trainer["default_root_dir"] = root.parent  # where Lightning's own checkpoint goes
+    fit = trainer(max_steps=STEPS, max_epochs=-1, callbacks=all_callbacks, **settings_of_trainer)
     given.share_batch(fit)
     net = module(num_classes=10, lr=1e-2, warmup_epochs=0, drop_path_rate=0.0)
     fit.fit(net, given, ckpt_path=ckpt_path, weights_only=True)
