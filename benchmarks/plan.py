@@ -155,7 +155,9 @@ def _table(images: int, classes: int, nodes: int, flops: float, measured: Loadin
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mfu", type=float, default=0.3, help="share of the peak that a GPU is assumed to reach")
-    parser.add_argument("--input", type=Path, default=max(HERE.glob("input-*.json")), help="a record of input.py")
+    parser.add_argument(
+        "--input", type=Path, default=max(HERE.glob("input-*-cores-2*.json")), help="a record of input.py"
+    )
     parser.add_argument("--out", type=Path, help="folder for plan.md; printed without it")
     given = parser.parse_args(arguments)
     text = "\n".join(lines(given.mfu, loading(given.input), given.input.with_suffix(".md").name)) + "\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torture
-from conftest import Forked, zygote
+from forked import Forked, zygote
 
 
 @pytest.mark.slow
