@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mfu", type=float, default=0.3, help="share of the peak that a GPU is assumed to reach")
     parser.add_argument(
-        "--input", type=Path, default=max(HERE.glob("input-*-cores-2*.json")), help="a record of input.py"
+        "--input", type=Path, default=max(HERE.glob("input-*-cores-2*.json")), help="a whole record of input.py"
     )
     parser.add_argument("--out", type=Path, help="folder for plan.md; printed without it")
     given = parser.parse_args(arguments)
