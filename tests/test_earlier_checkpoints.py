@@ -56,7 +56,7 @@ def compare_scores(run: Path, when: str, rel: float, images: int) -> None:
             assert ours[weights][name] == pytest.approx(expected[name], abs=images * ONE_IMAGE + 1e-4)
 
 
-@pytest.mark.parametrize("run", ["ema", *slow("distilled", "ddp")])
+@pytest.mark.parametrize("run", slow("ema", "distilled", "ddp"))
 def test_they_are_scored_and_exported(run: str, cait: Cait, logs: Path) -> None:
     scored = cait("eval", run, "--trainer.devices=1")
     assert scored.returncode == 0, scored.stderr

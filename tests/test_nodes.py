@@ -128,6 +128,7 @@ def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path)
         os.killpg(held.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_second_resume_leaves_the_first_alone(cait: Cait, tmp_path: Path) -> None:
     one = [*SMALL, "--trainer.max_epochs=1000", "--trainer.log_every_n_steps=1", "--save_every_n_steps=2"]
     job = start(tmp_path, "fit", *one, "--run_name=busy")

@@ -84,6 +84,7 @@ def train(root: Path, *callbacks: Callback, ckpt_path: Path | None = None, **set
     return losses.curve()
 
 
+@pytest.mark.slow
 def test_the_loss_curve_does_not_depend_on_accumulation_nor_on_a_resume(digits_root: Path, tmp_path: Path) -> None:
     last = tmp_path / "x.ckpt"
     whole = train(digits_root, Saving(last), batch_size=64, global_batch=64)

@@ -523,6 +523,7 @@ def test_a_chunk_is_fetched_once_and_the_one_used_longest_ago_goes(tmp_path: Pat
     assert s3.of("/few/") == 1
 
 
+@pytest.mark.slow
 def test_requests_an_image(digits_address: str, tmp_path: Path, s3: loopback.Requests) -> None:
     def requests(name: str, batches: int = 89, **settings: object) -> int:
         data = module(digits_address, batch_size=16, data_dir=str(tmp_path / name), **settings)

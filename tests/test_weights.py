@@ -351,6 +351,7 @@ def test_two_starts_are_refused() -> None:
         cait.CaiTModule(weights="x.pth", pretrained=True)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_another_runs_raw_or_averaged_weights(
     cait, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
