@@ -310,85 +310,92 @@ class CaiTCLI(LightningCLI):
         given = self.config_init[self.subcommand].trainer
         if given.barebones:
             raise UserError("--trainer.barebones true leaves out the checkpoints and metrics of a run")
-        if isinstance(given.strategy, Strategy):
-            _check_strategy(type(given.strategy))
-        elif given.strategy.lower() in StrategyRegistry:
-            _check_strategy(StrategyRegistry[given.strategy.lower()]["strategy"])
-        elif given.strategy != "auto":
-            raise UserError(f"--trainer.strategy {given.strategy} is unknown; a run takes auto, ddp, ddp_... or fsdp2")
-        callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
-        if given.enable_progress_bar is not False:
-            wait = DataWait(self.datamodule, sys.stdout.isatty())
-            if sys.stdout.isatty():
-                callbacks += [wait, RunProgressBar()]
-            else:
-                callbacks += [wait, EpochLines(wait)]
-                kwargs["enable_progress_bar"] = False
+        _check_named_strategy(given.strategy)
+        callbacks: list[Callback] = [StepSeed(self.datamodule.seed), *self._screen(given, kwargs)]
         if self.subcommand == "fit":
-            config = self.config.fit
-            for setting in ("max_epochs", "max_steps", "limit_train_batches"):
-                if given[setting] == 0:
-                    raise UserError(f"--trainer.{setting} 0 trains nothing")
-            self.run_dir = self._claim_run_dir()
-            first_step = self._first_step()
-            self.config.fit.ckpt_path = None  # the run's configuration does not say where it was resumed from
-            kwargs["default_root_dir"] = self.run_dir
-            if not given.fast_dev_run:
-                self.datamodule.unreadable_path = self.run_dir / run.UNREADABLE
-                callbacks.append(RunSummary(self.run_dir, first_step))
-            if given.max_steps > 0:  # a trial of a few steps logs metrics too
-                kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
-            if given.logger is not False:
-                own = [] if given.logger is True else _listed(given.logger)
-                kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *own]
-            callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
-            callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize()]
-            if given.enable_checkpointing is not False and not given.fast_dev_run:
-                folder = self.run_dir / run.CHECKPOINTS
-                last = LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes)
-                callbacks += [BestCheckpoint(folder, config.best_metric, config.best_mode), last]
-                io = BackgroundCheckpointIO() if config.save_async else DurableCheckpointIO()
-                kwargs["plugins"] = [*_listed(given.plugins), io]
-                if isinstance(here := launch.cluster(), SLURMEnvironment):
-                    kwargs["plugins"].append(here)
-            if given.enable_model_summary is not False:
-                self.datamodule.announces = False
-                callbacks.append(Banner(self.datamodule, None if given.fast_dev_run else self.run_dir))
-            kwargs["enable_model_summary"] = False  # Lightning's own
-            callbacks.append(ThroughputLog(self.datamodule, config.throughput_every_n_steps))
+            callbacks += self._parts_of_a_run(given, kwargs)
         else:
             self.save_config_callback = None
             kwargs.update(logger=False, enable_checkpointing=False)
             kwargs["plugins"] = [*_listed(given.plugins), DurableCheckpointIO()]  # which reads folders too
             if self.subcommand == "predict":
-                callbacks.append(
-                    PredictionsFile(Path(self.config.predict.output or "predictions.csv"), self.datamodule)
-                )
+                output = Path(self.config.predict.output or "predictions.csv")
+                callbacks.append(PredictionsFile(output, self.datamodule))
         try:
             trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
             if self.subcommand == "fit":
                 self.datamodule.share_batch(trainer)  # before other processes are started
-                together.watch(
-                    trainer, self.config.fit.collective_timeout_minutes, isinstance(given.strategy, Strategy)
-                )
+                own_timeout = isinstance(given.strategy, Strategy)
+                together.watch(trainer, self.config.fit.collective_timeout_minutes, own_timeout)
         except ValueError as error:  # Lightning's, of arguments that do not fit together
             raise UserError(one_line(error)) from error
+        self._check_trainer(trainer, bool(given.sync_batchnorm))
+        return trainer
+
+    def _screen(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
+        """The callbacks that show the progress."""
+        if given.enable_progress_bar is False:
+            return []
+        wait = DataWait(self.datamodule, sys.stdout.isatty())
+        if sys.stdout.isatty():
+            return [wait, RunProgressBar()]
+        kwargs["enable_progress_bar"] = False
+        return [wait, EpochLines(wait)]
+
+    def _parts_of_a_run(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
+        """Claim the folder of the run, and make its loggers and callbacks."""
+        config = self.config.fit
+        callbacks: list[Callback] = []
+        for setting in ("max_epochs", "max_steps", "limit_train_batches"):
+            if given[setting] == 0:
+                raise UserError(f"--trainer.{setting} 0 trains nothing")
+        self.run_dir = self._claim_run_dir()
+        first_step = self._first_step()
+        config.ckpt_path = None  # the run's configuration does not say where it was resumed from
+        kwargs["default_root_dir"] = self.run_dir
+        if not given.fast_dev_run:
+            self.datamodule.unreadable_path = self.run_dir / run.UNREADABLE
+            callbacks.append(RunSummary(self.run_dir, first_step))
+        if given.max_steps > 0:  # a trial of a few steps logs metrics too
+            kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
+        if given.logger is not False:
+            own = [] if given.logger is True else _listed(given.logger)
+            kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *own]
+        callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
+        callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize()]
+        if given.enable_checkpointing is not False and not given.fast_dev_run:
+            callbacks += self._checkpoints(given, kwargs)
+        if given.enable_model_summary is not False:
+            self.datamodule.announces = False
+            callbacks.append(Banner(self.datamodule, None if given.fast_dev_run else self.run_dir))
+        kwargs["enable_model_summary"] = False  # Lightning's own
+        return [*callbacks, ThroughputLog(self.datamodule, config.throughput_every_n_steps)]
+
+    def _checkpoints(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
+        config, folder = self.config.fit, self.run_dir / run.CHECKPOINTS
+        kwargs["plugins"] = [
+            *_listed(given.plugins),
+            BackgroundCheckpointIO() if config.save_async else DurableCheckpointIO(),
+        ]
+        if isinstance(here := launch.cluster(), SLURMEnvironment):
+            kwargs["plugins"].append(here)
+        return [
+            BestCheckpoint(folder, config.best_metric, config.best_mode),
+            LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes),
+        ]
+
+    def _check_trainer(self, trainer: Trainer, sync_batchnorm: bool) -> None:
+        """Refuse what the strategy cannot do; tell of devices that stay idle."""
         _check_strategy(type(trainer.strategy))
         if isinstance(trainer.strategy, FullyShardedStrategy):
-            optimizer = self.model.hparams.get("optimizer", "")
-            trainer.strategy.check(trainer.precision, bool(given.sync_batchnorm), optimizer)
+            trainer.strategy.check(trainer.precision, sync_batchnorm, self.model.hparams.get("optimizer", ""))
         batch_norm = any(isinstance(part, _BatchNorm) for part in self.model.modules())
-        if (
-            given.sync_batchnorm
-            and batch_norm
-            and trainer.world_size > 1
-            and trainer.strategy.root_device.type == "cpu"
-        ):
+        on_cpu = trainer.strategy.root_device.type == "cpu"
+        if sync_batchnorm and batch_norm and trainer.world_size > 1 and on_cpu:
             raise UserError("--trainer.sync_batchnorm true needs GPUs: torch has no such batch norm for the CPU")
         there = trainer.accelerator.auto_device_count()
         if self.subcommand == "fit" and trainer.num_devices < there:
             rank_zero_info(f"training on {trainer.num_devices} of {there} devices; --trainer.devices {there} takes all")
-        return trainer
 
     def _first_step(self) -> int:
         """Steps of this run that the checkpoint has done; 0 in a new run, whatever checkpoint it starts from."""
@@ -420,6 +427,15 @@ def drive(
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _check_named_strategy(given: str | Strategy) -> None:
+    if isinstance(given, Strategy):
+        _check_strategy(type(given))
+    elif given.lower() in StrategyRegistry:
+        _check_strategy(StrategyRegistry[given.lower()]["strategy"])
+    elif given != "auto":
+        raise UserError(f"--trainer.strategy {given} is unknown; a run takes auto, ddp, ddp_... or fsdp2")
 
 
 def _check_strategy(kind: type) -> None:
