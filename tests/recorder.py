@@ -100,3 +100,13 @@ class Fails(Callback):
             if self.how == "raise":
                 raise ValueError("no such luck")
             os.kill(os.getpid(), getattr(signal, self.how))
+
+
+class FailsTwice(Callback):
+    """An error in the answer to an error, as a full disk gives."""
+
+    def on_train_batch_end(self, *_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def on_exception(self, *_: object) -> None:
+        raise OSError(28, "No space left on device")

@@ -143,6 +143,14 @@ def test_interrupted_amid_an_epoch(cait: Cait, tmp_path: Path) -> None:
     assert "Traceback" not in rest
 
 
+def test_an_error_within_an_error_leaves_no_worker_behind(cait: Cait) -> None:
+    done = cait("fit", *SMALL, "--trainer.callbacks+=recorder.FailsTwice")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        2,
+        "cait: error: cannot use the disk: No space left on device",
+    )
+
+
 @pytest.mark.slow
 def test_steps_amid_an_epoch_are_resumed_at_the_next_batch(cait: Cait, tmp_path: Path) -> None:
     # A flat rate, so that the length of the run does not matter: warm-up from lr, cosine down to lr.

@@ -297,8 +297,13 @@ class CaiTCLI(LightningCLI):
         """Train, in LightningCLI's place."""
         try:
             self.trainer.fit(*args, **kwargs)
-        except (SystemExit, KeyboardInterrupt):  # all processes stop, as they have agreed
-            together.part()
+        except BaseException as error:
+            # An error in the answer to an error, as on a full disk, keeps the Trainer from ending the loader's
+            # workers. They ignore SIGTERM, so Python would wait for them for ever.
+            with contextlib.suppress(Exception):
+                self.trainer.fit_loop.teardown()
+            if isinstance(error, SystemExit | KeyboardInterrupt):  # all processes stop, as they have agreed
+                together.part()
             raise
         else:
             together.part()
