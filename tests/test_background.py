@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import threading
@@ -16,7 +17,7 @@ from lightning.pytorch import Callback, Trainer
 from test_module import loader, module, trainer
 
 from cait.callbacks.background import BackgroundCheckpointIO
-from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint, is_whole
+from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint, is_whole, newest_whole
 from cait.errors import UserError
 
 
@@ -122,3 +123,34 @@ def test_a_run_that_ends_has_its_last_checkpoint(tmp_path: Path) -> None:
     assert ends["thread"]["global_step"] == ends["process"]["global_step"] == 3
     for name, value in ends["process"]["state_dict"].items():
         assert torch.equal(ends["thread"]["state_dict"][name], value), name
+
+
+def test_a_damaged_checkpoint_does_not_take_the_place_of_the_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fit(steps: int, start: Path | None) -> None:
+        settings = dict(max_steps=steps, enable_checkpointing=True, plugins=[DurableCheckpointIO()])
+        callbacks = [LastCheckpoint(tmp_path, every_n_steps=1)]
+        trainer(callbacks=callbacks, **settings).fit(module(), loader(48), ckpt_path=start, weights_only=True)
+
+    fit(3, None)
+    (tmp_path / "last.ckpt").write_bytes(b"damaged")
+    start = newest_whole(tmp_path)
+    assert start == tmp_path / "previous.ckpt"
+    before = load(start)["global_step"]
+
+    class KilledError(Exception):
+        """A kill when the new file is about to take its place."""
+
+    def replace(source: str, target: Path) -> None:
+        if Path(target).name == "last.ckpt":
+            raise KilledError
+        rename(source, target)
+
+    rename = os.replace
+    monkeypatch.setattr("os.replace", replace)
+    with pytest.raises(KilledError):
+        fit(5, start)
+    whole = newest_whole(tmp_path)
+    assert whole is not None
+    assert load(whole)["global_step"] == before

@@ -134,8 +134,16 @@ class LastCheckpoint(Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last_step = trainer.global_step
         self._last_save = time.monotonic()
+        if trainer.is_global_zero:
+            self._drop_damaged(trainer.ckpt_path)
         self.signals.watch(trainer)
         self._log_before_saving(trainer)
+
+    def _drop_damaged(self, start: Any) -> None:
+        """Remove a damaged last.ckpt: the next save would put it in the place of previous.ckpt, the only whole one."""
+        resumed = start is not None and Path(start).resolve() == (self.folder / PREVIOUS).resolve()
+        if resumed and not is_whole(self.folder / LAST):
+            run.remove(self.folder / LAST)
 
     def _log_before_saving(self, trainer: Trainer) -> None:
         # Lightning logs a step's metrics after on_train_batch_end. A kill between the two would lose them, because
