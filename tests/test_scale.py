@@ -32,6 +32,7 @@ from cait.data.accumulation import batches_a_step
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.lightning_cli import _recipe
+from cait.model import talking_heads
 from cait.model.factory import create_model
 
 STEPS = 50
@@ -183,6 +184,12 @@ def test_the_banner_says_what_will_run(
     assert "─ training mine ─" in drawn[0]
     assert len(drawn) <= 12
     assert max(map(len, drawn)) <= 80
+
+
+def test_a_network_of_ones_own_may_call_a_layer_talking_heads() -> None:
+    net = torch.nn.Module()
+    net.talking_heads = torch.nn.Linear(2, 2)
+    assert talking_heads.in_use(net, torch.device("cpu")) == ""
 
 
 def test_a_disk_that_is_too_small_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,8 @@ def in_use(network: nn.Module, device: torch.device) -> str:
 
     For "auto" on a GPU that shows only after the first pass.
     """
-    backends = {module.backend for module in network.modules() if getattr(module, "talking_heads", False)}
+    ours = (module for module in network.modules() if getattr(module, "talking_heads", False) is True)  # not a layer
+    backends = {getattr(module, "backend", "") for module in ours} - {""}
     if "auto" not in backends:
         return ", ".join(sorted(map(str, backends)))
     return "fused" if any(serves for key, serves in CHECKED.items() if key[0] == device) else "recompute"
