@@ -199,6 +199,10 @@ def test_a_disk_that_is_too_small_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "checkpoints/last.ckpt").write_bytes(bytes(1000))
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 500})())
     assert (shortage(tmp_path, 1500), shortage(tmp_path, 1700)) == (0, 200)
+    (tmp_path / "checkpoints/last.ckpt").rename(tmp_path / "file")
+    (tmp_path / "checkpoints/last.ckpt").mkdir()  # as sharded runs write them
+    (tmp_path / "file").rename(tmp_path / "checkpoints/last.ckpt/rest.pt")
+    assert (shortage(tmp_path, 1500), shortage(tmp_path, 1700)) == (0, 200)
 
 
 def test_what_checkpoints_take_is_near_the_files_themselves(digits_root: Path, tmp_path: Path) -> None:

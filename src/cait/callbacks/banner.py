@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import time
 from pathlib import Path
@@ -111,7 +112,8 @@ def checkpoint_bytes(trainer: Trainer, pl_module: Any) -> int:
 
 def shortage(run_dir: Path, needed: int) -> int:
     """Bytes that are missing on the disk; the checkpoints that are there make room for the new ones."""
-    there = sum(path.stat().st_size for path in run_dir.glob(f"{run.CHECKPOINTS}/*.ckpt"))
+    files = itertools.chain(*(run_dir.glob(f"{run.CHECKPOINTS}/*.ckpt{inside}") for inside in ("", "/*")))
+    there = sum(path.stat().st_size for path in files if path.is_file())
     return max(0, needed - there - shutil.disk_usage(run_dir).free)
 
 
