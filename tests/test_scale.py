@@ -122,6 +122,14 @@ def test_a_step_that_cannot_be_filled_is_refused(images: int, batch_size: int, a
         batches_a_step(images, batch_size, True, trainer(accumulate_grad_batches=accumulate))
 
 
+def test_every_trainer_accumulates(digits_root: Path) -> None:
+    given = data(digits_root, batch_size=32, global_batch=64)
+    for fit in (trainer(), trainer()):
+        for _ in range(2):  # by the command line and by `setup`
+            given.share_batch(fit)
+        assert fit.accumulate_grad_batches == 2
+
+
 def test_an_overlay_of_the_trainer_does_not_name_the_run() -> None:
     assert _recipe(["configs/digits.yaml", "configs/trainer/debug.yaml"]) == "digits"
     assert _recipe(["configs/trainer/gpu.yaml", "configs/imagenet/xxs24_224.yaml", "finetune_384.yaml"]) == (

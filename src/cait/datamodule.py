@@ -194,6 +194,7 @@ class ImageNetDataModule(LightningDataModule):
         self._step_images = None if isinstance(global_batch, bool) else global_batch
         self._global_batch = batch_size if global_batch is True else None
         self._given_eval_batch, self._accumulated = eval_batch_size, 0
+        self._shared_with: Trainer | None = None
         self.decode_once, self.num_workers, self.prefetch, self.repeats = decode_once, num_workers, prefetch, repeats
         self.max_bad_share, self.check_resume = max_bad_share, check_resume
         self.predict_root = Path(predict_root) if predict_root else None
@@ -328,7 +329,8 @@ class ImageNetDataModule(LightningDataModule):
         Raises:
             UserError: the parts are not even.
         """
-        if self._step_images is not None and not self._accumulated:
+        if self._step_images is not None and self._shared_with is not trainer:  # it may be called twice
+            self._shared_with = trainer
             self._accumulated = batches_a_step(self._step_images, self.batch_size, self.mixing.is_on, trainer)
             trainer.accumulate_grad_batches = self._accumulated
         if self._global_batch is None:
