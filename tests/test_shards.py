@@ -249,6 +249,10 @@ def sign(out: Path, split: str, data: bytes | None = None, **columns: list[int])
     edit(out / "shards.json", **{split: content | {"table": [len(data), hashlib.sha256(data).hexdigest()]}})
 
 
+def shift(out: Path, split: str, column: str) -> None:
+    sign(out, split, **{column: (np.load(out / split / "images.npz")[column] + 10**6).tolist()})
+
+
 LOCAL: dict[str, tuple[Callable[[Path], object], dict, str]] = {
     "missing chunk": (lambda out: (out / "train/chunk-0-3.bin").unlink(), {}, "cannot read {out}/train/chunk-0-3.bin"),
     "torn chunk": (lambda out: os.truncate(out / "val/chunk-0-1.bin", 99), {}, "{out}/val/chunk-0-1.bin has 99 bytes"),
@@ -256,6 +260,22 @@ LOCAL: dict[str, tuple[Callable[[Path], object], dict, str]] = {
     "missing table": (lambda out: (out / "val/images.npz").unlink(), {}, "cannot read {out}/val/images.npz"),
     "other table": (lambda out: sign(out, "train", labels=[0]), {}, "not a table of images: its columns differ"),
     "half a table": (lambda out: sign(out, "val", b"PK"), {}, "{out}/val/images.npz is not a table of images"),
+    "a chunk beyond": (
+        lambda out: shift(out, "train", "places"),
+        {},
+        "{out}/train/images.npz names chunks or classes",
+    ),
+    "a class beyond": (lambda out: shift(out, "val", "labels"), {}, "{out}/val/images.npz names chunks or classes"),
+    "empty chunks": (
+        lambda out: edit(out / "shards.json", images_per_chunk=0),
+        {},
+        "{out}/shards.json is not an index",
+    ),
+    "no number": (
+        lambda out: edit(out / "shards.json", images_per_chunk=1e999),
+        {},
+        "{out}/shards.json is not an index",
+    ),
     "no index": (lambda out: (out / "shards.json").write_text("[]"), {}, "{out}/shards.json is not an index"),
     "newer": (lambda out: edit(out / "shards.json", version=2), {}, "is of version 2, this program reads version 1"),
     "other split": (lambda out: None, dict(val_split="test"), "--data.val_split test: {out} was made of val"),

@@ -237,6 +237,8 @@ class ShardSource:
     def _samples(self, name: str, by_chunk: bool) -> ShardSamples:
         split = self.index.splits[name]
         table = read_table(self.place.whole(split.table), f"{self.root}/{split.table.name}")
+        if not _fits(table, self.index, len(split.chunks)):
+            raise UserError(f"{self.root}/{split.table.name} names chunks or classes that {INDEX} does not")
         if isinstance(self.place, Bucket) and not by_chunk:
             read, checked = self.place.read_alone, True
         else:
@@ -284,11 +286,13 @@ def parse(text: bytes, name: str) -> Index:
             )
             for split in ("train", "val")
         }
-        names = [str(class_name) for class_name in content["class_names"]]
-        return Index(names, int(content["images_per_chunk"]), splits)
+        names, images = [str(class_name) for class_name in content["class_names"]], int(content["images_per_chunk"])
+        if images < 1:
+            raise ValueError(f"{images} images in a chunk")
+        return Index(names, images, splits)
     except UserError:
         raise
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise UserError(f"{name} is not an index of shards, as `cait shards` writes it: {error!r}") from error
 
 
@@ -307,3 +311,9 @@ def read_table(data: bytes, name: str) -> dict[str, np.ndarray]:
     if len({len(table[column]) for column in COLUMNS}) != 1:
         raise UserError(f"{name} is not a table of images: its columns differ in length")
     return table
+
+
+def _fits(table: dict[str, np.ndarray], index: Index, chunks: int) -> bool:
+    """Whether the places of all images are in the chunks, and their labels among the classes."""
+    within = {"places": chunks * index.images_per_chunk, "labels": len(index.class_names)}
+    return all(((table[name] >= 0) & (table[name] < end)).all() for name, end in within.items())
