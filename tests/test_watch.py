@@ -120,6 +120,20 @@ def test_a_killed_process_is_found_behind_the_broken_connection(
     assert re.fullmatch(rf"cait: error: process 1 on {HOST}: no answer; it was killed .*\n", "".join(processes.said()))
 
 
+def test_a_process_ends_though_nobody_reads_its_output(tmp_path: Path) -> None:
+    def main(own: Watch, rank: int) -> None:
+        if rank == 1:
+            own.fail("trouble of 1")
+            own.leave(1)
+        reader, writer = os.pipe()
+        os.close(reader)
+        sys.stdout = sys.stderr = os.fdopen(writer, "w")
+        sys.stdout.write("a line that is left")
+        sleep(own, rank)
+
+    assert Processes(tmp_path, main, limit=LIMIT).ended(0, 1, 2) == [1, 1, 1]
+
+
 def test_a_process_that_is_done_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SECONDS", 0.01)
     store = dist.HashStore()

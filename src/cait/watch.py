@@ -115,8 +115,9 @@ class Watch:
 
     def leave(self, status: int) -> NoReturn:
         """End this process, whatever its threads are blocked in. Process 0 stays until the others know why."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # the terminal or the reader has gone
+                stream.flush()
         _within(LINGER, self._linger)
         for worker in multiprocessing.active_children():
             worker.kill()
@@ -224,7 +225,8 @@ class Watch:
 
 
 def say(text: str) -> None:
-    print(f"cait: error: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # the terminal or the reader has gone
+        print(f"cait: error: {text}", file=sys.stderr, flush=True)
 
 
 def is_of_the_network(error: Exception) -> bool:
