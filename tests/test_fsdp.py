@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -202,6 +203,25 @@ def test_folders_and_files_take_each_others_place(both: tuple[Path, list[dict]],
     run.clear_scratch(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last.ckpt", "previous.ckpt"]
     assert step(previous) == 53
+
+
+def test_a_folder_that_somebody_still_reads_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("best.ckpt", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rest.pt").write_text(name)
+
+    def busy(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))  # as on NFS
+
+    monkeypatch.setattr("shutil.rmtree", busy)
+    run.replace(tmp_path / "new", tmp_path / "best.ckpt")
+    run.clear_scratch(tmp_path)
+    assert (tmp_path / "best.ckpt/rest.pt").read_text() == "new"
+    monkeypatch.undo()
+    run.clear_scratch(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["best.ckpt"]
 
 
 def test_consolidated_it_is_the_file_of_ddp(

@@ -6,7 +6,7 @@ import csv
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +115,8 @@ def replace(beside: Path, path: Path, previous: Path | None = None) -> None:
             path.rename(previous)
     beside.rename(path)
     flush_folder(path.parent)
-    remove(away)
+    with suppress(OSError):  # NFS keeps a folder that somebody reads; `clear_scratch` comes back to it
+        remove(away)
 
 
 def flush_folder(folder: Path) -> None:
@@ -141,7 +142,8 @@ def clear_scratch(folder: Path) -> None:
         place = path.with_name(path.name.removeprefix(".").removesuffix(AWAY))
         if path.name.endswith(AWAY) and not place.exists():
             path.rename(place)
-        else:
+            continue
+        with suppress(OSError):  # a process that has lost process 0 may still write there
             remove(path)
 
 
