@@ -86,6 +86,13 @@ def test_a_listing_of_new_folders_is_not_kept(root: Path) -> None:
     assert not kept(root)
 
 
+def test_a_listing_of_folders_without_times_of_their_own_is_not_kept(root: Path) -> None:
+    for folder in [root, *(path for path in root.rglob("*") if path.is_dir())]:
+        os.utime(folder, ns=(0, 0))  # as a bucket that is mounted
+    list_images(root, NAMES)
+    assert not kept(root)
+
+
 def test_a_torn_listing_and_a_home_that_is_read_only_do_no_harm(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = ImageFolder(str(root)).samples
     list_images(root, NAMES)

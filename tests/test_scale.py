@@ -141,9 +141,9 @@ def test_an_overlay_of_the_trainer_does_not_name_the_run() -> None:
 def test_several_nodes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(UserError, match="num_nodes 2: start it on every machine with torchrun or srun"):
-        together.watch(trainer(num_nodes=2, devices=1, strategy="ddp"), 10.0, own_timeout=False)
+        together.watch(trainer(num_nodes=2, devices=1, strategy="ddp"), 10.0, 60.0, own_timeout=False)
     with pytest.raises(UserError, match="collective_timeout_minutes must be above 0"):
-        together.watch(trainer(), 0.0, own_timeout=False)
+        together.watch(trainer(), 0.0, None, own_timeout=False)
 
 
 def test_the_collectives_get_the_time_limit() -> None:

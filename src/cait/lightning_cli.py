@@ -82,6 +82,7 @@ SAVE_ASYNC = "Write checkpoints in a thread while training goes on; takes twice 
 REAL = "File of ReaL labels, real.json, to validate on too; null takes timm's copy if the data is ImageNet."
 V2 = "Folder of ImageNet-V2, or of more images of the same classes, to validate on too."
 COLLECTIVE = "Minutes that the processes of a run wait for one that does not answer, before all end."
+SILENCE = "Seconds without a sign of life after which a process counts as lost and all end; null waits for ever."
 THROUGHPUT = "Steps between rows of throughput.csv; null takes trainer.log_every_n_steps, 0 writes none."
 BEST_METRIC = "Metric that chooses best.ckpt, as metrics.csv names it."
 BEST_MODE = "Whether the best value of --best_metric is its largest or its smallest."
@@ -169,6 +170,7 @@ class CaiTCLI(LightningCLI):
         )
         parser.add_argument("--throughput_every_n_steps", type=int | None, default=None, help=THROUGHPUT)
         parser.add_argument("--collective_timeout_minutes", type=float, default=10.0, help=COLLECTIVE)
+        parser.add_argument("--silence_seconds", type=float | None, default=60.0, help=SILENCE)
         parser.add_argument("--best_metric", type=str, default="val/acc1", help=BEST_METRIC)
         parser.add_argument("--best_mode", type=Literal["max", "min"], default="max", help=BEST_MODE)
         parser.add_lightning_class_args(EMA, "ema")
@@ -331,7 +333,8 @@ class CaiTCLI(LightningCLI):
             if self.subcommand == "fit":
                 self.datamodule.share_batch(trainer)  # before other processes are started
                 own_timeout = isinstance(given.strategy, Strategy)
-                together.watch(trainer, self.config.fit.collective_timeout_minutes, own_timeout)
+                config = self.config.fit
+                together.watch(trainer, config.collective_timeout_minutes, config.silence_seconds, own_timeout)
         except ValueError as error:  # Lightning's, of arguments that do not fit together
             raise UserError(one_line(error)) from error
         self._check_trainer(trainer, bool(given.sync_batchnorm))

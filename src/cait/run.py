@@ -165,7 +165,7 @@ def best_checkpoint(folder: Path, purpose: str) -> Path:
     Raises:
         UserError: the run has neither; the error names the `purpose`, such as "score".
     """
-    for name in (BEST, LAST):
+    for name in (BEST, f".{BEST}{AWAY}", LAST):  # the second for a moment, while a folder replaces the best
         path = folder / CHECKPOINTS / name
         if path.exists():
             return path

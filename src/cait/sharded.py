@@ -101,7 +101,8 @@ def read(folder: Path, mesh: DeviceMesh | None = None, without: Sequence[str] = 
 
 
 def _empty(described: Any, mesh: DeviceMesh | None) -> Tensor:
-    assert isinstance(described, TensorStorageMetadata)
+    if not isinstance(described, TensorStorageMetadata):  # torch would read anything else as a pickle, which is code
+        raise pickle.UnpicklingError("a checkpoint's folder holds tensors alone")
     size, dtype = described.size, described.properties.dtype
     if mesh is None:
         return torch.empty(size, dtype=dtype)

@@ -19,8 +19,6 @@ from typing import Any, NoReturn
 
 SECONDS = 1.0
 """Time between two signs of life."""
-SILENCE = 60.0
-"""Seconds without a sign of life after which a process counts as lost, unless the collectives time out sooner."""
 PATIENCE = 10.0
 """Seconds after a broken connection in which its cause should turn up."""
 LINGER = 3.0
@@ -91,10 +89,16 @@ class Watch:
         """This process has done its part; its silence is no trouble from now on."""
         self._over.set()
         _within(SECONDS, self._done)
+        if self.place.rank == 0:  # the store goes with it, so the others should know that this is no trouble
+            _within(3 * SECONDS, self._all_done)
 
     def _done(self) -> None:
         with self._beating:
             self.store.set(f"beat {self.place.rank}", "done")
+
+    def _all_done(self) -> None:
+        while set(self._read().values()) != {"done"}:
+            time.sleep(SECONDS / 10)
 
     def fail(self, text: str, status: int = 1) -> bool:
         """Tell the others that this process ends. Returns whether it says why: another may have failed before."""
@@ -149,6 +153,10 @@ class Watch:
                 for rank, beat in (self._read() if self.place.rank == 0 else {}).items():
                     if beat != self._beats[rank][0] or beat == "done":
                         self._beats[rank] = beat, self._now
+                if self.place.rank and self.store.check(["beat 0"]) and self.store.get("beat 0") == b"done":
+                    self.store.set(f"beat {self.place.rank}", "done")
+                    self._over.set()  # process 0 leaves, and the store with it
+                    return
                 if self.store.check(["trouble"]):
                     self.trouble = Trouble(**json.loads(self.store.get("trouble")))
                 self._heard = self._now
@@ -198,7 +206,7 @@ class Watch:
             return f"{self._names(lost, now)}: no answer; {ADVICE}"
         steps = {rank: int(beat.split()[1]) for rank, beat in now.items() if beat != "done"}
         behind = [rank for rank, step in steps.items() if step < max(steps.values())]
-        what = str(error).splitlines()[0]
+        what = (str(error).splitlines() or [type(error).__name__])[0]
         if behind:
             return f"{self._names(behind, now)}: still at step {steps[behind[0]]}, and the others wait: {what}"
         return f"the connection between the processes broke: {what}"

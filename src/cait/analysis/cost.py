@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,20 +49,18 @@ def measure(config: CaiTConfig) -> Cost:
 def forward_gmacs(model: nn.Module, shape: Sequence[int]) -> float | None:
     """10⁹ multiply-adds of a network's forward pass on an image of `shape`; None if it cannot run without weights.
 
-    Whatever its place and its mode, the network stays as it is.
+    A copy without weights runs, so the network stays as it is.
     """
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    bare = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
-    modes = {module: module.training for module in model.modules()}
+    tensors = [*model.parameters(), *model.buffers()]
+    bare: dict[int, Any] = {id(tensor): torch.empty_like(tensor, device="meta") for tensor in tensors}
+    bare |= {id(weight): nn.Parameter(bare[id(weight)], requires_grad=False) for weight in model.parameters()}
     try:
+        copy = deepcopy(model, bare).eval()
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            torch.func.functional_call(model.eval(), bare, (torch.empty(1, *shape, device="meta"),))
+            copy(torch.empty(1, *shape, device="meta"))
         return counter.get_total_flops() / 2 / 1e9
     except Exception:  # a network of the user's own may do anything
         return None
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _gmacs(module: nn.Module, x: Tensor) -> float:

@@ -12,7 +12,8 @@ from cait import run
 class StepsOfAnotherSize(Callback):
     """Lightning counts batches: after a resume, count them in those of now.
 
-    Checkpoints are saved after whole steps. With `--data.global_batch N` all steps of all epochs are whole.
+    Checkpoints are saved after whole steps. With `--data.global_batch N` the steps of an epoch are whole, unless
+    `--trainer.limit_train_batches` cuts it amid one.
     """
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from datetime import timedelta
@@ -15,22 +16,26 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 from cait import launch
 from cait.errors import UserError, one_line
-from cait.watch import SILENCE, Place, Watch
+from cait.watch import Place, Watch
 
 
-def watch(trainer: Trainer, minutes: float, own_timeout: bool) -> None:
+def watch(trainer: Trainer, minutes: float, silence: float | None, own_timeout: bool) -> None:
     """Have the processes of `trainer` watch each other from their first connection on; nothing if there is only one.
 
     Args:
         trainer: that has not started yet.
         minutes: how long a collective operation waits for all processes.
+        silence: seconds without a sign of life after which a process counts as lost, unless the collectives time out
+            sooner; None waits for ever.
         own_timeout: the strategy brings its own time limit.
 
     Raises:
-        UserError: `minutes` is not above 0.
+        UserError: `minutes` or `silence` is not above 0.
     """
     if not minutes > 0:
         raise UserError(f"collective_timeout_minutes must be above 0, got {minutes}")
+    if silence is not None and not silence > 0:
+        raise UserError(f"silence_seconds must be above 0 or null, got {silence}")
     if trainer.world_size == 1:
         return
     strategy = trainer.strategy
@@ -38,8 +43,10 @@ def watch(trainer: Trainer, minutes: float, own_timeout: bool) -> None:
     if trainer.num_nodes > 1 and isinstance(here, LightningEnvironment) and "MASTER_ADDR" not in os.environ:
         raise UserError(f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun")
     connect = strategy.setup_environment
+    limit = math.inf if silence is None else min(silence, 60 * minutes)
 
     def connect_and_watch() -> None:
+        strategy.setup_environment = connect  # type: ignore[method-assign]  # for what comes after this fit
         launch.agree()
         try:
             connect()
@@ -48,7 +55,7 @@ def watch(trainer: Trainer, minutes: float, own_timeout: bool) -> None:
         if not own_timeout:
             limit_collectives(timedelta(minutes=minutes))
         store = dist.PrefixStore("cait/watch", dist.distributed_c10d._get_default_store().clone())
-        launch.watch = Watch(store, _place(trainer), min(SILENCE, 60 * minutes), lambda: trainer.global_step)
+        launch.watch = Watch(store, _place(trainer), limit, lambda: trainer.global_step)
         launch.watch.start()
         _replace_lightnings_observer()
 

@@ -86,7 +86,9 @@ def list_images(folder: Path, names: Sequence[str]) -> Files:
         if found is None:
             start = time.time_ns()
             found, times = _list(folder, names, pool)
-            if len(found) >= KEPT_FROM and max(changed for _, changed in times) < start - SETTLED:
+            changed = {when for _, when in times}
+            # File systems that show buckets as folders may have one time for all.
+            if len(found) >= KEPT_FROM and len(changed) > 1 and max(changed) < start - SETTLED:
                 _keep(kept, found, times)
     return found
 
