@@ -10,11 +10,14 @@ import importlib
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
 import types
 import warnings
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as `cait` has it, before torch is loaded
 
 import forked
 import numpy
@@ -68,7 +71,10 @@ def fork_for_lightning() -> list | None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if not os.fork():
         ours.close()
-        return serve(theirs)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to all
+        request = serve(theirs)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return request
     theirs.close()
     forked.asked = ours
     forked.adopt_orphans()

@@ -10,8 +10,9 @@ import logging
 import os
 import re
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,6 +71,7 @@ WARNINGS = (
     r".*number of training batches .* is smaller than the logging interval",
 )
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 VERBS = ("fit", "validate", "test", "predict")
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
@@ -423,14 +425,31 @@ def drive(
         UserError: bad input, a setting that Lightning refuses, or a file that cannot be used.
     """
     try:
-        kind(arguments, module or CaiTModule, data or ImageNetDataModule)
+        with _full_disk_told_once():
+            kind(arguments, module or CaiTModule, data or ImageNetDataModule)
     except MisconfigurationException as error:
         raise UserError(one_line(error)) from error
     except OSError as error:
         # With a name it is about a file: no permission, a file for a folder. A full disk comes without one.
-        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.filename is None and error.errno not in DISK_FULL:
             raise
         raise UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _full_disk_told_once() -> Iterator[None]:
+    """TensorBoard writes in a thread, which would tell with a traceback what the run tells in a line."""
+    before = threading.excepthook
+
+    def tell(given: threading.ExceptHookArgs) -> None:
+        if not (isinstance(given.exc_value, OSError) and given.exc_value.errno in DISK_FULL):
+            before(given)
+
+    threading.excepthook = tell
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def _listed(value: Any) -> list[Any]:
