@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo
-from conftest import SMALL, Cait, checkpoint, python, start
+from conftest import SMALL, Cait, checkpoint, python, slow, start
 from test_survival import assert_same, wait_for_steps
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -42,7 +42,7 @@ def evaluate(model: CaiT, images: Tensor) -> Tensor:
 
 
 @needs_a_compiler
-@pytest.mark.parametrize("mode", ["skip", pytest.param("subset", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", slow("skip", "subset"))
 def test_compiled_is_the_eager_network_without_breaks_or_recompilations(mode: str) -> None:
     torch._dynamo.reset()
     eager, compiled = network(mode), network(mode)

@@ -154,6 +154,11 @@ def test_a_torn_folder_is_found(both: tuple[Path, list[dict]], tmp_path: Path) -
         assert newest_whole(torn) == torn / "previous.ckpt", name
         file.unlink()
         assert newest_whole(torn) == torn / "previous.ckpt", name
+    sums = tmp_path / sharded.REST / "previous.ckpt" / sharded.CHECKSUMS
+    content = sums.read_bytes()
+    for place in range(len(content)):  # as one that makes the name of a file that of another
+        sums.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        assert not is_whole(sums.parent), content[place : place + 20]
     shutil.rmtree(tmp_path / sharded.REST / "previous.ckpt")
     with pytest.raises(UserError, match=r"no checkpoint in .* is whole"):
         newest_whole(tmp_path / sharded.REST)

@@ -225,7 +225,8 @@ def is_whole(folder: Path) -> bool:
     """Whether every file of a checkpoint has the size and the checksum that were written with it."""
     try:
         sums = json.loads((folder / CHECKSUMS).read_text())
-        return {REST, METADATA} <= sums.keys() and all(
+        there = {REST, METADATA, *(path.name for path in folder.glob("*.distcp"))}
+        return there <= sums.keys() and all(
             (folder / name).stat().st_size == size and _crc32(folder / name) == crc
             for name, (size, crc) in sums.items()
         )
