@@ -9,7 +9,7 @@ depth, a moving average, accumulated gradients and a checkpoint every few steps.
 to the main process or to its whole group, at a moment drawn over the length of the run, or as soon
 as a checkpoint is being written. A run that ends before its kill is compared, and another begun.
 Compared are weights, moving average, optimiser, schedule, counters, `metrics.csv` and TensorBoard's
-scalars, all to the last bit. On GPUs the runs are made with --trainer.deterministic true.
+scalars but the throughput, all to the last bit. On GPUs the runs are made with --trainer.deterministic true.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ def outcome(run: Path) -> dict[str, Any]:
     """All that a run has come to."""
     checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-    scalars = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("throughput/")]  # which measure time
+    scalars = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
     return {
         "weights": checkpoint["state_dict"],
         "moving average": checkpoint["callbacks"]["EMA"],
