@@ -92,7 +92,7 @@ def test_the_first_that_fails_says_why_and_ends_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("silent", [1, *slow(0)])
 def test_a_stopped_process_ends_the_others_and_is_named(silent: int, tmp_path: Path) -> None:
-    processes = Processes(tmp_path, sleep, limit=6.0)
+    processes = Processes(tmp_path, sleep, limit=15.0)  # far above what a busy machine holds up a healthy one
     os.kill(processes.all[silent].pid, signal.SIGSTOP)
     assert processes.ended(*{0, 1, 2} - {silent}) == [1, 1]
     said = processes.said()
@@ -100,20 +100,21 @@ def test_a_stopped_process_ends_the_others_and_is_named(silent: int, tmp_path: P
     assert said == ["", ""]
 
 
+@pytest.mark.slow
 def test_a_process_may_go_on_after_process_0_has_ended(tmp_path: Path) -> None:
     def main(own: Watch, rank: int) -> None:
         if rank > 0:
             assert own._over.wait(LIMIT)
-            time.sleep(3 * own.limit)
+            time.sleep(2 * own.limit)
         own.stop()
 
-    assert Processes(tmp_path, main, limit=2.0).ended(0, 1, 2) == [0, 0, 0]
+    assert Processes(tmp_path, main, limit=15.0).ended(0, 1, 2) == [0, 0, 0]
 
 
 def test_a_killed_process_is_found_behind_the_broken_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "PATIENCE", 4.0)  # the processes are forked
+    monkeypatch.setattr(watch, "PATIENCE", 8.0)  # the processes are forked
 
     def main(own: Watch, rank: int) -> None:
         if rank == 1:
