@@ -20,6 +20,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import bare
 import torch
 from lightning.pytorch import Callback, Trainer
 from report import stamp
@@ -89,17 +90,7 @@ def measure(name: str, img_size: int, batch: int, rounds: int, folder: Path) -> 
     images, labels = torch.randn(batch, 3, img_size, img_size), torch.randint(0, 1000, (batch,))
     last = LastCheckpoint(folder, every_n_steps=10**9)
     timed = Rounds(last, rounds)
-    trainer = Trainer(
-        max_steps=10**6,
-        accelerator="auto",
-        devices=1,
-        precision="bf16-mixed",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[EMA(0.999), timed],
-    )
+    trainer = bare.trainer(max_steps=10**6, callbacks=[EMA(0.999), timed])
     trainer.fit(module, DataLoader([(images, labels)] * 10**6, batch_size=None))
     size = (folder / "last.ckpt").stat().st_size / 1e9
     found = timed.results[1:]

@@ -20,6 +20,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import bare
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from report import stamp
@@ -77,18 +78,7 @@ def run(name: str, batch: int, steps: int, folder: Path) -> tuple[list[float], f
     images, labels = torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch,))
     last = LastCheckpoint(folder, SAVE_EVERY)
     both = EveryOtherStep([StepSeed(0), NonFiniteGuard(folder, 10), last])
-    trainer = Trainer(
-        max_epochs=1,
-        accelerator="auto",
-        devices=1,
-        precision="bf16-mixed",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[both],
-        plugins=[DurableCheckpointIO()],
-    )
+    trainer = bare.trainer(max_epochs=1, callbacks=[both], plugins=[DurableCheckpointIO()])
     # One batch over and over, without workers: the loader is not what is measured.
     trainer.fit(module, DataLoader([(images, labels)] * steps, batch_size=None))
     begin = time.perf_counter()

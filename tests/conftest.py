@@ -135,11 +135,32 @@ def checkpoint(run: Path) -> dict:
     return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
 
 
+def link_digits(folder: Path, digits_root: Path) -> None:
+    """Put the digits at data/digits, where runs look for them."""
+    (folder / "data").mkdir()
+    (folder / "data/digits").symlink_to(digits_root)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
+    """A folder with the digits, for the runs that a file's tests share."""
+    folder = tmp_path_factory.mktemp("place")
+    link_digits(folder, digits_root)
+    return folder
+
+
+def ended(place: Path, name: str, recipe: list[str]) -> Path:
+    """Train a run to its end; returns its folder."""
+    job = start(place, "fit", *recipe, f"--run_name={name}")
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 0, output
+    return place / "logs" / name
+
+
 @pytest.fixture
 def cait(tmp_path: Path, digits_root: Path) -> Cait:
     """Run `cait` as a user does, in a folder of its own that has the digits at data/digits."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "digits").symlink_to(digits_root)
+    link_digits(tmp_path, digits_root)
 
     def run(*arguments: str, command: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         job = start(tmp_path, *arguments, command=command, stderr=subprocess.PIPE)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import LIMIT, SMALL, Cait, Forked, environment, rows, start
+from conftest import LIMIT, SMALL, Cait, Forked, ended, environment, rows, start
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from test_survival import wait_for_steps
 from torch.utils._pytree import tree_flatten_with_path
@@ -318,20 +318,9 @@ def test_other_settings_train_as_with_ddp(settings: dict, trainers: dict, tolera
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
-    (folder / "data").mkdir()
-    (folder / "data/digits").symlink_to(digits_root)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def whole(place: Path) -> Path:
     """The run of RECIPE that nothing happened to."""
-    job = start(place, "fit", *RECIPE, "--run_name=whole")
-    output = job.communicate(timeout=LIMIT)[0]
-    assert job.returncode == 0, output
-    return place / "logs/whole"
+    return ended(place, "whole", RECIPE)
 
 
 def assert_same(ours: Path, theirs: Path) -> None:

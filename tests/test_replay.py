@@ -167,14 +167,6 @@ RECIPE = [
 FIRST_IS_BEST = ["--best_metric=val/loss", "--best_mode=max", "--save_every_n_steps=5"]
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
-    folder = tmp_path_factory.mktemp("replay")
-    (folder / "data").mkdir()
-    (folder / "data/digits").symlink_to(digits_root)
-    return folder
-
-
 def cait(place: Path, *arguments: str) -> str:
     job = start(place, *arguments)
     output, _ = job.communicate()

@@ -194,7 +194,10 @@ def test_a_making_that_is_killed_goes_on_to_the_same_files(
         module(out)
     other = ["shards", str(digits_root), str(out), "--images=41"]
     assert "holds a part of other shards" in refusal(other, capsys)
-    before = {path: path.stat().st_mtime_ns for path in out.glob("[tv]*/chunk-*.bin")}
+    # The last chunk may lie there without the record that vouches for it: the kill came between the two renames.
+    chunks = [path for path in out.glob("[tv]*/chunk-*.bin") if making.record_of(path).is_file()]
+    before = {path: path.stat().st_mtime_ns for path in chunks}
+    assert len(before) >= kills[-1] - 1
     make(digits_root, out, "--images=40", "--workers=1")
     assert {path: path.stat().st_mtime_ns for path in before} == before  # what was made is not made again
     assert tree(out) == tree(make(digits_root, tmp_path / "whole", "--images=40", "--workers=2"))

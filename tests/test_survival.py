@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import LIMIT, SMALL, Cait, checkpoint, environment, rows, slow, start
+from conftest import LIMIT, SMALL, Cait, checkpoint, ended, environment, rows, slow, start
 from lightning.pytorch.callbacks import LambdaCallback
 from PIL import Image
 from test_module import FIELDS, Chosen, loader, module, precision_of, trainer
@@ -44,14 +44,6 @@ TWO = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=d
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
-    (folder / "data").mkdir()
-    (folder / "data/digits").symlink_to(digits_root)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def whole(place: Path) -> Path:
     """The run of RECIPE that nothing happened to."""
     return ended(place, "one", RECIPE)
@@ -61,13 +53,6 @@ def whole(place: Path) -> Path:
 def whole_of_two(place: Path) -> Path:
     """The same on two processes."""
     return ended(place, "two", [*RECIPE, *TWO])
-
-
-def ended(place: Path, name: str, recipe: list[str]) -> Path:
-    job = start(place, "fit", *recipe, f"--run_name={name}")
-    output = job.stdout.read()
-    assert job.wait() == 0, output
-    return place / "logs" / name
 
 
 def assert_same(run: Path, whole: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from conftest import LIMIT, SMALL, environment, slow, start
+from conftest import LIMIT, SMALL, environment, link_digits, slow, start
 from test_nodes import ENDLESS, torchrun
 from test_survival import TWO
 
@@ -227,8 +227,7 @@ def alive(group: int) -> list[str]:
 def test_a_rank_that_fails_amid_an_epoch_ends_all(
     launcher: str, rank: int, how: str, words: str, tmp_path: Path, digits_root: Path
 ) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/digits").symlink_to(digits_root)
+    link_digits(tmp_path, digits_root)
     fails = [
         "--trainer.callbacks+=recorder.Fails",
         f"--trainer.callbacks.rank={rank}",

@@ -300,7 +300,7 @@ class ImageNetDataModule(LightningDataModule):
 
     def _check_order(self) -> None:
         """Refuse an order that the source does not have, and tell what the published one costs over a network."""
-        chunks, source = self._chunks(), self.source
+        chunks, source = self._chunks, self.source
         if not isinstance(source, ShardSource):
             return
         if chunks is not None:
@@ -365,7 +365,7 @@ class ImageNetDataModule(LightningDataModule):
             "batches accumulated": accumulated // whole_steps,
             "training pictures": len(self.source.train),
             "digest of the training pictures' names": self._digest,
-            ORDER: self._order(),
+            ORDER: self._order,
         }
         return {"class_names": self.class_names, "depends_on": depends, "accumulated": accumulated}
 
@@ -389,14 +389,16 @@ class ImageNetDataModule(LightningDataModule):
                     "to go on all the same add --data.check_resume false"
                 )
 
+    @cached_property
     def _order(self) -> str:
         """The order of the images, and what it depends on beside seed and repeats."""
-        chunks = self._chunks()
+        chunks = self._chunks
         if chunks is None:
             return "published"
         layout = hashlib.sha256(chunks.numpy().tobytes()).hexdigest()[:16]
         return f"windowed over {self.window} of the chunks {layout}"
 
+    @cached_property
     def _chunks(self) -> Tensor | None:
         """The chunk of each training image, if the order goes by chunks. Raises UserError if there are none."""
         samples = self.source.train
@@ -419,7 +421,7 @@ class ImageNetDataModule(LightningDataModule):
     def train_dataloader(self) -> TrainLoader:
         rank, world_size = self._rank_and_world()
         how = (self.batch_size, self.seed, self.repeats, rank, world_size, self.decode_once)
-        sampler = TrainBatchSampler(len(self.train_images), *how, self._chunks(), self.window)
+        sampler = TrainBatchSampler(len(self.train_images), *how, self._chunks, self.window)
         sampler.accumulated = self._accumulated or 1
         if len(sampler) == 0:
             raise UserError(

@@ -98,13 +98,35 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def replace(beside: Path, path: Path, previous: Path | None = None) -> None:
-    """Put a folder that was written `beside`, or a file, in the place of `path`, which is kept as `previous`.
+    """Put a file or folder that was written `beside` in the place of `path`, which is kept as `previous`.
 
-    No rename replaces a folder, so the one that goes is moved away first. A kill between the two renames leaves
-    it there, and `clear_scratch` puts it back.
+    A kill at any moment leaves one of the two. No rename replaces a folder, so the one that goes is moved away first.
+    A kill between those renames leaves it there, and `clear_scratch` puts it back.
     """
+    if any(place is not None and place.is_dir() for place in (beside, path, previous)):
+        _replace_folder(beside, path, previous)
+        return
+    if previous is not None and path.exists():
+        _keep(path, previous)
+    os.replace(beside, path)
+    flush(path.parent)
+
+
+def _keep(path: Path, previous: Path) -> None:
+    """Give the file at `path` the name `previous` too."""
+    link = scratch(previous)
+    link.unlink(missing_ok=True)
+    try:
+        os.link(path, link)
+    except OSError:  # a file system without links: `path` is missing until the new file takes its place
+        os.replace(path, previous)
+    else:
+        os.replace(link, previous)
+
+
+def _replace_folder(beside: Path, path: Path, previous: Path | None) -> None:
     if beside.is_dir():
-        flush_folder(beside)
+        flush(beside)
     goes = previous or path
     away = goes.with_name(f".{goes.name}{AWAY}")
     remove(away)
@@ -114,14 +136,14 @@ def replace(beside: Path, path: Path, previous: Path | None = None) -> None:
         if previous is not None:
             path.rename(previous)
     beside.rename(path)
-    flush_folder(path.parent)
+    flush(path.parent)
     with suppress(OSError):  # NFS keeps a folder that somebody reads; `clear_scratch` comes back to it
         remove(away)
 
 
-def flush_folder(folder: Path) -> None:
-    """Have the disk hold the names in a folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def flush(path: Path) -> None:
+    """Have the disk hold a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -41,13 +41,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
-            if path.is_dir() or (previous is not None and Path(previous).is_dir()):  # of a run that was sharded
-                run.replace(beside, path, previous and Path(previous))
-            else:
-                if previous is not None and path.exists():
-                    _keep(path, Path(previous))
-                os.replace(beside, path)
-            run.flush_folder(path.parent)
+            run.replace(beside, path, previous and Path(previous))
         except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
             cause = error if isinstance(error, OSError) else error.__context__ or error
             self.error = f"cannot write {path}: {getattr(cause, 'strerror', None) or cause}"
@@ -61,18 +55,6 @@ class DurableCheckpointIO(TorchCheckpointIO):
         if Path(path).is_dir():
             return run.read_checkpoint(path)
         return super().load_checkpoint(path, *arguments, **settings)
-
-
-def _keep(path: Path, previous: Path) -> None:
-    """Give the file at `path` the name `previous` too."""
-    link = scratch(previous)
-    link.unlink(missing_ok=True)
-    try:
-        os.link(path, link)
-    except OSError:  # a file system without links: `path` is missing until the new file takes its place
-        os.replace(path, previous)
-    else:
-        os.replace(link, previous)
 
 
 def is_whole(path: Path) -> bool:

@@ -138,7 +138,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
                 run.remove(beside)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """A checkpoint, sharded or plain, of which each process holds its part."""
+        """Read a checkpoint, sharded or plain. Each process keeps only its own part."""
         mesh, path = self.device_mesh["data_parallel"], Path(checkpoint_path)
         if not path.is_dir():
             return sharded.share_out(run.read_checkpoint(path), mesh, self._is_sharded)

@@ -46,11 +46,11 @@ class ThroughputLog(Callback):
         self.data, self.every_n_steps = data, every_n_steps
         self._path: Path | None = None
         self.gmacs: float | None = None
-        """10⁹ multiply-adds of a forward pass on an image; None if they cannot be counted."""
+        """10⁹ multiply-adds of a forward pass on an image; None if they cannot be counted. Process 0 alone counts."""
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        # Before the module compiles its blocks.
-        self.gmacs = forward_gmacs(pl_module.model, network.input_shape(pl_module.hparams))
+        if trainer.is_global_zero:  # the others write nothing; before the module compiles its blocks
+            self.gmacs = forward_gmacs(pl_module.model, network.input_shape(pl_module.hparams))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._every = trainer.log_every_n_steps if self.every_n_steps is None else self.every_n_steps  # type: ignore[attr-defined]

@@ -168,7 +168,7 @@ class Units(Dataset[int]):
             data = Path(written).read_bytes()
             record = describe(data, labels, sums) | {"litdata": content["chunks"][0], "config": content["config"]}
             record["litdata"]["filename"] = path.name
-            _sync(Path(written))
+            run.flush(Path(written))
             Path(written).replace(path)
             beside = Path(scratch) / "record"
             beside.write_text(json.dumps(record))
@@ -264,8 +264,3 @@ def _table(records: list[Record], order: np.ndarray, names: list[bytes]) -> dict
     }
     ends = np.cumsum([len(name) for name in names], dtype=np.int64)
     return {"names": np.frombuffer(b"".join(names), np.uint8), "ends": ends, "places": places, **table}
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

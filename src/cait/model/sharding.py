@@ -84,7 +84,7 @@ def is_sharded(network: nn.Module) -> bool:
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """The whole tensor, of which this process may hold a part alone. All processes must call it together."""
+    """Return the whole tensor, even if each process holds only a part. All processes must call it together."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
