@@ -14,6 +14,7 @@ N ?= 50
 DATA ?=
 OUT ?=
 SIZE ?=
+TORCH ?=
 IMAGES ?=
 ARGS ?=
 
@@ -129,17 +130,19 @@ lint: $(READY) ## Check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 .PHONY: setup
-setup: $(READY) ## Only create .venv and install; every other target does this by itself
+setup: $(READY) ## Only create .venv and install; every other target does this by itself. TORCH=cpu: without CUDA
 
 .PHONY: clean
 clean: ## Remove .venv and caches; data and logs stay
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
 
+.PHONY: lock
+lock: ## Pin all packages anew in constraints.txt, with their hashes; keeps the versions that still fit (needs uv)
+	@uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock" --extra dev \
+	  pyproject.toml --output-file constraints.txt
+
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version 2>&1); try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
-	@echo "Setting up $(VENV) once: PyTorch with CUDA and all else in their pinned versions, 6 GB, some minutes."
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@echo "Setting up $(VENV) once, some minutes:"
+	@PYTHON='$(PYTHON)' scripts/setup.sh $(VENV) $(TORCH)
 	@touch $@
 	@echo "$(VENV) is ready."
