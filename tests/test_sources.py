@@ -668,6 +668,18 @@ def test_an_image_that_ones_own_data_set_cannot_read_is_replaced_and_listed(own:
     }
 
 
+def test_an_unreadable_image_is_not_listed_anew_in_every_epoch(own: str, tmp_path: Path) -> None:
+    data = module(f"{own}:Torn", max_bad_share=0.1, num_workers=1)
+    data.unreadable_path = tmp_path / "unreadable_images.csv"
+    data.setup("fit")
+    lines = []
+    for _ in range(3):
+        assert len(list(data.train_dataloader())) == 6
+        assert data.unreadable.check() == 1
+        lines.append(data.unreadable_path.read_text().count("\n"))
+    assert lines == [1, 1, 1]
+
+
 def test_an_image_without_a_class_is_not_counted_in_validation(own: str) -> None:
     data = module(f"{own}:Unlabelled")
     data.setup("validate")

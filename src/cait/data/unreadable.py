@@ -50,12 +50,13 @@ class UnreadableImages:
             return {row[0]: row[1] for row in csv.reader(file) if len(row) == 2}
 
     def check(self) -> int:
-        """Number of images that all processes have noted so far.
+        """Number of images that all processes have noted so far; none of them is noted again.
 
         Raises:
             UserError: there are more than `limit`.
         """
         reasons = self.read()
+        self.seen.update(reasons)  # the next epoch's workers inherit this; else the file would grow in every epoch
         if len(reasons) > self.limit:
             self._fail(len(reasons), next(iter(reasons.values())))
         return len(reasons)
