@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import itertools
 import logging
@@ -11,11 +10,13 @@ import os
 import re
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import lightning
 from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -26,7 +27,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cait import launch, run, signature
+from cait import launch, refusals, run, signature
 from cait.callbacks import together
 from cait.callbacks.accumulation import StepsOfAnotherSize
 from cait.callbacks.background import BackgroundCheckpointIO
@@ -47,7 +48,6 @@ from cait.callbacks.unreadable import UnreadableReport
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
 from cait.module import CaiTModule
-from cait.objects import is_path
 
 # Lightning says these at every start. The user cannot change them, or has asked for them.
 NOISE = (
@@ -203,22 +203,16 @@ class CaiTCLI(LightningCLI):
             raise UserError(self._not_made) from error  # jsonargparse would tell it at length
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        for file in refusals.config_files(self.arguments):
+            refusals.check_config(file)
         try:
-            self.config = parser.parse_args(self.arguments)
-        except (ArgumentError, UnicodeDecodeError) as error:  # the second from a file that is not text
-            raise UserError(_parse_error(str(error)) + self._did_you_mean(str(error))) from error
+            self.config = parser.parse_args(refusals.join_negative(self.arguments))
+        except ArgumentError as error:
+            known = list(self._parser(self.arguments[0]).get_defaults().keys(branches=True))
+            raise UserError(refusals.explain(str(error), self.arguments, known)) from error
         seed = self.config[self.config.subcommand].seed_everything
         if isinstance(seed, bool) or not 0 <= seed < 2**32:  # to Lightning true is a random seed, false none
             raise UserError(f"--seed_everything must be a whole number from 0 to {2**32 - 1}, got {seed}")
-
-    def _did_you_mean(self, message: str) -> str:
-        unknown = re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message)
-        verb = self.arguments[0]
-        if not unknown or verb not in VERBS:
-            return ""
-        known = self._parser(verb).get_defaults().keys(branches=True)
-        near = difflib.get_close_matches(unknown[1], known, n=1)
-        return f"; did you mean --{near[0]}?" if near else f"; `cait {verb} --help` lists what there is"
 
     def _parse_ckpt_path(self) -> None:
         if self.config.subcommand == "fit":
@@ -284,7 +278,7 @@ class CaiTCLI(LightningCLI):
             return self._trainer(**kwargs)
         except BaseException:
             if self.claim:
-                self.claim.undo()  # the run's name stays free
+                self.claim.undo()
             raise
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
@@ -306,6 +300,8 @@ class CaiTCLI(LightningCLI):
             # workers. They ignore SIGTERM, so Python would wait for them for ever.
             with contextlib.suppress(Exception):
                 self.trainer.fit_loop.teardown()
+            if self.claim:
+                self.claim.undo()
             if isinstance(error, SystemExit | KeyboardInterrupt):  # all processes stop, as they have agreed
                 together.part()
             raise
@@ -337,7 +333,7 @@ class CaiTCLI(LightningCLI):
                 own_timeout = isinstance(given.strategy, Strategy)
                 config = self.config.fit
                 together.watch(trainer, config.collective_timeout_minutes, config.silence_seconds, own_timeout)
-        except ValueError as error:  # Lightning's, of arguments that do not fit together
+        except (ValueError, TypeError, ImportError) as error:  # Lightning's, of settings that do not fit together
             raise UserError(one_line(error)) from error
         self._check_trainer(trainer, bool(given.sync_batchnorm))
         return trainer
@@ -356,13 +352,13 @@ class CaiTCLI(LightningCLI):
         """Claim the folder of the run, and make its loggers and callbacks."""
         config = self.config.fit
         callbacks: list[Callback] = []
-        for setting in ("max_epochs", "max_steps", "limit_train_batches"):
-            if given[setting] == 0:
-                raise UserError(f"--trainer.{setting} 0 trains nothing")
+        refusals.check_trainer(given)
         self.run_dir = self._claim_run_dir()
         first_step = self._first_step()
         config.ckpt_path = None  # the run's configuration does not say where it was resumed from
         kwargs["default_root_dir"] = self.run_dir
+        if self.claim:
+            callbacks.append(self.claim)
         if not given.fast_dev_run:
             self.datamodule.unreadable_path = self.run_dir / run.UNREADABLE
             callbacks.append(RunSummary(self.run_dir, first_step))
@@ -429,11 +425,21 @@ def drive(
             kind(arguments, module or CaiTModule, data or ImageNetDataModule)
     except MisconfigurationException as error:
         raise UserError(one_line(error)) from error
+    except (ValueError, RuntimeError) as error:  # settings that do not go with the data, or with each other
+        if isinstance(error, UserError) or not _is_lightnings(error):
+            raise
+        raise UserError(one_line(error)) from error
     except OSError as error:
         # With a name it is about a file: no permission, a file for a folder. A full disk comes without one.
         if error.filename is None and error.errno not in DISK_FULL:
             raise
         raise UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror}") from error
+
+
+def _is_lightnings(error: Exception) -> bool:
+    """Whether Lightning itself raised the error, and not code that it calls."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return Path(lightning.__file__).parent in Path(last.filename).parents
 
 
 @contextlib.contextmanager
@@ -490,21 +496,3 @@ def _new_folder(root: Path, base: str) -> str:
             (root / name).mkdir()
             break
     return name
-
-
-def _parse_error(text: str) -> str:
-    line = one_line(text)
-    # If a value may be of several types, jsonargparse lists what each of them has against it. Show the first.
-    union = re.match(
-        r'Parser key "(.+?)": .*?Does not validate against any of the Union subtypes .*? '
-        r"Errors: - (.+?)(?: - .*)? Given value type: .*? Given value: (.*)",
-        line,
-    )
-    if not union:
-        return line
-    setting, reason, value = union.groups()
-    if problem := re.match(r"Problem with given class_path '(.+?)': (.*)", reason):
-        return f"--{setting}: cannot use {problem[1]}: {problem[2]}"
-    if setting.startswith("trainer.") and is_path(value):
-        reason = f"write a class with a dot, {value.replace(':', '.')}"
-    return f"--{setting} cannot be {value!r}" + ("" if reason.startswith("Expected a") else f": {reason}")
