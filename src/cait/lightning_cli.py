@@ -25,6 +25,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from rich.console import Console
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cait import launch, refusals, run, signature
@@ -34,6 +35,7 @@ from cait.callbacks.background import BackgroundCheckpointIO
 from cait.callbacks.banner import Banner
 from cait.callbacks.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.callbacks.claim import Claim, shared
+from cait.callbacks.class_hits import ClassHits
 from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA
 from cait.callbacks.fsdp import FullyShardedStrategy
@@ -41,7 +43,7 @@ from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.loggers import run_loggers
 from cait.callbacks.monitor import Monitor
 from cait.callbacks.predictions import PredictionsFile
-from cait.callbacks.progress import EpochLines, RunProgressBar, RunSummary
+from cait.callbacks.progress import EpochLines, RunProgressBar, RunSummary, TimeLeft
 from cait.callbacks.seeding import StepSeed
 from cait.callbacks.throughput import ThroughputLog
 from cait.callbacks.unreadable import UnreadableReport
@@ -57,6 +59,7 @@ NOISE = (
     "Seed set to",
     "Loading `train_dataloader`",
     "Trainer already configured with model summary",
+    "`Trainer.fit` stopped: `max_",  # the summary says it
 )
 WARNINGS = (
     r".*LeafSpec.* is deprecated",
@@ -152,7 +155,7 @@ class CaiTCLI(LightningCLI):
             },
             seed_everything_default=0,
             auto_configure_optimizers=False,
-            parser_kwargs=strict | {verb: strict.copy() for verb in VERBS},
+            parser_kwargs=strict | {verb: strict | {"usage": f"cait {verb} [--NAME VALUE ...]"} for verb in VERBS},
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -184,6 +187,8 @@ class CaiTCLI(LightningCLI):
         parser.link_arguments("data.std", "model.std")
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+        shown = parser._action_groups  # in the order of --help: the Trainer's hundred last
+        shown.append(shown.pop(shown.index(parser.groups["trainer"])))
 
     def _make(self, kind: Any, *args: Any, **kwargs: Any) -> Any:
         """Make a callback or a logger that a setting names."""
@@ -231,6 +236,8 @@ class CaiTCLI(LightningCLI):
             checkpoint = run.read_checkpoint(config.ckpt_path, without=run.TENSORS)
             config.weights_only = True  # whatever the configuration says; Lightning reads the file again
             self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
+            if self.config.subcommand == "fit":
+                _check_length(config.trainer, checkpoint, config.ckpt_path)
             if self.config.subcommand == "predict" and config.data.predict_root is not None:
                 # The checkpoint knows the classes; the training folder need not be there.
                 config.data.class_names = run.class_names(checkpoint)
@@ -342,9 +349,10 @@ class CaiTCLI(LightningCLI):
         """The callbacks that show the progress."""
         if given.enable_progress_bar is False:
             return []
-        wait = DataWait(self.datamodule, sys.stdout.isatty())
+        wait = DataWait(self.datamodule)
         if sys.stdout.isatty():
-            return [wait, RunProgressBar()]
+            left = TimeLeft()
+            return [wait, left, EpochLines(wait, Console().width), RunProgressBar(left)]
         kwargs["enable_progress_bar"] = False
         return [wait, EpochLines(wait)]
 
@@ -361,7 +369,8 @@ class CaiTCLI(LightningCLI):
             callbacks.append(self.claim)
         if not given.fast_dev_run:
             self.datamodule.unreadable_path = self.run_dir / run.UNREADABLE
-            callbacks.append(RunSummary(self.run_dir, first_step))
+            classes = ClassHits(self.datamodule)
+            callbacks += [classes, RunSummary(self.run_dir, first_step, classes)]
         if given.max_steps > 0:  # a trial of a few steps logs metrics too
             kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
         if given.logger is not False:
@@ -476,6 +485,15 @@ def _check_strategy(kind: type) -> None:
         raise UserError(
             f"--trainer.strategy: runs save and resume with ddp, fsdp2 or on a single device, not {kind.__name__}"
         )
+
+
+def _check_length(given: Any, checkpoint: run.Checkpoint, path: str) -> None:
+    """Refuse a run that is to end before the point where its checkpoint stands."""
+    progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current", {})
+    done = {"max_epochs": progress.get("processed", 0), "max_steps": int(checkpoint["global_step"])}
+    for name, count in done.items():
+        if given[name] is not None and 0 < given[name] < count:
+            raise UserError(f"--trainer.{name} {given[name]}: {path} has done {count} already; give more to go on")
 
 
 def _recipe(configs: Iterable[str]) -> str:
