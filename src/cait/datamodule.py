@@ -179,6 +179,8 @@ class ImageNetDataModule(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if not root:
+            raise UserError("root is empty; name a folder or a data set with --data.root")
         self.root, self.img_size, self.seed = root.rstrip("/") if "://" in root else Path(root), img_size, seed
         sets = (train_split, val_split, val_fraction, data_dir, download, input_key, target_key)
         self._open_source = partial(open_source, root, *sets, cache_gb, order == "windowed")

@@ -435,6 +435,11 @@ def drive(
     except MisconfigurationException as error:
         raise UserError(one_line(error)) from error
     except (ValueError, RuntimeError) as error:  # settings that do not go with the data, or with each other
+        if re.search(r"out of memory|can't allocate memory", str(error)):
+            raise UserError(
+                f"{one_line(error).split('. ')[0]}: lower --data.batch_size or --data.img_size, take a smaller model, "
+                "or add --model.grad_checkpointing true"
+            ) from error
         if isinstance(error, UserError) or not _is_lightnings(error):
             raise
         raise UserError(one_line(error)) from error
@@ -474,6 +479,8 @@ def _listed(value: Any) -> list[Any]:
 def _check_named_strategy(given: str | Strategy) -> None:
     if isinstance(given, Strategy):
         _check_strategy(type(given))
+    elif "spawn" in given.lower():  # the run's callbacks cannot be sent to another process
+        raise UserError(f"--trainer.strategy {given} is not for runs; take ddp")
     elif given.lower() in StrategyRegistry:
         _check_strategy(StrategyRegistry[given.lower()]["strategy"])
     elif given != "auto":

@@ -228,13 +228,24 @@ def _value(key: str, reason: str) -> str:
     types, errors, value = union.groups()
     if key == "seed_everything":
         return f"--{key} cannot be {value!r}: it takes a whole number"
+    if part := re.match(r"NestedArg\(key='(.+?)'", value):
+        return f"--{key}.{part[1]} has no class to set it of: name one first, --{key} CLASS"
     if problem := re.search(r"Problem with given class_path '(.+?)': (.*?)(?: - |$)", errors):
         return f"--{key}: cannot use {problem[1]}: {_of_class(problem[2])}"
     if key.startswith("trainer.") and is_path(value):
         return f"--{key} cannot be {value!r}: write a class with a dot, {value.replace(':', '.')}"
     if "Expected a dot import path string" in errors:
-        return f"--{key} cannot be {value!r}: there is no such class; write lightning's by name, yours as package.Class"
+        value = value.strip("[]'")
+        return f"--{key} cannot be {value!r}: there is no such class{did_you_mean(value, _classes(key))}"
     return f"--{key} cannot be {value!r}: it takes {_words(types)}"
+
+
+def _classes(key: str) -> list[str]:
+    """The classes that Lightning knows by name for a setting."""
+    from lightning.pytorch import callbacks, loggers
+
+    known: Any = {"trainer.callbacks": callbacks, "trainer.logger": loggers}.get(key)
+    return [name for name in dir(known) if name[0].isupper()] if known else []
 
 
 def _of_class(reason: str) -> str:
