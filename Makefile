@@ -55,6 +55,10 @@ visualize: $(READY) ## Draw what the run RUN sees in IMAGES (files or folders), 
 plot: $(READY) ## Draw the curves of the run RUN and the heat maps of its layers
 	@$(BIN)/cait plot $(if $(RUN),'$(RUN)') $(ARGS)
 
+.PHONY: runs
+runs: $(READY) ## List the runs in logs/: epochs, best accuracy, whether they run or are finished
+	@$(BIN)/cait runs $(ARGS)
+
 .PHONY: compare
 compare: $(READY) ## Show what differs between the runs RUNS="a b", and their curves over each other
 	@$(BIN)/cait compare $(RUNS) $(ARGS)

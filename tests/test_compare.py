@@ -95,7 +95,7 @@ def test_what_cannot_be_compared_is_told_in_one_line(
     assert "logs/bare/config.yaml is missing" in refused(capsys, "compare", "short", "bare")
     for content in (b"a: [", b"- 1", b"\xff"):
         (bare / "config.yaml").write_bytes(content)
-        assert "logs/bare/config.yaml is no configuration" in refused(capsys, "compare", "short", "bare")
+        assert "logs/bare/config.yaml is not " in refused(capsys, "compare", "short", "bare")
     shutil.copy("logs/short/config.yaml", bare / "config.yaml")
     assert "logs/bare/metrics.csv is missing" in refused(capsys, "compare", "short", "bare")
     (bare / "metrics.csv").write_text("epoch,step,train/loss\n0,")

@@ -16,6 +16,7 @@ from torch import Tensor
 from cait import ImageNetDataModule
 from cait.callbacks import data_wait
 from cait.callbacks.data_wait import DataWait, advice
+from cait.callbacks.progress import EpochLines
 from cait.data import cores, decode, sampler
 from cait.data.sampler import Loader
 
@@ -69,14 +70,16 @@ def said(clock: Clock, step: float, item: float, root: Path, capsys: pytest.Capt
     """What is printed in two epochs of ten steps."""
     items = Slow(torch.zeros(10, 1))
     items.clock, items.seconds = clock, item
-    wait = DataWait(ImageNetDataModule(root=str(root), num_workers=0), prints=True)
+    wait = DataWait(ImageNetDataModule(root=str(root), num_workers=0))
     settings: dict[str, Any] = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    trainer = Trainer(max_epochs=2, accelerator="cpu", callbacks=[wait], enable_model_summary=False, **settings)
+    trainer = Trainer(
+        max_epochs=2, accelerator="cpu", callbacks=[wait, EpochLines(wait)], enable_model_summary=False, **settings
+    )
     trainer.fit(Busy(clock, step), Loader(items, batch_size=None))
     return capsys.readouterr().out
 
 
-LINE = r"^epoch (\d): waited (\d+\.\d) s of (\d+\.\d) s for images \((\d+)%\)$"
+LINE = r"^epoch (\d)/2 .* waited (\d+\.\d) s of (\d+\.\d) s for images \((\d+)%\)$"
 
 
 def test_steps_that_starve_are_told_and_once_how_to_feed_them(

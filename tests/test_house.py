@@ -21,7 +21,7 @@ FLOORS = [
     ["model"],
     ["launch"],
     ["watch"],
-    ["errors", "objects", "run", "seeds", "sharded", "signature"],
+    ["errors", "objects", "refusals", "run", "seeds", "sharded", "signature"],
 ]
 # Neighbours that must not know each other.
 APART = [("module", "datamodule"), ("datamodule", "module"), ("data", "optim"), ("optim", "data")]

@@ -174,7 +174,7 @@ def test_the_average_is_scored_with_a_checkpoint_and_given_up_aloud(tmp_path, ca
 def test_the_epochs_line_has_the_means_of_the_epoch(capsys) -> None:
     losses: list[float] = []
     steps = LambdaCallback(on_train_batch_end=lambda *args: losses.append(args[2]["loss"].item()))
-    wait = DataWait(data=None, prints=False)
+    wait = DataWait(data=None)
     callbacks = [steps, wait, EpochLines(wait)]
     trainer(max_epochs=2, callbacks=callbacks).fit(module(lr=1e-2, warmup_epochs=0), loader())
     lines = capsys.readouterr().out.splitlines()

@@ -202,10 +202,60 @@ def test_table_2_and_the_path_of_table_8_and_appendix_b() -> None:
     assert (keys.cls_in_keys, scale.layer_scale_token_only) == (False, False)
 
 
+def hparams(row: str) -> dict:
+    """What a run of the row notes of its module."""
+    network = find(row).network()
+    fields = {k.removeprefix("model.fields."): v for k, v in find(row).settings.items() if ".fields." in k}
+    about = dict(name=find(row).settings["model.name"], img_size=network.img_size, num_classes=1000, fields=fields)
+    return about | {"_instantiator": "lightning.pytorch.cli.instantiate_module", "drop_path_rate": 0.05}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        dict(num_classes=10),
+        dict(img_size=16),
+        dict(name="xs24"),
+        dict(name="timm/vit_tiny_patch16_224"),
+        dict(fields={"patch_size": 4}),
+        None,
+    ],
+)
+def test_a_run_of_other_data_or_another_network_reproduces_nothing(
+    other: dict | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--paper` beside another `--config` trains under the row's name."""
+    row = "table1/rezero-12"
+    assert find(row).is_of(hparams(row))
+    assert all(row.is_of(hparams(id)) is (row.network() == find(id).network()) for id, row in rows().items())
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "logs/table1-rezero-12"
+    folder.mkdir(parents=True)
+    (folder / "metrics.csv").write_text("epoch,step,val/acc1\n0,9,64.72\n")
+    if other is not None:
+        (folder / "hparams.yaml").write_text(yaml.safe_dump(hparams(row) | other))
+    main(["paper", "table1", "--json"])
+    assert "64.72" not in capsys.readouterr().out
+
+
+def test_the_listing_cuts_nothing_that_is_to_be_typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["paper"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    words = {word for line in lines for word in line.split()}
+    assert rows().keys() <= words
+    assert {f"PAPER={id}" for id in ("table1/baseline-12", "table8/crop-ratio-1")} <= words
+
+
 def test_the_listing(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "logs/table1-rezero-12").mkdir(parents=True)
     (tmp_path / "logs/table1-rezero-12/metrics.csv").write_text("epoch,step,val/acc1\n0,9,1.5\n1,19,\n1,19,78.25\n")
+    (tmp_path / "logs/table1-rezero-12/hparams.yaml").write_text(yaml.safe_dump(hparams("table1/rezero-12")))
     main(["paper", "table1", "--json"])
     listed = {row["row"]: row for row in json.loads(capsys.readouterr().out)}
     assert len(listed) == 29
@@ -227,7 +277,8 @@ def test_the_listing(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
     main(["paper", "table8"])
     shown = capsys.readouterr().out
     assert "69.9†" in shown
-    assert "make eval PAPER=table8/crop-ratio-1" in shown
+    assert "make eval PAPER=table8/crop-ratio-" in shown
+    assert "make train PAPER=table8/" in shown
 
 
 def test_what_is_given_beside_a_row_wins(capsys, monkeypatch) -> None:

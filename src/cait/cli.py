@@ -8,8 +8,8 @@ import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
-from cait import launch, run
-from cait.errors import UserError, kind_and_place
+from cait import __version__, launch, run
+from cait.errors import UserError, did_you_mean, kind_and_place
 
 if TYPE_CHECKING:
     from cait.datamodule import ImageNetDataModule
@@ -33,6 +33,7 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
   visualize  draw attention maps of images, and a page of what a run gets wrong:
              cait visualize NAME [--images FILE|DIR ...] [--self_attention BLOCK,...] [--ema]
   plot       draw a run's curves and the heat maps of its layers: cait plot NAME [--output DIR]
+  runs       list the runs in logs/, how far they are and their best accuracy: cait runs [--json]
   compare    what differs between runs, and their curves: cait compare NAME NAME ... [--output FILE]
   replay     show the images, loss and gradients of past steps, to the bit:
              cait replay NAME --step N [--count K] [--data-only] [--output DIR]
@@ -45,7 +46,8 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
 `cait fit --paper table1/layerscale-36` trains a row of the paper, `cait validate --paper ...`
 scores it. You can override each setting of the row.
 
-`cait VERB --help` lists every setting of fit, validate, test and predict.
+`cait fit --help` lists the settings that runs use most, `cait fit --help=all` every one,
+`cait fit --help=model` the fields of the network; `cait VERB --help` the options of a verb.
 `cait fit --config FILE --print_config` shows what a run would use. You can give everything
 in a YAML file on the command line too: --model.lr 1e-3
 """
@@ -62,6 +64,7 @@ VERBS = {
     "consolidate": "cait.verbs.consolidate:consolidate",
     "visualize": "cait.verbs.visualize:visualize",
     "plot": "cait.verbs.plot:plot",
+    "runs": "cait.verbs.runs:runs",
     "compare": "cait.verbs.compare:compare",
     "replay": "cait.verbs.replay:replay",
     "zoo": "cait.verbs.zoo:show",
@@ -124,9 +127,22 @@ def _run(argv: list[str], module: type[CaiTModule] | None, data: type[ImageNetDa
     if not argv or argv[0] in ("-h", "--help"):
         print(HELP, end="")
         return
+    if argv[0] == "--version":
+        print(f"cait {__version__}")
+        return
     verb, rest = argv[0], argv[1:]
     if verb not in VERBS:
-        raise UserError(f"unknown verb {verb!r}; `cait --help` lists them")
+        alike = {"train": "fit", "validation": "validate"}.get(verb)
+        hint = f"; did you mean {alike}?" if alike else did_you_mean(verb, VERBS, "; `cait --help` lists them")
+        raise UserError(f"unknown verb {verb!r}{hint}")
+    if verb == "fit":
+        from cait.verbs import help
+
+        topic = help.topic(rest)
+        if topic in ("fit", "model"):
+            print(help.FIT if topic == "fit" else help.fields())
+            return
+        rest = ["--help"] if topic else rest
     sys.argv[1:] = argv  # the processes that Lightning starts for DDP repeat this command line
     room, _, name = VERBS[verb].partition(":")
     getattr(import_module(room), name)(rest, module, data)

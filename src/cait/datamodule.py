@@ -179,6 +179,8 @@ class ImageNetDataModule(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if not root:
+            raise UserError("root is empty; name a folder or a data set with --data.root")
         self.root, self.img_size, self.seed = root.rstrip("/") if "://" in root else Path(root), img_size, seed
         sets = (train_split, val_split, val_fraction, data_dir, download, input_key, target_key)
         self._open_source = partial(open_source, root, *sets, cache_gb, order == "windowed")
@@ -190,7 +192,7 @@ class ImageNetDataModule(LightningDataModule):
         self.mixing = Mixing(mixup, cutmix, mix_prob, mix_switch_prob, mix_mode)
         self.normalize_and_erase = NormalizeAndErase(mean, std)
         self.backend = choose_backend(backend)
-        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size or batch_size
+        self.batch_size, self.eval_batch_size = batch_size, batch_size if eval_batch_size is None else eval_batch_size
         self._step_images = None if isinstance(global_batch, bool) else global_batch
         self._global_batch = batch_size if global_batch is True else None
         self._given_eval_batch, self._accumulated = eval_batch_size, 0
@@ -207,8 +209,9 @@ class ImageNetDataModule(LightningDataModule):
         self._own_epoch = -1
 
     def _check_settings(self, val_fraction: float) -> None:
-        if self.batch_size < 1 or self.eval_batch_size < 1 or self.repeats < 1:
-            raise UserError("batch_size, eval_batch_size and repeats must be at least 1")
+        for name in ("batch_size", "eval_batch_size", "repeats"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self._step_images is not None and self._step_images < 1:
             raise UserError(f"global_batch must be true, false or at least 1, got {self._step_images}")
         if self.num_workers is not None and self.num_workers < 0:
@@ -283,6 +286,9 @@ class ImageNetDataModule(LightningDataModule):
             self.predict_samples: Samples = folder.scan_flat(self.predict_root)
             return
         train, val = self.source.train, self.source.val
+        if self.num_classes != len(self.source.class_names):
+            there = len(self.source.class_names)
+            raise UserError(f"class_names has {self.num_classes} names, {self.root} has {there} classes; leave it out")
         self.unreadable = UnreadableImages(self.unreadable_path, int(self.max_bad_share * (len(train) + len(val))))
         self.val_images = EvalImages(val, self.eval_transform, self.unreadable)
         self.predict_samples = val

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import itertools
 import logging
@@ -11,11 +10,13 @@ import os
 import re
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import lightning
 from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -24,15 +25,17 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from rich.console import Console
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cait import launch, run, signature
+from cait import launch, refusals, run, signature
 from cait.callbacks import together
 from cait.callbacks.accumulation import StepsOfAnotherSize
 from cait.callbacks.background import BackgroundCheckpointIO
 from cait.callbacks.banner import Banner
 from cait.callbacks.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.callbacks.claim import Claim, shared
+from cait.callbacks.class_hits import ClassHits
 from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA
 from cait.callbacks.fsdp import FullyShardedStrategy
@@ -40,14 +43,13 @@ from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.loggers import run_loggers
 from cait.callbacks.monitor import Monitor
 from cait.callbacks.predictions import PredictionsFile
-from cait.callbacks.progress import EpochLines, RunProgressBar, RunSummary
+from cait.callbacks.progress import EpochLines, RunProgressBar, RunSummary, TimeLeft
 from cait.callbacks.seeding import StepSeed
 from cait.callbacks.throughput import ThroughputLog
 from cait.callbacks.unreadable import UnreadableReport
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
 from cait.module import CaiTModule
-from cait.objects import is_path
 
 # Lightning says these at every start. The user cannot change them, or has asked for them.
 NOISE = (
@@ -57,6 +59,7 @@ NOISE = (
     "Seed set to",
     "Loading `train_dataloader`",
     "Trainer already configured with model summary",
+    "`Trainer.fit` stopped: `max_",  # the summary says it
 )
 WARNINGS = (
     r".*LeafSpec.* is deprecated",
@@ -152,7 +155,7 @@ class CaiTCLI(LightningCLI):
             },
             seed_everything_default=0,
             auto_configure_optimizers=False,
-            parser_kwargs=strict | {verb: strict.copy() for verb in VERBS},
+            parser_kwargs=strict | {verb: strict | {"usage": f"cait {verb} [--NAME VALUE ...]"} for verb in VERBS},
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -184,6 +187,8 @@ class CaiTCLI(LightningCLI):
         parser.link_arguments("data.std", "model.std")
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+        shown = parser._action_groups  # in the order of --help: the Trainer's hundred last
+        shown.append(shown.pop(shown.index(parser.groups["trainer"])))
 
     def _make(self, kind: Any, *args: Any, **kwargs: Any) -> Any:
         """Make a callback or a logger that a setting names."""
@@ -203,22 +208,16 @@ class CaiTCLI(LightningCLI):
             raise UserError(self._not_made) from error  # jsonargparse would tell it at length
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        for file in refusals.config_files(self.arguments):
+            refusals.check_config(file)
         try:
-            self.config = parser.parse_args(self.arguments)
-        except (ArgumentError, UnicodeDecodeError) as error:  # the second from a file that is not text
-            raise UserError(_parse_error(str(error)) + self._did_you_mean(str(error))) from error
+            self.config = parser.parse_args(refusals.join_negative(self.arguments))
+        except ArgumentError as error:
+            known = list(self._parser(self.arguments[0]).get_defaults().keys(branches=True))
+            raise UserError(refusals.explain(str(error), self.arguments, known)) from error
         seed = self.config[self.config.subcommand].seed_everything
         if isinstance(seed, bool) or not 0 <= seed < 2**32:  # to Lightning true is a random seed, false none
             raise UserError(f"--seed_everything must be a whole number from 0 to {2**32 - 1}, got {seed}")
-
-    def _did_you_mean(self, message: str) -> str:
-        unknown = re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message)
-        verb = self.arguments[0]
-        if not unknown or verb not in VERBS:
-            return ""
-        known = self._parser(verb).get_defaults().keys(branches=True)
-        near = difflib.get_close_matches(unknown[1], known, n=1)
-        return f"; did you mean --{near[0]}?" if near else f"; `cait {verb} --help` lists what there is"
 
     def _parse_ckpt_path(self) -> None:
         if self.config.subcommand == "fit":
@@ -237,6 +236,8 @@ class CaiTCLI(LightningCLI):
             checkpoint = run.read_checkpoint(config.ckpt_path, without=run.TENSORS)
             config.weights_only = True  # whatever the configuration says; Lightning reads the file again
             self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
+            if self.config.subcommand == "fit":
+                _check_length(config.trainer, checkpoint, config.ckpt_path)
             if self.config.subcommand == "predict" and config.data.predict_root is not None:
                 # The checkpoint knows the classes; the training folder need not be there.
                 config.data.class_names = run.class_names(checkpoint)
@@ -284,7 +285,7 @@ class CaiTCLI(LightningCLI):
             return self._trainer(**kwargs)
         except BaseException:
             if self.claim:
-                self.claim.undo()  # the run's name stays free
+                self.claim.undo()
             raise
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
@@ -306,6 +307,8 @@ class CaiTCLI(LightningCLI):
             # workers. They ignore SIGTERM, so Python would wait for them for ever.
             with contextlib.suppress(Exception):
                 self.trainer.fit_loop.teardown()
+            if self.claim:
+                self.claim.undo()
             if isinstance(error, SystemExit | KeyboardInterrupt):  # all processes stop, as they have agreed
                 together.part()
             raise
@@ -337,7 +340,7 @@ class CaiTCLI(LightningCLI):
                 own_timeout = isinstance(given.strategy, Strategy)
                 config = self.config.fit
                 together.watch(trainer, config.collective_timeout_minutes, config.silence_seconds, own_timeout)
-        except ValueError as error:  # Lightning's, of arguments that do not fit together
+        except (ValueError, TypeError, ImportError) as error:  # Lightning's, of settings that do not fit together
             raise UserError(one_line(error)) from error
         self._check_trainer(trainer, bool(given.sync_batchnorm))
         return trainer
@@ -346,9 +349,10 @@ class CaiTCLI(LightningCLI):
         """The callbacks that show the progress."""
         if given.enable_progress_bar is False:
             return []
-        wait = DataWait(self.datamodule, sys.stdout.isatty())
+        wait = DataWait(self.datamodule)
         if sys.stdout.isatty():
-            return [wait, RunProgressBar()]
+            left = TimeLeft()
+            return [wait, left, EpochLines(wait, Console().width), RunProgressBar(left)]
         kwargs["enable_progress_bar"] = False
         return [wait, EpochLines(wait)]
 
@@ -356,16 +360,17 @@ class CaiTCLI(LightningCLI):
         """Claim the folder of the run, and make its loggers and callbacks."""
         config = self.config.fit
         callbacks: list[Callback] = []
-        for setting in ("max_epochs", "max_steps", "limit_train_batches"):
-            if given[setting] == 0:
-                raise UserError(f"--trainer.{setting} 0 trains nothing")
+        refusals.check_trainer(given)
         self.run_dir = self._claim_run_dir()
         first_step = self._first_step()
         config.ckpt_path = None  # the run's configuration does not say where it was resumed from
         kwargs["default_root_dir"] = self.run_dir
+        if self.claim:
+            callbacks.append(self.claim)
         if not given.fast_dev_run:
             self.datamodule.unreadable_path = self.run_dir / run.UNREADABLE
-            callbacks.append(RunSummary(self.run_dir, first_step))
+            classes = ClassHits(self.datamodule)
+            callbacks += [classes, RunSummary(self.run_dir, first_step, classes)]
         if given.max_steps > 0:  # a trial of a few steps logs metrics too
             kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
         if given.logger is not False:
@@ -429,11 +434,26 @@ def drive(
             kind(arguments, module or CaiTModule, data or ImageNetDataModule)
     except MisconfigurationException as error:
         raise UserError(one_line(error)) from error
+    except (ValueError, RuntimeError) as error:  # settings that do not go with the data, or with each other
+        if re.search(r"out of memory|can't allocate memory", str(error)):
+            raise UserError(
+                f"{one_line(error).split('. ')[0]}: lower --data.batch_size or --data.img_size, take a smaller model, "
+                "or add --model.grad_checkpointing true"
+            ) from error
+        if isinstance(error, UserError) or not _is_lightnings(error):
+            raise
+        raise UserError(one_line(error)) from error
     except OSError as error:
         # With a name it is about a file: no permission, a file for a folder. A full disk comes without one.
         if error.filename is None and error.errno not in DISK_FULL:
             raise
         raise UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror}") from error
+
+
+def _is_lightnings(error: Exception) -> bool:
+    """Whether Lightning itself raised the error, and not code that it calls."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return Path(lightning.__file__).parent in Path(last.filename).parents
 
 
 @contextlib.contextmanager
@@ -459,6 +479,8 @@ def _listed(value: Any) -> list[Any]:
 def _check_named_strategy(given: str | Strategy) -> None:
     if isinstance(given, Strategy):
         _check_strategy(type(given))
+    elif "spawn" in given.lower():  # the run's callbacks cannot be sent to another process
+        raise UserError(f"--trainer.strategy {given} is not for runs; take ddp")
     elif given.lower() in StrategyRegistry:
         _check_strategy(StrategyRegistry[given.lower()]["strategy"])
     elif given != "auto":
@@ -470,6 +492,15 @@ def _check_strategy(kind: type) -> None:
         raise UserError(
             f"--trainer.strategy: runs save and resume with ddp, fsdp2 or on a single device, not {kind.__name__}"
         )
+
+
+def _check_length(given: Any, checkpoint: run.Checkpoint, path: str) -> None:
+    """Refuse a run that is to end before the point where its checkpoint stands."""
+    progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current", {})
+    done = {"max_epochs": progress.get("processed", 0), "max_steps": int(checkpoint["global_step"])}
+    for name, count in done.items():
+        if given[name] is not None and 0 < given[name] < count:
+            raise UserError(f"--trainer.{name} {given[name]}: {path} has done {count} already; give more to go on")
 
 
 def _recipe(configs: Iterable[str]) -> str:
@@ -490,21 +521,3 @@ def _new_folder(root: Path, base: str) -> str:
             (root / name).mkdir()
             break
     return name
-
-
-def _parse_error(text: str) -> str:
-    line = one_line(text)
-    # If a value may be of several types, jsonargparse lists what each of them has against it. Show the first.
-    union = re.match(
-        r'Parser key "(.+?)": .*?Does not validate against any of the Union subtypes .*? '
-        r"Errors: - (.+?)(?: - .*)? Given value type: .*? Given value: (.*)",
-        line,
-    )
-    if not union:
-        return line
-    setting, reason, value = union.groups()
-    if problem := re.match(r"Problem with given class_path '(.+?)': (.*)", reason):
-        return f"--{setting}: cannot use {problem[1]}: {problem[2]}"
-    if setting.startswith("trainer.") and is_path(value):
-        reason = f"write a class with a dot, {value.replace(':', '.')}"
-    return f"--{setting} cannot be {value!r}" + ("" if reason.startswith("Expected a") else f": {reason}")

@@ -126,8 +126,11 @@ class CaiTModule(LightningModule):
         super().__init__()
         if not 0 <= label_smoothing < 1:
             raise UserError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
-        if min(lr, warmup_lr, min_lr, warmup_epochs, weight_decay) < 0:
-            raise UserError("lr, warmup_lr, min_lr, warmup_epochs and weight_decay must be at least 0")
+        numbers = dict(
+            lr=lr, warmup_lr=warmup_lr, min_lr=min_lr, warmup_epochs=warmup_epochs, weight_decay=weight_decay
+        )
+        if wrong := [f"{key} must be at least 0, got {value}" for key, value in numbers.items() if value < 0]:
+            raise UserError("; ".join(wrong))
         if lr_base_size is not None and lr_base_size < 1:
             raise UserError(f"lr_base_size must be at least 1 or null, got {lr_base_size}")
         if layer_decay is not None and not 0 < layer_decay <= 1:

@@ -148,13 +148,16 @@ def warmup_cosine(
 def _bolts_schedule() -> type[LRScheduler]:
     """lightning-bolts' schedule, imported without its traces.
 
-    Importing it takes seconds, warns, sets warning filters and puts names back into numpy that numpy has removed.
+    Importing it takes seconds, warns, sets warning filters, takes over Lightning's messages and puts names back into
+    numpy that numpy has removed.
     """
     import numpy
+    from lightning_utilities.core import rank_zero
 
-    before = set(vars(numpy))
+    before, log = set(vars(numpy)), rank_zero.log
     with warnings.catch_warnings(record=True):  # not "ignore", because its import changes the filters
         from pl_bolts.optimizers.lr_scheduler import LinearWarmupCosineAnnealingLR
+    rank_zero.log = log  # the logger of all of Lightning's messages, which an earlier Lightning makes its own
     for name in set(vars(numpy)) - before:
         if not isinstance(vars(numpy)[name], types.ModuleType):  # numpy loads its own parts late
             delattr(numpy, name)

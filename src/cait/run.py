@@ -21,6 +21,7 @@ LOGS = Path("logs")
 # In the folder of a run.
 CONFIG = "config.yaml"
 METRICS = "metrics.csv"
+HPARAMS = "hparams.yaml"
 CHECKPOINTS = "checkpoints"
 EVALUATION = "evaluation.json"
 CONSOLIDATED = "consolidated"

@@ -15,7 +15,8 @@ from jsonargparse._common import parsing_settings
 from lightning.pytorch.utilities import rank_zero_info
 
 from cait import objects, run, signature
-from cait.errors import UserError
+from cait.errors import UserError, one_line
+from cait.refusals import check_config
 
 PACKAGES = ("cait", "lightning", "torch", "torchmetrics", "torchvision")
 """A resumed run may name classes of these without --trust-config."""
@@ -115,12 +116,11 @@ def _file_to_score(before: str, argument: str) -> str:
     path = _configuration(before, argument)
     if path is None or not path.is_file():  # the parser reports a missing one
         return argument
+    check_config(path)
     try:
         config = get_loader("yaml")(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a configuration: {' '.join(str(error).split())}") from error
-    if not isinstance(config, dict):
-        return argument
+        raise UserError(f"{path} is not a configuration: {one_line(error)}") from error
     kept, left_out = _plain(config)
     if left_out:
         rank_zero_info(f"{path}: left out {', '.join(left_out)}; on the command line they count")

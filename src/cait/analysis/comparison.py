@@ -11,6 +11,7 @@ from cait import run
 from cait.analysis.curves import Curve
 from cait.analysis.settings import Settings, as_text, flatten
 from cait.errors import UserError, one_line
+from cait.refusals import check_config
 
 NOT_SETTINGS = ("run_name", "output", "ckpt_path", "trainer.default_root_dir")
 """A run's own name and places."""
@@ -31,12 +32,11 @@ def settings(folder: Path) -> Settings:
         UserError: there is none, or it is no configuration.
     """
     path = run.config(folder)
+    check_config(path)
     try:
         nested = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is no configuration: {one_line(error)}") from error
-    if not isinstance(nested, dict):
-        raise UserError(f"{path} is no configuration")
+    except yaml.YAMLError as error:  # a tag, which nothing here reads
+        raise UserError(f"{path} is not a configuration: {one_line(error)}") from error
     return {name: value for name, value in flatten(nested).items() if name not in NOT_SETTINGS}
 
 

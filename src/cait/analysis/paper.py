@@ -5,7 +5,9 @@ The rows stand in `configs/paper/<table>.yaml`; `Row` says what may stand in one
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +51,7 @@ class Row:
     gflops: float | None = None
     """Published, in 10⁹ multiply-adds."""
     reproduced: float | None = None
-    """Top-1 of a run of this template, in per cent. Without it the last value in the run's folder is shown."""
+    """Top-1 of a run of this template, in per cent. Without it the last of its run is shown, if that `is_of` it."""
 
     @property
     def id(self) -> str:
@@ -97,6 +99,17 @@ class Row:
         else:
             theirs = _defaults(self.table)
         return theirs | self.own
+
+    def is_of(self, hparams: Mapping[str, Any]) -> bool:
+        """Whether a run has the row's network and as many classes as ImageNet, by its module's hyper-parameters."""
+        given = hparams.get("fields") or {}
+        sizes = {key: hparams.get(key) for key in ("img_size", "num_classes")}
+        try:
+            theirs = variant_config(hparams.get("name", ""), **sizes, **given)
+        except (TypeError, UserError):  # another kind of network
+            return False
+        ours = self.network()
+        return dataclasses.replace(theirs, drop_path_rate=0.0) == dataclasses.replace(ours, drop_path_rate=0.0)
 
     def arguments(self) -> list[str]:
         """The row as arguments of `cait fit` and other verbs: configurations and settings, without weights."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
+import rich
 from lightning.pytorch import Callback, LightningModule, Trainer
-from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
 from cait import run
+from cait.callbacks.checkpoints import BestCheckpoint
 from cait.callbacks.ema import EMA
 from cait.callbacks.throughput import ThroughputLog
 from cait.datamodule import ImageNetDataModule
@@ -42,7 +44,10 @@ class Banner(Callback):
         self._first = self._last = trainer.global_step
         if not trainer.is_global_zero:
             return
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         show(self._rows(trainer, pl_module), f"training {self.run_dir.name}" if self.run_dir else "training")
+        for doubt in doubts(trainer, pl_module, any(isinstance(callback, BestCheckpoint) for callback in callbacks)):
+            print(f"warning: {doubt}", flush=True)
         if self.run_dir and (missing := shortage(self.run_dir, checkpoint_bytes(trainer, pl_module))):
             print(f"warning: the disk of {self.run_dir} is {size(missing)} short of the checkpoints", flush=True)
 
@@ -90,9 +95,37 @@ class Banner(Callback):
                 print(f"{seconds:.2g} s a step: about {duration(left * seconds)} to go, and validation", flush=True)
 
 
+def doubts(trainer: Trainer, pl_module: Any, saves_best: bool) -> list[str]:
+    """Settings that can hardly be meant, a line each."""
+    steps, found = int(trainer.estimated_stepping_batches), []
+    each = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+    warmup = round(pl_module.warmup_epochs * each)
+    peak = max(group.get("initial_lr", group["lr"]) for group in trainer.optimizers[0].param_groups)
+    if pl_module.lr == 0:
+        found.append("--model.lr 0 learns nothing")
+    elif pl_module.min_lr > peak:
+        found.append(f"--model.min_lr {pl_module.min_lr:g} is above the peak, {peak:.3g}: the learning rate only rises")
+    if warmup >= steps:
+        found.append(
+            f"the warm-up takes {warmup:,} steps (--model.warmup_epochs {pl_module.warmup_epochs:g}), "
+            f"the run has {steps:,}: the learning rate only rises"
+        )
+    if trainer.accumulate_grad_batches > trainer.num_training_batches:
+        found.append(
+            f"--trainer.accumulate_grad_batches {trainer.accumulate_grad_batches} is more than "
+            f"the {trainer.num_training_batches} batches of an epoch"
+        )
+    every, epochs = trainer.check_val_every_n_epoch, math.ceil(steps / each)
+    if saves_best and not trainer.enable_validation:
+        found.append("nothing is validated, so there will be no best.ckpt")
+    elif saves_best and every is not None and every > epochs:
+        found.append(f"--trainer.check_val_every_n_epoch {every} validates never in {epochs} epochs: no best.ckpt")
+    return found
+
+
 def show(rows: dict[str, str], title: str) -> None:
     """A frame on a terminal; in a file or a pipe lines that nothing breaks."""
-    console, table = Console(), Table.grid(padding=(0, 2))
+    console, table = rich.get_console(), Table.grid(padding=(0, 2))  # the bar's, which makes room above it
     for name, text in rows.items():
         table.add_row(name, text)
     if console.is_terminal:

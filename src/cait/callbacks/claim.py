@@ -7,11 +7,13 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
+from lightning.pytorch import Callback
 
 from cait.errors import UserError
-from cait.run import LOCK, OWNER, clear_scratch
+from cait.run import LOCK, OWNER, clear_scratch, remove
 
 SECONDS = 10.0
 """Time that a network file system may need to show a change to another node."""
@@ -20,8 +22,10 @@ PATIENCE = 2.0
 """Seconds to wait for the lock: a process that was just killed, or a child it just forked, lets go a moment later."""
 
 
-class Claim:
+class Claim(Callback):
     """A run's folder, held until `release` or the end of the process, however it ends. It is made if it is missing.
+
+    Among the Trainer's callbacks it learns that training has begun: from then on `undo` keeps what is there.
 
     Raises:
         UserError: another process holds it.
@@ -30,6 +34,7 @@ class Claim:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
+        self._begun, self._before = False, {path.name for path in run_dir.iterdir()}
         self._lock = FileLock(run_dir / LOCK)
         try:
             self._lock.acquire(timeout=PATIENCE)
@@ -42,8 +47,17 @@ class Claim:
     def release(self) -> None:
         self._lock.release()
 
+    def on_train_start(self, *_: Any) -> None:
+        self._begun = True
+
     def undo(self) -> None:
-        """Release the folder, and remove it if nothing else is in it."""
+        """Release the folder. If training never began, remove what is new in it, and the folder if it is empty."""
+        if self._begun:
+            self.release()
+            return
+        for path in self.run_dir.iterdir():
+            if path.name not in self._before | {LOCK}:
+                remove(path)
         self.release()
         if {path.name for path in self.run_dir.iterdir()} <= {LOCK, OWNER}:
             for name in (LOCK, OWNER):

@@ -17,15 +17,14 @@ SECONDS = 10.0
 
 
 class DataWait(Callback):
-    """After each training epoch, say how long its steps waited for images. If that was long, say once what helps.
+    """Measure how long the steps of each epoch wait for images: `line` says it. If that is long, say once what helps.
 
     Args:
         data: the data module.
-        prints: print a line; otherwise other callbacks print `line`.
     """
 
-    def __init__(self, data: ImageNetDataModule, prints: bool) -> None:
-        self.data, self.prints = data, prints
+    def __init__(self, data: ImageNetDataModule) -> None:
+        self.data = data
         self.line = ""
         self._hinted = False
 
@@ -45,8 +44,6 @@ class DataWait(Callback):
         seconds, waited = self._end - self._begin, self._waited(trainer) - self._before
         share = waited / seconds if seconds > 0 else 0.0
         self.line = f"waited {waited:.1f} s of {seconds:.1f} s for images ({share:.0%})"
-        if self.prints:
-            print(f"epoch {trainer.current_epoch + 1}: {self.line}", flush=True)
         if share > STARVED and seconds > SECONDS and not self._hinted:
             self._hinted = True
             print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
 from rich.console import Console
 from rich.panel import Panel
-from rich.progress import TimeRemainingColumn
-from rich.table import Table
+from rich.progress import ProgressColumn, Task
+from rich.table import Column, Table
+from rich.text import Text
 
 from cait import run
 from cait.callbacks.checkpoints import BestCheckpoint
+from cait.callbacks.class_hits import ClassHits
 from cait.callbacks.data_wait import DataWait
 
 # Name on the screen and format. metrics.csv has the others.
@@ -28,6 +31,12 @@ SHOWN = {
 
 
 NOT_SHOWN = ("val/acc5", "val/loss")
+NAMES = 5
+"""Classes that the summary names."""
+WIDE = 115
+"""Columns of a terminal from which on the bar is long and tells the speed."""
+WIDE_BAR, NARROW_BAR = 20, 6
+SPEED = len("123.45it/s")
 
 
 def shown_metrics(metrics: dict[str, Any]) -> dict[str, str]:
@@ -44,18 +53,82 @@ def epoch_label(trainer: Trainer) -> str:
     return f"epoch {trainer.current_epoch + 1}{total}"
 
 
-class RunProgressBar(RichProgressBar):
-    """Lightning's rich bar with loss, accuracy and learning rate in formats that show them."""
+class TimeLeft(Callback):
+    """How long the run still takes, with its validations, from the pace of the steps of this process."""
 
     def __init__(self) -> None:
+        self._batches, self._training, self._validation = 0, 0.0, 0.0
+        self._mark: float | None = None
+        self._total = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._total = int(trainer.estimated_stepping_batches)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        now = time.monotonic()
+        if self._mark is not None:  # the first step of a process, and one after a validation, are no measure
+            self._training += now - self._mark
+            self._batches += 1
+        self._mark = now
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin = time.monotonic()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self._validation = time.monotonic() - self._begin
+        self._mark = None
+
+    def seconds(self, trainer: Trainer) -> float | None:
+        """Seconds until the end; None before two steps are done."""
+        if not self._batches:
+            return None
+        batches = (self._total - trainer.global_step) * trainer.accumulate_grad_batches
+        return batches * self._training / self._batches + self._validation * self._validations(trainer, batches)
+
+    @staticmethod
+    def _validations(trainer: Trainer, batches: int) -> int:
+        """How many validations come in so many batches."""
+        every = trainer.val_check_batch
+        if not trainer.enable_validation or not math.isfinite(every):
+            return 0
+        epochs = trainer.check_val_every_n_epoch or 1 if every >= trainer.num_training_batches else 1
+        return math.ceil(batches / (every * epochs))
+
+
+class LeftColumn(ProgressColumn):
+    """The time until the end of the run, beside the bar of training."""
+
+    max_refresh = 1.0
+
+    def __init__(self, bar: RunProgressBar) -> None:
+        super().__init__(Column(no_wrap=True))
+        self.bar = bar
+
+    def render(self, task: Task) -> Text:
+        return Text(self.bar.left if task.id == self.bar.train_progress_bar_id else "", style="dim")
+
+
+class RunProgressBar(RichProgressBar):
+    """Lightning's rich bar on one line: loss and accuracy in formats that show them, and the time left of the run.
+
+    Args:
+        time_left: comes before this one among the callbacks; None shows no time.
+    """
+
+    def __init__(self, time_left: TimeLeft | None = None) -> None:
         super().__init__(refresh_rate=10, theme=RichProgressBarTheme(metrics_text_delimiter="  "))
+        self.time_left, self.left = time_left, ""
         self._metrics: dict[str, str] = {}
 
     def configure_columns(self, trainer: Trainer) -> list[Any]:
         # Fewer and narrower columns than Lightning's, so that the metrics stay on the line.
         description, bar, batches, _, speed = super().configure_columns(trainer)
-        bar.bar_width = 20
-        return [description, bar, batches, TimeRemainingColumn(), speed]
+        bar.bar_width = WIDE_BAR if self._is_wide() else NARROW_BAR
+        return [description, bar, batches, LeftColumn(self), *([speed] if self._is_wide() else [])]
+
+    def _is_wide(self) -> bool:
+        return self._console is not None and self._console.width >= WIDE
 
     def _get_train_description(self, current_epoch: int) -> str:
         return epoch_label(self.trainer)
@@ -64,19 +137,46 @@ class RunProgressBar(RichProgressBar):
         # Reading a metric waits for the device, so read only when the bar is drawn.
         done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         if not trainer.training or done % self.refresh_rate == 0 or done == trainer.num_training_batches:
-            self._metrics = shown_metrics(trainer.callback_metrics)
+            seconds = self.time_left.seconds(trainer) if self.time_left else None
+            self.left = "" if seconds is None else f"{clock(seconds)} left"
+            self._metrics = fitting(shown_metrics(trainer.callback_metrics), self._room(trainer))
         return self._metrics
+
+    def _room(self, trainer: Trainer) -> int:
+        """Characters that the other columns leave to the metrics."""
+        batches = len(f"{trainer.num_training_batches}/{trainer.num_training_batches}")
+        label = max(len(epoch_label(trainer)), len(self.validation_description))
+        others = [label, batches, len(self.left), *((WIDE_BAR, SPEED) if self._is_wide() else (NARROW_BAR,))]
+        return (self._console.width if self._console else 80) - sum(others) - len(others)
+
+
+def fitting(metrics: dict[str, str], room: int) -> dict[str, str]:
+    """The metrics that have room on a line, in their order. First the learning rate goes, then metrics of your own."""
+    labels = [label for label, _ in SHOWN.values()]
+    kept = metrics.copy()
+    for name in ["lr", *(name for name in reversed(metrics) if name not in labels), "acc1", "loss", "val/acc1"]:
+        if len("  ".join(f"{name}: {value}" for name, value in kept.items())) <= room:
+            break
+        kept.pop(name, None)
+    return kept
+
+
+def clock(seconds: float) -> str:
+    """Seconds as "1:02:03"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
 class EpochLines(Callback):
-    """One line for each epoch, for output that cannot redraw: files, pipes, schedulers' logs.
+    """One line for each epoch, in a log or above the bar of a terminal.
 
     Args:
         wait: comes before this one among the callbacks; the line ends with its `line`.
+        width: characters on a line, into which the most important part goes; None is no limit.
     """
 
-    def __init__(self, wait: DataWait) -> None:
-        self.wait = wait
+    def __init__(self, wait: DataWait, width: int | None = None) -> None:
+        self.wait, self.width = wait, width
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start = time.monotonic()  # a run that is resumed within an epoch does not start one
@@ -88,18 +188,28 @@ class EpochLines(Callback):
         if trainer.is_global_zero:
             metrics = trainer.callback_metrics
             means = {name: metrics.get(f"{name}_epoch", value) for name, value in metrics.items()}
-            shown = "  ".join(f"{name}: {value}" for name, value in shown_metrics(means).items())
-            print(
-                f"{epoch_label(trainer)}  {shown}  {time.monotonic() - self._start:.1f} s, {self.wait.line}",
-                flush=True,
-            )
+            label, seconds = epoch_label(trainer), f"{time.monotonic() - self._start:.1f} s"
+            shown = shown_metrics(means)
+            if self.width is not None:
+                shown = fitting(shown, self.width - len(label) - len(seconds) - 4)
+            parts = [label, *(f"{name}: {value}" for name, value in shown.items()), seconds]
+            line = "  ".join(parts)
+            if self.width is None or len(line) + len(self.wait.line) + 2 <= self.width:
+                line += f", {self.wait.line}"
+            print(line, flush=True)
+
+
+def some_of(missed: list[str], classes: int) -> str:
+    """The classes that a validation gets wrong throughout: their number and the first names."""
+    names = ", ".join(missed[:NAMES]) + (", ..." if len(missed) > NAMES else "")
+    return f"{len(missed)} of {classes} classes in the last validation: {names}"
 
 
 class RunSummary(Callback):
     """After training: the best value, where the checkpoints are and what to type next."""
 
-    def __init__(self, run_dir: Path, first_step: int = 0) -> None:
-        self.run_dir, self.first_step = run_dir, first_step
+    def __init__(self, run_dir: Path, first_step: int = 0, classes: ClassHits | None = None) -> None:
+        self.run_dir, self.first_step, self.classes = run_dir, first_step, classes
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start = time.monotonic()
@@ -127,16 +237,20 @@ class RunSummary(Callback):
                 per_cent = callback.metric.split("/")[-1] in ("acc1", "acc5")
                 score = f"{float(callback.best_model_score):{'.2f' if per_cent else '.4f'}}{' %' * per_cent}"
                 table.add_row("best", f"{callback.monitor} {score}   {checkpoints / run.BEST}")
+        if self.classes and self.classes.missed:
+            table.add_row("never right", some_of(self.classes.missed, len(self.classes.data.class_names)))
         if (checkpoints / run.LAST).exists():
             table.add_row("last", str(checkpoints / run.LAST))
         if (self.run_dir / run.METRICS).exists():
             table.add_row("metrics", f"{self.run_dir / run.METRICS}, and TensorBoard events beside it")
         table.add_row("", "")
         table.add_row("evaluate", run.command("eval", self.run_dir))
+        table.add_row("see its mistakes", run.command("visualize", self.run_dir))
         length, end = ("max_steps", trainer.max_steps) if trainer.max_steps > 0 else ("max_epochs", trainer.max_epochs)
         table.add_row("train longer", run.command("resume", self.run_dir, f"--trainer.{length} {2 * (end or 0)}"))
         elsewhere = f' ARGS="--logdir {self.run_dir.parent}"' if name != self.run_dir.name else ""
-        table.add_row("see the curves", f"make tensorboard{elsewhere}")
+        table.add_row("draw the curves", run.command("plot", self.run_dir))
+        table.add_row("watch all runs", f"make tensorboard{elsewhere}")
         Console().print(Panel(table, title=f"run {self.run_dir.name}", title_align="left", expand=False))
 
     def _elapsed(self) -> str:

@@ -30,8 +30,9 @@ class Mixing:
     mix_mode: MixMode
 
     def __post_init__(self) -> None:
-        if self.mixup < 0 or self.cutmix < 0:
-            raise UserError("mixup and cutmix must be at least 0")
+        for name in ("mixup", "cutmix"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.mix_mode not in get_args(MixMode):
             raise UserError(f"mix_mode must be one of {', '.join(get_args(MixMode))}, got {self.mix_mode!r}")
         for name in ("mix_prob", "mix_switch_prob"):

@@ -22,6 +22,8 @@ def imagenet_check(arguments: list[str], *_: Any) -> None:
         help="how many to decode, over all classes; default 2000",
     )
     given = options.parse_args(arguments)
+    if not given.root.name and given.root == Path():
+        raise UserError("imagenet-check needs a folder: `make imagenet-check DATA=FOLDER`")
     if given.images < 0:
         raise UserError(f"--images must be at least 0, got {given.images}")
     from cait.data.check import check

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from cait import run
 from cait.errors import UserError, one_line
+from cait.refusals import check_config
 
 WEIGHTS = (".ckpt", ".pth", ".pt", ".safetensors")
 AVERAGE = ", moving average"
@@ -76,6 +77,7 @@ def data_settings(folder: Path) -> dict[str, Any]:
     import yaml
 
     path = run.config(folder)
+    check_config(path)
     try:
         return dict(yaml.safe_load(path.read_text())["data"])
     except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:

@@ -54,7 +54,7 @@ def named_run(verb: str, name: str | None) -> Path:
     Raises:
         UserError: no run is named, or there is none of this name.
     """
-    if name is None:
+    if not name:
         raise which_run(verb)
     return run.find(name)
 

@@ -8,6 +8,8 @@ import functools
 import json
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cait import run
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from cait.analysis.cost import Cost
     from cait.analysis.paper import Row
 
+WIDE = 120
+"""Columns of a terminal from which on the listing has the costs."""
 USAGE = """\
 usage: cait paper [TABLE] [--json]
 
@@ -90,16 +94,26 @@ def _start(verb: str, row: Row, names: set[str]) -> list[str]:
 
 
 def _reproduced(row: Row) -> str:
-    """The row's own accuracy, else the last of the run in logs/, else "not run"."""
+    """The row's own accuracy, else the last of its run in logs/, else "not run". A run of other data is none of it."""
     if row.reproduced is not None:
         return f"{row.reproduced}"
     file = row.run_dir / run.METRICS
-    if file.is_file():
+    if file.is_file() and row.is_of(_hparams(row.run_dir)):
         with file.open(newline="") as lines:
             scored = [line for line in csv.DictReader(lines) if line.get("val/acc1")]
         if scored:
             return f"{float(scored[-1]['val/acc1']):.2f} after {int(scored[-1]['epoch']) + 1} epochs"
     return "not run"
+
+
+def _hparams(folder: Path) -> dict[str, Any]:
+    """The module's hyper-parameters in a run's folder; none if it does not say."""
+    import yaml
+
+    with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
+        content = yaml.safe_load((folder / run.HPARAMS).read_text())
+        return content if isinstance(content, dict) else {}
+    return {}
 
 
 @functools.cache
@@ -135,22 +149,28 @@ def _print(chosen: Iterable[Row]) -> None:
 
     # A table that is piped into a file keeps its columns.
     console = Console() if sys.stdout.isatty() else Console(width=180)
+    costs = ("parameters", "GMACs") if console.width >= WIDE else ()
     shown: dict[str, Table] = {}
     for row in chosen:
         if row.table not in shown:
             shown[row.table] = grid = Table(title=tables()[row.table]["title"], title_justify="left")
-            for title in ("row", "what differs", "parameters", "GMACs", "paper", "reproduced", "command"):
-                grid.add_column(title, justify="right" if title in ("parameters", "GMACs", "paper") else "left")
+            for title in ("row", "what differs", *costs, "paper", "reproduced"):
+                copied = title == "row"
+                right = title in (*costs, "paper")
+                grid.add_column(title, justify="right" if right else "left", no_wrap=copied)
         cost = _cost(row.network())
         shown[row.table].add_row(
-            row.name,
+            row.id,
             row.differs,
-            f"{cost.parameters:,}",
-            f"{cost.gmacs:.3f}",
+            *((f"{cost.parameters:,}", f"{cost.gmacs:.3f}") if costs else ()),
             ("" if row.top1 is None else f"{row.top1}") + "†" * row.failed,
             _reproduced(row),
-            row.command,
         )
     for grid in shown.values():
         console.print(grid)
     console.print("paper: top-1 on ImageNet in per cent; † the run broke down before its end.")
+    trained = next((row for row in chosen if not row.evaluate), None)
+    scored = next((row for row in chosen if row.evaluate), None)
+    for row, what in ((trained, "train a row"), (scored, "score a row that is evaluated alone")):
+        if row:
+            console.print(f"{what}: {row.command}", soft_wrap=True)

@@ -28,7 +28,8 @@ class ScoringCLI(CaiTCLI):
         self.output = Path(config.output or run.EVALUATION)
         make_room(self.output)
         self.extra_val = scan_extra_val(Path(config.v2), self.datamodule.class_names) if config.v2 else None
-        self.paper_row = find(config.paper_row) if config.paper_row else None
+        row = find(config.paper_row) if config.paper_row else None
+        self.paper_row = row if row and row.is_of(self.model.hparams) else None  # a setting beside it may win
         if self.paper_row is None and config.model.pretrained and config.ckpt_path is None:
             self.paper_row = released(self.model.name, self.datamodule.img_size)
         self.evaluation = Evaluation(self.datamodule, config.real)
