@@ -145,12 +145,15 @@ def turned(image: Image.Image, orientation: int, kind: str = "JPEG", **settings:
     return encoded(image, kind, exif=exif, **settings)
 
 
-ORIENTED = [pytest.param(kind, settings, id=name) for name, kind, settings in (
-    ("jpeg", "JPEG", {}),
-    ("progressive", "JPEG", {"progressive": True}),
-    ("png", "PNG", {}),
-    ("webp", "WEBP", {"lossless": True}),
-)]
+ORIENTED = [
+    pytest.param(kind, settings, id=name)
+    for name, kind, settings in (
+        ("jpeg", "JPEG", {}),
+        ("progressive", "JPEG", {"progressive": True}),
+        ("png", "PNG", {}),
+        ("webp", "WEBP", {"lossless": True}),
+    )
+]
 
 
 @DECODERS
@@ -164,7 +167,9 @@ def test_each_orientation_is_turned_as_pillow_turns_it(
         data = turned(photo, orientation, kind, **settings)
         stored = Image.open(BytesIO(data))
         for reading in (Reading(), PUBLISHED):
-            expected = np.asarray((ImageOps.exif_transpose(stored) if reading.exif_orientation else stored).convert("RGB"))
+            expected = np.asarray(
+                (ImageOps.exif_transpose(stored) if reading.exif_orientation else stored).convert("RGB")
+            )
             shapes.add(expected.shape)
             for whole in (False, True):
                 image = open_image(BytesIO(data), "it", whole, decoder, reading)
@@ -211,9 +216,7 @@ def with_key(image: Image.Image) -> Image.Image:
 
 @DECODERS
 @pytest.mark.parametrize("kind", TRANSPARENT)
-def test_what_is_transparent_shows_the_background(
-    photographs: list[Image.Image], decoder: Decoder, kind: str
-) -> None:
+def test_what_is_transparent_shows_the_background(photographs: list[Image.Image], decoder: Decoder, kind: str) -> None:
     rgba = photographs[0].resize((40, 30)).convert("RGBA")
     alpha = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (30, 1))
     alpha[:10] = 0

@@ -212,7 +212,7 @@ class Evaluation(Callback):
         self._ema: Any = next((callback for callback in trainer.callbacks if isinstance(callback, EMA)), None)  # type: ignore[attr-defined]
         weights = ("raw", "ema") if self._ema and self._ema.average is not None else ("raw",)
         self._counts = {name: Counts(pl_module.num_classes, self.wanted).to(pl_module.device) for name in weights}
-        networks = [pl_module.model, *([self._ema.average] if len(weights) > 1 else [])]
+        networks = [pl_module.model, *(self._ema.average for name in weights if name == "ema")]
         self._hooks = [network.register_forward_hook(self._judge) for network in networks]
 
     def _judge(self, network: Any, inputs: tuple[Tensor], logits: Tensor) -> Tensor:

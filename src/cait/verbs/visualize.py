@@ -133,7 +133,11 @@ def _images(loaded: loading.Loaded, given: argparse.Namespace, output: Path) -> 
     data, names = loaded.data, loaded.class_names
     html = [page.paragraph(attention.CAPTION)]
     written: list[Path] = []
-    photographs = _photographs(given.images, given.num_images, data.preprocessing.reading) if given.images else _own(loaded, given.num_images)
+    photographs = (
+        _photographs(given.images, given.num_images, data.preprocessing.reading)
+        if given.images
+        else _own(loaded, given.num_images)
+    )
     for name, photograph, label in photographs:
         image, pixels = _seen(data, channels_last(data.eval_transform(photograph)))
         box = _crop_box(data, *photograph.size)
