@@ -70,6 +70,7 @@ def text(
         *([f"![Reliability diagram]({RELIABILITY})"] if RELIABILITY in images else []),
         "## Use",
         _use(repo, config, about),
+        *_transparent(config),
         *_classes(about["class_names"]),
         "It answers any image with one of its classes. " + _doubt(scores),
         "## Training",
@@ -126,7 +127,7 @@ def _results(scores: Mapping[str, Any], about: Mapping[str, Any]) -> Iterator[st
         yield "Each figure is of the mean over an image and its mirror image."
     weak = sorted((share, name) for name, share in scores["per_class"].items() if share is not None and share < 100)
     if weak:
-        yield "Weakest classes: " + ", ".join(f"{_cell(name)} {share:.1f} %" for share, name in weak[:WEAKEST]) + "."
+        yield "Weakest classes: " + ", ".join(f"{_cell(name)} ({share:.1f} %)" for share, name in weak[:WEAKEST]) + "."
 
 
 def _use(repo: str, config: Mapping[str, Any], about: Mapping[str, Any]) -> str:
@@ -140,6 +141,11 @@ def _use(repo: str, config: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     )
 
 
+def _transparent(config: Mapping[str, Any]) -> Iterator[str]:
+    if background := config["data"].get("background"):
+        yield f"Put images with transparent parts on {_cell(background)} first."
+
+
 def _classes(names: Sequence[str]) -> Iterator[str]:
     if len(names) <= NAMED:
         yield f"Classes: {', '.join(map(_cell, names))}."
@@ -148,9 +154,10 @@ def _classes(names: Sequence[str]) -> Iterator[str]:
 def _doubt(scores: Mapping[str, Any]) -> str:
     rows = [row for row in scores["thresholds"] if row["threshold"] and row["accuracy"] is not None]
     found = [
-        f"{row['threshold']:g}: {row['accuracy']:.1f} % right on {row['coverage']:.1f} % of the images" for row in rows
+        f"at least {row['threshold']:g}: {row['coverage']:.1f} % of the images, {row['accuracy']:.1f} % of them right"
+        for row in rows
     ]
-    return f"Answers only from a probability of ... on: {'; '.join(found)}." if found else ""
+    return f"By the probability of the answer: {'; '.join(found)}." if found else ""
 
 
 def _origin(config: Mapping[str, Any], about: Mapping[str, Any], data_state: Mapping[str, Any] | None) -> Iterator[str]:

@@ -110,9 +110,8 @@ def _send(stage: Path, repo: str, given: Any, token: str | None) -> None:
     Raises:
         UserError: the Hub cannot be reached, or refuses.
     """
-    import httpx
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi(endpoint=_endpoint(), token=token, library_name="cait-lightning")
     try:
@@ -122,8 +121,10 @@ def _send(stage: Path, repo: str, given: Any, token: str | None) -> None:
         api.upload_folder(repo_id=repo, folder_path=stage, commit_message="Upload model")
     except HfHubHTTPError as error:
         raise UserError(_refusal(repo, error)) from error
-    except (httpx.HTTPError, OfflineModeIsEnabled, OSError) as error:
-        raise UserError(f"cannot reach {_endpoint()}: {one_line(error)}") from error
+    except UserError:
+        raise
+    except Exception as error:  # of whichever HTTP library the Hub's client uses
+        raise UserError(f"cannot reach {_endpoint()}: {one_line(error) or type(error).__name__}") from error
 
 
 def _refusal(repo: str, error: Any) -> str:
