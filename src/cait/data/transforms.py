@@ -16,6 +16,7 @@ from torchvision.transforms import Compose
 
 from cait.data.augment import Augment, OwnOperation, simple_crop
 from cait.data.decode import Decoder, choose
+from cait.data.folder import AS_SEEN, Reading
 from cait.errors import UserError
 
 TrainCrop = Literal["resized", "simple"]
@@ -36,8 +37,10 @@ class Preprocessing:
     crop_pct: float
     mean: Sequence[float]
     std: Sequence[float]
+    reading: Reading = AS_SEEN
 
     def __post_init__(self) -> None:
+        self.reading.check()
         if self.interpolation not in INTERPOLATIONS:
             raise UserError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {self.interpolation!r}")
         if not 0 < self.crop_pct <= 1:
@@ -130,7 +133,7 @@ class Augmentation:
         settings = preprocessing.timms() | self._timms()
         simple, own_ops = self.train_crop == "simple", [OwnOperation(path) for path in self.augment_ops or ()]
         if backend != "timm":
-            return Augment(backend, simple, own_ops, **settings)
+            return Augment(backend, preprocessing.reading, simple, own_ops, **settings)
         stages = create_transform(is_training=True, separate=True, **settings)
         first, policy, final = (stage.transforms for stage in stages)
         if simple:

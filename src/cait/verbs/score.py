@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from cait import run, signature
+from cait.verbs.loading import earlier_settings
 from cait.verbs.options import asks_for_help, split_run, split_trust
 from cait.verbs.paper import replace_row
 
@@ -14,13 +15,20 @@ usage: cait eval RUN [options of validate]
 
 Score a run on the validation set: its best checkpoint or --ckpt_path FILE, with the raw
 weights and with their moving average. RUN is a name in logs/ or the path of a folder.
-evaluation.json in the run's folder, or --output FILE, also has the accuracy of each class
-and the confusion matrix.
+Every image counts, whatever part of them training looked at. evaluation.json in the run's
+folder, or --output FILE, also has the accuracy of each class, the confusion matrix and how
+far to trust the probabilities.
 
+  --wanted_accuracy 0.95   find the probability from which on the answers are that accurate
+  --tta hflip      score the mean over an image and its mirror image
   --v2 DIR         score on ImageNet-V2 too, or on more images of the same classes
+  --extra.NAME DIR score on a further set too: ImageNet-A, -R, -Sketch or -C, or your own
   --real FILE      score on ReaL's labels (real.json); ImageNet needs no file
   --trust-config   run your own parts, package.module:name, that the run's config.yaml names.
                    Code in a stranger's run may do anything."""
+
+WHOLE = ["--trainer.limit_val_batches=null", "--trainer.overfit_batches=0"]
+"""Score every image, whatever part training looked at."""
 
 
 def evaluate(arguments: list[str], module: Any, data: Any) -> None:
@@ -30,8 +38,9 @@ def evaluate(arguments: list[str], module: Any, data: Any) -> None:
         return
     trusted, given = split_trust(arguments)
     folder, overrides = split_run("eval", given)
+    settings = ["--config", str(run.config(folder)), *earlier_settings(folder), *WHOLE]
     place = ["--ckpt_path", str(run.best_checkpoint(folder, "score")), "--output", str(folder / run.EVALUATION)]
-    _score("validate", ["--config", str(run.config(folder)), *place, *overrides], overrides, trusted, module, data)
+    _score("validate", [*settings, *place, *overrides], overrides, trusted, module, data)
 
 
 def validate(arguments: list[str], module: Any, data: Any) -> None:
