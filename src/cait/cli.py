@@ -26,7 +26,8 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
   eval       score a run:        cait eval NAME [--v2 DIR --real FILE --ckpt_path FILE ...]
   validate   score a checkpoint or weights on the validation set, as `eval` does
   test       loss and accuracy alone, logged as test/...
-  predict    write a CSV of classes and probabilities for a folder of images
+  predict    classify images: cait predict NAME FILE|DIR ... [--format table|csv|jsonl]
+             [--top_k K] [--output FILE] [--raw]
   export     write a run's network for other programs:
              cait export NAME [--format timm|release|onnx|torch_export] [--ema] [--output PATH]
   consolidate  write a sharded checkpoint as one file: cait consolidate NAME [--checkpoint best|last]
@@ -57,7 +58,7 @@ VERBS = {
     "eval": "cait.verbs.score:evaluate",
     "validate": "cait.verbs.score:validate",
     "test": "cait.verbs.score:test",
-    "predict": "cait.verbs.score:predict",
+    "predict": "cait.verbs.predict:predict",
     "export": "cait.verbs.export:export",
     "consolidate": "cait.verbs.consolidate:consolidate",
     "visualize": "cait.verbs.visualize:visualize",

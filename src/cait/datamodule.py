@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from cait import seeds
 from cait.data import augment, cores, folder
 from cait.data.accumulation import batches_a_step
 from cait.data.augment import Augment, NormalizeAndErase
-from cait.data.dataset import EvalImages, Samples, TrainImages, collate
+from cait.data.dataset import EvalImages, Samples, TrainImages, Unlabelled, collate
 from cait.data.mixing import Mixing, MixMode
 from cait.data.sampler import Loader, Order, ShardSampler, TrainBatchSampler, TrainLoader
 from cait.data.shards import ShardSamples, ShardSource
@@ -247,6 +248,11 @@ class ImageNetDataModule(LightningDataModule):
         """
         return self.preprocessing.transform()
 
+    @property
+    def has_own_eval_transform(self) -> bool:
+        """Whether a subclass changes the evaluation transform, so that `preprocessing` does not say what it does."""
+        return type(self).make_eval_transform is not ImageNetDataModule.make_eval_transform
+
     @cached_property
     def source(self) -> DataSource:
         return self.make_source()
@@ -367,7 +373,12 @@ class ImageNetDataModule(LightningDataModule):
             "digest of the training pictures' names": self._digest,
             ORDER: self._order,
         }
-        return {"class_names": self.class_names, "depends_on": depends, "accumulated": accumulated}
+        return {
+            "class_names": self.class_names,
+            "depends_on": depends,
+            "accumulated": accumulated,
+            "preprocessing": None if self.has_own_eval_transform else asdict(self.preprocessing),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse a checkpoint of other classes, and refuse to resume a run that was different.
@@ -441,7 +452,10 @@ class ImageNetDataModule(LightningDataModule):
     test_dataloader = val_dataloader
 
     def predict_dataloader(self) -> Loader:
-        return self._eval_loader(EvalImages(self.predict_samples, self.eval_transform), "prediction")
+        """Loader of the images to predict. The label is 0, or NO_LABEL of an image that cannot be read."""
+        samples = Unlabelled(self.predict_samples)
+        unreadable = UnreadableImages(None, len(samples))
+        return self._eval_loader(EvalImages(samples, self.eval_transform, unreadable), "prediction")
 
     def extra_val_dataloader(self, samples: Samples) -> Loader:
         """Loader of another evaluation set of the same classes, under the same transform.
