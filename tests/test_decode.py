@@ -11,11 +11,11 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from conftest import python
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from cait.data import decode
 from cait.data.decode import Decoder, JpegStream, open_image
-from cait.data.folder import load_rgb
+from cait.data.folder import PUBLISHED, Reading, load_rgb
 from cait.errors import UserError
 
 
@@ -136,14 +136,118 @@ def test_every_kind_of_file_has_pillows_pixels(files: dict[str, bytes], decoder:
             image = open_image(str(tmp_path / name), "", whole, decoder)
             assert image.size == (pixels.shape[1], pixels.shape[0])
             np.testing.assert_array_equal(image.crop((0, 0, *pixels.shape[:2])), pixels, name)
-    assert oracle(files["turned.jpg"]).shape == (89, 123, 3)  # as it lies in the file
+    assert oracle(files["turned.jpg"]).shape == (123, 89, 3)  # upright
+
+
+def turned(image: Image.Image, orientation: int, kind: str = "JPEG", **settings: Any) -> bytes:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    return encoded(image, kind, exif=exif, **settings)
+
+
+ORIENTED = [
+    pytest.param(kind, settings, id=name)
+    for name, kind, settings in (
+        ("jpeg", "JPEG", {}),
+        ("progressive", "JPEG", {"progressive": True}),
+        ("png", "PNG", {}),
+        ("webp", "WEBP", {"lossless": True}),
+    )
+]
+
+
+@DECODERS
+@pytest.mark.parametrize(("kind", "settings"), ORIENTED)
+def test_each_orientation_is_turned_as_pillow_turns_it(
+    photographs: list[Image.Image], decoder: Decoder, kind: str, settings: dict[str, Any]
+) -> None:
+    photo = photographs[0].resize((61, 40))
+    shapes = set()
+    for orientation in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9):  # the first and the last are none
+        data = turned(photo, orientation, kind, **settings)
+        stored = Image.open(BytesIO(data))
+        for reading in (Reading(), PUBLISHED):
+            expected = np.asarray(
+                (ImageOps.exif_transpose(stored) if reading.exif_orientation else stored).convert("RGB")
+            )
+            shapes.add(expected.shape)
+            for whole in (False, True):
+                image = open_image(BytesIO(data), "it", whole, decoder, reading)
+                assert image.size == expected.shape[1::-1]
+                for top, left, height, width in boxes(*expected.shape[:2], seed=orientation):
+                    box = image.crop((top, left, height, width))
+                    np.testing.assert_array_equal(box, expected[top : top + height, left : left + width])
+                    assert box.flags.c_contiguous
+    assert shapes == {(40, 61, 3), (61, 40, 3)}
+
+
+@DECODERS
+def test_an_orientation_in_xmp_data_counts_and_broken_exif_data_do_not(
+    photographs: list[Image.Image], decoder: Decoder
+) -> None:
+    photo = photographs[0].resize((61, 40))
+    xmp = encoded(photo, xmp=b'<x:xmpmeta tiff:Orientation="6"></x:xmpmeta>')
+    assert np.asarray(ImageOps.exif_transpose(Image.open(BytesIO(xmp)))).shape == (61, 40, 3)
+    broken = encoded(photo, exif=b"Exif\0\0II*\0\xff\xff\xff\xff and so on")
+    for data, size in ((xmp, (40, 61)), (broken, (61, 40))):
+        assert open_image(BytesIO(data), "it", False, decoder).size == size
+        assert assert_as_pillow(data, decoder)
+
+
+TRANSPARENT = {
+    "rgba": lambda image: image,
+    "grey": lambda image: image.convert("LA"),
+    "palette": lambda image: image.quantize(32),
+    "palette and an index": lambda image: with_index(image.convert("P")),
+    "key colour": lambda image: with_key(image.convert("RGB")),
+}
+
+
+def with_index(image: Image.Image) -> Image.Image:
+    image.info["transparency"] = 3
+    image.paste(3, (0, 0, 10, 10))
+    return image
+
+
+def with_key(image: Image.Image) -> Image.Image:
+    image.info["transparency"] = image.getpixel((5, 5))
+    return image
+
+
+@DECODERS
+@pytest.mark.parametrize("kind", TRANSPARENT)
+def test_what_is_transparent_shows_the_background(photographs: list[Image.Image], decoder: Decoder, kind: str) -> None:
+    rgba = photographs[0].resize((40, 30)).convert("RGBA")
+    alpha = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (30, 1))
+    alpha[:10] = 0
+    rgba.putalpha(Image.fromarray(alpha))
+    data = encoded(TRANSPARENT[kind](rgba), "PNG")
+    pixels = np.asarray(Image.open(BytesIO(data)).convert("RGBA")).astype(float)
+    share = pixels[..., 3:] / 255
+    assert (share == 0).any()
+    for background, colour in (("white", (255, 255, 255)), ("#204060", (0x20, 0x40, 0x60))):
+        read = open_image(BytesIO(data), "it", False, decoder, Reading(background=background)).crop((0, 0, 30, 40))
+        expected = pixels[..., :3] * share + np.array(colour) * (1 - share)  # by hand
+        np.testing.assert_allclose(read, expected, atol=1)
+        assert (read[share[..., 0] == 0] == colour).all()
+        assert (read[share[..., 0] == 1] == pixels[share[..., 0] == 1, :3]).all()
+    hidden = open_image(BytesIO(data), "it", False, decoder, PUBLISHED).crop((0, 0, 30, 40))
+    np.testing.assert_array_equal(hidden, pixels[..., :3])
+
+
+@pytest.mark.parametrize("background", ["whit", "#12", "#11223344", ""])
+def test_a_background_is_a_colour(background: str) -> None:
+    with pytest.raises(UserError, match="background must be a colour, as white or '#8090a0', or null; got"):
+        Reading(background=background).check()
 
 
 def test_nvimagecodec_reads_the_common_jpegs(files: dict[str, bytes]) -> None:
     if decode.choose("auto") != "nvimgcodec":
         pytest.skip("nvImageCodec is not installed")
     common = ["subsampling 0.jpg", "subsampling 1.jpg", "subsampling 2.jpg", "grey.jpg", "turned.jpg", "restarts.jpg"]
-    assert all(isinstance(open_image(BytesIO(files[name]), "", False, "nvimgcodec"), JpegStream) for name in common)
+    images = {name: open_image(BytesIO(files[name]), "", False, "nvimgcodec") for name in common}
+    images["turned.jpg"] = images["turned.jpg"].stored
+    assert {type(image) for image in images.values()} == {JpegStream}
 
 
 @DECODERS

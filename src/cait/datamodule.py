@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -111,6 +110,10 @@ class ImageNetDataModule(LightningDataModule):
             and a fourth of at most 0.5 for the hue. As in timm it comes after "3a", or without
             auto_augment, and is left out beside any other policy.
         erase_prob: probability of erasing a box of pixels.
+        exif_orientation: turn an image upright as its EXIF data say, as all viewers do. torchvision's ImageFolder and
+            timm's loaders do not, nor do the published recipes: configs/imagenet turns it off.
+        background: colour behind transparent pixels, as "white" or "#8090a0". None drops the alpha channel, as
+            the same loaders do: whatever colour lies hidden in the file comes out.
         interpolation: timm's name of the resampling filter, for training and evaluation.
         mixup: alpha of Mixup's beta distribution; 0 turns it off.
         cutmix: alpha of CutMix's beta distribution; 0 turns it off.
@@ -164,6 +167,8 @@ class ImageNetDataModule(LightningDataModule):
         augment_ops: list[str] | None = None,
         color_jitter: float | Sequence[float] | None = None,
         erase_prob: float = 0.25,
+        exif_orientation: bool = True,
+        background: str | None = "white",
         interpolation: str = "bicubic",
         mixup: float = 0.8,
         cutmix: float = 1.0,
@@ -184,7 +189,9 @@ class ImageNetDataModule(LightningDataModule):
         sets = (train_split, val_split, val_fraction, data_dir, download, input_key, target_key)
         self._open_source = partial(open_source, root, *sets, cache_gb, order == "windowed")
         self.order, self.window = order, window
-        self.preprocessing = Preprocessing(img_size, interpolation, crop_pct, mean, std)
+        self.preprocessing = Preprocessing(
+            img_size, interpolation, crop_pct, mean, std, folder.Reading(exif_orientation, background)
+        )
         self.augmentation = Augmentation(
             train_crop, scale, ratio, hflip, auto_augment, augment_ops, color_jitter, erase_prob
         )
@@ -290,11 +297,11 @@ class ImageNetDataModule(LightningDataModule):
             return
         train, val = self.source.train, self.source.val
         self.unreadable = UnreadableImages(self.unreadable_path, int(self.max_bad_share * (len(train) + len(val))))
-        self.val_images = EvalImages(val, self.eval_transform, self.unreadable)
+        self.val_images = EvalImages(val, self.eval_transform, self.unreadable, self.preprocessing.reading)
         self.predict_samples = val
         if stage in ("fit", None):
             transform = self.train_transform
-            open_image = transform.open if isinstance(transform, Augment) else _open_rgb
+            open_image = transform.open if isinstance(transform, Augment) else self._open_rgb
             self.train_images = TrainImages(train, open_image, transform, self.seed, self.unreadable)
         if stage == "fit":
             for samples in (train, val):
@@ -325,7 +332,15 @@ class ImageNetDataModule(LightningDataModule):
     def how_read(self) -> str:
         """What decodes the training images."""
         own = type(self).make_train_transform is not ImageNetDataModule.make_train_transform
-        return "a training transform of your own" if own else HOW_READ[self.backend]
+        if own:
+            return "a training transform of your own"
+        return HOW_READ[self.backend if self.backend == "timm" or self._may_be_jpeg() else "pillow"]
+
+    def _may_be_jpeg(self) -> bool:
+        """Whether one in about a thousand training images is a JPEG file by its name, or has a name without a kind."""
+        samples = self.source.train
+        kinds = {Path(samples.name(i)).suffix.lower() for i in range(0, len(samples), 1 + len(samples) // 1000)}
+        return bool(kinds & {".jpg", ".jpeg", ""})
 
     def share_batch(self, trainer: Trainer) -> None:
         """Divide a global batch: make `batch_size` this process's part of it, or have the Trainer accumulate.
@@ -377,7 +392,7 @@ class ImageNetDataModule(LightningDataModule):
             "class_names": self.class_names,
             "depends_on": depends,
             "accumulated": accumulated,
-            "preprocessing": None if self.has_own_eval_transform else asdict(self.preprocessing),
+            "preprocessing": None if self.has_own_eval_transform else self.preprocessing.settings(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -455,7 +470,8 @@ class ImageNetDataModule(LightningDataModule):
         """Loader of the images to predict. The label is 0, or NO_LABEL of an image that cannot be read."""
         samples = Unlabelled(self.predict_samples)
         unreadable = UnreadableImages(None, len(samples))
-        return self._eval_loader(EvalImages(samples, self.eval_transform, unreadable), "prediction")
+        images = EvalImages(samples, self.eval_transform, unreadable, self.preprocessing.reading)
+        return self._eval_loader(images, "prediction")
 
     def extra_val_dataloader(self, samples: Samples) -> Loader:
         """Loader of another evaluation set of the same classes, under the same transform.
@@ -463,7 +479,8 @@ class ImageNetDataModule(LightningDataModule):
         It normalises its batches itself: given to the Trainer without the data module, it gets no hooks.
         """
         unreadable = UnreadableImages(None, int(self.max_bad_share * len(samples)))
-        loader = self._eval_loader(EvalImages(samples, self.eval_transform, unreadable), "extra validation")
+        images = EvalImages(samples, self.eval_transform, unreadable, self.preprocessing.reading)
+        loader = self._eval_loader(images, "extra validation")
         loader.finish = self._normalized
         return loader
 
@@ -492,6 +509,9 @@ class ImageNetDataModule(LightningDataModule):
 
     def _rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+
+    def _open_rgb(self, raw: folder.RawImage, name: str, whole: bool) -> Image.Image:
+        return folder.load_rgb(raw, name, self.preprocessing.reading)
 
     def _position(self) -> tuple[int, int]:
         """(epoch, next batch) of training; under `overfit_batches` each epoch is the first again."""
@@ -523,10 +543,6 @@ class ImageNetDataModule(LightningDataModule):
             worker_init_fn=partial(_init_worker, under_trainer=self.trainer is not None),
             pin_memory=torch.cuda.is_available(),
         )
-
-
-def _open_rgb(raw: folder.RawImage, name: str, whole: bool) -> Image.Image:
-    return folder.load_rgb(raw, name)
 
 
 def _init_worker(worker_id: int, under_trainer: bool) -> None:

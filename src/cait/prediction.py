@@ -11,7 +11,7 @@ from torch import Tensor
 from cait import run
 from cait.data.augment import NormalizeAndErase
 from cait.data.dataset import channels_last
-from cait.data.folder import RawImage, load_rgb
+from cait.data.folder import RawImage, Reading, load_rgb
 from cait.data.transforms import Preprocessing
 from cait.errors import UserError
 
@@ -37,12 +37,19 @@ class Predicts:
     """Names of the classes in the order of the logits; known once a checkpoint is loaded."""
     eval_transform: Any = None
     """From a PIL image in RGB to uint8 [3, S, S], or to float32 [3, S, S] that is normalised; as in evaluation."""
+    reading = Reading()
+    """How a file becomes RGB."""
 
     def remember(self, checkpoint: run.Checkpoint) -> None:
         """Take the classes and the preprocessing from a checkpoint, if it says."""
         self.class_names = run.class_names(checkpoint)
         how = (run.data_state(checkpoint) or {}).get("preprocessing")
-        self.eval_transform = Preprocessing(**how).transform() if how else None
+        if how:
+            self.prepare_as(known := Preprocessing.from_settings(how), known.transform())
+
+    def prepare_as(self, preprocessing: Preprocessing, eval_transform: Any) -> None:
+        """Prepare images in this way: `eval_transform` takes what `preprocessing.reading` reads."""
+        self.reading, self.eval_transform = preprocessing.reading, eval_transform
 
     def transform(self, image: RawImage) -> Tensor:
         """The network's input [3, img_size, img_size] for an image, prepared as in evaluation.
@@ -55,7 +62,7 @@ class Predicts:
         """
         if self.eval_transform is None:
             raise UserError('nothing says how images are prepared: load the run with cait.load("logs/NAME")')
-        pixels = self.eval_transform(load_rgb(image))
+        pixels = self.eval_transform(load_rgb(image, reading=self.reading))
         if pixels.dtype != torch.uint8:
             return pixels
         normalize = NormalizeAndErase(self.hparams["mean"], self.hparams["std"])  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,24 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from cait.analysis import calibration
 from cait.callbacks.ema import EMA
 from cait.data.real_labels import is_imagenet, real_labels
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 
 Scores = dict[str, Any]
+CONFUSIONS = 20
+"""Pairs of classes that are listed as the most confused."""
 CLASSES_IN_JSON = 1000
 """Up to this many classes the JSON file holds the confusion matrix itself, 3 MB of it."""
-STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "confusion", "real", "v2")
+FURTHER = ("macro_acc1", "never_predicted", "confusions", "calibration", "thresholds", "wanted_accuracy")
+"""Scores that are worked out once all images are counted."""
+STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "confusion", *FURTHER, "real", "v2", "extra")
 """The scores that every set of weights has, or may have; the others are metrics of the user's own."""
 
 
@@ -70,17 +77,47 @@ class Confusion(Metric):
         return table[cells >= 0].cpu().numpy()
 
 
-class Counts(nn.Module):
-    """The counts of one set of weights, exact over several processes."""
+class Confidence(Metric):
+    """The probability of each image's predicted class, and whether that is the true one."""
 
-    def __init__(self, num_classes: int) -> None:
+    confidence: list[Tensor]
+    right: list[Tensor]
+
+    def __init__(self) -> None:
         super().__init__()
+        self.add_state("confidence", [], dist_reduce_fx="cat")
+        self.add_state("right", [], dist_reduce_fx="cat")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Note a batch: logits [B, num_classes], labels [B]. Labels below 0 are not counted."""
+        confidence, predicted = logits.float().softmax(dim=1).max(dim=1)
+        self.confidence.append(confidence.where(labels >= 0, -1.0))
+        self.right.append(predicted == labels)
+
+    def compute(self) -> tuple[np.ndarray, np.ndarray]:
+        """(probabilities [N], whether they are of the true class [N])"""
+        confidence, right = (dim_zero_cat(values).cpu().numpy() for values in (self.confidence, self.right))
+        return confidence[confidence >= 0], right[confidence >= 0]
+
+
+class Counts(nn.Module):
+    """The counts of one set of weights, exact over several processes.
+
+    Args:
+        wanted: accuracy, as a share, for which the threshold is wanted; None wants none.
+    """
+
+    def __init__(self, num_classes: int, wanted: float | None = None) -> None:
+        super().__init__()
+        self.wanted = wanted
         self.confusion = Confusion(num_classes)
+        self.confidence = Confidence()
         self.real = RealAccuracy()
 
     def update(self, logits: Tensor, labels: Tensor, real: Tensor | None) -> None:
         """Count a batch: logits [B, num_classes], labels [B], ReaL's labels [B, L]. Labels below 0 are not counted."""
         self.confusion.update(logits, labels)
+        self.confidence.update(logits, labels)
         if real is not None:
             self.real.update(logits, real.where(labels[:, None] >= 0, -1))
 
@@ -98,12 +135,41 @@ class Counts(nn.Module):
                 for name, hits, count in zip(class_names, right.tolist(), of_class.tolist(), strict=True)
             },
             "confusion": confusion,
+            "confusions": _most_confused(confusion, of_class, class_names),
         }
+        shares = [share for share in scores["per_class"].values() if share is not None]
+        scores["macro_acc1"] = sum(shares) / len(shares) if shares else None
+        guessed = np.bincount(predicted, images, len(class_names))
+        scores["never_predicted"] = [class_names[i] for i in np.flatnonzero((guessed == 0) & (of_class > 0))]
+        scores |= self._trust()
         if len(class_names) <= CLASSES_IN_JSON:
             matrix = np.zeros((len(class_names),) * 2, np.int64)
             matrix[true, predicted] = images
             scores["confusion"] = matrix.tolist()
         return scores | ({"real": self.real.compute()} if with_real else {})
+
+    def _trust(self) -> Scores:
+        confidence, right = self.confidence.compute()
+        return {
+            "calibration": calibration.calibration(confidence, right),
+            "thresholds": calibration.thresholds(confidence, right),
+            "wanted_accuracy": None if self.wanted is None else calibration.reach(confidence, right, self.wanted),
+        }
+
+
+def _most_confused(confusion: np.ndarray, of_class: np.ndarray, class_names: Sequence[str]) -> list[Scores]:
+    """The pairs of classes with the most mistakes, the most first; `share` is of the true class, in per cent."""
+    wrong = confusion[confusion[:, 0] != confusion[:, 1]]
+    order = np.argsort(-wrong[:, 2], kind="stable")[:CONFUSIONS]
+    return [
+        {
+            "true": class_names[true],
+            "predicted": class_names[predicted],
+            "images": int(images),
+            "share": 100 * images / of_class[true],
+        }
+        for true, predicted, images in wrong[order].tolist()
+    ]
 
 
 class Evaluation(Callback):
@@ -115,6 +181,10 @@ class Evaluation(Callback):
     - `acc1`, `acc5` in per cent, `loss`, and every metric of your own that was logged as val/<name>;
     - `images`: how many were counted;
     - `per_class`: accuracy in per cent by class name;
+    - `macro_acc1`: the mean of those accuracies;
+    - `never_predicted`: names of classes with images that no image was taken for;
+    - `confusions`: the most confused pairs of classes;
+    - `calibration`, `thresholds` and `wanted_accuracy`, see `cait.analysis.calibration`;
     - `confusion`: rows are true classes, columns predicted ones. Above CLASSES_IN_JSON classes it is an array as
       `Confusion` gives it;
     - `real`, if the ReaL labels of the validation set are known: `acc1`, `acc5` and `images`.
@@ -122,11 +192,18 @@ class Evaluation(Callback):
     Args:
         data: the data module.
         real: file of ReaL labels; None takes timm's copy if the data is ImageNet.
+        hflip: test-time augmentation: score the mean of the probabilities of an image and its mirror image.
+        wanted: accuracy, as a share, for which the threshold is wanted.
     """
 
-    def __init__(self, data: ImageNetDataModule, real: str | None) -> None:
-        self.data, self.real = data, real
+    def __init__(
+        self, data: ImageNetDataModule, real: str | None, hflip: bool = False, wanted: float | None = None
+    ) -> None:
+        self.data, self.real, self.hflip, self.wanted = data, real, hflip, wanted
         self.scores: dict[str, Scores] = {}
+        self.only: Sequence[int] | None = None
+        """Indices of the only classes that may be predicted, as ImageNet-A and -R are scored; None allows all."""
+        self._hooks: list[RemovableHandle] = []
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         loader: Any = trainer.val_dataloaders
@@ -134,7 +211,21 @@ class Evaluation(Callback):
         self._real = self._real_labels() if loader.dataset is self.data.val_images else None
         self._ema: Any = next((callback for callback in trainer.callbacks if isinstance(callback, EMA)), None)  # type: ignore[attr-defined]
         weights = ("raw", "ema") if self._ema and self._ema.average is not None else ("raw",)
-        self._counts = {name: Counts(pl_module.num_classes).to(pl_module.device) for name in weights}
+        self._counts = {name: Counts(pl_module.num_classes, self.wanted).to(pl_module.device) for name in weights}
+        networks = [pl_module.model, *([self._ema.average] if len(weights) > 1 else [])]
+        self._hooks = [network.register_forward_hook(self._judge) for network in networks]
+
+    def _judge(self, network: Any, inputs: tuple[Tensor], logits: Tensor) -> Tensor:
+        """The logits that are scored in the place of those of an image [B, num_classes]."""
+        if self.hflip:
+            mirrored = network.forward(inputs[0].flip(-1))
+            views = torch.stack([logits.float(), mirrored.float()]).log_softmax(dim=2)
+            logits = views.logsumexp(dim=0) - math.log(2)
+        if self.only is not None:
+            left_out = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
+            left_out[list(self.only)] = False
+            logits = logits.float().masked_fill(left_out, -math.inf)
+        return logits
 
     def _real_labels(self) -> Tensor | None:
         names = self.data.class_names
@@ -159,6 +250,8 @@ class Evaluation(Callback):
             counts.update(outputs if name == "raw" else self._ema.logits, labels, real)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for hook in self._hooks:
+            hook.remove()
         metrics = trainer.callback_metrics
         self.scores = {}
         for name, counts in self._counts.items():

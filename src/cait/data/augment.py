@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 from torchvision.transforms import RandomCrop, Resize
 
 from cait.data.decode import Decoder, OpenImage, open_image
-from cait.data.folder import RawImage
+from cait.data.folder import RawImage, Reading
 from cait.data.ops import on_arrays
 from cait.data.shared import Handle, SharedBatches
 from cait.errors import UserError, kind_and_place
@@ -51,6 +51,7 @@ class Augment:
     def __init__(
         self,
         decoder: Decoder,
+        reading: Reading,
         simple_crop: bool,
         own_ops: Sequence[OwnOperation],
         interpolation: str,
@@ -59,7 +60,7 @@ class Augment:
     ) -> None:
         stages = create_transform(is_training=True, separate=True, interpolation=interpolation, hflip=0.0, **settings)
         (resized_crop,), policy, final = (stage.transforms for stage in stages)
-        self.decoder, self.hflip, self.size = decoder, hflip, resized_crop.size
+        self.decoder, self.reading, self.hflip, self.size = decoder, reading, hflip, resized_crop.size
         self.crop = SimpleCrop(self.size, interpolation) if simple_crop else ResizedCrop(resized_crop, interpolation)
         self.erasing = next((part for part in final if isinstance(part, RandomErasing)), None)
         fast = all(isinstance(part, RandAugment | AutoAugment) for part in policy)
@@ -70,7 +71,7 @@ class Augment:
 
     def open(self, raw: RawImage, name: str, whole: bool) -> OpenImage:
         """Open an image for `__call__`; see `cait.data.decode.open_image`."""
-        return open_image(raw, name, whole, self.decoder)
+        return open_image(raw, name, whole, self.decoder, self.reading)
 
     def __call__(self, image: OpenImage) -> Augmented:
         crop = self.crop(image)

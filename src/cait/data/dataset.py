@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from cait import seeds
-from cait.data.folder import RawImage, load_rgb
+from cait.data.folder import RawImage, Reading, load_rgb
 from cait.data.sampler import Key
 from cait.data.shared import Handle, SharedBatches
 from cait.data.unreadable import UnreadableImageError, UnreadableImages
@@ -175,9 +175,13 @@ class EvalImages(Dataset[tuple[Tensor, int]]):
     """
 
     def __init__(
-        self, samples: Samples, transform: Callable[[Any], Tensor], unreadable: UnreadableImages | None = None
+        self,
+        samples: Samples,
+        transform: Callable[[Any], Tensor],
+        unreadable: UnreadableImages | None = None,
+        reading: Reading = Reading(),
     ) -> None:
-        self.samples, self.transform, self.unreadable = samples, transform, unreadable
+        self.samples, self.transform, self.unreadable, self.reading = samples, transform, unreadable, reading
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -185,7 +189,7 @@ class EvalImages(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         try:
             raw, label = self.samples[index]
-            image = load_rgb(raw, self.samples.name(index))
+            image = load_rgb(raw, self.samples.name(index), self.reading)
         except UnreadableImageError as error:
             if self.unreadable is None:
                 raise UserError(str(error)) from error

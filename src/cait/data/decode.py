@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from cait.data.folder import RawImage, load_rgb
+from cait.data.folder import PUBLISHED, RawImage, Reading, load_rgb, orientation
 from cait.data.unreadable import UnreadableImageError
 from cait.errors import UserError
 
@@ -33,10 +33,24 @@ Box = tuple[int, int, int, int]
 JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 BASELINE = (0xC0, 0xC1)
 FRAMES = {0xC0 + number for number in range(16)} - {0xC4, 0xC8, 0xCC}
+APP1 = 0xE1
+"""Marker of the segments that hold EXIF and XMP data."""
 MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")  # without those that restart a scan
 
 # Past MAX_IMAGE_PIXELS, 89 million, Pillow warns, and past twice that it refuses; the refusal is enough.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+class Frame(NamedTuple):
+    """What the header of a JPEG file says."""
+
+    kind: int
+    """Marker of the frame."""
+    components: int
+    pixels: int
+    """Width × height."""
+    scan: int
+    """Where the first scan starts."""
 
 
 class OpenImage(Protocol):
@@ -80,11 +94,38 @@ class JpegStream:
         region = self.codec.Region(top, left, top + height, right)
         image = self.decoder.decode(self.stream.get_sub_code_stream(region=region), params=self.params)
         if image is None:
-            return _by_pillow(BytesIO(self.data), self.name).crop(box)
+            return _by_pillow(BytesIO(self.data), self.name, PUBLISHED).crop(box)
         return np.asarray(image)[:, :width]
 
 
-def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder) -> OpenImage:
+class Upright:
+    """An image whose EXIF orientation is applied to each box.
+
+    Args:
+        stored: the image as it lies in the file.
+        orientation: 1 to 8.
+    """
+
+    def __init__(self, stored: OpenImage, orientation: int) -> None:
+        self.stored = stored
+        self.transposed = orientation in (5, 6, 7, 8)
+        self.up_down, self.left_right = orientation in (3, 4, 6, 7), orientation in (2, 3, 7, 8)  # of the stored image
+        self.size = stored.size[::-1] if self.transposed else stored.size
+
+    def crop(self, box: Box) -> np.ndarray:
+        top, left, height, width = box
+        if self.transposed:
+            top, left, height, width = left, top, width, height
+        if self.up_down:
+            top = self.stored.size[1] - top - height
+        if self.left_right:
+            left = self.stored.size[0] - left - width
+        pixels = self.stored.crop((top, left, height, width))
+        pixels = pixels[:: -1 if self.up_down else 1, :: -1 if self.left_right else 1]
+        return np.ascontiguousarray(pixels.swapaxes(0, 1) if self.transposed else pixels)
+
+
+def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading: Reading = Reading()) -> OpenImage:
     """Open an image for one crop, or decode it `whole`, once, for several.
 
     Args:
@@ -94,7 +135,7 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder) -> OpenI
         UnreadableImageError: the image cannot be read.
     """
     if decoder == "pillow" or isinstance(raw, Image.Image):
-        return _by_pillow(raw, name)
+        return _by_pillow(raw, name, reading)
     if isinstance(raw, str | Path):
         name = str(raw)
     try:
@@ -105,46 +146,57 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder) -> OpenI
     # A decoder could read a box above the point where a file is cut off. Pillow refuses such a file, so we do too.
     if data.startswith(JPEG_START) and data.endswith(JPEG_END):
         try:
-            image = _fast(data, name, decoder)
+            image = _fast(data, name, decoder, reading.exif_orientation)
             width, height = image.size
             return DecodedImage(image.crop((0, 0, height, width))) if whole else image
         except Exception:  # of any kind; Pillow decides
             pass
-    return _by_pillow(BytesIO(data), name)
+    return _by_pillow(BytesIO(data), name, reading)
 
 
-def _by_pillow(raw: RawImage, name: str) -> DecodedImage:
-    return DecodedImage(np.asarray(load_rgb(raw, name)))
+def _by_pillow(raw: RawImage, name: str, reading: Reading) -> DecodedImage:
+    return DecodedImage(np.asarray(load_rgb(raw, name, reading)))
 
 
-def _fast(data: bytes, name: str, decoder: Decoder) -> OpenImage:
+def _fast(data: bytes, name: str, decoder: Decoder, upright: bool) -> OpenImage:
     """Raises any kind of error if Pillow must decide."""
-    kind, components, pixels, scan = _header(data)
-    if pixels > 2 * (Image.MAX_IMAGE_PIXELS or math.inf):
+    frame, has_exif = _header(data)
+    image = _stored(data, name, decoder, frame)
+    if upright and has_exif:
+        with Image.open(BytesIO(data)) as header:
+            turned = orientation(header)
+        return image if turned == 1 else Upright(image, turned)
+    return image
+
+
+def _stored(data: bytes, name: str, decoder: Decoder, frame: Frame) -> OpenImage:
+    """The image as it lies in the file."""
+    if frame.pixels > 2 * (Image.MAX_IMAGE_PIXELS or math.inf):
         raise ValueError("Pillow refuses so large an image")
     # nvImageCodec converts CMYK to another RGB, and in a box it smooths a progressive file without its last scans
     # differently. It misses damage outside the box, so the scan must reach the end of the file without a marker.
-    if decoder == "nvimgcodec" and kind in BASELINE and components in (1, 3):
-        marker = MARKER.search(data, scan)
+    if decoder == "nvimgcodec" and frame.kind in BASELINE and frame.components in (1, 3):
+        marker = MARKER.search(data, frame.scan)
         if marker and marker.start() == len(data) - len(JPEG_END):
             return JpegStream(data, name)
     tensor = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
     return DecodedImage(tensor.permute(1, 2, 0).numpy())
 
 
-def _header(data: bytes) -> tuple[int, int, int, int]:
-    """(marker of the frame, its components, width × height, start of the scan); raises any error without a header."""
-    place, kind, components, pixels = 2, 0, 0, 0
+def _header(data: bytes) -> tuple[Frame, bool]:
+    """The frame, and whether there may be EXIF data; raises any error without a header."""
+    place, kind, components, pixels, has_exif = 2, 0, 0, 0, False
     while True:
         start, marker = data[place], data[place + 1]
         if start != 0xFF:
             raise ValueError("no marker where one should be")
+        has_exif |= marker == APP1
         if marker in FRAMES:
             kind, components = marker, data[place + 9]
             pixels = int.from_bytes(data[place + 5 : place + 7]) * int.from_bytes(data[place + 7 : place + 9])
         place += 2 + int.from_bytes(data[place + 2 : place + 4])
         if marker == 0xDA:  # start of scan
-            return kind, components, pixels, place
+            return Frame(kind, components, pixels, place), has_exif
 
 
 def choose(wanted: Decoder | Literal["auto"]) -> Decoder:

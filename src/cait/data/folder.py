@@ -3,22 +3,60 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image, ImageColor
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from cait.data.listing import Files, list_images
 from cait.data.unreadable import UnreadableImageError, UnreadableImages
 from cait.errors import UserError
 
+# Whether EXIF data are whole is no concern of a run: what can be read of them counts.
+warnings.filterwarnings("ignore", message="Corrupt EXIF data")
+
 RawImage = str | Path | IO[bytes] | Image.Image
 """An image as a data set has it: a path, an open file, or already decoded."""
 
 
-def load_rgb(image: RawImage, name: str = "") -> Image.Image:
+ORIENTATIONS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns an image upright, by its EXIF orientation. 1 is upright."""
+
+
+class Reading(NamedTuple):
+    """How a file becomes RGB; the fields are `cait.datamodule.ImageNetDataModule`'s settings."""
+
+    exif_orientation: bool = True
+    background: str | None = "white"
+
+    def check(self) -> None:
+        """Raise UserError if Pillow does not know the colour."""
+        if self.background is None:
+            return
+        try:
+            opaque = len(ImageColor.getrgb(self.background)) == 3
+        except ValueError:
+            opaque = False
+        if not opaque:
+            raise UserError(f"background must be a colour, as white or '#8090a0', or null; got {self.background!r}")
+
+
+PUBLISHED = Reading(exif_orientation=False, background=None)
+"""As torchvision's ImageFolder reads, and so timm's loaders and the published recipes."""
+
+
+def load_rgb(image: RawImage, name: str = "", reading: Reading = Reading()) -> Image.Image:
     """Read an image in any of Pillow's formats and modes as RGB; errors call it by its path, or else by `name`.
 
     Raises:
@@ -26,15 +64,33 @@ def load_rgb(image: RawImage, name: str = "") -> Image.Image:
     """
     try:
         with image if isinstance(image, Image.Image) else Image.open(image) as opened:
-            if opened.mode == "P" and "transparency" in opened.info:
-                return opened.convert("RGBA").convert("RGB")  # Pillow warns about converting such a file at once
-            if opened.mode.startswith("I"):  # 16 bits of grey: Pillow would cut them off at 255 instead of scaling
-                return Image.fromarray((np.asarray(opened).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
-            return opened.convert("RGB")
+            opened.load()
+            upright = ORIENTATIONS.get(orientation(opened)) if reading.exif_orientation else None
+            return _as_rgb(opened if upright is None else opened.transpose(upright), reading.background)
     except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error ...
         reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else str(error)
         path = image if isinstance(image, str | Path) else name
         raise UnreadableImageError(f"cannot read the image {path}: {reason}") from error
+
+
+def orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8; 1 of an image without EXIF data, and where they are broken."""
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # as Pillow's decoders do
+        return 1
+    return value if value in ORIENTATIONS else 1
+
+
+def _as_rgb(image: Image.Image, background: str | None) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits of grey: Pillow would cut them off at 255 instead of scaling
+        return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    pixels = image.convert("RGBA")
+    if background is not None:
+        pixels = Image.alpha_composite(Image.new("RGBA", pixels.size, background), pixels)
+    return pixels.convert("RGB")
 
 
 def check_headers(samples: Files, unreadable: UnreadableImages) -> None:

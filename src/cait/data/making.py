@@ -25,7 +25,7 @@ from cait import run
 from cait.data import shards
 from cait.data.bucket import INDEX
 from cait.data.dataset import Samples
-from cait.data.folder import load_rgb
+from cait.data.folder import PUBLISHED, load_rgb
 from cait.data.lock import file_lock
 from cait.data.source import DataSource
 from cait.data.unreadable import UnreadableImageError
@@ -196,7 +196,7 @@ def describe(data: bytes, labels: list[int], sums: list[int]) -> Record:
 def encoded(samples: Samples, index: int) -> tuple[bytes, int]:
     """The bytes of an image's file as they are, and its label; of an image that is decoded already, a PNG file's.
 
-    The PNG file has the very pixels that a run would see.
+    The PNG file has its pixels, its alpha channel and its EXIF data, so that a run's settings count as before.
 
     Raises:
         UserError: the image cannot be read.
@@ -204,15 +204,23 @@ def encoded(samples: Samples, index: int) -> tuple[bytes, int]:
     try:
         raw, label = samples[index]
         if isinstance(raw, Image.Image):
-            file = BytesIO()
-            (raw if raw.mode == "L" else load_rgb(raw, samples.name(index))).save(file, "PNG")
-            return file.getvalue(), label
+            return _as_png(raw, samples.name(index)), label
         with open(raw, "rb") if isinstance(raw, str | Path) else raw as opened:
             return opened.read(), label
     except UnreadableImageError as error:
         raise UserError(str(error)) from error
     except OSError as error:
         raise UserError(f"cannot read the image {samples.name(index)}: {error.strerror or error}") from error
+
+
+def _as_png(raw: Image.Image, name: str) -> bytes:
+    file, exif = BytesIO(), raw.getexif()
+    if raw.has_transparency_data:
+        raw = raw.convert("RGBA")
+    elif raw.mode != "L":
+        raw = load_rgb(raw, name, PUBLISHED)
+    raw.save(file, "PNG", **({"exif": exif} if exif else {}))
+    return file.getvalue()
 
 
 def record_of(chunk: Path) -> Path:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,6 +16,7 @@ from torchvision.transforms import Compose
 
 from cait.data.augment import Augment, OwnOperation, simple_crop
 from cait.data.decode import Decoder, choose
+from cait.data.folder import Reading
 from cait.errors import UserError
 
 TrainCrop = Literal["resized", "simple"]
@@ -36,8 +37,10 @@ class Preprocessing:
     crop_pct: float
     mean: Sequence[float]
     std: Sequence[float]
+    reading: Reading = Reading()
 
     def __post_init__(self) -> None:
+        self.reading.check()
         if self.interpolation not in INTERPOLATIONS:
             raise UserError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {self.interpolation!r}")
         if not 0 < self.crop_pct <= 1:
@@ -45,6 +48,17 @@ class Preprocessing:
         mean, std = list(self.mean), list(self.std)
         if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
             raise UserError(f"mean and std take three numbers each, std above 0; got {mean} and {std}")
+
+    def settings(self) -> dict[str, Any]:
+        """All of it as the data module's settings, in plain values."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "reading"}
+        return values | {"mean": list(self.mean), "std": list(self.std)} | self.reading._asdict()
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Preprocessing:
+        """What `settings` has described."""
+        reading = Reading(*(settings[name] for name in Reading._fields))
+        return cls(**{name: value for name, value in settings.items() if name not in Reading._fields}, reading=reading)
 
     def transform(self) -> Compose:
         """timm's evaluation transform, from a PIL image to uint8 [3, img_size, img_size]."""
@@ -130,7 +144,7 @@ class Augmentation:
         settings = preprocessing.timms() | self._timms()
         simple, own_ops = self.train_crop == "simple", [OwnOperation(path) for path in self.augment_ops or ()]
         if backend != "timm":
-            return Augment(backend, simple, own_ops, **settings)
+            return Augment(backend, preprocessing.reading, simple, own_ops, **settings)
         stages = create_transform(is_training=True, separate=True, **settings)
         first, policy, final = (stage.transforms for stage in stages)
         if simple:

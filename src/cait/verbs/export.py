@@ -12,6 +12,10 @@ from cait.errors import UserError
 from cait.verbs.loading import checkpoint_module, data_settings
 from cait.verbs.options import Options, named_run
 
+NEEDED = ("mean", "std", "crop_pct", "interpolation")
+TOLD = ("exif_orientation", "background")
+"""Settings that a data module of your own may lack."""
+
 
 def export(arguments: list[str], module: Any, _: Any) -> None:
     """Write the network of a run's best checkpoint in another program's format."""
@@ -46,6 +50,6 @@ def _preprocessing(folder: Path) -> dict[str, Any]:
     """How images are prepared for the network."""
     data = data_settings(folder)
     try:
-        return {name: data[name] for name in ("mean", "std", "crop_pct", "interpolation")}
+        return {name: data[name] for name in NEEDED} | {name: data[name] for name in TOLD if name in data}
     except KeyError as error:
         raise UserError(f"{run.config(folder)} does not say how images are prepared: {error} is missing") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import os
 from collections import Counter
@@ -15,6 +16,10 @@ from cait.errors import UserError, one_line
 
 WEIGHTS = (".ckpt", ".pth", ".pt", ".safetensors")
 AVERAGE = ", moving average"
+
+
+EARLIER = {"exif_orientation": False, "background": None}
+"""Settings of the data module that earlier runs did not write down, and what they did."""
 
 
 class Loaded(NamedTuple):
@@ -57,7 +62,8 @@ def load(
         ema = has_average(path) and not raw
         loaded = from_checkpoint(path, folder, ema, None, module, data)
         built = checkpoint_module(path, ema, module)
-        built.class_names, built.eval_transform = loaded.class_names, loaded.data.eval_transform
+        built.class_names = loaded.class_names
+        built.prepare_as(loaded.data.preprocessing, loaded.data.eval_transform)
     return built.eval()
 
 
@@ -111,11 +117,30 @@ def _module(path: Path, checkpoint: run.Checkpoint, kind: Any) -> Any:
 
 
 def data_settings(folder: Path) -> dict[str, Any]:
-    """The settings of a run's data module.
+    """The settings of a run's data module, with those that it could not write down yet.
 
     Raises:
         UserError: its configuration does not say.
     """
+    return _earlier(written := _written_settings(folder)) | written
+
+
+def earlier_settings(folder: Path) -> list[str]:
+    """Arguments that keep what an earlier run did where its config.yaml lacks a setting of today."""
+    try:
+        earlier = _earlier(_written_settings(folder))
+    except UserError:  # the parser tells
+        return []
+    return [f"--data.{name}={json.dumps(value)}" for name, value in earlier.items()]
+
+
+def _earlier(written: dict[str, Any]) -> dict[str, Any]:
+    if "max_bad_share" not in written:  # a data module of your own, which may know none of these
+        return {}
+    return {name: value for name, value in EARLIER.items() if name not in written}
+
+
+def _written_settings(folder: Path) -> dict[str, Any]:
     import yaml
 
     path = run.config(folder)

@@ -12,6 +12,7 @@ from typing import Any
 
 from cait import run, signature
 from cait.errors import UserError
+from cait.verbs.loading import earlier_settings
 from cait.verbs.options import TRUST, Options, check_folder, split_trust
 from cait.verbs.paper import replace_row
 
@@ -36,7 +37,7 @@ def replay(arguments: list[str], module: Any, data: Any) -> None:
     else:
         asked.folder = run.find(named[0])
         given, output = settings, asked.folder / run.REPLAY
-        settings = ["--config", str(run.config(asked.folder)), *settings]
+        settings = ["--config", str(run.config(asked.folder)), *earlier_settings(asked.folder), *settings]
     asked.output = asked.output or output
     check_folder(asked.output)
     asked.start = None

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from cait import run, signature
+from cait.verbs.loading import earlier_settings
 from cait.verbs.options import asks_for_help, split_run, split_trust
 from cait.verbs.paper import replace_row
 
@@ -22,6 +23,9 @@ and the confusion matrix.
   --trust-config   run your own parts, package.module:name, that the run's config.yaml names.
                    Code in a stranger's run may do anything."""
 
+WHOLE = ["--trainer.limit_val_batches=null", "--trainer.overfit_batches=0"]
+"""Score every image, whatever part training looked at."""
+
 
 def evaluate(arguments: list[str], module: Any, data: Any) -> None:
     """Score a run."""
@@ -30,8 +34,9 @@ def evaluate(arguments: list[str], module: Any, data: Any) -> None:
         return
     trusted, given = split_trust(arguments)
     folder, overrides = split_run("eval", given)
+    settings = ["--config", str(run.config(folder)), *earlier_settings(folder), *WHOLE]
     place = ["--ckpt_path", str(run.best_checkpoint(folder, "score")), "--output", str(folder / run.EVALUATION)]
-    _score("validate", ["--config", str(run.config(folder)), *place, *overrides], overrides, trusted, module, data)
+    _score("validate", [*settings, *place, *overrides], overrides, trusted, module, data)
 
 
 def validate(arguments: list[str], module: Any, data: Any) -> None:

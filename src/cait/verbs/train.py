@@ -9,6 +9,7 @@ from typing import Any
 
 from cait import launch, run, signature
 from cait.errors import UserError
+from cait.verbs.loading import earlier_settings
 from cait.verbs.options import TRUST, asks_for_help, split_run, split_trust
 from cait.verbs.paper import replace_row
 
@@ -69,4 +70,4 @@ def _continue(folder: Path, overrides: list[str]) -> list[str]:
             raise UserError(f"nothing to resume: {folder} has no checkpoint yet; start it with `make train`")
         place += ["--ckpt_path", str(last)]
         sys.argv += place[-2:]  # the processes that Lightning starts continue from the same one
-    return ["fit", "--config", str(run.config(folder)), *place, *overrides]
+    return ["fit", "--config", str(run.config(folder)), *earlier_settings(folder), *place, *overrides]

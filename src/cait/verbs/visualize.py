@@ -9,13 +9,16 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cait import run
 from cait.errors import UserError
 from cait.model.config import VARIANTS
 from cait.verbs import loading
 from cait.verbs.options import Options, check_folder, which_run
+
+if TYPE_CHECKING:
+    from cait.data.folder import Reading
 
 FOLDER = Path("visualize")
 PAGE = "index.html"
@@ -130,7 +133,11 @@ def _images(loaded: loading.Loaded, given: argparse.Namespace, output: Path) -> 
     data, names = loaded.data, loaded.class_names
     html = [page.paragraph(attention.CAPTION)]
     written: list[Path] = []
-    photographs = _photographs(given.images, given.num_images) if given.images else _own(loaded, given.num_images)
+    photographs = (
+        _photographs(given.images, given.num_images, data.preprocessing.reading)
+        if given.images
+        else _own(loaded, given.num_images)
+    )
     for name, photograph, label in photographs:
         image, pixels = _seen(data, channels_last(data.eval_transform(photograph)))
         box = _crop_box(data, *photograph.size)
@@ -146,7 +153,7 @@ def _images(loaded: loading.Loaded, given: argparse.Namespace, output: Path) -> 
     return "\n".join(html)
 
 
-def _photographs(places: list[str], most: int) -> Iterator[Photograph]:
+def _photographs(places: list[str], most: int, reading: Reading) -> Iterator[Photograph]:
     """The images of files and folders, at most so many.
 
     Raises:
@@ -162,7 +169,7 @@ def _photographs(places: list[str], most: int) -> Iterator[Photograph]:
     if len(paths) > most:
         print(f"the first {most} of {len(paths):,} images; --num_images {len(paths)} draws all")
     for path in paths[:most]:
-        yield Photograph(path.name, load_rgb(path), None)
+        yield Photograph(path.name, load_rgb(path, reading=reading), None)
 
 
 def _own(loaded: loading.Loaded, most: int) -> Iterator[Photograph]:
@@ -180,7 +187,7 @@ def _own(loaded: loading.Loaded, most: int) -> Iterator[Photograph]:
             raw, label = samples[index]
             if label < 0 or label in shown:
                 continue
-            image = load_rgb(raw, name)
+            image = load_rgb(raw, name, loaded.data.preprocessing.reading)
         except UnreadableImageError:
             continue
         shown.add(label)
