@@ -30,6 +30,8 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
              [--top_k K] [--output FILE] [--raw]
   export     write a run's network for other programs:
              cait export NAME [--format timm|release|onnx|torch_export] [--ema] [--output PATH]
+  demo       write a page that runs a run's network in the browser:
+             cait demo NAME [--quantize] [--output DIR] [--runtime FILE.tgz|DIR]
   consolidate  write a sharded checkpoint as one file: cait consolidate NAME [--checkpoint best|last]
   visualize  draw attention maps of images, and a page of what a run gets wrong:
              cait visualize NAME [--images FILE|DIR ...] [--self_attention BLOCK,...] [--ema]
@@ -60,6 +62,7 @@ VERBS = {
     "test": "cait.verbs.score:test",
     "predict": "cait.verbs.predict:predict",
     "export": "cait.verbs.export:export",
+    "demo": "cait.verbs.demo:demo",
     "consolidate": "cait.verbs.consolidate:consolidate",
     "visualize": "cait.verbs.visualize:visualize",
     "plot": "cait.verbs.plot:plot",

@@ -82,17 +82,16 @@ class Predicts:
         Raises:
             UserError: an image cannot be read, or the checkpoint does not say how images are prepared.
         """
-        if not isinstance(images, list | tuple):
-            return self.predict([images], top_k)[0]  # type: ignore[return-value]
         module: Any = self
+        several: Any = images if isinstance(images, list | tuple) else [images]
         names = self.class_names or [f"class {index}" for index in range(module.num_classes)]
         found: list[Best] = []
         was_training = module.training
         module.eval()
         try:
-            for start in range(0, len(images), BATCH):
-                batch = torch.stack([self.transform(image) for image in images[start : start + BATCH]])
+            for start in range(0, len(several), BATCH):
+                batch = torch.stack([self.transform(image) for image in several[start : start + BATCH]])
                 found += best_classes(module(batch.to(module.device)).float().softmax(dim=1), names, top_k)
         finally:
             module.train(was_training)
-        return found
+        return found if several is images else found[0]

@@ -111,7 +111,7 @@ def export(
         if isinstance(module, SelfAttention):
             module.backend = "auto"  # "fused" needs a GPU
     logits = [_logits(model, shape, batch) for batch in CHECKED_BATCHES]
-    metadata = {"class_names": list(class_names)} if class_names else {}
+    metadata: dict[str, Any] = {"class_names": list(class_names)} if class_names else {}
     metadata |= {"img_size": shape[-1], **(preprocessing or {})}
     if not all(expected.isfinite().all() for expected in logits):
         raise UserError("the network's logits are not finite: there is nothing to export")
