@@ -40,6 +40,14 @@ resume: $(READY) ## Go on with the run RUN where it stopped, in its folder
 eval: $(READY) ## Score the best checkpoint of the run RUN, or the row PAPER, on the validation set
 	@$(BIN)/cait $(if $(PAPER),validate --paper '$(PAPER)',eval $(if $(RUN),'$(RUN)')) $(ARGS)
 
+.PHONY: predict
+predict: $(READY) ## Classify IMAGES (files or folders) with the run RUN
+	@$(BIN)/cait predict $(if $(RUN),'$(RUN)') $(IMAGES) $(ARGS)
+
+.PHONY: demo
+demo: $(READY) ## Write a page that runs the run RUN in a browser
+	@$(BIN)/cait demo $(if $(RUN),'$(RUN)') $(ARGS)
+
 .PHONY: export
 export: $(READY) ## Take the run RUN out: for timm, or ARGS="--format release|onnx|torch_export"
 	@$(BIN)/cait export $(if $(RUN),'$(RUN)') $(ARGS)

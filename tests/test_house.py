@@ -16,7 +16,7 @@ FLOORS = [
     ["trust"],
     ["callbacks", "analysis"],
     ["module", "datamodule"],
-    ["teacher"],
+    ["prediction", "teacher"],
     ["losses", "metrics", "optim", "data"],
     ["model"],
     ["launch"],

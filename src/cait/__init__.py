@@ -9,15 +9,17 @@ if TYPE_CHECKING:
     from cait.datamodule import ImageNetDataModule
     from cait.model.factory import create_model
     from cait.module import CaiTModule
+    from cait.verbs.loading import load
 
 __version__ = "0.1.0"
-__all__ = ["CaiTModule", "ImageNetDataModule", "create_model"]
+__all__ = ["CaiTModule", "ImageNetDataModule", "create_model", "load"]
 
 # Imported on first use: Lightning takes seconds to import, and `create_model` needs torch alone.
 _HOME = {
     "create_model": "cait.model.factory",
     "CaiTModule": "cait.module",
     "ImageNetDataModule": "cait.datamodule",
+    "load": "cait.verbs.loading",
 }
 
 

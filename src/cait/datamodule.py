@@ -20,7 +20,7 @@ from cait import seeds
 from cait.data import augment, cores, folder
 from cait.data.accumulation import batches_a_step
 from cait.data.augment import Augment, NormalizeAndErase
-from cait.data.dataset import EvalImages, Samples, TrainImages, collate
+from cait.data.dataset import EvalImages, Samples, TrainImages, Unlabelled, collate
 from cait.data.mixing import Mixing, MixMode
 from cait.data.sampler import Loader, Order, ShardSampler, TrainBatchSampler, TrainLoader
 from cait.data.shards import ShardSamples, ShardSource
@@ -258,6 +258,11 @@ class ImageNetDataModule(LightningDataModule):
         """
         return self.preprocessing.transform()
 
+    @property
+    def has_own_eval_transform(self) -> bool:
+        """Whether a subclass changes the evaluation transform, so that `preprocessing` does not say what it does."""
+        return type(self).make_eval_transform is not ImageNetDataModule.make_eval_transform
+
     @cached_property
     def source(self) -> DataSource:
         return self.make_source()
@@ -398,7 +403,12 @@ class ImageNetDataModule(LightningDataModule):
             "digest of the training pictures' names": self._digest,
             ORDER: self._order,
         }
-        return {"class_names": self.class_names, "depends_on": depends, "accumulated": accumulated}
+        return {
+            "class_names": self.class_names,
+            "depends_on": depends,
+            "accumulated": accumulated,
+            "preprocessing": None if self.has_own_eval_transform else self.preprocessing.settings(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse a checkpoint of other classes, and refuse to resume a run that was different.
@@ -472,9 +482,11 @@ class ImageNetDataModule(LightningDataModule):
     test_dataloader = val_dataloader
 
     def predict_dataloader(self) -> Loader:
-        return self._eval_loader(
-            EvalImages(self.predict_samples, self.eval_transform, reading=self.preprocessing.reading), "prediction"
-        )
+        """Loader of the images to predict. The label is 0, or NO_LABEL of an image that cannot be read."""
+        samples = Unlabelled(self.predict_samples)
+        unreadable = UnreadableImages(None, len(samples))
+        images = EvalImages(samples, self.eval_transform, unreadable, self.preprocessing.reading)
+        return self._eval_loader(images, "prediction")
 
     def extra_val_dataloader(self, samples: Samples) -> Loader:
         """Loader of another evaluation set of the same classes, under the same transform.

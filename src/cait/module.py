@@ -25,6 +25,7 @@ from cait.model.config import VARIANTS
 from cait.model.recompute import precise
 from cait.model.weights import load_pretrained, load_weights
 from cait.optim import build_optimizer, warmup_cosine
+from cait.prediction import Predicts
 from cait.teacher import Teacher, load_teacher
 
 Batch = tuple[Tensor, Tensor]
@@ -34,7 +35,7 @@ class SkipStep(Exception):  # noqa: N818  # it is no error
     """Raised from a hook before the optimizer's step: leave weights and optimizer as they are and go on."""
 
 
-class CaiTModule(LightningModule):
+class CaiTModule(Predicts, LightningModule):
     """A network with its optimizer, per-step warm-up and cosine, label smoothing or soft targets, distillation.
 
     With a teacher the loss is (1 - α) · loss of the labels + α · `cait.losses.distillation_loss`. Both read the one
@@ -358,6 +359,7 @@ class CaiTModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse another network's weights; let the optimizer's settings of now win, as the schedule's do."""
         self._at_start = False
+        self.remember(checkpoint)
         if self._trainer is not None and self._trainer.datamodule is not None:  # type: ignore[attr-defined]
             run.rename_data_state(checkpoint, type(self._trainer.datamodule).__qualname__)  # type: ignore[attr-defined]
         known = run.class_names(checkpoint)

@@ -81,6 +81,19 @@ class MapSamples:
         return image, label
 
 
+class Unlabelled:
+    """Images to predict, as `Samples`: each has the label 0, whatever it had."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples, self.name = samples, samples.name
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[RawImage, int]:
+        return self.samples[index][0], 0
+
+
 def seed_generators(seed: int) -> None:
     """Seed the global generators of `random`, numpy and torch, from which transforms draw."""
     random.seed(seed)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -48,6 +48,17 @@ class Preprocessing:
         mean, std = list(self.mean), list(self.std)
         if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
             raise UserError(f"mean and std take three numbers each, std above 0; got {mean} and {std}")
+
+    def settings(self) -> dict[str, Any]:
+        """All of it as the data module's settings, in plain values."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "reading"}
+        return values | {"mean": list(self.mean), "std": list(self.std)} | self.reading._asdict()
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Preprocessing:
+        """What `settings` has described."""
+        reading = Reading(*(settings[name] for name in Reading._fields))
+        return cls(**{name: value for name, value in settings.items() if name not in Reading._fields}, reading=reading)
 
     def transform(self) -> Compose:
         """timm's evaluation transform, from a PIL image to uint8 [3, img_size, img_size]."""

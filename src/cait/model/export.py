@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import json
 import os
 import shutil
 import warnings
@@ -57,6 +58,9 @@ TIMM_FIELDS = (
 """The fields that timm's CaiT has too, under the same names. In all others timm's is the paper's CaiT."""
 
 
+TIMM_PREPROCESSING = ("mean", "std", "crop_pct", "interpolation")
+
+
 class Exported(NamedTuple):
     files: list[Path]
     difference: float
@@ -69,6 +73,8 @@ def export(
     format: Format,
     preprocessing: Mapping[str, Any] | None = None,
     input_shape: Sequence[int] | None = None,
+    class_names: Sequence[str] | None = None,
+    saliency: bool = False,
 ) -> Exported:
     """Write a network in float32, checked and whole, or not at all.
 
@@ -79,8 +85,13 @@ def export(
             pretrained=True)` or the Hugging Face hub; a CaiT or a timm model. "release": a `.pth` as
             Facebook's, {"model": {"module.<key>": tensor}}; a CaiT. "onnx". "torch_export": for
             `torch.export.load`. The last two take "images" [B, C, S, S] of any B to "logits" [B, num_classes].
-        preprocessing: for timm's configuration: mean, std, crop_pct, interpolation; timm's own by default.
+        preprocessing: how images are prepared: mean, std, crop_pct, interpolation, and what else is to be told.
+            timm's configuration has timm's own by default.
         input_shape: (C, S, S); a CaiT knows its own.
+        class_names: in the order of the logits. They go with the weights, and so does the preprocessing: as timm's
+            `label_names`, as `metadata_props` of ONNX, as "metadata.json" among the `extra_files` of torch_export,
+            as "metadata" beside "model" in the release's form.
+        saliency: of "onnx": add the output "saliency", see `WithSaliency`.
 
     Raises:
         UserError: the format cannot hold this network, a package is missing, the place cannot be
@@ -100,18 +111,20 @@ def export(
         if isinstance(module, SelfAttention):
             module.backend = "auto"  # "fused" needs a GPU
     logits = [_logits(model, shape, batch) for batch in CHECKED_BATCHES]
+    metadata: dict[str, Any] = {"class_names": list(class_names)} if class_names else {}
+    metadata |= {"img_size": shape[-1], **(preprocessing or {})}
     if not all(expected.isfinite().all() for expected in logits):
         raise UserError("the network's logits are not finite: there is nothing to export")
     try:
         with _aside(output) as path:
             if format == "timm":
-                written = _write_timm(model, path, preprocessing or {}, shape)
+                written = _write_timm(model, path, metadata, shape)
             elif format == "release":
-                written = _write_release(model, path)
+                written = _write_release(model, path, metadata)
             elif format == "onnx":
-                written = _write_onnx(model, path, shape)
+                written = _write_onnx(WithSaliency(model) if saliency else model, path, metadata, shape)
             else:
-                written = _write_torch_export(model, path, shape)
+                written = _write_torch_export(model, path, metadata, shape)
             difference = _largest_difference(written, shape, logits, format)
             files = _settle(path, output)
     except OSError as error:
@@ -132,7 +145,34 @@ def _is_timms(model: nn.Module) -> bool:
     return type(model).__module__.startswith("timm.")
 
 
-def _write_timm(model: nn.Module, path: Path, preprocessing: Mapping[str, Any], shape: Sequence[int]) -> Forward:
+class WithSaliency(nn.Module):
+    """A CaiT that also says where it looks.
+
+    Images [B, C, S, S] to logits [B, num_classes] and saliency [B, s, s]: the weights of the class token for the
+    s × s patches in the first class-attention block, the mean over the heads.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    @staticmethod
+    def is_possible(model: nn.Module) -> bool:
+        return isinstance(model, CaiT) and len(model.blocks_token_only) > 0
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        maps: list[Tensor] = []
+        attn = self.model.blocks_token_only[0].attn
+        hook = attn.register_forward_pre_hook(lambda _, given: maps.append(attn.maps(given[0])))
+        try:
+            logits = self.model(images)
+        finally:
+            hook.remove()
+        side = images.shape[-1] // self.model.config.patch_size
+        return logits, maps[0][:, :, 0, -side * side :].mean(dim=1).unflatten(-1, (side, side))
+
+
+def _write_timm(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape: Sequence[int]) -> Forward:
     import timm
     from timm.models import save_for_hf
 
@@ -141,17 +181,21 @@ def _write_timm(model: nn.Module, path: Path, preprocessing: Mapping[str, Any], 
         with torch.device("meta"):  # timm's initial weights are not wanted
             twin = _timm_twin(model.config)
         twin.load_state_dict(model.state_dict(), assign=True)
-    save_for_hf(twin, str(path), safe_serialization=True, data_config={"input_size": tuple(shape), **preprocessing})
+    config = {"label_names": metadata["class_names"]} if "class_names" in metadata else {}
+    prepared = {name: metadata[name] for name in TIMM_PREPROCESSING if name in metadata}
+    data_config = {"input_size": tuple(shape), **prepared}
+    save_for_hf(twin, str(path), safe_serialization=True, model_config=config, data_config=data_config)
     shutil.copymode(path / "config.json", path / "model.safetensors")  # safetensors lets only the owner read it
     return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
 
 
-def _write_release(model: Any, path: Path) -> Forward:
-    torch.save({"model": {f"module.{key}": value for key, value in model.state_dict().items()}}, path)
+def _write_release(model: Any, path: Path, metadata: Mapping[str, Any]) -> Forward:
+    weights = {f"module.{key}": value for key, value in model.state_dict().items()}
+    torch.save({"model": weights, "metadata": metadata}, path)
     return _timm_twin(model.config, path).eval()
 
 
-def _write_onnx(model: nn.Module, path: Path, shape: Sequence[int]) -> Forward:
+def _write_onnx(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape: Sequence[int]) -> Forward:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         try:
             importlib.import_module(package)
@@ -160,24 +204,25 @@ def _write_onnx(model: nn.Module, path: Path, shape: Sequence[int]) -> Forward:
     import onnxruntime
 
     with _quiet():
-        torch.onnx.export(
+        program: Any = torch.onnx.export(
             model,
-            f=path,
             **_example(shape),
             input_names=["images"],
-            output_names=["logits"],
+            output_names=["logits", "saliency"] if isinstance(model, WithSaliency) else ["logits"],
             dynamo=True,
-            external_data=False,  # one file; above 2 GB the exporter still puts the weights beside it
             verbose=False,
         )
+        for name, value in metadata.items():
+            program.model.metadata_props[name] = value if isinstance(value, str) else json.dumps(value)
+        program.save(path, external_data=False)  # one file; above 2 GB the weights still go beside it
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
 
 
-def _write_torch_export(model: nn.Module, path: Path, shape: Sequence[int]) -> Forward:
+def _write_torch_export(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape: Sequence[int]) -> Forward:
     with _quiet():
         program = torch.export.export(model, **_example(shape), strict=False)
-        torch.export.save(program, path)
+        torch.export.save(program, path, extra_files={"metadata.json": json.dumps(metadata)})
         return torch.export.load(path).module()
 
 

@@ -9,8 +9,12 @@ from typing import Any
 
 from cait import run
 from cait.errors import UserError
-from cait.verbs.loading import checkpoint_network, data_settings
+from cait.verbs.loading import checkpoint_module, data_settings
 from cait.verbs.options import Options, named_run
+
+NEEDED = ("mean", "std", "crop_pct", "interpolation")
+TOLD = ("exif_orientation", "background")
+"""Settings that a data module of your own may lack."""
 
 
 def export(arguments: list[str], module: Any, _: Any) -> None:
@@ -26,23 +30,26 @@ def export(arguments: list[str], module: Any, _: Any) -> None:
     given = options.parse_args(arguments)
     folder = named_run("export", given.run)
     checkpoint = run.best_checkpoint(folder, "export")
-    preprocessing = _preprocessing(folder) if given.format == "timm" else {}
+    preprocessing = _preprocessing(folder)
     from cait import trust
     from cait.model.export import export
+    from cait.model.network import input_shape
 
     with contextlib.nullcontext() if given.trusted else trust.only_own(folder):
-        network, shape = checkpoint_network(checkpoint, given.ema, module)
+        built = checkpoint_module(checkpoint, given.ema, module)
+    shape, names = input_shape(built.hparams), built.class_names
     default = Path("ema" if given.ema else "") / FILE_NAMES[given.format]
-    exported = export(network, given.output or folder / run.EXPORT / default, given.format, preprocessing, shape)
+    output = given.output or folder / run.EXPORT / default
+    exported = export(built.model, output, given.format, preprocessing, shape, names)
     for file in exported.files:
         print(os.path.relpath(file))
     print(f"read back, the logits differ by {exported.difference:.1e} at most")
 
 
 def _preprocessing(folder: Path) -> dict[str, Any]:
-    """How images are prepared for the network, for timm's configuration."""
+    """How images are prepared for the network."""
     data = data_settings(folder)
     try:
-        return {name: data[name] for name in ("mean", "std", "crop_pct", "interpolation")}
+        return {name: data[name] for name in NEEDED} | {name: data[name] for name in TOLD if name in data}
     except KeyError as error:
         raise UserError(f"{run.config(folder)} does not say how images are prepared: {error} is missing") from error

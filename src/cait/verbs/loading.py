@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -36,6 +37,42 @@ class Loaded(NamedTuple):
     """What the checkpoint says of the run's data."""
 
 
+def load(
+    source: str | Path, *, raw: bool = False, trust_config: bool = False, module: Any = None, data: Any = None
+) -> Any:
+    """A trained run, to classify images with: `cait.load("logs/digits").predict("photo.jpg")`.
+
+    Args:
+        source: the run, as a name in logs/ or a folder, or a checkpoint in it. Of a run the best checkpoint counts.
+        raw: take the raw weights even if the checkpoint holds their moving average.
+        trust_config: run your own parts, `package.module:name`, that the run's config.yaml names. Code in a
+            stranger's run may do anything.
+        module: class of the module, a subclass of `cait.CaiTModule`; None takes that.
+        data: class of the data module, for its evaluation transform; None takes `cait.ImageNetDataModule`.
+
+    Returns:
+        the `cait.CaiTModule`, in evaluation, on the CPU, with `class_names`, `transform` and `predict`.
+
+    Raises:
+        UserError: there is no such run, or it cannot be used.
+    """
+    path, folder = find(str(source), "load")
+    from cait import trust
+
+    with contextlib.nullcontext() if trust_config else trust.only_own(folder):
+        ema = has_average(path) and not raw
+        loaded = from_checkpoint(path, folder, ema, None, module, data)
+        built = checkpoint_module(path, ema, module)
+        built.class_names = loaded.class_names
+        built.prepare_as(loaded.data.preprocessing, loaded.data.eval_transform)
+    return built.eval()
+
+
+def has_average(path: Path) -> bool:
+    """Whether a checkpoint holds the moving average of the weights."""
+    return run.average(run.read_checkpoint(path, without=["optimizer_states"])) is not None
+
+
 def checkpoint_network(path: Path, ema: bool, module: Any) -> tuple[Any, tuple[int, int, int]]:
     """The network in a checkpoint and the shape of one image, both as the checkpoint says, not the configuration.
 
@@ -43,6 +80,13 @@ def checkpoint_network(path: Path, ema: bool, module: Any) -> tuple[Any, tuple[i
         UserError: the checkpoint is not whole, or holds no moving average where one is asked for.
     """
     from cait.model.network import input_shape
+
+    built = checkpoint_module(path, ema, module)
+    return built.model, input_shape(built.hparams)
+
+
+def checkpoint_module(path: Path, ema: bool, module: Any) -> Any:
+    """The LightningModule in a checkpoint; raises as `checkpoint_network` does."""
     from cait.module import CaiTModule
 
     checkpoint = run.read_checkpoint(path, without=["optimizer_states"])
@@ -51,10 +95,10 @@ def checkpoint_network(path: Path, ema: bool, module: Any) -> tuple[Any, tuple[i
     average = run.average(checkpoint) if ema else {}
     if average is None:
         raise UserError(f"{path} holds no moving average of the weights")
-    network = _module(path, checkpoint, module or CaiTModule).model
+    built = _module(path, checkpoint, module or CaiTModule)
     if ema:
-        network.load_state_dict(average)
-    return network, input_shape(checkpoint["hyper_parameters"])
+        built.model.load_state_dict(average)
+    return built
 
 
 def _module(path: Path, checkpoint: run.Checkpoint, kind: Any) -> Any:
@@ -108,11 +152,21 @@ def _written_settings(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} does not say how images are prepared: {one_line(error)}") from error
 
 
-def find(source: str) -> tuple[Path, Path | None]:
+def device(folder: Path | None) -> Any:
+    """The device of a run on this machine: the accelerator if there is one, unless the run asks for the CPU."""
+    import torch
+    import yaml
+
+    here = torch.accelerator.current_accelerator(check_available=True)
+    trainer = (yaml.safe_load(run.config(folder).read_text()) if folder else {}).get("trainer") or {}
+    return torch.device("cpu") if here is None or trainer.get("accelerator") == "cpu" else here
+
+
+def find(source: str, purpose: str) -> tuple[Path, Path | None]:
     """A checkpoint, given as a run or as a file, and its run's folder; None if it does not lie in one.
 
     Raises:
-        UserError: there is no such run or file.
+        UserError: there is no such run or file; the error names the `purpose`, such as "visualize".
     """
     path = Path(source)
     if path.is_file() or (path.suffix == ".ckpt" and path.is_dir()):
@@ -121,7 +175,7 @@ def find(source: str) -> tuple[Path, Path | None]:
     if path.suffix in WEIGHTS and not path.is_dir():
         raise UserError(f"the weights {source} do not exist")
     folder = run.find(source)
-    return run.best_checkpoint(folder, "visualize"), folder
+    return run.best_checkpoint(folder, purpose), folder
 
 
 def from_checkpoint(path: Path, folder: Path | None, ema: bool, img_size: int | None, module: Any, data: Any) -> Loaded:

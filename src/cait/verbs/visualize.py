@@ -37,7 +37,7 @@ class Photograph(NamedTuple):
 def visualize(arguments: list[str], module: Any, data: Any) -> None:
     """Draw the attention maps of images, and put them on an HTML page with what a run has logged."""
     given = _options(arguments)
-    checkpoint, folder = (None, None) if given.name or given.pretrained else loading.find(given.source)
+    checkpoint, folder = (None, None) if given.name or given.pretrained else loading.find(given.source, "visualize")
     if folder is None and not given.images:
         raise UserError("which images? name files or folders with --images; only a run has images of its own")
     from cait import trust
@@ -217,10 +217,7 @@ def _seen(data: Any, pixels: Any) -> tuple[Any, Any]:
 
 def _crop_box(data: Any, width: int, height: int) -> Any:
     """What the evaluation transform keeps of an image; None of a transform of your own, which may do anything."""
-    from cait.datamodule import ImageNetDataModule
-
-    own = type(data).make_eval_transform is not ImageNetDataModule.make_eval_transform
-    return None if own else data.preprocessing.crop_box(width, height)
+    return None if data.has_own_eval_transform else data.preprocessing.crop_box(width, height)
 
 
 def _new_path(folder: Path, name: str, written: list[Path]) -> Path:
