@@ -15,7 +15,12 @@ DATA ?=
 OUT ?=
 SIZE ?=
 IMAGES ?=
+FROM ?=
 ARGS ?=
+
+# A folder of images gets a recipe of its own, unless a configuration is asked for.
+CHOSEN := $(and $(DATA),$(filter file,$(origin CONFIG)))
+export DATA FROM
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,8 +32,8 @@ help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
 .PHONY: train
-train: $(READY) ## Train: by default CaiT on the embedded digits, under 3 minutes on 2 cores
-	@$(BIN)/cait fit $(if $(PAPER),--paper '$(PAPER)',$(addprefix --config ,$(CONFIG))) $(if $(RUN),--run_name '$(RUN)') $(ARGS)
+train: $(READY) ## Train on the folder DATA of class folders, or CaiT on the embedded digits; FROM=FILE|timm|RUN
+	@$(BIN)/cait fit $(if $(PAPER),--paper '$(PAPER)',$(if $(CHOSEN),,$(addprefix --config ,$(CONFIG)))) $(if $(DATA),--data.root "$$DATA") $(if $(FROM),--from "$$FROM") $(if $(RUN),--run_name '$(RUN)') $(ARGS)
 
 .PHONY: resume
 resume: $(READY) ## Go on with the run RUN where it stopped, in its folder

@@ -123,6 +123,7 @@ class CaiTCLI(LightningCLI):
         arguments: one of VERBS and its options.
         module: class of the module.
         data: class of the data module.
+        name: of a run that neither --run_name nor a configuration names; empty takes the model's.
     """
 
     claim: Claim | None = None
@@ -133,8 +134,9 @@ class CaiTCLI(LightningCLI):
         arguments: list[str],
         module: type[CaiTModule] = CaiTModule,
         data: type[ImageNetDataModule] = ImageNetDataModule,
+        name: str = "",
     ) -> None:
-        self.arguments = arguments
+        self.arguments, self.name = arguments, name
         for message in WARNINGS:
             warnings.filterwarnings("ignore", message=message)
         for package in ("lightning.pytorch", "lightning.fabric"):
@@ -256,7 +258,7 @@ class CaiTCLI(LightningCLI):
         launched = "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ  # by torchrun, SLURM or Lightning
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
-            base = _recipe(map(str, config.config or [])) or re.sub(r"[/:]", "-", config.model.name)
+            base = _recipe(map(str, config.config or [])) or self.name or re.sub(r"[/:]", "-", config.model.name)
             # Processes that were launched apart cannot agree on a number.
             name = base if launched else _new_folder(root, base)
         if not re.fullmatch(r"\w[\w.=+-]*", name):
@@ -365,6 +367,7 @@ class CaiTCLI(LightningCLI):
         kwargs["default_root_dir"] = self.run_dir
         if not given.fast_dev_run:
             self.datamodule.unreadable_path = self.run_dir / run.UNREADABLE
+            self.datamodule.validation_path = self.run_dir / run.VALIDATION
             callbacks.append(RunSummary(self.run_dir, first_step))
         if given.max_steps > 0:  # a trial of a few steps logs metrics too
             kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
