@@ -82,7 +82,10 @@ def survey(train: Files, val: Files, names: Sequence[str]) -> Survey:
 
 
 def left_out(folders: Sequence[Path], names: Sequence[str]) -> dict[str, int]:
-    """Files below the class folders that are no images, by the ends of their names; and images beside the folders."""
+    """Count the files in class folders that are no images, by the ends of their names; and images beside the folders.
+
+    Hidden files are nobody's images, and are not counted.
+    """
     found: Counter[str] = Counter()
     for folder in folders:
         beside = sum(is_image(entry.name) for entry in os.scandir(folder) if entry.is_file())
@@ -90,6 +93,10 @@ def left_out(folders: Sequence[Path], names: Sequence[str]) -> dict[str, int]:
             found["images beside the class folders"] += beside
         for name in names:
             for _, _, files in os.walk(folder / name, followlinks=True):
-                kinds = (Path(file).suffix.lower() or "no suffix" for file in files if not is_image(file))
-                found.update(kind for kind in kinds)
+                kinds = (
+                    Path(file).suffix.lower() or "no suffix"
+                    for file in files
+                    if not (is_image(file) or file.startswith("."))
+                )
+                found.update(kinds)
     return dict(found.most_common())

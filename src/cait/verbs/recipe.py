@@ -28,6 +28,10 @@ UNEVEN = 3.0
 """How many times larger than the smallest class the largest may be before the classes are balanced."""
 WANTED_EPOCHS = 25
 """Patches are made larger until so many epochs fit into the time."""
+LEARNED_AT = (224, 160, 128, 96)
+"""Sizes for weights that were learned at 224 pixels."""
+REPEATS = 4
+"""Crops of an image that is large to read, each time that it is read."""
 MOST_EPOCHS, MOST_STEPS = 200, 4000
 """Past these a small folder gains nothing."""
 
@@ -60,11 +64,14 @@ class Recipe:
     lines: list[tuple[str, str]] = field(default_factory=list)
 
     def take(self, setting: str, value: Any) -> Any:
-        """Choose `value` unless the user has given one. Returns what holds."""
+        """Choose `value` unless the user has given one, or an earlier rule has chosen. Returns what holds."""
         if setting in self.given:
             return self.given[setting]
-        self.settings[setting] = value
-        return value
+        return self.settings.setdefault(setting, value)
+
+    def get(self, setting: str, otherwise: Any) -> Any:
+        """What holds so far."""
+        return self.given.get(setting, self.settings.get(setting, otherwise))
 
     def say(self, topic: str, text: str) -> None:
         self.lines.append((topic, text))
@@ -125,9 +132,10 @@ def publish(folder: Survey, machine: Machine, recipe: Recipe) -> None:
 def resolution(folder: Survey, machine: Machine, recipe: Recipe, start: Start | None) -> int:
     """Small images as they are; photographs as small as still shows their subject: time grows with the area."""
     if start is not None or not is_cait(recipe):
-        size = recipe.take("data.img_size", 224)
-        recipe.say("size", f"{size} pixels, as the network expects")
-        return int(size)
+        fitting = [size for size in LEARNED_AT if affordable(folder, machine, xxs24(size), 10)]
+        size = int(recipe.take("data.img_size", (fitting or LEARNED_AT[-1:])[0] if start else LEARNED_AT[0]))
+        recipe.say("size", f"{size} pixels: nearer to what the weights have seen is better, but takes longer")
+        return size
     if folder.side <= OWN_SIZE:
         size, reason = 4 * max(4, math.ceil(folder.side / 4)), "as the images are"
     elif machine.gpus:
@@ -142,7 +150,7 @@ def resolution(folder: Survey, machine: Machine, recipe: Recipe, start: Start | 
 
 
 def is_cait(recipe: Recipe) -> bool:
-    return recipe.given.get("model.name", "xxs24") in VARIANTS
+    return recipe.get("model.name", "xxs24") in VARIANTS
 
 
 def network(folder: Survey, machine: Machine, recipe: Recipe, size: int, start: Start | None) -> float:
@@ -151,8 +159,11 @@ def network(folder: Survey, machine: Machine, recipe: Recipe, size: int, start: 
     LayerScale starts at 1: it is there for depth, and four blocks are not deep. Patches grow until enough epochs fit.
     """
     name = recipe.take("model.name", "xxs24")
-    if start is not None or not is_cait(recipe):
-        return 2.5 * (size / 224) ** 2  # about that of XXS-24 and of ViT-S
+    if not is_cait(recipe) or (start is not None and recipe.get("model.fields.embed_dim", None) is None):
+        return xxs24(size)
+    if start is not None:
+        width, depth = recipe.get("model.fields.embed_dim", 0), recipe.get("model.fields.depth", 24)
+        return gmacs(size, recipe.get("model.fields.patch_size", 16), width, depth)
     if name == "xxs24":
         large = machine.gpus > 0
         width = recipe.take("model.fields.embed_dim", 192 if large else 128)
@@ -164,17 +175,23 @@ def network(folder: Survey, machine: Machine, recipe: Recipe, size: int, start: 
     else:
         width, depth = VARIANTS[name]["embed_dim"], VARIANTS[name]["depth"]
         width, depth = recipe.given.get("model.fields.embed_dim", width), recipe.given.get("model.fields.depth", depth)
-    fitting = [patch for patch in patches(size) if affordable(folder, machine, gmacs(size, patch, width, depth))]
-    patch = recipe.take("model.fields.patch_size", fitting[0] if fitting else patches(size)[-1])
+    possible = patches(size, 16 if machine.gpus else 10)
+    fitting = [patch for patch in possible if affordable(folder, machine, gmacs(size, patch, width, depth))]
+    patch = recipe.take("model.fields.patch_size", fitting[0] if fitting else possible[-1])
     count = (size // patch) ** 2
     recipe.say("network", f"CaiT of {depth} blocks, {width} wide, {count} patches of {patch} × {patch} pixels")
     return gmacs(size, patch, width, depth)
 
 
-def patches(size: int) -> list[int]:
-    """Patch sizes that leave 7 to 16 patches a side, then those that leave 4 or more."""
-    whole = [patch for patch in range(2, size // 4 + 1) if size % patch == 0] or [size]
-    return [patch for patch in whole if 7 <= size // patch <= 16] + [p for p in whole if 4 <= size // p < 7] or whole
+def patches(size: int, most: int) -> list[int]:
+    """Patch sizes, from `most` patches a side down to 4."""
+    whole = [patch for patch in range(1, size + 1) if size % patch == 0]
+    return [patch for patch in whole if 4 <= size // patch <= most] or whole[-1:]
+
+
+def xxs24(size: int) -> float:
+    """10⁹ multiplications of XXS-24, and of networks like it, for an image of this size."""
+    return 2.5 * (size / 224) ** 2
 
 
 def gmacs(size: int, patch: int, width: int, depth: int) -> float:
@@ -192,7 +209,12 @@ def seconds(folder: Survey, machine: Machine, cost: float) -> float:
 
 def reading(folder: Survey) -> float:
     """Processor seconds to decode and augment an image."""
-    return 0.0006 + 0.015 * folder.megapixels
+    return 0.0006 + 0.015 * folder.megapixels / (REPEATS if is_slow_to_read(folder) else 1)
+
+
+def is_slow_to_read(folder: Survey) -> bool:
+    """Whether decoding takes longer than a small network's step."""
+    return folder.megapixels > 1
 
 
 def budget(machine: Machine) -> float:
@@ -200,13 +222,16 @@ def budget(machine: Machine) -> float:
     return 0.8 * 60 * MINUTES * (1 if machine.gpus else min(machine.cores, 8))
 
 
-def affordable(folder: Survey, machine: Machine, cost: float) -> bool:
-    return budget(machine) / (folder.images * seconds(folder, machine, cost)) >= WANTED_EPOCHS
+def affordable(folder: Survey, machine: Machine, cost: float, epochs: int = WANTED_EPOCHS) -> bool:
+    return budget(machine) / (folder.images * seconds(folder, machine, cost)) >= epochs
 
 
 def augment(folder: Survey, recipe: Recipe, size: int) -> None:
     """Photographs may be mirrored, cropped and recoloured. Small grey images may be digits or letters."""
-    recipe.take("data.repeats", 1)
+    recipe.take("data.repeats", REPEATS if is_slow_to_read(folder) else 1)
+    if is_slow_to_read(folder):
+        text = f"images of {folder.megapixels:.0f} megapixels take long to read: {REPEATS} crops of each that is read"
+        recipe.say("reading", f"{text}; copies of 500 pixels would train many times longer in the same time")
     recipe.take("data.erase_prob", 0.0)
     recipe.take("data.cutmix", 1.0)
     if folder.grey and folder.side <= OWN_SIZE:
