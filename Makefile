@@ -20,7 +20,7 @@ ARGS ?=
 
 # A folder of images gets a recipe of its own, unless a configuration is asked for.
 CHOSEN := $(and $(DATA),$(filter file,$(origin CONFIG)))
-export DATA FROM
+quoted = '$(subst ','\'',$(1))'
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -33,7 +33,7 @@ help: ## Show this list
 
 .PHONY: train
 train: $(READY) ## Train on the folder DATA of class folders, or CaiT on the embedded digits; FROM=FILE|timm|RUN
-	@$(BIN)/cait fit $(if $(PAPER),--paper '$(PAPER)',$(if $(CHOSEN),,$(addprefix --config ,$(CONFIG)))) $(if $(DATA),--data.root "$$DATA") $(if $(FROM),--from "$$FROM") $(if $(RUN),--run_name '$(RUN)') $(ARGS)
+	@$(BIN)/cait fit $(if $(PAPER),--paper '$(PAPER)',$(if $(CHOSEN),,$(addprefix --config ,$(CONFIG)))) $(if $(DATA),--data.root $(call quoted,$(DATA))) $(if $(FROM),--from $(call quoted,$(FROM))) $(if $(RUN),--run_name '$(RUN)') $(ARGS)
 
 .PHONY: resume
 resume: $(READY) ## Go on with the run RUN where it stopped, in its folder

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
@@ -77,7 +79,8 @@ def _chosen(root: Path, given: dict[str, Any], start: Any) -> dict[str, Any]:
     if {os.environ.get(rank, "0") for rank in ("LOCAL_RANK", "SLURM_PROCID")} == {"0"}:
         train, val = split_folders(root, settings.get("train_split", "train"), settings.get("val_split", "val"))
         others = left_out([train, *([val] if val else [])], source.class_names)
-        _print(root, folder, recipe.lines, others, val)
+        with contextlib.redirect_stdout(sys.stderr if "print_config" in given else sys.stdout):
+            _print(root, folder, recipe.lines, others, val)
     return recipe.settings
 
 
