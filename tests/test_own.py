@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import os
+import signal
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import LIMIT, start
+from conftest import LIMIT, checkpoint, rows, start
 from PIL import Image
 
 from cait.cli import main
@@ -340,14 +343,24 @@ def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(tmp
 
 
 @pytest.mark.slow
-def test_a_chosen_run_that_was_stopped_ends_with_the_same_bits(tmp_path: Path) -> None:
-    fill(tmp_path / "photos", {"a": 40, "b": 9})
-    settings = ["--data.root=photos", *BRIEF]
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_chosen_and_balanced_run_that_is_killed_ends_with_the_same_bits(devices: int, tmp_path: Path) -> None:
+    fill(tmp_path / "photos", {"a": 60, "b": 9})
+    settings = ["--data.root=photos", *BRIEF, "--trainer.max_epochs=6", "--trainer.log_every_n_steps=1"]
+    settings += ["--trainer.check_val_every_n_epoch=1", f"--trainer.devices={devices}"]
     fit(tmp_path, *settings, "--run_name=whole")
-    fit(tmp_path, *settings, "--run_name=parts", "--trainer.limit_train_batches=3", "--trainer.max_epochs=1")
-    fit(tmp_path, *settings, "--run_name=other", "--save_every_n_steps=3")
-    states = [
-        torch.load(tmp_path / f"logs/{name}/checkpoints/last.ckpt", weights_only=True) for name in ("whole", "other")
-    ]
-    for key, value in states[0]["state_dict"].items():
-        assert torch.equal(value, states[1]["state_dict"][key]), key
+    job = start(tmp_path, "fit", *settings, "--run_name=cut")
+    metrics = tmp_path / "logs/cut/metrics.csv"
+    while job.poll() is None and not (metrics.is_file() and len(metrics.read_text().splitlines()) > 12):
+        time.sleep(0.05)
+    assert job.poll() is None, job.communicate()[0]
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+    resumed = start(tmp_path, "resume", "cut")
+    assert resumed.communicate(timeout=LIMIT)[0]
+    assert resumed.returncode == 0
+    whole, cut = (checkpoint(tmp_path / "logs" / name) for name in ("whole", "cut"))
+    assert whole["ImageNetDataModule"]["depends_on"]["order of the images"] == "balanced sqrt"
+    for key, value in whole["state_dict"].items():
+        assert torch.equal(value, cut["state_dict"][key]), key
+    assert rows(tmp_path / "logs/cut") == rows(tmp_path / "logs/whole")
