@@ -17,7 +17,12 @@ SIZE ?=
 TORCH ?=
 IMAGES ?=
 TO ?=
+FROM ?=
 ARGS ?=
+
+# A folder of images gets a recipe of its own, unless a configuration is asked for.
+CHOSEN := $(and $(DATA),$(filter file,$(origin CONFIG)))
+quoted = '$(subst ','\'',$(1))'
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,8 +34,8 @@ help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
 .PHONY: train
-train: $(READY) ## Train: by default CaiT on the embedded digits, under 3 minutes on 2 cores
-	@$(BIN)/cait fit $(if $(PAPER),--paper '$(PAPER)',$(addprefix --config ,$(CONFIG))) $(if $(RUN),--run_name '$(RUN)') $(ARGS)
+train: $(READY) ## Train on the folder DATA of class folders, or CaiT on the embedded digits; FROM=FILE|timm|RUN
+	@$(BIN)/cait fit $(if $(PAPER),--paper '$(PAPER)',$(if $(CHOSEN),,$(addprefix --config ,$(CONFIG)))) $(if $(DATA),--data.root $(call quoted,$(DATA))) $(if $(FROM),--from $(call quoted,$(FROM))) $(if $(RUN),--run_name '$(RUN)') $(ARGS)
 
 .PHONY: resume
 resume: $(READY) ## Go on with the run RUN where it stopped, in its folder

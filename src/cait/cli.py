@@ -22,6 +22,8 @@ usage: cait VERB [options]
 Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
 
   fit        train:              cait fit --config configs/digits.yaml --run_name NAME
+             on a folder of images, with a recipe chosen for it:
+             cait fit --data.root DIR [--from FILE|timm|RUN]
   resume     continue a run:     cait resume NAME [--trainer.max_epochs 100 ...]
   eval       score a run:        cait eval NAME [--wanted_accuracy 0.95 --tta hflip ...]
   validate   score a checkpoint or weights on the validation set, as `eval` does

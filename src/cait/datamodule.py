@@ -16,16 +16,16 @@ from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
-from cait import seeds
+from cait import run, seeds
 from cait.data import augment, cores, folder
 from cait.data.accumulation import batches_a_step
 from cait.data.augment import Augment, NormalizeAndErase
 from cait.data.dataset import EvalImages, Samples, TrainImages, Unlabelled, collate
 from cait.data.mixing import Mixing, MixMode
-from cait.data.sampler import Loader, Order, ShardSampler, TrainBatchSampler, TrainLoader
+from cait.data.sampler import POWERS, Balance, Loader, Order, ShardSampler, TrainBatchSampler, TrainLoader
 from cait.data.shards import ShardSamples, ShardSource
 from cait.data.shared import HELD, SharedBatches
-from cait.data.source import DataSource, open_source
+from cait.data.source import DataSource, FolderSource, open_source
 from cait.data.transforms import Augmentation, Backend, Preprocessing, TrainCrop, choose_backend
 from cait.data.unreadable import UnreadableImages
 from cait.errors import UserError
@@ -75,6 +75,8 @@ class ImageNetDataModule(LightningDataModule):
         target_key: column of the classes in a Hugging Face set.
         cache_gb: most that the chunks in the cache of shards may take, in 10⁹ bytes; processes of a machine share it.
         val_fraction: share of each class that is held out if `root` has no training folder.
+        val_list: CSV file whose column `path` names the images to hold out of such a `root`, as a run writes it:
+            validation.csv. The share is then not drawn.
         img_size: side of the square images in pixels.
         batch_size: images in a batch of one process; even with Mixup or CutMix.
         global_batch: make `batch_size` the images of one optimiser step, over all processes and accumulated
@@ -94,6 +96,8 @@ class ImageNetDataModule(LightningDataModule):
         num_workers: loader processes for each training process, each on one core; None means its share of
             the cores, see `cait.data.cores.share`, at most 16.
         prefetch: batches that each worker has ready.
+        balance: draw the images of small classes more often, and those of large ones less: "full" gives all classes
+            the same share of an epoch, "sqrt" shares in the ratio of the square roots of their numbers of images.
         repeats: repeated augmentation: how often each sampled image occurs in an epoch, each time
             augmented anew; the epoch is as long as without.
         train_crop: "resized" is a random crop resized to the image size. "simple" is DeiT III's simple random crop:
@@ -148,6 +152,7 @@ class ImageNetDataModule(LightningDataModule):
         target_key: str = "label",
         cache_gb: float = 20.0,
         val_fraction: float = 0.1,
+        val_list: str | None = None,
         img_size: int = 224,
         batch_size: int = 128,
         global_batch: bool | int = False,
@@ -158,6 +163,7 @@ class ImageNetDataModule(LightningDataModule):
         window: int = 8,
         num_workers: int | None = None,
         prefetch: int = 2,
+        balance: Balance | None = None,
         repeats: int = 3,
         train_crop: TrainCrop = "resized",
         scale: tuple[float, float] = (0.08, 1.0),
@@ -188,9 +194,9 @@ class ImageNetDataModule(LightningDataModule):
         if not root:
             raise UserError("root is empty; name a folder or a data set with --data.root")
         self.root, self.img_size, self.seed = root.rstrip("/") if "://" in root else Path(root), img_size, seed
-        sets = (train_split, val_split, val_fraction, data_dir, download, input_key, target_key)
+        sets = (train_split, val_split, val_fraction, val_list, data_dir, download, input_key, target_key)
         self._open_source = partial(open_source, root, *sets, cache_gb, order == "windowed")
-        self.order, self.window = order, window
+        self.order, self.window, self.balance = order, window, balance
         self.preprocessing = Preprocessing(
             img_size, interpolation, crop_pct, mean, std, folder.Reading(exif_orientation, background)
         )
@@ -211,6 +217,8 @@ class ImageNetDataModule(LightningDataModule):
         self._class_names = class_names
         self.unreadable_path: Path | None = None
         """CSV file of the images that cannot be read; the command line puts it into the run's folder."""
+        self.validation_path: Path | None = None
+        """CSV file of the images that are held out, if the run holds them out; likewise."""
         self.announces = True
         """Whether `setup` says what it has found; the command line does so itself."""
         self._check_settings(val_fraction)
@@ -224,6 +232,8 @@ class ImageNetDataModule(LightningDataModule):
             raise UserError(f"global_batch must be true, false or at least 1, got {self._step_images}")
         if self.num_workers is not None and self.num_workers < 0:
             raise UserError(f"num_workers must be at least 0, got {self.num_workers}")
+        if self.balance is not None and (self.balance not in POWERS or self.order != "published"):
+            raise UserError(f"balance is sqrt, full or null, for the published order; got {self.balance!r}")
         if self.window < 1:
             raise UserError(f"window must be at least 1, got {self.window}")
         if self.prefetch < 1:
@@ -316,6 +326,7 @@ class ImageNetDataModule(LightningDataModule):
             if self.announces:
                 rank_zero_info(f"{self.summary()}; {self.how_read()}")
             self._check_order()
+            self._write_held_out()
 
     def _check_order(self) -> None:
         """Refuse an order that the source does not have, and tell what the published one costs over a network."""
@@ -329,6 +340,16 @@ class ImageNetDataModule(LightningDataModule):
                 f"{self.root} does not fit into the cache, so each training image is a request of its own; "
                 "see --data.order windowed and --data.cache_gb"
             )
+
+    def _write_held_out(self) -> None:
+        """List the images that the run has held out of its folder, so that others can hold out the same."""
+        source = self.source
+        if self.validation_path is None or not isinstance(source, FolderSource) or not source.holds_out:
+            return
+        if self.trainer is None or self.trainer.is_global_zero:
+            start = len(str(self.root)) + 1
+            rows = [(path[start:], self.class_names[label]) for path, label in source.val]
+            run.write_csv(self.validation_path, ["path", "class"], rows)
 
     def summary(self) -> str:
         """The data set in a line."""
@@ -435,7 +456,7 @@ class ImageNetDataModule(LightningDataModule):
         """The order of the images, and what it depends on beside seed and repeats."""
         chunks = self._chunks
         if chunks is None:
-            return "published"
+            return f"balanced {self.balance}" if self.balance else "published"
         layout = hashlib.sha256(chunks.numpy().tobytes()).hexdigest()[:16]
         return f"windowed over {self.window} of the chunks {layout}"
 
@@ -462,7 +483,8 @@ class ImageNetDataModule(LightningDataModule):
     def train_dataloader(self) -> TrainLoader:
         rank, world_size = self._rank_and_world()
         how = (self.batch_size, self.seed, self.repeats, rank, world_size, self.decode_once)
-        sampler = TrainBatchSampler(len(self.train_images), *how, self._chunks, self.window)
+        labels = self._labels() if self.balance else None
+        sampler = TrainBatchSampler(len(self.train_images), *how, self._chunks, self.window, labels, self.balance)
         sampler.accumulated = self._accumulated or 1
         if len(sampler) == 0:
             raise UserError(
@@ -475,6 +497,17 @@ class ImageNetDataModule(LightningDataModule):
             self._loading(augment.collate, self.batch_size) if ours else self._loading(collate, self.batch_size, 4)
         )
         return TrainLoader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
+
+    def _labels(self) -> Tensor:
+        """The class of each training image. Raises UserError if the source knows them only by opening the images."""
+        labels = getattr(self.source.train, "labels", None)
+        if labels is None:
+            raise UserError(f"the classes of {self.root} cannot be counted without opening every image; use a folder")
+        return torch.tensor(labels)
+
+    def class_counts(self) -> list[int]:
+        """Training images of each class. Raises UserError as `_labels`."""
+        return torch.bincount(self._labels(), minlength=self.num_classes).tolist()
 
     def val_dataloader(self) -> Loader:
         return self._eval_loader(self.val_images, "validation")

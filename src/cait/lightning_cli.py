@@ -126,6 +126,7 @@ class CaiTCLI(LightningCLI):
         arguments: one of VERBS and its options.
         module: class of the module.
         data: class of the data module.
+        name: of a run that neither --run_name nor a configuration names; empty takes the model's.
     """
 
     claim: Claim | None = None
@@ -136,8 +137,9 @@ class CaiTCLI(LightningCLI):
         arguments: list[str],
         module: type[CaiTModule] = CaiTModule,
         data: type[ImageNetDataModule] = ImageNetDataModule,
+        name: str = "",
     ) -> None:
-        self.arguments = arguments
+        self.arguments, self.name = arguments, name
         for message in WARNINGS:
             warnings.filterwarnings("ignore", message=message)
         for package in ("lightning.pytorch", "lightning.fabric"):
@@ -258,7 +260,7 @@ class CaiTCLI(LightningCLI):
         launched = "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ  # by torchrun, SLURM or Lightning
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
-            base = _recipe(map(str, config.config or [])) or re.sub(r"[/:]", "-", config.model.name)
+            base = _recipe(map(str, config.config or [])) or self.name or re.sub(r"[/:]", "-", config.model.name)
             # Processes that were launched apart cannot agree on a number.
             name = base if launched else _new_folder(root, base)
         if not re.fullmatch(r"\w[\w.=+-]*", name):
@@ -370,6 +372,7 @@ class CaiTCLI(LightningCLI):
             callbacks.append(self.claim)
         if not given.fast_dev_run:
             self.datamodule.unreadable_path = self.run_dir / run.UNREADABLE
+            self.datamodule.validation_path = self.run_dir / run.VALIDATION
             classes = ClassHits(self.datamodule)
             callbacks += [classes, RunSummary(self.run_dir, first_step, classes)]
         if given.max_steps > 0:  # a trial of a few steps logs metrics too

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -33,6 +34,36 @@ class BinaryCrossEntropy(nn.Module):
         present = targets > 0 if targets.ndim == 2 else F.one_hot(targets, logits.shape[1])
         smoothed = (1 - self.label_smoothing) * present.to(logits.dtype) + self.label_smoothing / logits.shape[1]
         return F.binary_cross_entropy_with_logits(logits, smoothed)
+
+
+class WeightedCrossEntropy(nn.Module):
+    """Cross entropy in which each class counts by its weight: a mean over the images, whatever their classes.
+
+    Args:
+        weights: of the classes, [num_classes]; no part of checkpoints.
+        label_smoothing: ε of (1 - ε) · target + ε / num_classes, before the weights.
+    """
+
+    weights: Tensor
+
+    def __init__(self, weights: Tensor, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.label_smoothing = label_smoothing
+        self.register_buffer("weights", weights, persistent=False)
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        # torch divides by the number of images for probabilities, and by the weights of the labels for indices.
+        shares = targets if targets.ndim == 2 else F.one_hot(targets, logits.shape[1]).to(logits.dtype)
+        return F.cross_entropy(logits, shares, weight=self.weights, label_smoothing=self.label_smoothing)
+
+
+def balanced_weights(counts: Sequence[int]) -> Tensor:
+    """Weights in inverse ratio to the numbers of images, so that every class has the same share of the loss.
+
+    Their mean over all images is 1, as without weights.
+    """
+    images = torch.tensor(counts, dtype=torch.float32)
+    return images.sum() / (len(counts) * images)
 
 
 def build_loss(name: str, label_smoothing: float = 0.0) -> Loss:

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.classification import MulticlassAccuracy, MulticlassStatScores
 
 from cait.errors import UserError
 from cait.objects import locate
 
-STANDARD = ("loss", "acc1", "acc5")
+STANDARD = ("loss", "acc1", "acc5", "acc1_macro")
 
 
 class EvalMetrics(nn.Module):
@@ -22,12 +22,13 @@ class EvalMetrics(nn.Module):
         num_classes: number of classes.
         own: further metrics by name, as "package.module:name" of something that is called with num_classes and
             returns a `torchmetrics.Metric` of logits [B, num_classes] and labels [B].
+        per_class: count each class too: `acc1_macro` is the mean of the classes' recalls, in per cent.
 
     Raises:
         UserError: one of `own` cannot be imported, is no metric, or has the name of a standard one.
     """
 
-    def __init__(self, num_classes: int, own: Mapping[str, str] | None = None) -> None:
+    def __init__(self, num_classes: int, own: Mapping[str, str] | None = None, per_class: bool = False) -> None:
         super().__init__()
         self.loss = MeanMetric()
         # Not grouped: torchmetrics would merge the two for good if they agreed on the first batch.
@@ -37,12 +38,18 @@ class EvalMetrics(nn.Module):
         )
         self.own = nn.ModuleDict({name: _metric(name, path, num_classes) for name, path in (own or {}).items()})
 
+        self.counts = MulticlassStatScores(num_classes, average=None) if per_class else None
+        self.per_class: Tensor | None = None
+        """(images, correct) of each class, [num_classes, 2], as `compute` counted them last."""
+
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: logits [B, num_classes], labels [B]; a label below 0 is not counted."""
         counted = labels >= 0
         logits, labels = logits[counted].float(), labels[counted]
         self.loss.update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
         self.accuracy.update(logits, labels)
+        if self.counts is not None:
+            self.counts.update(logits, labels)
         metric: Any
         for metric in self.own.values():
             metric.update(logits, labels)
@@ -51,6 +58,11 @@ class EvalMetrics(nn.Module):
         """The values under their logged names, as `val/acc1`. The count starts anew."""
         values = {f"{prefix}/loss": self.loss.compute()}
         values |= {f"{prefix}/{name}": 100 * value for name, value in self.accuracy.compute().items()}
+        if self.counts is not None:
+            self.per_class = self.counts.compute().reshape(-1, 5)[:, [4, 0]]
+            images, correct = self.per_class[self.per_class[:, 0] > 0].float().unbind(1)
+            values[f"{prefix}/acc1_macro"] = 100 * (correct / images).mean()
+            self.counts.reset()
         metric: Any
         for name, metric in self.own.items():
             value = values[f"{prefix}/{name}"] = metric.compute()

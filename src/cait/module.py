@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 
 from cait import run
 from cait.errors import UserError
-from cait.losses import Distillation, build_loss, distillation_loss
+from cait.losses import Distillation, WeightedCrossEntropy, balanced_weights, build_loss, distillation_loss
 from cait.metrics import EvalMetrics
 from cait.model import network, sharding
 from cait.model.config import VARIANTS
@@ -29,6 +30,7 @@ from cait.prediction import Predicts
 from cait.teacher import Teacher, load_teacher
 
 Batch = tuple[Tensor, Tensor]
+ClassWeights = Literal["balanced"]
 
 
 class SkipStep(Exception):  # noqa: N818  # it is no error
@@ -59,6 +61,8 @@ class CaiTModule(Predicts, LightningModule):
         pretrained: start from timm's published weights of the model instead.
         loss: of the labels: "cross_entropy", "bce", or "package.module:factory"; see `cait.losses.build_loss`.
         label_smoothing: ε of (1 - ε) · target + ε / num_classes, for training only.
+        class_weights: "balanced" weights the images in the cross entropy in inverse ratio to the sizes of their
+            classes; None counts all images alike. `data.balance` is the other way.
         optimizer: "adamw", one of timm's such as "lamb", or "package.module:factory"; see `cait.optim`.
         optimizer_args: further arguments of the optimizer, as {"momentum": 0.95}.
         layer_decay: scale the rate of each layer by this factor once for each layer above it; None does not.
@@ -73,6 +77,8 @@ class CaiTModule(Predicts, LightningModule):
         eps: of AdamW.
         metrics: further metrics of validation and test by name, as
             {"f1": "torchmetrics.classification:MulticlassF1Score"}; see `cait.metrics.EvalMetrics`.
+        per_class: log val/acc1_macro, the mean of the classes' recalls, and write those of the last validation to
+            per_class.csv in the folder of the run.
         distillation: "hard" or "soft" adds a teacher to the loss.
         distillation_alpha: α, the teacher's share of the loss.
         distillation_tau: τ, the temperature of soft distillation.
@@ -102,6 +108,7 @@ class CaiTModule(Predicts, LightningModule):
         pretrained: bool = False,
         loss: str = "cross_entropy",
         label_smoothing: float = 0.1,
+        class_weights: ClassWeights | None = None,
         optimizer: str = "adamw",
         optimizer_args: dict[str, Any] | None = None,
         layer_decay: float | None = None,
@@ -114,6 +121,7 @@ class CaiTModule(Predicts, LightningModule):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         metrics: dict[str, str] | None = None,
+        per_class: bool = False,
         distillation: Distillation = "none",
         distillation_alpha: float = 0.5,
         distillation_tau: float = 1.0,
@@ -167,6 +175,9 @@ class CaiTModule(Predicts, LightningModule):
         build_optimizer(self.model, lr=lr, **self.optimizer_settings)  # so that it fails now if it must
         if name not in VARIANTS:
             network.check(self.model, name, network.input_shape(self.hparams), num_classes)
+        if class_weights is not None and (class_weights != "balanced" or loss != "cross_entropy"):
+            raise UserError(f"class_weights is balanced or null, with the loss cross_entropy; got {class_weights!r}")
+        self.class_weights, self.label_smoothing = class_weights, label_smoothing
         self.loss = build_loss(loss, label_smoothing)
         self.distillation = distillation
         self.distillation_alpha, self.distillation_tau = distillation_alpha, distillation_tau
@@ -176,16 +187,25 @@ class CaiTModule(Predicts, LightningModule):
         self._accumulated: tuple[int, list[Tensor]] = (-1, [])
         """A step, and the figures of its batches so far."""
         self.own_metrics = dict(metrics or {})
-        self.val_metrics = EvalMetrics(num_classes, metrics)
-        self.test_metrics = EvalMetrics(num_classes, metrics)
+        self.per_class = per_class
+        self.val_metrics = EvalMetrics(num_classes, metrics, per_class)
+        self.test_metrics = EvalMetrics(num_classes, metrics, per_class)
 
     def setup(self, stage: str) -> None:
         self._load_start()
         if stage == "fit" and self.compile_blocks:
             self.model.compile_blocks()  # type: ignore[operator]
+        if stage == "fit" and self.class_weights is not None:
+            self._weight_classes()
         if stage == "fit" and self.distillation != "none":
             # Not registered as a submodule: it is not to be saved, trained, averaged or put into train mode.
             self.__dict__["teacher"] = self._load_teacher()
+
+    def _weight_classes(self) -> None:
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if data is None:
+            raise UserError("class_weights counts the images of a data module; without one set it to null")
+        self.loss = WeightedCrossEntropy(balanced_weights(data.class_counts()), self.label_smoothing).to(self.device)
 
     def configure_model(self) -> None:
         """Shard the network over the processes, if the strategy has given the module a mesh of them."""
@@ -322,7 +342,24 @@ class CaiTModule(Predicts, LightningModule):
         return logits
 
     def on_validation_epoch_end(self) -> None:
-        self.log_dict(self.val_metrics.compute("val"), prog_bar=True)
+        values = self.val_metrics.compute("val")
+        self.log_dict(values, prog_bar=True)
+        if self.val_metrics.per_class is not None and self.trainer.is_global_zero and self._writes():
+            self._write_per_class(self.val_metrics.per_class)
+
+    def _writes(self) -> bool:
+        """Whether this is the validation of a run that has a folder."""
+        trainer = self.trainer
+        return trainer.state.fn == "fit" and not trainer.sanity_checking and not trainer.fast_dev_run  # type: ignore[attr-defined]
+
+    def _write_per_class(self, counts: Tensor) -> None:
+        names = self._class_names() or [str(index) for index in range(self.num_classes)]
+        rows = [
+            (name, images, correct, f"{100 * correct / images:.2f}" if images else "")
+            for name, (images, correct) in zip(names, counts.tolist(), strict=True)
+        ]
+        path = Path(self.trainer.default_root_dir, run.PER_CLASS)
+        run.write_csv(path, ["class", "images", "correct", "recall"], rows)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         images, labels = batch

@@ -60,7 +60,9 @@ class EMA(Callback):
         self.average = sharding.copy(pl_module.model).to(self._dtype).eval().requires_grad_(False)
         if self._loaded:
             self.average.load_state_dict(self._loaded)
-        self._metrics = EvalMetrics(pl_module.num_classes, pl_module.own_metrics).to(pl_module.device)
+        self._metrics = EvalMetrics(pl_module.num_classes, pl_module.own_metrics, pl_module.per_class).to(
+            pl_module.device
+        )
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._last_step = trainer.global_step

@@ -27,6 +27,7 @@ SHOWN = {
     "train/acc1": ("acc1", "{:.1f}%"),
     "lr": ("lr", "{:.1e}"),
     "val/acc1": ("val/acc1", "{:.2f}%"),
+    "val/acc1_macro": ("classes' mean", "{:.2f}%"),
 }
 
 
@@ -234,7 +235,7 @@ class RunSummary(Callback):
             table.add_row("trained", f"to step {trainer.global_step:,} in {self._elapsed()}")
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, BestCheckpoint) and callback.best_model_score is not None:
-                per_cent = callback.metric.split("/")[-1] in ("acc1", "acc5")
+                per_cent = callback.metric.split("/")[-1] in ("acc1", "acc5", "acc1_macro")
                 score = f"{float(callback.best_model_score):{'.2f' if per_cent else '.4f'}}{' %' * per_cent}"
                 table.add_row("best", f"{callback.monitor} {score}   {checkpoints / run.BEST}")
         if self.classes and self.classes.missed:

@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchvision.datasets.folder import IMG_EXTENSIONS
-
 from cait.data.bucket import INDEX
 from cait.data.folder import abbreviate, load_rgb
 from cait.data.imagenet import ARCHIVES
+from cait.data.listing import is_image
 from cait.data.shards import Folder, ShardSource, is_shards, parse
 from cait.errors import UserError
 
@@ -116,9 +115,9 @@ def _count(folder: Path, classes: Classes) -> Iterator[str]:
             loose.append(entry.name)
             continue
         files = list(_files(entry.path))
-        classes[entry.name] = sorted(file for file in files if file.lower().endswith(IMG_EXTENSIONS))
-        strange += [file for file in files if not file.lower().endswith(IMG_EXTENSIONS)]
-    flat = sorted(name for name in loose if name.lower().endswith(IMG_EXTENSIONS))
+        classes[entry.name] = sorted(file for file in files if is_image(file))
+        strange += [file for file in files if not is_image(file)]
+    flat = sorted(name for name in loose if is_image(name))
     if flat and not classes:
         yield (
             f"{folder} holds {len(flat):,} images and no class folders, so their classes are not known; for ImageNet "

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
 from PIL import ExifTags, Image, ImageColor
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from cait.data.listing import Files, list_images
+from cait.data.listing import Files, is_image, list_images
 from cait.data.unreadable import UnreadableImageError, UnreadableImages
 from cait.errors import UserError
 
 # Whether EXIF data are whole is no concern of a run: what can be read of them counts.
 warnings.filterwarnings("ignore", message="Corrupt EXIF data")
+
+TRAIN_NAMES = ("train", "training")
+VAL_NAMES = ("val", "valid", "validation", "test", "testing")
+"""What the two folders of a split are usually called; the first that is there is taken."""
+MACOS = "__MACOSX"
+"""A folder of copies in archives that macOS has made."""
 
 RawImage = str | Path | IO[bytes] | Image.Image
 """An image as a data set has it: a path, an open file, or already decoded."""
@@ -108,13 +115,46 @@ def check_headers(samples: Files, unreadable: UnreadableImages) -> None:
                 unreadable.note(path, str(error))
 
 
-def class_names(root: Path, train_split: str) -> list[str]:
+def split_folders(root: Path, train_split: str, val_split: str) -> tuple[Path, Path | None]:
+    """The folder of the training classes, and that of the validation classes.
+
+    They are called `train_split` and `val_split`. Where "train" is not there, a usual other name in any case is taken,
+    and the same for "val". Without a training folder `root` holds the classes itself, and the second is None. A folder
+    "train" without a folder in it is a class, of trains, unless there are validation images beside it.
+
+    Raises:
+        UserError: there is no folder `root`, or a training folder without its counterpart.
+    """
+    if root.is_file():
+        raise UserError(f"{root} is a file; name the folder that holds the class folders with --data.root")
+    if not root.is_dir():
+        raise UserError(f"the data folder {root} does not exist; name yours with --data.root")
+    train, val = _named(root, train_split, TRAIN_NAMES), _named(root, val_split, VAL_NAMES)
+    if train is None or (val is None and train.name == "train" and not _folder_names(train) and _has_images(train)):
+        return root, None
+    if val is None:
+        raise UserError(f"{root / val_split} does not exist; validation images belong in {root / val_split}/<class>/")
+    return train, val
+
+
+def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
+    if (root / split).is_dir() or split != usual[0]:
+        return root / split if (root / split).is_dir() else None
+    there = {name.lower(): name for name in _folder_names(root)}
+    return next((root / there[name] for name in usual if name in there), None)
+
+
+def _has_images(folder: Path) -> bool:
+    return any(is_image(path.name) for path in folder.iterdir())
+
+
+def class_names(root: Path, train_split: str, val_split: str = "val") -> list[str]:
     """The sorted names of the class folders.
 
     Raises:
         UserError: there is no such folder, or it holds fewer than two class folders.
     """
-    folder = _class_root(root, train_split)
+    folder, _ = split_folders(root, train_split, val_split)
     names = _folder_names(folder)
     if len(names) < 2:
         raise UserError(
@@ -123,26 +163,56 @@ def class_names(root: Path, train_split: str) -> list[str]:
     return names
 
 
-def scan(root: Path, names: list[str], train_split: str, val_split: str, val_fraction: float) -> tuple[Files, Files]:
+def scan(
+    root: Path, names: list[str], train_split: str, val_split: str, val_fraction: float, val_list: Path | None = None
+) -> tuple[Files, Files]:
     """List the training and validation images of the classes `names` below `root`.
 
-    `root/train_split` and `root/val_split` are the two sets. A `root` that holds the class folders itself is
-    divided: validation takes a share of `val_fraction` (at least one image) from every class, evenly over its
-    sorted files.
+    They lie in two folders, see `split_folders`. A `root` that holds the class folders itself is divided: validation
+    takes a share of `val_fraction` (at least one image) from every class, evenly over its sorted files. Or it takes
+    the images that the CSV file `val_list` names, see `read_val_list`.
 
     Raises:
-        UserError: a folder is missing, a class has no images, or the sets have different classes.
+        UserError: a folder is missing, a class has no images, the sets have different classes, or `val_list` does not
+            fit the folder.
     """
-    if not (root / train_split).is_dir():
-        return _hold_out(_list_images(root, names), val_fraction)
-    val_root = root / val_split
-    if not val_root.is_dir():
-        raise UserError(f"{val_root} does not exist; validation images belong in {val_root}/<class>/")
+    train_root, val_root = split_folders(root, train_split, val_split)
+    if val_root is None:
+        images = _list_images(root, names)
+        return _hold_out(images, val_fraction) if val_list is None else _hold_listed(images, root, val_list)
+    if val_list is not None:
+        raise UserError(f"--data.val_list {val_list}: {root} has validation images of its own in {val_root}")
     val_names = _folder_names(val_root)
     if val_names != names:
         odd = sorted(set(names) ^ set(val_names))
-        raise UserError(f"{root / train_split} and {val_root} do not hold the same class folders: {abbreviate(odd)}")
-    return _list_images(root / train_split, names), _list_images(val_root, names)
+        raise UserError(f"{train_root} and {val_root} do not hold the same class folders: {abbreviate(odd)}")
+    return _list_images(train_root, names), _list_images(val_root, names)
+
+
+def read_val_list(path: Path) -> list[str]:
+    """The paths below the data folder in the column `path` of a CSV file, as a run writes it.
+
+    Raises:
+        UserError: there is no such file, or it has no such column.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8", errors="surrogateescape") as lines:
+            return [row["path"] for row in csv.DictReader(lines)]
+    except OSError as error:
+        raise UserError(f"--data.val_list {path}: {error.strerror}") from error
+    except (KeyError, csv.Error) as error:
+        raise UserError(f"--data.val_list {path} has no column `path`") from error
+
+
+def _hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files]:
+    listed = {str(root / name) for name in read_val_list(val_list)}
+    held = Files(sample for sample in images if sample[0] in listed)
+    if missing := sorted(listed - {path for path, _ in held}):
+        raise UserError(f"--data.val_list {val_list} names images that are not in {root}: {abbreviate(missing)}")
+    train = Files(sample for sample in images if sample[0] not in listed)
+    if set(train.labels) != set(images.labels) or not len(held):
+        raise UserError(f"--data.val_list {val_list} leaves a class without training images, or nothing held out")
+    return train, held
 
 
 def scan_flat(root: Path) -> Files:
@@ -155,7 +225,7 @@ def scan_flat(root: Path) -> Files:
         raise UserError(f"{root} is a file; name the folder that it is in")
     if not root.is_dir():
         raise UserError(f"the folder {root} does not exist")
-    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS and path.is_file())
+    paths = sorted(path for path in root.rglob("*") if is_image(path.name) and path.is_file())
     if not paths:
         raise UserError(f"no images below {root}")
     return Files((str(path), -1) for path in paths)
@@ -185,13 +255,8 @@ def scan_extra_val(root: Path, names: list[str]) -> Files:
 
 def _folder_names(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:  # which knows folders from files without asking for each
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-
-
-def _class_root(root: Path, train_split: str) -> Path:
-    if not root.is_dir():
-        raise UserError(f"the data folder {root} does not exist; name yours with --data.root")
-    return root / train_split if (root / train_split).is_dir() else root
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    return [name for name in names if name != MACOS]
 
 
 def _list_images(folder: Path, names: list[str]) -> Files:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torchvision.datasets.folder import IMG_EXTENSIONS
+from torchvision.datasets.folder import IMG_EXTENSIONS as TORCHVISIONS
 
 from cait import run
 
+EXTENSIONS = (*TORCHVISIONS, ".gif")
+"""Ends of the names of images, in small letters. Of a GIF file the first frame is read."""
 KEPT_FROM = 10_000
 """Shorter listings take no time, and are not kept."""
 SETTLED = 2_000_000_000
@@ -25,6 +27,11 @@ THREADS = 8  # a server in the network answers many at a time; a local disk lose
 
 Times = list[tuple[str, int]]
 """Folders and when each changed last, in nanoseconds."""
+
+
+def is_image(name: str) -> bool:
+    """Whether a file of this name or path is listed as an image."""
+    return name.lower().endswith(EXTENSIONS) and not os.path.basename(name).startswith(".")
 
 
 class Files:
@@ -78,6 +85,7 @@ class Files:
 def list_images(folder: Path, names: Sequence[str]) -> Files:
     """The images of the class folders `names`, in the order of torchvision's ImageFolder; name i has the label i.
 
+    Hidden files and folders, whose names begin with a dot, are left out: viewers put small copies there.
     A listing of many images is kept below ~/.cache/cait. It is taken again as long as no folder has changed.
     """
     kept = _kept(folder, names)
@@ -94,7 +102,7 @@ def list_images(folder: Path, names: Sequence[str]) -> Files:
 
 
 def _kept(folder: Path, names: Sequence[str]) -> Path:
-    key = "\0".join([str(folder.absolute()), *IMG_EXTENSIONS, "", *names])
+    key = "\0".join([str(folder.absolute()), *EXTENSIONS, "", *names])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "cait/listings" / f"{hashlib.sha256(os.fsencode(key)).hexdigest()[:32]}.npz"
 
@@ -116,8 +124,10 @@ def _list(folder: Path, names: Sequence[str], pool: ThreadPoolExecutor) -> tuple
 def _walk(folder: str) -> tuple[list[str], Times]:
     paths, times = [], []
     for inner, _, files in sorted(os.walk(folder, followlinks=True)):
+        if f"{os.sep}." in inner[len(folder) :]:
+            continue
         times.append((inner, os.stat(inner).st_mtime_ns))
-        paths += [os.path.join(inner, name) for name in sorted(files) if name.lower().endswith(IMG_EXTENSIONS)]
+        paths += [os.path.join(inner, name) for name in sorted(files) if is_image(name)]
     return paths, times
 
 

@@ -7,7 +7,7 @@ uninterrupted run would have seen.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -17,6 +17,9 @@ from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from cait import seeds
 
 Order = Literal["published", "windowed"]
+Balance = Literal["sqrt", "full"]
+POWERS: dict[Balance, float] = {"sqrt": 0.5, "full": 0.0}
+"""A class of n images gets a share of an epoch that grows with n to this power."""
 Key = tuple[int, int, int]
 """(epoch, index, repeat): with the seed, all that the randomness of one training image depends on."""
 
@@ -41,9 +44,15 @@ class TrainBatchSampler(Sampler[list[Key]]):
     always less than `window` chunks apart; which images lie in a chunk was drawn at random when the shards were made.
     Repeats and ranks share out this order as they do the published one.
 
+    With `labels` and `balance` an epoch is as long, but its shares of the classes are closer to each other: those of
+    `POWERS`. Images of a small class then come several times, each time augmented anew: the repeats are counted
+    through, so no two keys of an epoch are the same. Within a class no image comes twice more than another.
+
     Args:
         chunks: the chunk of each image, counted from 0; None is the published order.
         window: chunks that are in use at any moment.
+        labels: the class of each image, for `balance`.
+        balance: how far the classes are balanced; None leaves them as they are.
     """
 
     def __init__(
@@ -57,10 +66,13 @@ class TrainBatchSampler(Sampler[list[Key]]):
         decode_once: bool = False,
         chunks: Tensor | None = None,
         window: int = 0,
+        labels: Tensor | None = None,
+        balance: Balance | None = None,
     ) -> None:
         self.length, self.batch_size, self.seed, self.repeats = length, batch_size, seed, repeats
         self.decode_once = decode_once
         self.chunks, self.window = chunks, window
+        self.labels, self.balance = labels, balance
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
         self.first_batch = 0
@@ -76,7 +88,8 @@ class TrainBatchSampler(Sampler[list[Key]]):
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
         generator = torch.Generator().manual_seed(seeds.epoch_order(self.seed, epoch))
-        order = self._windowed(self.chunks, generator) if self.chunks is not None else self._published(generator)
+        order = self._order(generator)
+        counted = occurrences(order) * self.repeats if self.balance else torch.zeros_like(order)
         for batch in range(self.first_batch, len(self)):
             entries = torch.arange(batch * self.batch_size, (batch + 1) * self.batch_size)  # of this rank
             if self.decode_once:
@@ -84,8 +97,15 @@ class TrainBatchSampler(Sampler[list[Key]]):
             else:
                 entries = entries * self.world_size + self.rank  # of all ranks
                 places, repeats = entries // self.repeats, entries % self.repeats
-            indices = order[places].tolist()
-            yield [(epoch, index, repeat) for index, repeat in zip(indices, repeats.tolist(), strict=True)]
+            indices, counts = order[places].tolist(), (repeats + counted[places]).tolist()
+            yield [(epoch, index, repeat) for index, repeat in zip(indices, counts, strict=True)]
+
+    def _order(self, generator: torch.Generator) -> Tensor:
+        if self.chunks is not None:
+            return self._windowed(self.chunks, generator)
+        if self.balance is None or self.labels is None:
+            return self._published(generator)
+        return self._balanced(self.labels, POWERS[self.balance], generator)
 
     def _published(self, generator: torch.Generator) -> Tensor:
         return torch.randperm(self.length, generator=generator)
@@ -94,6 +114,36 @@ class TrainBatchSampler(Sampler[list[Key]]):
         turns = torch.randperm(int(chunks.max()) + 1, generator=generator)
         behind = self.window * torch.rand(self.length, dtype=torch.float64, generator=generator)
         return torch.argsort(turns[chunks] + behind, stable=True)
+
+    def _balanced(self, labels: Tensor, power: float, generator: torch.Generator) -> Tensor:
+        """Each class by turns of all its images, the last turn cut, up to its share of `length`; then shuffled."""
+        members = [(labels == label).nonzero()[:, 0] for label in labels.unique()]
+        drawn = []
+        for images, share in zip(members, shares([len(images) for images in members], power), strict=True):
+            turns = [images[torch.randperm(len(images), generator=generator)] for _ in range(-(-share // len(images)))]
+            drawn += [torch.cat(turns)[:share]] if turns else []
+        order = torch.cat(drawn)
+        return order[torch.randperm(len(order), generator=generator)]
+
+
+def shares(counts: Sequence[int], power: float) -> list[int]:
+    """`sum(counts)` shared out in the ratio of count ** power, in whole numbers; the largest remainders go up."""
+    total, weights = sum(counts), [count**power for count in counts]
+    exact = [total * weight / sum(weights) for weight in weights]
+    whole = [int(share) for share in exact]
+    for place in sorted(range(len(exact)), key=lambda place: whole[place] - exact[place])[: total - sum(whole)]:
+        whole[place] += 1
+    return whole
+
+
+def occurrences(order: Tensor) -> Tensor:
+    """How often each entry has stood in `order` before: [5, 7, 5, 5] gives [0, 0, 1, 2]."""
+    places = torch.argsort(order, stable=True)
+    ranked = order[places]
+    first = torch.searchsorted(ranked, ranked)
+    counted = torch.empty_like(order)
+    counted[places] = torch.arange(len(order)) - first
+    return counted
 
 
 class ShardSampler(SequentialSampler):

@@ -44,6 +44,7 @@ def open_source(
     train_split: str = "train",
     val_split: str = "val",
     val_fraction: float = 0.1,
+    val_list: str | None = None,
     data_dir: str | None = None,
     download: bool = False,
     input_key: str = "image",
@@ -73,11 +74,12 @@ def open_source(
         )
         return SplitSource(root, train_split, val_split, open_split)
     path = Path(root)
+    where = (path, train_split, val_split, val_fraction, Path(val_list) if val_list else None)
     if path == digits.ROOT:
         known = None if digits.is_written(path) else digits.CLASS_NAMES
-        return FolderSource(path, train_split, val_split, val_fraction, partial(digits.write_digits, path), known)
+        return FolderSource(*where, partial(digits.write_digits, path), known)
     unpack = partial(imagenet.unpack, path, train_split, val_split)
-    return FolderSource(path, train_split, val_split, val_fraction, unpack)
+    return FolderSource(*where, unpack)
 
 
 class FolderSource:
@@ -93,11 +95,12 @@ class FolderSource:
         train_split: str,
         val_split: str,
         val_fraction: float,
+        val_list: Path | None,
         prepare: Callable[[], None],
         class_names: list[str] | None = None,
     ) -> None:
         self.root, self.train_split, self.val_split, self.val_fraction = root, train_split, val_split, val_fraction
-        self.prepare = prepare
+        self.val_list, self.prepare = val_list, prepare
         self._class_names = class_names
 
     @cached_property
@@ -105,11 +108,17 @@ class FolderSource:
         if self._class_names is not None:
             return self._class_names
         self.prepare()  # now, because the model's head needs their number before Lightning prepares data
-        return folder.class_names(self.root, self.train_split)
+        return folder.class_names(self.root, self.train_split, self.val_split)
 
     @cached_property
     def _sets(self) -> tuple[folder.Files, folder.Files]:
-        return folder.scan(self.root, self.class_names, self.train_split, self.val_split, self.val_fraction)
+        splits = (self.train_split, self.val_split, self.val_fraction, self.val_list)
+        return folder.scan(self.root, self.class_names, *splits)
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether validation has images of the class folders themselves, and no folder of its own."""
+        return folder.split_folders(self.root, self.train_split, self.val_split)[1] is None
 
     @property
     def train(self) -> folder.Files:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from cait import launch, run, signature
 from cait.errors import UserError
 from cait.verbs.loading import earlier_settings
 from cait.verbs.options import TRUST, asks_for_help, split_run, split_trust
+from cait.verbs.own import replace_folder
 from cait.verbs.paper import replace_row
 
 USAGE = """\
@@ -25,11 +27,11 @@ the path of a folder. What you give now wins over the run's own settings.
 
 
 def fit(arguments: list[str], module: Any, data: Any) -> None:
-    """Train."""
-    arguments = ["fit", *replace_row("fit", arguments)]
+    """Train. Without a configuration a recipe is chosen for the folder of images, see `cait.verbs.recipe`."""
+    arguments, name = replace_folder(replace_row("fit", arguments))
     from cait.lightning_cli import CaiTCLI, drive
 
-    drive(CaiTCLI, arguments, module, data)
+    drive(partial(CaiTCLI, name=name), ["fit", *arguments], module, data)
 
 
 def resume(arguments: list[str], module: Any, data: Any) -> None:

@@ -1,0 +1,102 @@
+"""What a folder of images holds, from its listing and a sample of it."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from cait.data.listing import Files, is_image
+from cait.errors import UserError
+
+SAMPLE = 100
+"""Images that are opened, evenly over the listing."""
+THUMB = 32
+GREY = 2.0
+"""Mean difference of the channels, of 255, below which an image counts as grey."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A folder of images in figures."""
+
+    counts: dict[str, int]
+    """Training images by class."""
+    val: int
+    """Validation images."""
+    side: int
+    """Median of the shorter sides, in pixels."""
+    megapixels: float
+    """Median of the images' sizes."""
+    grey: bool
+    """Whether nearly all images are grey."""
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    """Mean of each channel, of pixels in [0, 1]."""
+    std: tuple[float, ...] = (0.25, 0.25, 0.25)
+    """Standard deviation of each channel, likewise."""
+
+    @property
+    def images(self) -> int:
+        return sum(self.counts.values())
+
+
+def survey(train: Files, val: Files, names: Sequence[str]) -> Survey:
+    """Count the images, and open a sample.
+
+    Raises:
+        UserError: not one image of the sample can be read.
+    """
+    counted = Counter(train.labels)
+    step = max(1, len(train) // SAMPLE)
+    sizes, thumbs = [], []
+    for index in range(0, len(train), step):
+        try:
+            with Image.open(train.name(index)) as image:
+                sizes.append(image.size)
+                image.draft("RGB", (2 * THUMB, 2 * THUMB))  # of a JPEG file decode an eighth
+                thumbs.append(np.asarray(image.convert("RGB").resize((THUMB, THUMB)), np.float32))
+        except Exception:  # a run counts and names the unreadable ones, see `UnreadableImages`
+            continue
+    if not thumbs:
+        raise UserError(f"none of {len(train):,} images can be read, as {train.name(0)}")
+    pixels = np.stack(thumbs)
+    spread = np.abs(pixels - pixels.mean(axis=3, keepdims=True)).mean(axis=(1, 2, 3))
+    grey = bool((spread < GREY).mean() >= 0.95)
+    axes = (0, 1, 2, 3) if grey else (0, 1, 2)  # all channels alike where all are
+    mean, std = (np.broadcast_to(figure / 255, 3) for figure in (pixels.mean(axis=axes), pixels.std(axis=axes)))
+    return Survey(
+        counts={name: counted[label] for label, name in enumerate(names)},
+        val=len(val),
+        side=int(statistics.median(min(size) for size in sizes)),
+        megapixels=statistics.median(width * height for width, height in sizes) / 1e6,
+        grey=grey,
+        mean=tuple(round(float(value), 3) for value in mean),
+        std=tuple(round(max(float(value), 0.01), 3) for value in std),
+    )
+
+
+def left_out(folders: Sequence[Path], names: Sequence[str]) -> dict[str, int]:
+    """Count the files in class folders that are no images, by the ends of their names; and images beside the folders.
+
+    Hidden files are nobody's images, and are not counted.
+    """
+    found: Counter[str] = Counter()
+    for folder in folders:
+        beside = sum(is_image(entry.name) for entry in os.scandir(folder) if entry.is_file())
+        if beside:
+            found["images beside the class folders"] += beside
+        for name in names:
+            for _, _, files in os.walk(folder / name, followlinks=True):
+                kinds = (
+                    Path(file).suffix.lower() or "no suffix"
+                    for file in files
+                    if not (is_image(file) or file.startswith("."))
+                )
+                found.update(kinds)
+    return dict(found.most_common())

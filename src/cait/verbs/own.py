@@ -1,0 +1,170 @@
+"""`cait fit --data.root DIR` without a configuration: look at the folder, choose a recipe, say why."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cait.verbs.options import asks_for_help
+
+SOURCE = ("train_split", "val_split", "val_fraction", "val_list")
+"""Settings that say which images of the folder are meant."""
+FROM = "from"
+WIDTH = 80
+
+
+def replace_folder(arguments: list[str]) -> tuple[list[str], str]:
+    """(`arguments` with the recipe chosen for their folder in front, a name for the run)
+
+    They come back as they are if they name a configuration, a row of the paper, or no folder of class folders.
+    `--from FILE|timm|RUN` is replaced by the settings of the weights in any case.
+
+    Raises:
+        UserError: the folder or the weights cannot be used.
+    """
+    given = _settings(arguments)
+    source = given.pop(FROM, None)
+    if source is not None:
+        from cait.verbs.start import find
+
+        start = find(str(source))
+        arguments = _without(arguments, FROM)
+    else:
+        start = None
+    root = given.get("data.root")
+    elsewhere = not given.keys().isdisjoint({"config", "paper_row", "ckpt_path"})
+    if elsewhere or asks_for_help(arguments) or not isinstance(root, str) or not _is_folder(root):
+        return [*(_written(start.settings) if start else []), *arguments], ""
+    recipe = _chosen(Path(root), given, start)
+    name = re.sub(r"[^\w.=+-]+", "-", Path(root).resolve().name).strip("-.=+") or "own"
+    dictionary = given.get("model.fields")
+    if isinstance(dictionary, dict):  # it would replace the chosen fields instead of joining them
+        arguments = [
+            *_without(arguments, "model.fields"),
+            *_written({f"model.fields.{k}": v for k, v in dictionary.items()}),
+        ]
+    return [*_written(recipe), *arguments], name
+
+
+def _is_folder(root: str) -> bool:
+    """Whether `root` is, or may be meant as, a folder of class folders."""
+    from cait.data import builtin
+    from cait.data.imagenet import ARCHIVES
+    from cait.data.shards import is_shards
+    from cait.objects import is_path
+
+    packed = any(Path(root, name).is_file() for name in ARCHIVES.values())
+    return not (is_path(root) or builtin.is_builtin(root) or is_shards(root) or packed)
+
+
+def _chosen(root: Path, given: dict[str, Any], start: Any) -> dict[str, Any]:
+    from cait.data.folder import split_folders
+    from cait.data.source import open_source
+    from cait.data.survey import left_out, survey
+    from cait.verbs.recipe import choose
+
+    settings = {key: given[f"data.{key}"] for key in SOURCE if f"data.{key}" in given}
+    source = open_source(str(root), **settings)
+    source.prepare()
+    folder = survey(source.train, source.val, source.class_names)
+    recipe = choose(folder, machine(given), given, start)
+    if {os.environ.get(rank, "0") for rank in ("LOCAL_RANK", "SLURM_PROCID")} == {"0"}:
+        train, val = split_folders(root, settings.get("train_split", "train"), settings.get("val_split", "val"))
+        others = left_out([train, *([val] if val else [])], source.class_names)
+        with contextlib.redirect_stdout(sys.stderr if "print_config" in given else sys.stdout):
+            _print(root, folder, recipe.lines, others, val)
+    return recipe.settings
+
+
+def machine(given: dict[str, Any]) -> Any:
+    """What the run is going to train on."""
+    import torch
+
+    from cait.data.cores import share
+    from cait.verbs.recipe import Machine
+
+    on_cpu = given.get("trainer.accelerator") == "cpu" or not torch.cuda.is_available()
+    if on_cpu:
+        return Machine(share(1), fast_bf16=_has_amx())
+    return Machine(share(1), torch.cuda.device_count(), torch.cuda.is_bf16_supported())
+
+
+def _has_amx() -> bool:
+    """Whether the processor has Intel's units for matrices in bfloat16; bfloat16 is slow without them."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.is_file() and " amx_bf16" in cpuinfo.read_text(errors="replace")
+
+
+def _print(root: Path, folder: Any, lines: Iterable[tuple[str, str]], others: dict[str, int], val: Path | None) -> None:
+    count = len(folder.counts)
+    held = "" if val else " (held out, see validation.csv)"
+    colour = "grey" if folder.grey else "colour"
+    print(f"recipe    chosen for {root}, because no --config is given")
+    rows = [
+        (
+            "images",
+            f"{folder.images:,} to train on, {folder.val:,} to validate on{held}, {count} classes, {colour}, "
+            f"about {folder.side} pixels",
+        )
+    ]
+    if others:
+        rows.append(("left out", ", ".join(f"{number:,} {kind}" for kind, number in list(others.items())[:4])))
+    for topic, text in [*rows, *lines]:
+        print(textwrap.fill(text, WIDTH, initial_indent=f"  {topic:10}", subsequent_indent=" " * 12))
+    print("            Any setting can be given, as --trainer.max_epochs 50.", flush=True)
+
+
+def _settings(arguments: list[str]) -> dict[str, Any]:
+    """The settings on a command line, by name: --a.b=1, --a.b 1, and flags as True."""
+    found: dict[str, Any] = {}
+    for place, argument in enumerate(arguments):
+        if not argument.startswith("--"):
+            continue
+        name, equals, text = argument[2:].partition("=")
+        following = arguments[place + 1] if place + 1 < len(arguments) else "--"
+        if not equals and following.startswith("--"):
+            found[name] = True
+        else:
+            found[name] = _value(text if equals else following)
+        if isinstance(found[name], dict):
+            found |= {f"{name}.{key}": value for key, value in found[name].items()}
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):  # YAML takes 1e-3 for text
+        return float(value)
+    return value
+
+
+def _without(arguments: list[str], name: str) -> list[str]:
+    """`arguments` without a setting, in either spelling."""
+    kept, skip = [], False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument == f"--{name}":
+            skip = True
+        elif not argument.startswith(f"--{name}="):
+            kept.append(argument)
+    return kept
+
+
+def _written(settings: dict[str, Any]) -> list[str]:
+    return [f"--{name}={_text(value)}" for name, value in settings.items()]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True).split("\n...")[0].strip()

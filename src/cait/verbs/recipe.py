@@ -1,0 +1,313 @@
+"""The recipe that `cait fit --data.root DIR` chooses for a folder: each rule with its reason, from top to bottom.
+
+The rules read the folder's figures, the machine's, and what the user has given. A setting that is given is never
+chosen, and the later rules take it as it is. `choose` shows the order; the numbers were found by trials on 2 cores, see
+benchmarks/own.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cait.data.survey import Survey
+from cait.errors import UserError
+from cait.model.config import VARIANTS
+
+MINUTES = 3.0
+"""A run on the CPU is made to last so long on cores of its own, so that it ends in 5 minutes on slower ones."""
+OWN_SIZE = 40
+"""Images up to this size, in pixels, are trained on as they are."""
+FEW = 20
+"""Training images of a class below which more images help more than any setting."""
+LARGE = 100_000
+"""Training images from which the published recipe is the right one."""
+UNEVEN = 3.0
+"""How many times larger than the smallest class the largest may be before the classes are balanced."""
+WANTED_EPOCHS = 25
+"""Patches are made larger until so many epochs fit into the time."""
+LEARNED_AT = (224, 160, 128, 96)
+"""Sizes for weights that were learned at 224 pixels."""
+REPEATS = 4
+"""Crops of an image that is large to read, each time that it is read."""
+MOST_EPOCHS, MOST_STEPS = 200, 4000
+"""Past these a small folder gains nothing."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the run trains on."""
+
+    cores: int
+    gpus: int = 0
+    fast_bf16: bool = False
+    """Whether it multiplies matrices in bfloat16 much faster than in float32."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The weights that the run starts from, and the settings that go with them."""
+
+    name: str
+    settings: dict[str, Any]
+    """As "model.weights"; and of the network that the weights are of."""
+
+
+@dataclass
+class Recipe:
+    """The settings by their names on the command line, and a line for each rule that chose some."""
+
+    given: Mapping[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    lines: list[tuple[str, str]] = field(default_factory=list)
+
+    def take(self, setting: str, value: Any) -> Any:
+        """Choose `value` unless the user has given one, or an earlier rule has chosen. Returns what holds."""
+        if setting in self.given:
+            return self.given[setting]
+        return self.settings.setdefault(setting, value)
+
+    def get(self, setting: str, otherwise: Any) -> Any:
+        """What holds so far."""
+        return self.given.get(setting, self.settings.get(setting, otherwise))
+
+    def say(self, topic: str, text: str) -> None:
+        self.lines.append((topic, text))
+
+
+def choose(folder: Survey, machine: Machine, given: Mapping[str, Any], start: Start | None = None) -> Recipe:
+    """The recipe for a folder.
+
+    Raises:
+        UserError: the folder holds too little to learn from or to validate on.
+    """
+    recipe = Recipe(given)
+    check(folder, recipe)
+    if start is not None:
+        begin(start, recipe)
+    if folder.images >= LARGE and start is None:
+        publish(folder, machine, recipe)
+    else:
+        size = resolution(folder, machine, recipe, start)
+        cost = network(folder, machine, recipe, size, start)
+        augment(folder, recipe, size)
+        batch = steps(folder, machine, recipe)
+        length(folder, machine, recipe, batch, cost, start)
+        optimize(recipe, start)
+    balance(folder, recipe)
+    return recipe
+
+
+def check(folder: Survey, recipe: Recipe) -> None:
+    """Too few images cannot be helped by a recipe: say so, once."""
+    name, count = min(folder.counts.items(), key=lambda item: item[1])
+    if folder.images < 4:
+        raise UserError(f"{folder.images} training images are too few to learn from; collect {FEW} of each class")
+    if count < FEW:
+        few = f"{count} training image{'s' * (count != 1)} in class {name}: at least {FEW} are needed for a fair result"
+        recipe.say("warning", few)
+    if folder.val < 100:
+        share = 100 / folder.val
+        recipe.say("warning", f"{folder.val} validation images: one of them is {share:.1f} points of val/acc1")
+
+
+def begin(start: Start, recipe: Recipe) -> None:
+    """Weights come with a network, a size of images and a normalisation, and must be read with the same."""
+    for setting, value in start.settings.items():
+        recipe.take(setting, value)
+    recipe.say("weights", f"{start.name}; its network and normalisation are taken too")
+
+
+def publish(folder: Survey, machine: Machine, recipe: Recipe) -> None:
+    """A folder as large as a tenth of ImageNet repays the paper's own recipe, which the defaults are."""
+    recipe.take("trainer.max_epochs", 400)
+    recipe.take("ema.decay", 0.99996)
+    if machine.fast_bf16:
+        recipe.take("trainer.precision", "bf16-mixed")
+    recipe.say("recipe", f"the paper's, XXS-24 at 224 pixels, because there are {folder.images:,} images; needs GPUs")
+
+
+def resolution(folder: Survey, machine: Machine, recipe: Recipe, start: Start | None) -> int:
+    """Small images as they are; photographs as small as still shows their subject: time grows with the area."""
+    if start is not None or not is_cait(recipe):
+        fitting = [size for size in LEARNED_AT if affordable(folder, machine, xxs24(size), 10)]
+        size = int(recipe.take("data.img_size", (fitting or LEARNED_AT[-1:])[0] if start else LEARNED_AT[0]))
+        recipe.say("size", f"{size} pixels: nearer to what the weights have seen is better, but takes longer")
+        return size
+    if folder.side <= OWN_SIZE:
+        size, reason = 4 * max(4, math.ceil(folder.side / 4)), "as the images are"
+    elif machine.gpus:
+        size, reason = 128, "a GPU has the time for it"
+    else:
+        size, reason = 64, "a CPU needs four times as long for twice the size"
+    size = int(recipe.take("data.img_size", size))
+    recipe.take("data.mean", list(folder.mean))
+    recipe.take("data.std", list(folder.std))
+    recipe.say("size", f"{size} pixels, {reason if 'data.img_size' in recipe.settings else 'as given'}")
+    return size
+
+
+def is_cait(recipe: Recipe) -> bool:
+    return recipe.get("model.name", "xxs24") in VARIANTS
+
+
+def network(folder: Survey, machine: Machine, recipe: Recipe, size: int, start: Start | None) -> float:
+    """CaiT, shallow and wide for so little data: four blocks learn faster than 24. Returns its cost in GMACs an image.
+
+    LayerScale starts at 1: it is there for depth, and four blocks are not deep. Patches grow until enough epochs fit.
+    """
+    name = recipe.take("model.name", "xxs24")
+    if not is_cait(recipe) or (start is not None and recipe.get("model.fields.embed_dim", None) is None):
+        return xxs24(size)
+    if start is not None:
+        width, depth = recipe.get("model.fields.embed_dim", 0), recipe.get("model.fields.depth", 24)
+        return gmacs(size, recipe.get("model.fields.patch_size", 16), width, depth)
+    if name == "xxs24":
+        large = machine.gpus > 0
+        width = recipe.take("model.fields.embed_dim", 192 if large else 128)
+        depth = recipe.take("model.fields.depth", 12 if large else 4)
+        recipe.take("model.fields.num_heads", 4)
+        if not large:
+            recipe.take("model.fields.layer_scale_init", 1.0)
+        recipe.take("model.drop_path_rate", 0.1 if large else 0.0)
+    else:
+        width, depth = VARIANTS[name]["embed_dim"], VARIANTS[name]["depth"]
+        width, depth = recipe.given.get("model.fields.embed_dim", width), recipe.given.get("model.fields.depth", depth)
+    possible = patches(size, 16 if machine.gpus else 10)
+    fitting = [patch for patch in possible if affordable(folder, machine, gmacs(size, patch, width, depth))]
+    patch = recipe.take("model.fields.patch_size", fitting[0] if fitting else possible[-1])
+    count = (size // patch) ** 2
+    recipe.say("network", f"CaiT of {depth} blocks, {width} wide, {count} patches of {patch} × {patch} pixels")
+    return gmacs(size, patch, width, depth)
+
+
+def patches(size: int, most: int) -> list[int]:
+    """Patch sizes, from `most` patches a side down to 4."""
+    whole = [patch for patch in range(1, size + 1) if size % patch == 0]
+    return [patch for patch in whole if 4 <= size // patch <= most] or whole[-1:]
+
+
+def xxs24(size: int) -> float:
+    """10⁹ multiplications of XXS-24, and of networks like it, for an image of this size."""
+    return 2.5 * (size / 224) ** 2
+
+
+def gmacs(size: int, patch: int, width: int, depth: int) -> float:
+    """10⁹ multiplications of a CaiT for one image: linear layers and attention of its blocks."""
+    tokens = (size // patch) ** 2
+    return (depth * (12 * width**2 * tokens + 2 * width * tokens**2) + 4 * width**2 * tokens) / 1e9
+
+
+def seconds(folder: Survey, machine: Machine, cost: float) -> float:
+    """Processor seconds, or seconds of the GPUs, that an image takes in training: the network, decoding, the rest."""
+    if machine.gpus:
+        return max(6 * cost / (15_000 * machine.gpus), reading(folder) / machine.cores)
+    return 6 * cost / (75 if machine.fast_bf16 else 45) + reading(folder)
+
+
+def reading(folder: Survey) -> float:
+    """Processor seconds to decode and augment an image."""
+    return 0.0006 + 0.015 * folder.megapixels / (REPEATS if is_slow_to_read(folder) else 1)
+
+
+def is_slow_to_read(folder: Survey) -> bool:
+    """Whether decoding takes longer than a small network's step."""
+    return folder.megapixels > 1
+
+
+def budget(machine: Machine) -> float:
+    """Of the same seconds; a fifth of them goes into the start, validation and checkpoints."""
+    return 0.8 * 60 * MINUTES * (1 if machine.gpus else min(machine.cores, 8))
+
+
+def affordable(folder: Survey, machine: Machine, cost: float, epochs: int = WANTED_EPOCHS) -> bool:
+    return budget(machine) / (folder.images * seconds(folder, machine, cost)) >= epochs
+
+
+def augment(folder: Survey, recipe: Recipe, size: int) -> None:
+    """Photographs may be mirrored, cropped and recoloured. Small grey images may be digits or letters."""
+    recipe.take("data.repeats", REPEATS if is_slow_to_read(folder) else 1)
+    if is_slow_to_read(folder):
+        text = f"images of {folder.megapixels:.0f} megapixels take long to read: {REPEATS} crops of each that is read"
+        recipe.say("reading", f"{text}; copies of 500 pixels would train many times longer in the same time")
+    recipe.take("data.erase_prob", 0.0)
+    recipe.take("data.cutmix", 1.0)
+    if folder.grey and folder.side <= OWN_SIZE:
+        recipe.take("data.hflip", 0.0)
+        recipe.take("data.auto_augment", None)
+        recipe.take("data.scale", [0.7, 1.0])
+        recipe.take("data.mixup", 0.2)
+        recipe.take("data.mix_prob", 0.2)
+        recipe.say("augment", "crops, a little Mixup; no mirror, because grey and small may be letters or digits")
+    else:
+        recipe.take("data.hflip", 0.5)
+        recipe.take("data.auto_augment", "rand-m6-mstd0.5-inc1")
+        recipe.take("data.scale", [0.35, 1.0])
+        recipe.take("data.mixup", 0.2)
+        recipe.take("data.mix_prob", 0.3)
+        recipe.say("augment", "crops, mirror, RandAugment, some Mixup; --data.hflip 0 if left and right matter")
+
+
+def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
+    """Images a step: 64, and fewer where an epoch would have less than 8 steps, because steps are what trains."""
+    wanted = 64 if not machine.gpus else 128
+    batch = int(recipe.take("data.batch_size", max(2, min(wanted, folder.images // 8 // 2 * 2))))
+    recipe.take("data.global_batch", True)
+    recipe.take("data.eval_batch_size", 128)
+    if machine.gpus and folder.images < LARGE:
+        recipe.take("trainer.devices", 1)  # more would gain nothing on so small a network
+    if machine.fast_bf16:
+        recipe.take("trainer.precision", "bf16-mixed")
+    return batch
+
+
+def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, cost: float, start: Start | None) -> None:
+    """As many epochs as the time allows; a small folder needs no more than MOST_STEPS steps."""
+    if recipe.given.keys() & {"trainer.max_steps", "trainer.max_time", "trainer.fast_dev_run"}:
+        return
+    allowed = budget(machine) / (folder.images * seconds(folder, machine, cost))
+    most = min(MOST_EPOCHS, max(10, MOST_STEPS * batch // folder.images))
+    if start is not None:
+        most = min(most, 30)  # weights know most of it already
+    epochs = recipe.take("trainer.max_epochs", max(1, min(most, int(allowed))))
+    every = recipe.take("trainer.check_val_every_n_epoch", max(1, int(epochs) // 30))
+    recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(int(epochs) / 10, 1))))
+    recipe.take("trainer.log_every_n_steps", max(1, min(10, folder.images // batch)))
+    took = int(epochs) * folder.images * seconds(folder, machine, cost) / (1 if machine.gpus else min(machine.cores, 8))
+    scored = "" if every == 1 else f", validated every {every}"
+    on = f"{machine.gpus} GPU(s)" if machine.gpus else f"{machine.cores} core(s)"
+    recipe.say("length", f"{epochs} epochs{scored}: about {max(1, round(took / 48))} min on {on}, if nothing else runs")
+    if int(epochs) < 10 and start is None and "trainer.max_epochs" in recipe.settings:
+        recipe.say("warning", f"{folder.images:,} images are many for this machine; --trainer.max_epochs 30 is better")
+
+
+def optimize(recipe: Recipe, start: Start | None) -> None:
+    """Muon learns in half the steps of AdamW on networks this small. Weights that are there must not be shaken."""
+    recipe.take("model.lr_base_size", None)
+    if recipe.given.get("model.optimizer", "muon") != "muon":
+        return
+    if start is not None:
+        recipe.take("model.lr", 3e-4)
+        recipe.take("model.layer_decay", 0.75)
+        recipe.say("optimizer", "AdamW at a low rate, lower layers slower: the weights know much already")
+        return
+    recipe.take("model.optimizer", "muon")
+    rate = recipe.take("model.lr", 6e-3)
+    recipe.say("optimizer", f"Muon at {rate:g}, which learned twice as fast as AdamW in trials")
+
+
+def balance(folder: Survey, recipe: Recipe) -> None:
+    """Classes of very different sizes are drawn more evenly, and the mean over the classes picks the best epoch."""
+    recipe.take("model.per_class", True)
+    (least, few), (most, many) = (pick(folder.counts.items(), key=lambda item: item[1]) for pick in (min, max))
+    if many < UNEVEN * few:
+        return
+    recipe.take("data.balance", "sqrt")
+    recipe.take("best_metric", "val/acc1_macro")
+    recipe.say(
+        "balance",
+        f"{most} has {many:,} images, {least} {few:,}: small classes are drawn more often (sqrt), and "
+        "best.ckpt is chosen by val/acc1_macro",
+    )

@@ -1,0 +1,50 @@
+"""`--from FILE|timm|RUN`: the weights that a run starts from, and what has to agree with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cait import run
+from cait.errors import UserError
+from cait.model.config import VARIANTS
+from cait.verbs.recipe import Start
+
+TIMM = "timm/"
+OF_IMAGES = ("img_size", "mean", "std", "interpolation", "crop_pct")
+
+
+def find(source: str) -> Start:
+    """The weights that `source` names: "timm", a file, or a run of this project.
+
+    Raises:
+        UserError: there are no such weights, or the run's network is code of its own.
+    """
+    if source == "timm":
+        return Start("timm's, pretrained on ImageNet", {"model.pretrained": True})
+    if Path(source).is_file():
+        return Start(source, {"model.weights": source})
+    return _of_run(run.find(source))
+
+
+def _of_run(folder: Path) -> Start:
+    """A run's best weights, the moving average of them if it kept one; and its network and its images' settings."""
+    best = run.best_checkpoint(folder, "start from")
+    text = run.config(folder).read_text(encoding="utf-8")
+    try:
+        config = yaml.safe_load(text)
+        model, data = config["model"], config["data"]
+    except (yaml.YAMLError, TypeError, KeyError) as error:
+        raise UserError(f"{run.config(folder)} is not the configuration of a run") from error
+    name = str(model.get("name", "xxs24"))
+    if name not in VARIANTS and not name.startswith(TIMM):
+        raise UserError(f"the network of {folder} is code, {name}: give --model.weights {best}")
+    settings: dict[str, Any] = {"model.weights": str(best)}
+    if run.average(run.read_checkpoint(best, without=["optimizer_states"])):
+        settings["model.weights_ema"] = True
+    settings["model.name"] = name
+    settings |= {f"model.fields.{key}": value for key, value in (model.get("fields") or {}).items()}
+    settings |= {f"data.{key}": data[key] for key in OF_IMAGES if key in data}
+    return Start(str(best), settings)
