@@ -14,6 +14,7 @@ N ?= 50
 DATA ?=
 OUT ?=
 SIZE ?=
+SPACE ?=
 IMAGES ?=
 ARGS ?=
 
@@ -81,6 +82,10 @@ shards: $(READY) ## Pack the data set DATA into chunks in the folder OUT, to tra
 .PHONY: study
 study: $(READY) ## Does depth pay? LayerScale and its rivals at 6 to 48 blocks, in 30 minutes on 2 cores; SIZE=full, DATA=folder
 	@$(BIN)/cait study $(if $(SIZE),--size '$(SIZE)') $(if $(DATA),--data '$(DATA)') $(ARGS)
+
+.PHONY: sweep
+sweep: $(READY) ## Search the settings of the file SPACE for the best run; again to go on, ARGS="--jobs 2"
+	@$(BIN)/cait sweep $(if $(SPACE),'$(SPACE)') $(ARGS)
 
 .PHONY: tensorboard
 tensorboard: $(READY) ## Show the curves of all runs in a browser

@@ -43,6 +43,7 @@ from cait.callbacks.predictions import PredictionsFile
 from cait.callbacks.progress import EpochLines, RunProgressBar, RunSummary
 from cait.callbacks.seeding import StepSeed
 from cait.callbacks.throughput import ThroughputLog
+from cait.callbacks.trial import of_a_sweep
 from cait.callbacks.unreadable import UnreadableReport
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
@@ -374,7 +375,7 @@ class CaiTCLI(LightningCLI):
         callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
         callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize()]
         if given.enable_checkpointing is not False and not given.fast_dev_run:
-            callbacks += self._checkpoints(given, kwargs)
+            callbacks += [*of_a_sweep(self.run_dir, config.best_metric), *self._checkpoints(given, kwargs)]
         if given.enable_model_summary is not False:
             self.datamodule.announces = False
             callbacks.append(Banner(self.datamodule, None if given.fast_dev_run else self.run_dir))
