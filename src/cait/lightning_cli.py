@@ -43,6 +43,7 @@ from cait.callbacks.predictions import PredictionsFile
 from cait.callbacks.progress import EpochLines, RunProgressBar, RunSummary
 from cait.callbacks.seeding import StepSeed
 from cait.callbacks.throughput import ThroughputLog
+from cait.callbacks.trackers import tracker
 from cait.callbacks.trial import of_a_sweep
 from cait.callbacks.unreadable import UnreadableReport
 from cait.datamodule import ImageNetDataModule
@@ -72,6 +73,8 @@ WARNINGS = (
     r".*number of training batches .* is smaller than the logging interval",
 )
 
+OVERLAYS = ("trainer", "loggers")
+"""Folders of configurations that say where a run trains and logs, not what it is."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 VERBS = ("fit", "validate", "test", "predict")
 RUN_VARIABLE = "CAIT_RUN"
@@ -89,6 +92,8 @@ SILENCE = "Seconds without a sign of life after which a process counts as lost a
 THROUGHPUT = "Steps between rows of throughput.csv; null takes trainer.log_every_n_steps, 0 writes none."
 BEST_METRIC = "Metric that chooses best.ckpt, as metrics.csv names it."
 BEST_MODE = "Whether the best value of --best_metric is its largest or its smallest."
+LOGGER = "Tracker to log to beside metrics.csv and TensorBoard; a resumed run goes on under its id there."
+LOGGER_ARGS = "Arguments of Lightning's logger of that tracker, as {project: mine, offline: true}."
 PAPER_ROW = "Row of the paper to compare the run with; --paper sets it."
 
 
@@ -176,6 +181,8 @@ class CaiTCLI(LightningCLI):
         parser.add_argument("--silence_seconds", type=float | None, default=60.0, help=SILENCE)
         parser.add_argument("--best_metric", type=str, default="val/acc1", help=BEST_METRIC)
         parser.add_argument("--best_mode", type=Literal["max", "min"], default="max", help=BEST_MODE)
+        parser.add_argument("--logger", type=Literal["wandb", "mlflow", "comet"] | None, default=None, help=LOGGER)
+        parser.add_argument("--logger_args", type=dict[str, Any], default={}, help=LOGGER_ARGS)
         parser.add_lightning_class_args(EMA, "ema")
         parser.add_lightning_class_args(Monitor, "monitor")
         for kind in (Callback, Logger):
@@ -369,8 +376,12 @@ class CaiTCLI(LightningCLI):
             callbacks.append(RunSummary(self.run_dir, first_step))
         if given.max_steps > 0:  # a trial of a few steps logs metrics too
             kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
+        if given.logger is False and config.logger:
+            raise UserError(f"--trainer.logger false leaves no room for --logger {config.logger}; leave one out")
         if given.logger is not False:
             own = [] if given.logger is True else _listed(given.logger)
+            if config.logger and not given.fast_dev_run:  # which logs nothing
+                own = [*own, tracker(config.logger, dict(config.logger_args), self.run_dir, first_step)]
             kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *own]
         callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
         callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize()]
@@ -474,8 +485,8 @@ def _check_strategy(kind: type) -> None:
 
 
 def _recipe(configs: Iterable[str]) -> str:
-    """The name of the last of the files; those of configs/trainer/ only say where a run trains."""
-    return next((path.stem for path in reversed([*map(Path, configs)]) if path.parent.name != "trainer"), "")
+    """The name of the last of the files; overlays say where a run trains and logs."""
+    return next((path.stem for path in reversed([*map(Path, configs)]) if path.parent.name not in OVERLAYS), "")
 
 
 def _rank() -> int:

@@ -474,7 +474,6 @@ def figures(study: Study, space: Space) -> dict[str, Figure | str]:
             with warnings.catch_warnings(action="ignore"):  # of axes on which all trials have one value
                 figure = draw().figure
             figure.set_size_inches(10, 5)
-            figure.set_layout_engine("constrained")
             drawn[name] = figure
         except (ValueError, RuntimeError, ImportError) as error:
             drawn[name] = one_line(error)

@@ -320,13 +320,16 @@ def _report(study: Study, space: Space, folder: Path, only_show: bool) -> None:
         return
     trials.write_csv(rows, space, folder / "trials.csv")
     print(os.path.relpath(folder / "trials.csv"))
+    import matplotlib as mpl
+
     from cait.analysis import plots
 
     for name, drawn in trials.figures(study, space).items():
         if isinstance(drawn, str):
             print(f"no {name}: {drawn}")
         else:
-            plots.write(drawn, folder / f"{name}.png")
+            with mpl.rc_context({"savefig.bbox": "tight"}):  # Optuna's labels do not fit
+                plots.write(drawn, folder / f"{name}.png")
             print(os.path.relpath(folder / f"{name}.png"))
     best = rows[0]
     if best.state == "complete":
