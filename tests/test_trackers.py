@@ -6,17 +6,14 @@ import json
 import os
 import shutil
 import signal
-import struct
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import LIMIT, SMALL, Cait, rows, start
 
-from cait.callbacks.trackers import Sent, tracker
+from cait.callbacks.trackers import Sent, tracker, wandb_records
 from cait.errors import UserError
 
 SHORT = [*SMALL, "--model.fields.depth=1", "--trainer.log_every_n_steps=1", "--data.num_workers=0"]
@@ -73,24 +70,6 @@ def test_what_cannot_start_says_why(
     with pytest.raises(UserError, match=message) as error:
         tracker(name, settings or {}, tmp_path / "one", 0)
     assert "\n" not in str(error.value)
-
-
-def wandb_records(path: Path) -> Iterator[Any]:
-    """The records of a run that W&B has logged offline: LevelDB's log of protocol buffers."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, place, record = path.read_bytes(), 7, b""
-    while place + 7 <= len(data):
-        left = 32768 - place % 32768
-        if left < 7:
-            place += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, place)
-        record += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield wandb_internal_pb2.Record.FromString(record)
-            record = b""
 
 
 def in_wandb(folder: Path) -> tuple[set[str], set[str], list[int], int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import struct
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +70,18 @@ class Once:
 
 
 class RunWandb(Once, WandbLogger):
-    """W&B takes the id that a run gives itself."""
+    """W&B takes the id that a run gives itself.
+
+    Its own process writes to the disk, now and then. A kill may lose rows that were sent, so its files tell which.
+    """
 
     def __init__(self, run_dir: Path, sent: Sent, **settings: Any) -> None:
         self.sent = sent
         id = sent.id or uuid.uuid4().hex[:8]
         defaults: dict[str, Any] = {"name": run_dir.name, "project": PROJECT, "save_dir": run_dir}
         super().__init__(**defaults | settings, id=id)
+        if sent.id:
+            sent.last = _stored_by_wandb(Path(self.save_dir or "."), id)
         sent.save(id)
 
 
@@ -152,6 +158,40 @@ def tracker(name: str, settings: dict[str, Any], run_dir: Path, first_step: int)
     except Exception as error:
         raise UserError(f"--logger {name} cannot start: {one_line(error) or type(error).__name__}") from error
     return logger
+
+
+def _stored_by_wandb(folder: Path, id: str) -> dict[str, int]:
+    """The last step of each metric in the files that W&B has written of a run, offline or not."""
+    last: dict[str, int] = {}
+    for path in sorted(folder.glob(f"wandb/*run-*-{id}/*.wandb")):
+        for record in wandb_records(path):
+            items = record.history.item
+            row = {item.key or item.nested_key[0]: item.value_json for item in items}
+            if "trainer/global_step" in row:
+                last |= dict.fromkeys(row, int(json.loads(row["trainer/global_step"])))
+    return last
+
+
+def wandb_records(path: Path) -> Iterator[Any]:
+    """The records in a file of W&B: protocol buffers in the format of LevelDB's log. It may end amid one."""
+    from google.protobuf.message import DecodeError
+    from wandb.proto import wandb_internal_pb2
+
+    data, place, record = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768  # of the block; a record's part of 7 bytes and more does not cross its end
+        if left < 7:
+            place += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, place)
+        record += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            try:
+                yield wandb_internal_pb2.Record.FromString(record)
+            except DecodeError:
+                return
+            record = b""
 
 
 def _uri(database: Path) -> str:
