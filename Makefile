@@ -15,6 +15,7 @@ DATA ?=
 OUT ?=
 SIZE ?=
 TORCH ?=
+SPACE ?=
 IMAGES ?=
 TO ?=
 FROM ?=
@@ -108,6 +109,18 @@ shards: $(READY) ## Pack the data set DATA into chunks in the folder OUT, to tra
 .PHONY: study
 study: $(READY) ## Does depth pay? LayerScale and its rivals at 6 to 48 blocks, in 30 minutes on 2 cores; SIZE=full, DATA=folder
 	@$(BIN)/cait study $(if $(SIZE),--size '$(SIZE)') $(if $(DATA),--data '$(DATA)') $(ARGS)
+
+.PHONY: sweep
+sweep: $(READY) ## Search the settings of the file SPACE for the best run; again to go on, ARGS="--jobs 2"
+	@$(BIN)/cait sweep $(if $(SPACE),'$(SPACE)') $(ARGS)
+
+.PHONY: find-lr
+find-lr: $(READY) ## Draw the loss of CONFIG over a rising learning rate, and suggest one
+	@$(BIN)/cait find-lr $(if $(PAPER),--paper '$(PAPER)',$(addprefix --config ,$(CONFIG))) $(ARGS)
+
+.PHONY: find-batch
+find-batch: $(READY) ## Find the largest batch of CONFIG that fits into memory; on the CPU ARGS="--max 256"
+	@$(BIN)/cait find-batch $(if $(PAPER),--paper '$(PAPER)',$(addprefix --config ,$(CONFIG))) $(ARGS)
 
 .PHONY: tensorboard
 tensorboard: $(READY) ## Show the curves of all runs in a browser

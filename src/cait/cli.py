@@ -47,6 +47,9 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
   zoo        list the paper's models, their size and cost [--json]
   paper      list the rows of the paper's tables, each a run: cait paper [TABLE] [--json]
   study      train LayerScale and its rivals at several depths: cait study [--size full]
+  sweep      search settings for the best run, in trials: cait sweep SPACE.yaml [--jobs N] [--show]
+  find-lr    draw the loss over a rising learning rate: cait find-lr --config FILE
+  find-batch   the largest batch that fits into memory: cait find-batch --config FILE
   shards     pack a data set into chunks, to train from a folder or S3: cait shards DIR OUT
   imagenet-check   count a data folder, decode a sample: cait imagenet-check DIR [--images 2000]
 
@@ -80,6 +83,9 @@ VERBS = {
     "zoo": "cait.verbs.zoo:show",
     "paper": "cait.verbs.paper:show",
     "study": "cait.verbs.study:show",
+    "sweep": "cait.verbs.sweep:sweep",
+    "find-lr": "cait.verbs.find:find_lr",
+    "find-batch": "cait.verbs.find:find_batch",
     "shards": "cait.verbs.shards:shards",
     "imagenet-check": "cait.verbs.check:imagenet_check",
 }

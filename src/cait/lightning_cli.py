@@ -46,6 +46,8 @@ from cait.callbacks.predictions import PredictionsFile
 from cait.callbacks.progress import EpochLines, RunProgressBar, RunSummary, TimeLeft
 from cait.callbacks.seeding import StepSeed
 from cait.callbacks.throughput import ThroughputLog
+from cait.callbacks.trackers import tracker
+from cait.callbacks.trial import of_a_sweep
 from cait.callbacks.unreadable import UnreadableReport
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
@@ -74,6 +76,8 @@ WARNINGS = (
     r".*number of training batches .* is smaller than the logging interval",
 )
 
+OVERLAYS = ("trainer", "loggers")
+"""Folders of configurations that say where a run trains and logs, not what it is."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 VERBS = ("fit", "validate", "test", "predict")
 RUN_VARIABLE = "CAIT_RUN"
@@ -91,6 +95,8 @@ SILENCE = "Seconds without a sign of life after which a process counts as lost a
 THROUGHPUT = "Steps between rows of throughput.csv; null takes trainer.log_every_n_steps, 0 writes none."
 BEST_METRIC = "Metric that chooses best.ckpt, as metrics.csv names it."
 BEST_MODE = "Whether the best value of --best_metric is its largest or its smallest."
+LOGGER = "Tracker to log to beside metrics.csv and TensorBoard; a resumed run goes on under its id there."
+LOGGER_ARGS = "Arguments of Lightning's logger of that tracker, as {project: mine, offline: true}."
 PAPER_ROW = "Row of the paper to compare the run with; --paper sets it."
 
 
@@ -180,6 +186,8 @@ class CaiTCLI(LightningCLI):
         parser.add_argument("--silence_seconds", type=float | None, default=60.0, help=SILENCE)
         parser.add_argument("--best_metric", type=str, default="val/acc1", help=BEST_METRIC)
         parser.add_argument("--best_mode", type=Literal["max", "min"], default="max", help=BEST_MODE)
+        parser.add_argument("--logger", type=Literal["wandb", "mlflow", "comet"] | None, default=None, help=LOGGER)
+        parser.add_argument("--logger_args", type=dict[str, Any], default={}, help=LOGGER_ARGS)
         parser.add_lightning_class_args(EMA, "ema")
         parser.add_lightning_class_args(Monitor, "monitor")
         for kind in (Callback, Logger):
@@ -377,13 +385,17 @@ class CaiTCLI(LightningCLI):
             callbacks += [classes, RunSummary(self.run_dir, first_step, classes)]
         if given.max_steps > 0:  # a trial of a few steps logs metrics too
             kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
+        if given.logger is False and config.logger:
+            raise UserError(f"--trainer.logger false leaves no room for --logger {config.logger}; leave one out")
         if given.logger is not False:
             own = [] if given.logger is True else _listed(given.logger)
+            if config.logger and not given.fast_dev_run:  # which logs nothing
+                own = [*own, tracker(config.logger, dict(config.logger_args), self.run_dir, first_step)]
             kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *own]
         callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
         callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize()]
         if given.enable_checkpointing is not False and not given.fast_dev_run:
-            callbacks += self._checkpoints(given, kwargs)
+            callbacks += [*of_a_sweep(self.run_dir, config.best_metric), *self._checkpoints(given, kwargs)]
         if given.enable_model_summary is not False:
             self.datamodule.announces = False
             callbacks.append(Banner(self.datamodule, None if given.fast_dev_run else self.run_dir))
@@ -508,8 +520,8 @@ def _check_length(given: Any, checkpoint: run.Checkpoint, path: str) -> None:
 
 
 def _recipe(configs: Iterable[str]) -> str:
-    """The name of the last of the files; those of configs/trainer/ only say where a run trains."""
-    return next((path.stem for path in reversed([*map(Path, configs)]) if path.parent.name != "trainer"), "")
+    """The name of the last of the files; overlays say where a run trains and logs."""
+    return next((path.stem for path in reversed([*map(Path, configs)]) if path.parent.name not in OVERLAYS), "")
 
 
 def _rank() -> int:
