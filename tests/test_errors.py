@@ -71,7 +71,7 @@ OPTIONS = {
     "--trainer.check_val_every_n_epoch 0": "--trainer.check_val_every_n_epoch must be at least 1, got 0",
     "--trainer.log_every_n_steps 0": "--trainer.log_every_n_steps must be at least 1, got 0",
     "--trainer.use_distributed_sampler true": "--trainer.use_distributed_sampler true",
-    "--trainer.callbacks EarlyStoping": "--trainer.callbacks cannot be 'EarlyStoping': no such class; did you",
+    "--trainer.callbacks EarlyStoping": "there is no such class; did you mean EarlyStopping?",
     "--trainer.callbacks EarlyStopping": "cannot use lightning.pytorch.callbacks.EarlyStopping: it needs monitor",
     "--trainer.logger CSVLoger": "there is no such class; did you mean CSVLogger?",
     "--trainer.logger.project 5": "--trainer.logger.project has no class to set it of: name one first",

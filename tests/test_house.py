@@ -78,12 +78,26 @@ def test_the_light_verbs_do_not_wait_for_lightning(digits_root: Path) -> None:
         "import sys\n"
         "sys.modules['lightning'] = None\n"
         "from cait.cli import main\n"
+        "sys.modules['torch'] = None\n"
+        "for words in ('--version', 'fit --help', 'fit --help=model', 'runs'):\n"
+        "    main(words.split())\n"
+        "del sys.modules['torch']\n"
         f"for words in ('--help', 'resume --help', 'eval -h', 'zoo', 'imagenet-check {digits_root}'):\n"
         "    main(words.split())"
     )
     done = python(code)
     assert done.returncode == 0, done.stderr
-    for words in ("usage: cait VERB", "usage: cait resume", "usage: cait eval", "xxs24", "1,437"):
+    for words in (
+        "cait 0.",
+        "usage: cait fit",
+        "  embed_dim: int",
+        "there are no runs",
+        "usage: cait VERB",
+        "usage: cait resume",
+        "usage: cait eval",
+        "xxs24",
+        "1,437",
+    ):
         assert words in done.stdout
 
 

@@ -62,7 +62,7 @@ def config_files(arguments: list[str]) -> list[Path]:
 
 
 def check_config(path: Path) -> None:
-    """Refuse a file that is not YAML, holds no settings, or has a key twice.
+    """Refuse a file that is not YAML, holds no settings, has a key twice or one that follows another.
 
     Raises:
         UserError: it names the file and, in YAML, the line.
@@ -84,6 +84,10 @@ def check_config(path: Path) -> None:
         raise UserError(f"{path} is not a configuration: it holds no settings, as `model:` and `  lr: 1.0e-3` below it")
     for name, line in _repeated(root):
         raise UserError(f"{path} has {name} twice, at line {line} again; YAML would keep only the last")
+    for group, part in ((key.value, value) for key, value in root.value if isinstance(value, yaml.MappingNode)):
+        for name in (f"{group}.{key.value}" for key, _ in part.value):
+            if name in LINKED:  # the parser would pass over it in silence
+                raise UserError(f"{path}: {name} cannot be set: {LINKED[name]}")
 
 
 def check_trainer(given: Any) -> None:
