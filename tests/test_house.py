@@ -73,7 +73,7 @@ def test_the_model_needs_torch_alone() -> None:
     assert done.stdout.strip() == "11956264", done.stderr
 
 
-def test_the_light_verbs_do_not_wait_for_lightning(digits_root: Path) -> None:
+def test_the_light_verbs_do_not_wait_for_lightning(digits_root: Path, tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "sys.modules['lightning'] = None\n"
@@ -85,19 +85,11 @@ def test_the_light_verbs_do_not_wait_for_lightning(digits_root: Path) -> None:
         f"for words in ('--help', 'resume --help', 'eval -h', 'zoo', 'imagenet-check {digits_root}'):\n"
         "    main(words.split())"
     )
-    done = python(code)
+    done = python(code, tmp_path)
     assert done.returncode == 0, done.stderr
-    for words in (
-        "cait 0.",
-        "usage: cait fit",
-        "  embed_dim: int",
-        "there are no runs",
-        "usage: cait VERB",
-        "usage: cait resume",
-        "usage: cait eval",
-        "xxs24",
-        "1,437",
-    ):
+    for words in ("cait 0.", "usage: cait fit", "  embed_dim: int", "there are no runs"):
+        assert words in done.stdout
+    for words in ("usage: cait VERB", "usage: cait resume", "usage: cait eval", "xxs24", "1,437"):
         assert words in done.stdout
 
 

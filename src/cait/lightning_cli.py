@@ -202,10 +202,12 @@ class CaiTCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
-        except Exception as error:
-            if self._not_made is None:
-                raise
-            raise UserError(self._not_made) from error  # jsonargparse would tell it at length
+        except Exception as error:  # which jsonargparse tells at length
+            if self._not_made is not None:
+                raise UserError(self._not_made) from error
+            if isinstance(error, ValueError) and (reason := refusals.not_made(str(error))):
+                raise UserError(reason) from error
+            raise
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         for file in refusals.config_files(self.arguments):
@@ -436,9 +438,10 @@ def drive(
         raise UserError(one_line(error)) from error
     except (ValueError, RuntimeError) as error:  # settings that do not go with the data, or with each other
         if re.search(r"out of memory|can't allocate memory", str(error)):
+            size = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
             raise UserError(
-                f"{one_line(error).split('. ')[0]}: lower --data.batch_size or --data.img_size, take a smaller model, "
-                "or add --model.grad_checkpointing true"
+                f"out of memory{f' ({size[0].lower()})' if size else ''}: lower --data.batch_size or --data.img_size, "
+                "take a smaller model, or add --model.grad_checkpointing true"
             ) from error
         if isinstance(error, UserError) or not _is_lightnings(error):
             raise

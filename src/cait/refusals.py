@@ -165,6 +165,12 @@ def explain(message: str, arguments: list[str], known: list[str]) -> str:
     return line
 
 
+def not_made(message: str) -> str:
+    """jsonargparse's error about an object that a setting names and that cannot be made; empty if it is another."""
+    found = re.search(r"Problem with given class_path '(.+?)': (.*?)(?: - Expected| Given value|$)", one_line(message))
+    return f"cannot make {found[1]}: {found[2]}" if found else ""
+
+
 def _unrecognized(argument: str, verb: str, known: list[str]) -> str:
     if not argument.startswith("-"):
         if Path(argument).suffix in (".yaml", ".yml"):
@@ -238,6 +244,8 @@ def _value(key: str, reason: str) -> str:
         return f"--{key}: cannot use {problem[1]}: {_of_class(problem[2])}"
     if key.startswith("trainer.") and is_path(value):
         return f"--{key} cannot be {value!r}: write a class with a dot, {value.replace(':', '.')}"
+    if found := re.search(r"does not correspond to a subclass of (\w+)", errors):
+        return f"--{key} cannot be {value!r}: it is no {found[1]}, or needs a package that is not installed"
     if "Expected a dot import path string" in errors:
         value = value.strip("[]'")
         return f"--{key} cannot be {value!r}: there is no such class{did_you_mean(value, _classes(key))}"
@@ -249,7 +257,7 @@ def _classes(key: str) -> list[str]:
     from lightning.pytorch import callbacks, loggers
 
     known: Any = {"trainer.callbacks": callbacks, "trainer.logger": loggers}.get(key)
-    return [name for name in dir(known) if name[0].isupper()] if known else []
+    return list(known.__all__) if known else []
 
 
 def _of_class(reason: str) -> str:
