@@ -187,8 +187,8 @@ class CaiTCLI(LightningCLI):
         parser.link_arguments("data.std", "model.std")
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
-        shown = parser._action_groups  # in the order of --help: the Trainer's hundred last
-        shown.append(shown.pop(shown.index(parser.groups["trainer"])))
+        shown: Any = parser._action_groups  # in the order of --help: the Trainer's hundred last
+        shown.append(shown.pop(shown.index((parser.groups or {})["trainer"])))
 
     def _make(self, kind: Any, *args: Any, **kwargs: Any) -> Any:
         """Make a callback or a logger that a setting names."""

@@ -89,7 +89,7 @@ class TimeLeft(Callback):
     @staticmethod
     def _validations(trainer: Trainer, batches: int) -> int:
         """How many validations come in so many batches."""
-        every = trainer.val_check_batch
+        every: Any = trainer.val_check_batch
         if not trainer.enable_validation or not math.isfinite(every):
             return 0
         epochs = trainer.check_val_every_n_epoch or 1 if every >= trainer.num_training_batches else 1
