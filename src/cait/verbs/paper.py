@@ -168,6 +168,6 @@ def _print(chosen: list[Row]) -> None:
     for grid in shown.values():
         console.print(grid)
     console.print("paper: top-1 on ImageNet in per cent; † the run broke down before its end.")
-    for scored, what in ((False, "train a row"), (True, "score a row that is evaluated alone")):
+    for scored, what in ((False, "train a row"), (True, "score a row")):
         if example := next((row for row in chosen if row.evaluate is scored), None):
             console.print(f"{what}: {example.command}", soft_wrap=True)
