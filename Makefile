@@ -23,11 +23,13 @@ ARGS ?=
 
 # A folder of images gets a recipe of its own, unless a configuration is asked for.
 CHOSEN := $(and $(DATA),$(filter file,$(origin CONFIG)))
-quoted = '$(subst ','\'',$(1))'
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+
+# One word for the shell, whatever is in it.
+quoted = '$(subst ','\'',$(1))'
 
 .PHONY: help
 help: ## Show this list
@@ -36,47 +38,47 @@ help: ## Show this list
 
 .PHONY: train
 train: $(READY) ## Train on the folder DATA of class folders, or CaiT on the embedded digits; FROM=FILE|timm|RUN
-	@$(BIN)/cait fit $(if $(PAPER),--paper '$(PAPER)',$(if $(CHOSEN),,$(addprefix --config ,$(CONFIG)))) $(if $(DATA),--data.root $(call quoted,$(DATA))) $(if $(FROM),--from $(call quoted,$(FROM))) $(if $(RUN),--run_name '$(RUN)') $(ARGS)
+	@$(BIN)/cait fit $(if $(PAPER),--paper $(call quoted,$(PAPER)),$(if $(CHOSEN),,$(addprefix --config ,$(CONFIG)))) $(if $(DATA),--data.root $(call quoted,$(DATA))) $(if $(FROM),--from $(call quoted,$(FROM))) $(if $(RUN),--run_name $(call quoted,$(RUN))) $(ARGS)
 
 .PHONY: resume
 resume: $(READY) ## Go on with the run RUN where it stopped, in its folder
-	@$(BIN)/cait resume $(if $(RUN),'$(RUN)') $(ARGS)
+	@$(BIN)/cait resume $(if $(RUN),$(call quoted,$(RUN))) $(ARGS)
 
 .PHONY: eval
 eval: $(READY) ## Score the best checkpoint of the run RUN, or the row PAPER, on the validation set
-	@$(BIN)/cait $(if $(PAPER),validate --paper '$(PAPER)',eval $(if $(RUN),'$(RUN)')) $(ARGS)
+	@$(BIN)/cait $(if $(PAPER),validate --paper $(call quoted,$(PAPER)),eval $(if $(RUN),$(call quoted,$(RUN)))) $(ARGS)
 
 .PHONY: predict
 predict: $(READY) ## Classify IMAGES (files or folders) with the run RUN
-	@$(BIN)/cait predict $(if $(RUN),'$(RUN)') $(IMAGES) $(ARGS)
+	@$(BIN)/cait predict $(if $(RUN),$(call quoted,$(RUN))) $(IMAGES) $(ARGS)
 
 .PHONY: demo
 demo: $(READY) ## Write a page that runs the run RUN in a browser
-	@$(BIN)/cait demo $(if $(RUN),'$(RUN)') $(ARGS)
+	@$(BIN)/cait demo $(if $(RUN),$(call quoted,$(RUN))) $(ARGS)
 
 .PHONY: export
 export: $(READY) ## Take the run RUN out: for timm, or ARGS="--format release|onnx|torch_export"
-	@$(BIN)/cait export $(if $(RUN),'$(RUN)') $(ARGS)
+	@$(BIN)/cait export $(if $(RUN),$(call quoted,$(RUN))) $(ARGS)
 
 .PHONY: card
 card: $(READY) ## Write the model card of the run RUN, README.md as the Hugging Face Hub shows it
-	@$(BIN)/cait card $(if $(RUN),'$(RUN)') $(ARGS)
+	@$(BIN)/cait card $(if $(RUN),$(call quoted,$(RUN))) $(ARGS)
 
 .PHONY: push
 push: $(READY) ## Put the run RUN on the Hugging Face Hub for timm: TO=owner/name, ARGS=--dry-run shows what would go
-	@$(BIN)/cait push $(if $(RUN),'$(RUN)') $(if $(TO),'$(TO)') $(ARGS)
+	@$(BIN)/cait push $(if $(RUN),$(call quoted,$(RUN))) $(if $(TO),$(call quoted,$(TO))) $(ARGS)
 
 .PHONY: consolidate
 consolidate: $(READY) ## Write a checkpoint of the run RUN, trained with fsdp2, as one file
-	@$(BIN)/cait consolidate $(if $(RUN),'$(RUN)') $(ARGS)
+	@$(BIN)/cait consolidate $(if $(RUN),$(call quoted,$(RUN))) $(ARGS)
 
 .PHONY: visualize
 visualize: $(READY) ## Draw what the run RUN sees in IMAGES (files or folders), its curves and its worst mistakes
-	@$(BIN)/cait visualize $(if $(RUN),'$(RUN)') $(if $(IMAGES),--images $(IMAGES)) $(ARGS)
+	@$(BIN)/cait visualize $(if $(RUN),$(call quoted,$(RUN))) $(if $(IMAGES),--images $(IMAGES)) $(ARGS)
 
 .PHONY: plot
 plot: $(READY) ## Draw the curves of the run RUN and the heat maps of its layers
-	@$(BIN)/cait plot $(if $(RUN),'$(RUN)') $(ARGS)
+	@$(BIN)/cait plot $(if $(RUN),$(call quoted,$(RUN))) $(ARGS)
 
 .PHONY: runs
 runs: $(READY) ## List the runs in logs/: epochs, best accuracy, whether they run or are finished
@@ -88,7 +90,7 @@ compare: $(READY) ## Show what differs between the runs RUNS="a b", and their cu
 
 .PHONY: replay
 replay: $(READY) ## Show what step STEP of the run RUN saw: images, loss, gradients
-	@$(BIN)/cait replay $(if $(RUN),'$(RUN)') $(if $(STEP),--step '$(STEP)') $(ARGS)
+	@$(BIN)/cait replay $(if $(RUN),$(call quoted,$(RUN))) $(if $(STEP),--step $(call quoted,$(STEP))) $(ARGS)
 
 .PHONY: zoo
 zoo: $(READY) ## Show the paper's ten models, their size, cost and published accuracy
@@ -100,27 +102,27 @@ paper: $(READY) ## List the rows of the paper's tables, each a run: PAPER=table1
 
 .PHONY: imagenet-check
 imagenet-check: $(READY) ## Count the classes and images of the folder DATA, decode some, name what is wrong
-	@$(BIN)/cait imagenet-check $(if $(DATA),'$(DATA)') $(ARGS)
+	@$(BIN)/cait imagenet-check $(if $(DATA),$(call quoted,$(DATA))) $(ARGS)
 
 .PHONY: shards
 shards: $(READY) ## Pack the data set DATA into chunks in the folder OUT, to train from it or from S3
-	@$(BIN)/cait shards $(if $(DATA),'$(DATA)') $(if $(OUT),'$(OUT)') $(ARGS)
+	@$(BIN)/cait shards $(if $(DATA),$(call quoted,$(DATA))) $(if $(OUT),$(call quoted,$(OUT))) $(ARGS)
 
 .PHONY: study
 study: $(READY) ## Does depth pay? LayerScale and its rivals at 6 to 48 blocks, in 30 minutes on 2 cores; SIZE=full, DATA=folder
-	@$(BIN)/cait study $(if $(SIZE),--size '$(SIZE)') $(if $(DATA),--data '$(DATA)') $(ARGS)
+	@$(BIN)/cait study $(if $(SIZE),--size $(call quoted,$(SIZE))) $(if $(DATA),--data $(call quoted,$(DATA))) $(ARGS)
 
 .PHONY: sweep
 sweep: $(READY) ## Search the settings of the file SPACE for the best run; again to go on, ARGS="--jobs 2"
-	@$(BIN)/cait sweep $(if $(SPACE),'$(SPACE)') $(ARGS)
+	@$(BIN)/cait sweep $(if $(SPACE),$(call quoted,$(SPACE))) $(ARGS)
 
 .PHONY: find-lr
 find-lr: $(READY) ## Draw the loss of CONFIG over a rising learning rate, and suggest one
-	@$(BIN)/cait find-lr $(if $(PAPER),--paper '$(PAPER)',$(addprefix --config ,$(CONFIG))) $(ARGS)
+	@$(BIN)/cait find-lr $(if $(PAPER),--paper $(call quoted,$(PAPER)),$(addprefix --config ,$(CONFIG))) $(ARGS)
 
 .PHONY: find-batch
 find-batch: $(READY) ## Find the largest batch of CONFIG that fits into memory; on the CPU ARGS="--max 256"
-	@$(BIN)/cait find-batch $(if $(PAPER),--paper '$(PAPER)',$(addprefix --config ,$(CONFIG))) $(ARGS)
+	@$(BIN)/cait find-batch $(if $(PAPER),--paper $(call quoted,$(PAPER)),$(addprefix --config ,$(CONFIG))) $(ARGS)
 
 .PHONY: tensorboard
 tensorboard: $(READY) ## Show the curves of all runs in a browser

@@ -110,12 +110,12 @@ def test_killed_and_resumed_is_as_if_never_killed(cait: Cait, tmp_path: Path) ->
 
 def test_the_bar_shows_loss_and_accuracy_on_a_terminal(tmp_path: Path, digits_root: Path) -> None:
     ours, theirs = pty.openpty()
-    arguments = [*SMALL, f"--data.root={digits_root}", "--trainer.max_epochs=1", "--data.num_workers=0"]
+    arguments = [*SMALL, f"--data.root={digits_root}", "--trainer.max_epochs=2", "--data.num_workers=0"]
     brief = ["--trainer.limit_train_batches=4", "--trainer.limit_val_batches=1"]
     run = Forked(
         [sys.executable, "-m", "cait", "fit", *arguments, *brief],
         cwd=tmp_path,
-        env=environment() | {"TERM": "xterm"},
+        env=environment() | {"TERM": "xterm", "COLUMNS": "80"},
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
@@ -128,8 +128,13 @@ def test_the_bar_shows_loss_and_accuracy_on_a_terminal(tmp_path: Path, digits_ro
     os.close(ours)
     assert run.wait() == 0, shown.decode()
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    bars = [line for line in re.split(r"[\r\n]+", text) if line.startswith("epoch 1/1") and "4/4" in line]
-    assert re.search(r"loss: \d\.\d{3}  acc1: \d+\.\d%  lr: \d\.\de[+-]\d\d  val/acc1: \d+\.\d\d%", bars[-1])
+    lines = re.split(r"[\r\n]+", text)
+    assert max(len(line) for line in lines if line.startswith(("epoch", "Validation"))) <= 80
+    figures = r"loss: \d\.\d{3}  acc1: \d+\.\d%  (lr: \d\.\de[+-]\d\d  )?val/acc1: \d+\.\d\d%"
+    bars = [line for line in lines if line.startswith("epoch 2/2") and "4/4" in line]
+    assert re.search(rf"\d:\d\d:\d\d left {figures}", bars[-1])
+    ended = [line for line in lines if re.match(rf"epoch ./2  {figures}  \d+\.\d s", line)]
+    assert [line[:9] for line in ended] == ["epoch 1/2", "epoch 2/2"]  # each stays above the bar
 
 
 def test_interrupted_amid_an_epoch(cait: Cait, tmp_path: Path) -> None:

@@ -71,9 +71,13 @@ OPTIONS = {
     "--trainer.check_val_every_n_epoch 0": "--trainer.check_val_every_n_epoch must be at least 1, got 0",
     "--trainer.log_every_n_steps 0": "--trainer.log_every_n_steps must be at least 1, got 0",
     "--trainer.use_distributed_sampler true": "--trainer.use_distributed_sampler true",
-    "--trainer.callbacks EarlyStoping": "--trainer.callbacks cannot be 'EarlyStoping': no such class; did you",
+    "--trainer.callbacks EarlyStoping": "there is no such class; did you mean EarlyStopping?",
     "--trainer.callbacks EarlyStopping": "cannot use lightning.pytorch.callbacks.EarlyStopping: it needs monitor",
     "--trainer.logger CSVLoger": "there is no such class; did you mean CSVLogger?",
+    "--trainer.logger CaiTModule": "--trainer.logger cannot be 'CaiTModule': there is no such class",
+    "--trainer.logger cait.module.CaiTModule": "it is no Logger, or needs a package that is not installed",
+    "--trainer.profiler XLAProfiler": "cannot make lightning.pytorch.profilers.XLAProfiler: Requirement 'torch_xla",
+    "--model.fields.embed_dim 1000000000000": "out of memory",
     "--trainer.logger.project 5": "--trainer.logger.project has no class to set it of: name one first",
     "extra": "what is 'extra'? Settings are given as --name value",
 }
@@ -153,7 +157,7 @@ def test_what_is_typed_wrong_gets_one_line(
 ) -> None:
     monkeypatch.chdir(desk)
     monkeypatch.setattr(sys, "argv", ["cait"])
-    monkeypatch.setattr(logging.getLogger("lightning"), "handlers", [])  # its stream may be an earlier test's
+    monkeypatch.setattr(logging.root.manager, "disable", logging.INFO)  # whose handlers are pytest's here, not ours
     before = sorted(desk.rglob("*"))
     with pytest.raises(SystemExit) as stop:
         main(arguments)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torchmetrics.classification import MulticlassCalibrationError
 
 from cait.analysis import calibration
-from cait.analysis.paper import released, rows
+from cait.analysis.paper import Row, released, rows
 from cait.callbacks.evaluation import CLASSES_IN_JSON, Counts, Evaluation, RealAccuracy
 from cait.cli import main
 from cait.data.extra_val import ALEXNET, mce, open_extra
@@ -440,6 +440,12 @@ def test_a_run_of_a_row_is_scored_beside_what_was_published(
     main(["fit", "--paper", row, *small, *brief, "--model.weights=null"])
     capsys.readouterr()
 
+    main(["eval", "mine", "--output=found/other.json"])
+    other = json.loads(Path("found/other.json").read_text())
+    assert (other["paper_row"], other["published"]) == (None, {})  # ten classes and another network are not the row's
+    assert "85.4" not in capsys.readouterr().out
+
+    monkeypatch.setattr(Row, "is_of", lambda *_: True)  # the row's own network is too large for a test
     published = {"paper": {"acc1": 85.4}, "timm": {"acc1": 85.458, "real": 89.829, "v2": 76.01}}
     main(["eval", "mine", "--v2", str(digits_root / "val"), "--output=found/mine.json"])  # the run knows its row
     shown = capsys.readouterr().out

@@ -13,7 +13,7 @@ FLOORS = [
     ["cli"],
     ["verbs"],
     ["lightning_cli"],
-    ["trust"],
+    ["trainer_checks", "trust"],
     ["callbacks", "analysis"],
     ["module", "datamodule"],
     ["prediction", "teacher"],
@@ -21,7 +21,7 @@ FLOORS = [
     ["model"],
     ["launch"],
     ["watch"],
-    ["errors", "objects", "refusals", "run", "seeds", "sharded", "signature"],
+    ["errors", "objects", "quiet", "refusals", "run", "seeds", "sharded", "signature"],
 ]
 # Neighbours that must not know each other.
 APART = [("module", "datamodule"), ("datamodule", "module"), ("data", "optim"), ("optim", "data")]
@@ -73,16 +73,22 @@ def test_the_model_needs_torch_alone() -> None:
     assert done.stdout.strip() == "11956264", done.stderr
 
 
-def test_the_light_verbs_do_not_wait_for_lightning(digits_root: Path) -> None:
+def test_the_light_verbs_do_not_wait_for_lightning(digits_root: Path, tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "sys.modules['lightning'] = None\n"
         "from cait.cli import main\n"
+        "sys.modules['torch'] = None\n"
+        "for words in ('--version', 'fit --help', 'fit --help=model', 'runs'):\n"
+        "    main(words.split())\n"
+        "del sys.modules['torch']\n"
         f"for words in ('--help', 'resume --help', 'eval -h', 'zoo', 'imagenet-check {digits_root}'):\n"
         "    main(words.split())"
     )
-    done = python(code)
+    done = python(code, tmp_path)
     assert done.returncode == 0, done.stderr
+    for words in ("cait 0.", "usage: cait fit", "  embed_dim: int", "there are no runs"):
+        assert words in done.stdout
     for words in ("usage: cait VERB", "usage: cait resume", "usage: cait eval", "xxs24", "1,437"):
         assert words in done.stdout
 

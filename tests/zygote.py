@@ -83,13 +83,14 @@ def fork_for_lightning() -> list | None:
 
 
 # What a run imports at once and what it imports later.
-MODULES = ("cait.lightning_cli", "sklearn.datasets", "torch.utils.tensorboard", "pl_bolts.optimizers.lr_scheduler")
+MODULES = ("cait.lightning_cli", "sklearn.datasets", "torch.utils.tensorboard", "cait.optim")
 
 if __name__ == "__main__":
     PATH = sys.path[1:]
     with warnings.catch_warnings(record=True):  # lightning-bolts says a lot
         for name in MODULES:
             importlib.import_module(name)
+        sys.modules["cait.optim"]._bolts_schedule()
         from lightning.fabric.utilities import rank_zero
         from lightning.pytorch.strategies.launchers import subprocess_script
     module = become(serve(socket.socket(fileno=int(sys.argv[1]))))

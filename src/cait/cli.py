@@ -8,7 +8,8 @@ import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
-from cait import __version__, launch, run
+import cait
+from cait import launch, run
 from cait.errors import UserError, did_you_mean, kind_and_place
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _run(argv: list[str], module: type[CaiTModule] | None, data: type[ImageNetDa
         print(HELP, end="")
         return
     if argv[0] == "--version":
-        print(f"cait {__version__}")
+        print(f"cait {cait.__version__}")
         return
     verb, rest = argv[0], argv[1:]
     if verb not in VERBS:

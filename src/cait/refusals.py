@@ -62,7 +62,7 @@ def config_files(arguments: list[str]) -> list[Path]:
 
 
 def check_config(path: Path) -> None:
-    """Refuse a file that is not YAML, holds no settings, or has a key twice.
+    """Refuse a file that is not YAML, holds no settings, has a key twice or one that follows another.
 
     Raises:
         UserError: it names the file and, in YAML, the line.
@@ -84,33 +84,10 @@ def check_config(path: Path) -> None:
         raise UserError(f"{path} is not a configuration: it holds no settings, as `model:` and `  lr: 1.0e-3` below it")
     for name, line in _repeated(root):
         raise UserError(f"{path} has {name} twice, at line {line} again; YAML would keep only the last")
-
-
-def check_trainer(given: Any) -> None:
-    """Refuse numbers that Lightning takes in silence or trips over later.
-
-    Args:
-        given: the Trainer's settings, as the command line has them.
-
-    Raises:
-        UserError: it names the setting and its value.
-    """
-    for name in ("max_epochs", "max_steps", "limit_train_batches"):
-        if given[name] == 0:
-            raise UserError(f"--trainer.{name} 0 trains nothing")
-    for name in ("accumulate_grad_batches", "log_every_n_steps", "check_val_every_n_epoch"):
-        if given[name] is not None and given[name] < 1:
-            raise UserError(f"--trainer.{name} must be at least 1, got {given[name]}")
-    for name in ("limit_train_batches", "limit_val_batches", "overfit_batches", "gradient_clip_val"):
-        if given[name] is not None and given[name] < 0:
-            raise UserError(f"--trainer.{name} must be at least 0, got {given[name]}")
-    interval = given.val_check_interval
-    if isinstance(interval, int | float) and interval <= 0:
-        raise UserError(f"--trainer.val_check_interval must be above 0, got {interval}")
-    if given.num_sanity_val_steps is not None and given.num_sanity_val_steps < -1:
-        raise UserError(f"--trainer.num_sanity_val_steps must be at least -1, got {given.num_sanity_val_steps}")
-    if given.use_distributed_sampler:
-        raise UserError("--trainer.use_distributed_sampler true: the data module itself divides the images")
+    for group, part in ((key.value, value) for key, value in root.value if isinstance(value, yaml.MappingNode)):
+        for name in (f"{group}.{key.value}" for key, _ in part.value):
+            if name in LINKED:  # the parser would pass over it in silence
+                raise UserError(f"{path}: {name} cannot be set: {LINKED[name]}")
 
 
 def _line(path: Path, mark: Any) -> str:
@@ -159,6 +136,12 @@ def explain(message: str, arguments: list[str], known: list[str]) -> str:
     if found := re.match(r'Parser key "(.+?)": (.*)', line):
         return _where(found[1], arguments) + _value(found[1], found[2])
     return line
+
+
+def not_made(message: str) -> str:
+    """jsonargparse's error about an object that a setting names and that cannot be made; empty if it is another."""
+    found = re.search(r"Problem with given class_path '(.+?)': (.*?)(?: - Expected| Given value|$)", one_line(message))
+    return f"cannot make {found[1]}: {found[2]}" if found else ""
 
 
 def _unrecognized(argument: str, verb: str, known: list[str]) -> str:
@@ -234,6 +217,8 @@ def _value(key: str, reason: str) -> str:
         return f"--{key}: cannot use {problem[1]}: {_of_class(problem[2])}"
     if key.startswith("trainer.") and is_path(value):
         return f"--{key} cannot be {value!r}: write a class with a dot, {value.replace(':', '.')}"
+    if found := re.search(r"does not correspond to a subclass of (\w+)", errors):
+        return f"--{key} cannot be {value!r}: it is no {found[1]}, or needs a package that is not installed"
     if "Expected a dot import path string" in errors:
         value = value.strip("[]'")
         return f"--{key} cannot be {value!r}: there is no such class{did_you_mean(value, _classes(key))}"
@@ -245,7 +230,7 @@ def _classes(key: str) -> list[str]:
     from lightning.pytorch import callbacks, loggers
 
     known: Any = {"trainer.callbacks": callbacks, "trainer.logger": loggers}.get(key)
-    return [name for name in dir(known) if name[0].isupper()] if known else []
+    return list(known.__all__) if known else []
 
 
 def _of_class(reason: str) -> str:

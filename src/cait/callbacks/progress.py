@@ -90,7 +90,7 @@ class TimeLeft(Callback):
     @staticmethod
     def _validations(trainer: Trainer, batches: int) -> int:
         """How many validations come in so many batches."""
-        every = trainer.val_check_batch
+        every: Any = trainer.val_check_batch
         if not trainer.enable_validation or not math.isfinite(every):
             return 0
         epochs = trainer.check_val_every_n_epoch or 1 if every >= trainer.num_training_batches else 1
@@ -153,9 +153,9 @@ class RunProgressBar(RichProgressBar):
 
 def fitting(metrics: dict[str, str], room: int) -> dict[str, str]:
     """The metrics that have room on a line, in their order. First the learning rate goes, then metrics of your own."""
-    labels = [label for label, _ in SHOWN.values()]
+    last = ["lr", "acc1", "loss", "val/acc1"]
     kept = metrics.copy()
-    for name in ["lr", *(name for name in reversed(metrics) if name not in labels), "acc1", "loss", "val/acc1"]:
+    for name in ["lr", *(name for name in reversed(metrics) if name not in last), *last[1:]]:
         if len("  ".join(f"{name}: {value}" for name, value in kept.items())) <= room:
             break
         kept.pop(name, None)
@@ -243,10 +243,11 @@ class RunSummary(Callback):
         if (checkpoints / run.LAST).exists():
             table.add_row("last", str(checkpoints / run.LAST))
         if (self.run_dir / run.METRICS).exists():
-            table.add_row("metrics", f"{self.run_dir / run.METRICS}, and TensorBoard events beside it")
+            table.add_row("metrics", f"{self.run_dir / run.METRICS}, and TensorBoard's events")
         table.add_row("", "")
         table.add_row("evaluate", run.command("eval", self.run_dir))
-        table.add_row("see its mistakes", run.command("visualize", self.run_dir))
+        if hasattr(getattr(pl_module, "model", None), "maps"):
+            table.add_row("see its mistakes", run.command("visualize", self.run_dir))
         length, end = ("max_steps", trainer.max_steps) if trainer.max_steps > 0 else ("max_epochs", trainer.max_epochs)
         table.add_row("train longer", run.command("resume", self.run_dir, f"--trainer.{length} {2 * (end or 0)}"))
         elsewhere = f' ARGS="--logdir {self.run_dir.parent}"' if name != self.run_dir.name else ""

@@ -74,7 +74,7 @@ def _print(labels: list[str], settings: dict[str, list[str]], metrics: dict[str,
         if rows:
             table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
             for label in (title, *labels):
-                table.add_column(label, overflow="fold")
+                table.add_column(label, overflow="fold", no_wrap=label == title)
             for name, values in rows.items():
                 table.add_row(name, *values)
             console.print(table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import textwrap
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -34,7 +35,7 @@ The model
   --model.weights FILE      start from the weights in a file [null]
   --model.distillation X    learn from --model.teacher: none, soft, hard [none]
 The optimiser
-  --model.lr RATE           peak rate, for lr_base_size images a step [0.001]
+  --model.lr RATE           peak rate, for lr_base_size images a step [0.0005]
   --model.lr_base_size N    null takes lr as it is, whatever the batch [512]
   --model.warmup_epochs N   length of the linear warm-up; then a cosine [5]
   --model.min_lr RATE       rate at the end of the cosine [1e-05]
@@ -99,7 +100,7 @@ def fields() -> str:
         hint = hints[field.name]
         choices = " | ".join(map(str, get_args(hint))) if get_origin(hint) is Literal else ""
         kind = choices or (hint.__name__ if isinstance(hint, type) else str(hint).replace("None", "null"))
-        default = {True: "true", False: "false", None: "null"}.get(field.default, field.default)
+        default = json.dumps(field.default).strip('"')
         lines += textwrap.wrap(f"{field.name}: {kind} [{default}]", 76, initial_indent="  ", subsequent_indent="      ")
         lines += textwrap.wrap(about.get(field.name, ""), 76, initial_indent="      ", subsequent_indent="      ")
     return "\n".join(lines)

@@ -7,7 +7,6 @@ import csv
 import functools
 import json
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,7 +140,7 @@ def _as_dict(row: Row) -> dict[str, Any]:
     }
 
 
-def _print(chosen: Iterable[Row]) -> None:
+def _print(chosen: list[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -169,8 +168,6 @@ def _print(chosen: Iterable[Row]) -> None:
     for grid in shown.values():
         console.print(grid)
     console.print("paper: top-1 on ImageNet in per cent; † the run broke down before its end.")
-    trained = next((row for row in chosen if not row.evaluate), None)
-    scored = next((row for row in chosen if row.evaluate), None)
-    for row, what in ((trained, "train a row"), (scored, "score a row that is evaluated alone")):
-        if row:
-            console.print(f"{what}: {row.command}", soft_wrap=True)
+    for scored, what in ((False, "train a row"), (True, "score a row")):
+        if example := next((row for row in chosen if row.evaluate is scored), None):
+            console.print(f"{what}: {example.command}", soft_wrap=True)
