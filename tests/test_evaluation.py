@@ -144,7 +144,7 @@ def test_how_far_to_trust_the_probabilities(place: Path, evaluated: dict, weight
     theirs = MulticlassCalibrationError(12, n_bins=15, norm="l1")(probabilities, labels)
     assert figures["calibration"]["ece"] == pytest.approx(100 * theirs.item(), abs=0.01)
     assert sum(each["images"] for each in figures["calibration"]["bins"]) == 300
-    assert figures["macro_acc1"] == pytest.approx(100 * balanced_accuracy_score(labels, guesses))
+    assert figures["acc1_macro"] == pytest.approx(100 * balanced_accuracy_score(labels, guesses))
     for row in figures["thresholds"]:
         answered = confidence >= row["threshold"]
         assert row["coverage"] == pytest.approx(100 * answered.float().mean().item())

@@ -117,7 +117,7 @@ def _results(scores: Mapping[str, Any], about: Mapping[str, Any]) -> Iterator[st
         figures = [
             found.get("acc1"),
             found.get("acc5"),
-            found.get("macro_acc1"),
+            found.get("acc1_macro"),
             found.get("calibration", {}).get("ece"),
         ]
         cells = ["" if figure is None else f"{figure:.2f} %" for figure in figures]
