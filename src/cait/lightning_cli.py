@@ -201,7 +201,6 @@ class CaiTCLI(LightningCLI):
             if self._not_made is None:
                 raise
             raise UserError(self._not_made) from error  # jsonargparse would tell it at length
-        self.datamodule.check_channels((self.model.hparams.get("fields") or {}).get("in_chans", 3))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
@@ -281,6 +280,7 @@ class CaiTCLI(LightningCLI):
         return run_dir
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        self.datamodule.check_channels((self.model.hparams.get("fields") or {}).get("in_chans", 3))
         try:
             return self._trainer(**kwargs)
         except BaseException:
