@@ -187,6 +187,7 @@ def test_a_set_of_some_classes_is_scored_among_them(place: Path, evaluated: dict
     assert corrupted["images"] == 3 * len(paths) + 199
 
 
+@pytest.mark.slow
 def test_mirror_images_count_half(place: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "argv", ["cait"])
