@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import sys
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,15 +16,18 @@ import pytest
 import torch
 from conftest import SMALL
 from lightning.pytorch import LightningModule, Trainer
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from sklearn.datasets import load_digits
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
+from torch import Tensor
 
 from cait import seeds
 from cait.cli import main
+from cait.data import making
+from cait.data.decode import choose
 from cait.data.digits import write_digits
-from cait.data.folder import Files, load_rgb, scan
+from cait.data.folder import AS_SEEN, PUBLISHED, Files, Reading, load_rgb, scan
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 
@@ -375,3 +379,86 @@ def test_sixteen_bits_of_grey_are_scaled(tmp_path: Path) -> None:
     Image.fromarray(ramp).save(tmp_path / "deep.png")
     pixels = np.asarray(load_rgb(str(tmp_path / "deep.png")))
     assert np.array_equal(pixels, np.repeat((ramp >> 8)[..., None], 3, axis=2))
+
+
+def pictures_as_people_have_them(photographs: list[Image.Image], root: Path, prepared: bool) -> None:
+    """A turned JPEG file, a clip art with hidden colours and a grey file in each class; or what people see in them."""
+    photo = photographs[0].resize((72, 48))
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    file = BytesIO()
+    photo.save(file, "JPEG", exif=turned)
+    art = photo.convert("RGBA")
+    art.putalpha(Image.linear_gradient("L").resize(photo.size))
+    seen = {
+        "a": ImageOps.exif_transpose(Image.open(file)),
+        "b": Image.alpha_composite(Image.new("RGBA", art.size, (255, 255, 255, 255)), art).convert("RGB"),
+        "c": photo.convert("LA").convert("RGB"),
+    }
+    for place in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        folder = root / place
+        folder.mkdir(parents=True)
+        if prepared:
+            for name, image in seen.items():
+                image.save(folder / f"{name}.png")
+        else:
+            (folder / "a.jpg").write_bytes(file.getvalue())
+            art.save(folder / "b.png")
+            photo.convert("LA").save(folder / "c.png")
+
+
+class OwnTransform(ImageNetDataModule):
+    def make_train_transform(self) -> Any:
+        return self.preprocessing.transform()
+
+
+@pytest.mark.parametrize("backend", ["nvimgcodec", "torchvision", "pillow", "timm", "own"])
+def test_every_path_sees_what_people_see(photographs: list[Image.Image], tmp_path: Path, backend: str) -> None:
+    if backend == "nvimgcodec" and choose("auto") != "nvimgcodec":
+        pytest.skip("nvImageCodec is not installed")
+    found: list[list[Tensor]] = []
+    for prepared in (False, True):
+        root = tmp_path / str(prepared)
+        pictures_as_people_have_them(photographs, root, prepared)
+        kind, reads = (OwnTransform, "auto") if backend == "own" else (ImageNetDataModule, backend)
+        settings = dict(img_size=32, batch_size=6, num_workers=0, backend=reads, repeats=1, mixup=0, cutmix=0)
+        data = kind(str(root), predict_root=str(root / "val"), **settings)
+        data.setup("fit")
+        batches = [next(iter(data.train_dataloader()))[0], next(iter(data.val_dataloader()))[0]]
+        data.setup("predict")
+        found.append([*batches, next(iter(data.predict_dataloader()))[0]])
+    for ours, expected in zip(*found, strict=True):
+        assert torch.equal(ours, expected)
+    as_published = ImageNetDataModule(str(tmp_path / "False"), exif_orientation=False, background=None, **settings)
+    as_published.setup("fit")
+    assert not torch.equal(next(iter(as_published.val_dataloader()))[0], found[1][1])
+
+
+def test_decoded_images_keep_their_alpha_channel_and_orientation_in_shards(photographs: list[Image.Image]) -> None:
+    art = photographs[0].resize((40, 30)).convert("RGBA")
+    art.putalpha(Image.linear_gradient("L").resize(art.size))
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 8
+    file = BytesIO()
+    art.save(file, "WEBP", lossless=True, exact=True, exif=turned)
+    kept = making._as_png(Image.open(file), "it")
+    assert kept.startswith(b"\x89PNG")
+    for reading in (AS_SEEN, PUBLISHED, Reading(background="red")):
+        assert load_rgb(BytesIO(kept), "it", reading).tobytes() == load_rgb(file, "it", reading).tobytes()
+        file.seek(0)
+
+
+@pytest.mark.parametrize(("suffix", "backend", "words"), [
+    ("png", "auto", "Pillow decodes"),
+    ("jpg", "torchvision", "torchvision decodes JPEG files"),
+    ("png", "timm", "timm's own transform"),
+])  # fmt: skip
+def test_what_reads_the_images_is_told_of_those_that_are_there(
+    tmp_path: Path, suffix: str, backend: str, words: str
+) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            Image.new("L", (8, 8)).save(tmp_path / name / f"{number}.{suffix}")
+    data = ImageNetDataModule(str(tmp_path), backend=backend)  # type: ignore[arg-type]
+    assert data.how_read().startswith(words)

@@ -24,6 +24,7 @@ import yaml
 from conftest import REPO, Cait, slow
 
 from cait.cli import main
+from cait.verbs.loading import data_settings, earlier_settings
 
 EARLIER = REPO / "tests/data/e128188"
 LAST_STEP = {"ema": 200, "distilled": 150, "ddp": 80}
@@ -116,3 +117,23 @@ def flat_names(settings: dict[str, Any], prefix: str = "") -> set[str]:
     for name, value in settings.items():
         names |= flat_names(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name}
     return names
+
+
+def test_they_keep_their_pixels_and_are_scored_whole(
+    logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their config.yaml does not say how alpha channels and EXIF data are read: both were ignored."""
+    monkeypatch.chdir(logs.parent)
+    monkeypatch.setattr("sys.argv", ["cait"])
+    config = logs / "ema/config.yaml"
+    settings = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump(settings | {"trainer": settings["trainer"] | {"limit_val_batches": 2}}))
+    for verb in ("eval", "resume"):
+        with pytest.raises(SystemExit):
+            main([verb, "ema", "--print_config"])
+        shown = yaml.safe_load(capsys.readouterr().out)
+        assert (shown["data"]["exif_orientation"], shown["data"]["background"]) == (False, None), verb
+        assert shown["trainer"]["limit_val_batches"] == (None if verb == "eval" else 2)
+    assert data_settings(logs / "ema").items() >= {"exif_orientation": False, "background": None}.items()
+    config.write_text(yaml.safe_dump(settings | {"data": settings["data"] | {"background": "white"}}))
+    assert earlier_settings(logs / "ema") == ["--data.exif_orientation=false"]

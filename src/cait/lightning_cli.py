@@ -263,6 +263,7 @@ class CaiTCLI(LightningCLI):
         return run_dir
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        self.datamodule.check_channels((self.model.hparams.get("fields") or {}).get("in_chans", 3))
         try:
             return self._trainer(**kwargs)
         except BaseException:

@@ -14,7 +14,7 @@ from cait.data import builtin
 from cait.errors import UserError
 from cait.objects import is_path
 
-PLACES = ("root", "data_dir", "predict_root", "class_names", "cache_gb", "num_workers", "prefetch")
+PLACES = ("root", "data_dir", "val_list", "predict_root", "class_names", "cache_gb", "num_workers", "prefetch")
 WEIGHTS = ("weights", "weights_ema", "teacher_weights", "teacher_path", "mean", "std")
 TRAINER = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
 """The settings of the Trainer that make a difference; PLACES and WEIGHTS are those of the data and the model that make
@@ -117,7 +117,7 @@ def _results(scores: Mapping[str, Any], about: Mapping[str, Any]) -> Iterator[st
         figures = [
             found.get("acc1"),
             found.get("acc5"),
-            found.get("macro_acc1"),
+            found.get("acc1_macro"),
             found.get("calibration", {}).get("ece"),
         ]
         cells = ["" if figure is None else f"{figure:.2f} %" for figure in figures]
@@ -183,9 +183,14 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     kept["data"] = {name: value for name, value in config["data"].items() if name not in PLACES}
     kept["ema"] = config.get("ema")
     return {
-        name: {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
+        name: {key: each for key, each in value.items() if _is_told(each)} if isinstance(value, dict) else value
         for name, value in kept.items()
     }
+
+
+def _is_told(value: Any) -> bool:
+    """Whether a setting has a value that is not a place on this machine."""
+    return value is not None and not (isinstance(value, str) and value.startswith(("/", "~")))
 
 
 def code() -> str:

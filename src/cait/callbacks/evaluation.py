@@ -27,7 +27,7 @@ CONFUSIONS = 20
 """Pairs of classes that are listed as the most confused."""
 CLASSES_IN_JSON = 1000
 """Up to this many classes the JSON file holds the confusion matrix itself, 3 MB of it."""
-FURTHER = ("macro_acc1", "never_predicted", "confusions", "calibration", "thresholds", "wanted_accuracy")
+FURTHER = ("acc1_macro", "never_predicted", "confusions", "calibration", "thresholds", "wanted_accuracy")
 """Scores that are worked out once all images are counted."""
 STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "confusion", *FURTHER, "real", "v2", "extra")
 """The scores that every set of weights has, or may have; the others are metrics of the user's own."""
@@ -138,7 +138,7 @@ class Counts(nn.Module):
             "confusions": _most_confused(confusion, of_class, class_names),
         }
         shares = [share for share in scores["per_class"].values() if share is not None]
-        scores["macro_acc1"] = sum(shares) / len(shares) if shares else None
+        scores["acc1_macro"] = sum(shares) / len(shares) if shares else None
         guessed = np.bincount(predicted, images, len(class_names))
         scores["never_predicted"] = [class_names[i] for i in np.flatnonzero((guessed == 0) & (of_class > 0))]
         scores |= self._trust()
@@ -181,7 +181,7 @@ class Evaluation(Callback):
     - `acc1`, `acc5` in per cent, `loss`, and every metric of your own that was logged as val/<name>;
     - `images`: how many were counted;
     - `per_class`: accuracy in per cent by class name;
-    - `macro_acc1`: the mean of those accuracies;
+    - `acc1_macro`: the mean of those accuracies;
     - `never_predicted`: names of classes with images that no image was taken for;
     - `confusions`: the most confused pairs of classes;
     - `calibration`, `thresholds` and `wanted_accuracy`, see `cait.analysis.calibration`;
@@ -204,6 +204,7 @@ class Evaluation(Callback):
         self.only: Sequence[int] | None = None
         """Indices of the only classes that may be predicted, as ImageNet-A and -R are scored; None allows all."""
         self._hooks: list[RemovableHandle] = []
+        self._mirroring = False
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         loader: Any = trainer.val_dataloaders
@@ -218,8 +219,12 @@ class Evaluation(Callback):
 
     def _judge(self, network: Any, inputs: tuple[Tensor], logits: Tensor) -> Tensor:
         """The logits that are scored in the place of those of an image [B, num_classes]."""
+        if self._mirroring:
+            return logits
         if self.hflip:
-            mirrored = network.forward(inputs[0].flip(-1))
+            self._mirroring = True  # the call comes here again; a sharded network has to be called
+            mirrored = network(inputs[0].flip(-1))
+            self._mirroring = False
             views = torch.stack([logits.float(), mirrored.float()]).log_softmax(dim=2)
             logits = views.logsumexp(dim=0) - math.log(2)
         if self.only is not None:

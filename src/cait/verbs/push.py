@@ -60,7 +60,8 @@ def _checked(repo: str | None) -> str:
     from huggingface_hub.utils import validate_repo_id
 
     if repo is None or repo.count("/") != 1:
-        raise UserError(f"where to? name the model as OWNER/NAME, got {repo!r}: `cait push RUN OWNER/NAME`")
+        got = f", not {repo}" if repo else ""
+        raise UserError(f"where to? name the model as OWNER/NAME{got}: `cait push RUN OWNER/NAME`")
     try:
         validate_repo_id(repo)
     except HFValidationError as error:

@@ -233,7 +233,7 @@ def as_table(result: Scores) -> Table:
         for title, form, key in (
             ("top-1", "{:.2f} %", "acc1"),
             ("top-5", "{:.2f} %", "acc5"),
-            *([] if part else [("mean of the classes", "{:.2f} %", "macro_acc1"), ("loss", "{:.4f}", "loss")]),
+            *([] if part else [("mean of the classes", "{:.2f} %", "acc1_macro"), ("loss", "{:.4f}", "loss")]),
             *((name, "{:.4f}", name) for name in own_metrics(result["raw"])),
             *([] if part else [("calibration error", "{:.2f} %", "ece")]),
             ("mCE", "{:.2f} %", "mce"),
