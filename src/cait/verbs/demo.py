@@ -37,7 +37,7 @@ def demo(arguments: list[str], module: Any, data: Any) -> None:
     _check(loaded)
     try:
         with TemporaryDirectory(prefix=".demo-", dir=_made(output.parent)) as scratch:
-            facts = _facts(loaded, folder, ema)
+            facts = _facts(loaded, checkpoint, folder, ema)
             facts += _write_network(loaded, Path(scratch), given.quantize)
             _write_page(loaded, Path(scratch), folder.name if folder else checkpoint.stem, facts, runtime)
             _settle(Path(scratch), _made(output))
@@ -150,14 +150,14 @@ def _score(loaded: loading.Loaded, paths: list[Path]) -> tuple[int, list[int]]:
     return counted, right
 
 
-def _facts(loaded: loading.Loaded, folder: Path | None, ema: bool) -> list[tuple[str, str]]:
+def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None, ema: bool) -> list[tuple[str, str]]:
     """What the page says about the model."""
     count = sum(parameter.numel() for parameter in loaded.network.parameters())
     size = loaded.data.img_size
     facts = [
         ("Model", f"{loaded.name}, {count / 1e6:.1f} million parameters"),
         ("Input", f"{size} × {size} pixels"),
-        ("Trained as", loaded.about),
+        ("Checkpoint", loaded.about.replace(f"{checkpoint.parent}/", "")),
     ]
     scores = _evaluation(folder).get("ema" if ema else "raw")
     if isinstance(scores, dict) and {"acc1", "images"} <= scores.keys():
