@@ -15,6 +15,7 @@ DATA ?=
 OUT ?=
 SIZE ?=
 IMAGES ?=
+TO ?=
 ARGS ?=
 
 VENV := .venv
@@ -49,6 +50,14 @@ demo: $(READY) ## Write a page that runs the run RUN in a browser
 .PHONY: export
 export: $(READY) ## Take the run RUN out: for timm, or ARGS="--format release|onnx|torch_export"
 	@$(BIN)/cait export $(if $(RUN),'$(RUN)') $(ARGS)
+
+.PHONY: card
+card: $(READY) ## Write the model card of the run RUN, README.md as the Hugging Face Hub shows it
+	@$(BIN)/cait card $(if $(RUN),'$(RUN)') $(ARGS)
+
+.PHONY: push
+push: $(READY) ## Put the run RUN on the Hugging Face Hub for timm: TO=owner/name, ARGS=--dry-run shows what would go
+	@$(BIN)/cait push $(if $(RUN),'$(RUN)') $(if $(TO),'$(TO)') $(ARGS)
 
 .PHONY: consolidate
 consolidate: $(READY) ## Write a checkpoint of the run RUN, trained with fsdp2, as one file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +14,17 @@ import torch
 from conftest import LIMIT, REPO, SMALL, start
 from PIL import Image
 from sklearn.datasets import load_digits
-from sklearn.metrics import confusion_matrix
+from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 from timm.data import ImageNetInfo, create_transform
 from timm.data.real_labels import RealLabelsImagenet
 from torch import Tensor
+from torchmetrics.classification import MulticlassCalibrationError
 
+from cait.analysis import calibration
 from cait.analysis.paper import released, rows
 from cait.callbacks.evaluation import CLASSES_IN_JSON, Counts, Evaluation, RealAccuracy
 from cait.cli import main
+from cait.data.extra_val import ALEXNET, mce, open_extra
 from cait.data.folder import Files, load_rgb, scan_extra_val
 from cait.data.real_labels import real_labels
 from cait.errors import UserError
@@ -31,6 +35,8 @@ from cait.verbs.scores import write
 NAMES = [f"n{index:02d}" for index in range(12)]
 BROKEN = "ILSVRC2012_val_00000005.JPEG"
 """The validation picture that cannot be read."""
+PART = (2, 5, 11)
+"""The classes of a set that lacks the others."""
 HERE = ["--trainer.accelerator=cpu", "--trainer.devices=1"]  # the tests' own process could not start others
 
 
@@ -59,11 +65,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             path.write_bytes(b"no picture")
             real[-1] = []  # timm's evaluator knows of none
     (place / "real.json").write_text(json.dumps(real))
+    for index in range(12):
+        (place / "named").mkdir(exist_ok=True)
+        (place / "named" / NAMES[index]).symlink_to(place / "v2" / str(index))
+    for part in ("part", "c/fog/1", "c/fog/4", "c/noise/shot_noise/2"):
+        for index in PART:
+            (place / part).mkdir(parents=True, exist_ok=True)
+            (place / part / NAMES[index]).symlink_to(place / "v2" / str(index))
+    (place / "c/noise/shot_noise/5").symlink_to(place / "named")
     run = [*SMALL, *HERE, "--data.root=data", "--data.num_workers=0", "--trainer.max_epochs=2", "--run_name=mine"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setattr(sys, "argv", ["cait"])
         patch.setenv("CAIT_RUN", "")
+        run += ["--trainer.limit_val_batches=9"]  # which evaluation does not heed
         main(["fit", *run, "--ema.decay=0.9", "--data.mixup=0", "--data.cutmix=0", "--data.eval_batch_size=32"])
     assert not (place / "logs/mine/evaluation.json").exists()  # training does not count this
     return place
@@ -73,20 +88,22 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluated(place: Path) -> dict:
     """What two processes find, in batches that the pictures do not fill."""
     two = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--data.eval_batch_size=13"]
-    done = start(place, "eval", "mine", "--real=real.json", "--v2=v2", *two)
+    further = ["--extra.part=part", "--extra.c=c", "--wanted_accuracy=0.75"]
+    done = start(place, "eval", "mine", "--real=real.json", "--v2=v2", *further, *two)
     shown, _ = done.communicate(timeout=LIMIT)
     assert done.returncode == 0, shown
     return {"shown": shown, **json.loads((place / "logs/mine/evaluation.json").read_text())}
 
 
-def logits_of(place: Path, weights: str, paths: list[Path]) -> Tensor:
+def logits_of(place: Path, weights: str, paths: list[Path], mirrored: bool = False) -> Tensor:
     """[len(paths), 12], a picture at a time, without a loader."""
     checkpoint = place / "logs/mine/checkpoints/best.ckpt"
     model = CaiTModule.load_from_checkpoint(checkpoint, map_location="cpu").model.eval()
     load_weights(model, checkpoint, ema=weights == "ema")
     transform = create_transform(16, interpolation="bicubic", crop_pct=1.0)
     with torch.no_grad():
-        return torch.cat([model(transform(load_rgb(str(path)))[None]) for path in paths])
+        images = (transform(load_rgb(str(path)))[None] for path in paths)
+        return torch.cat([model(image.flip(-1) if mirrored else image) for image in images])
 
 
 @pytest.mark.parametrize("weights", ["raw", "ema"])
@@ -112,6 +129,123 @@ def test_counts_are_scikit_learns_over_two_processes(place: Path, evaluated: dic
     assert not np.array_equal(expected, confusion_matrix([as_text.index(label) for label in labels], guesses))
 
 
+def validation(place: Path) -> tuple[list[Path], Tensor]:
+    """The images that can be read, and their labels."""
+    paths = [path for path in sorted((place / "data/val").glob("*/*")) if path.name != BROKEN]
+    return paths, torch.tensor([int(path.parent.name.removeprefix("n")) for path in paths])
+
+
+@pytest.mark.parametrize("weights", ["raw", "ema"])
+def test_how_far_to_trust_the_probabilities(place: Path, evaluated: dict, weights: str) -> None:
+    figures = evaluated[weights]
+    paths, labels = validation(place)
+    probabilities = logits_of(place, weights, paths).softmax(dim=1)
+    confidence, guesses = probabilities.max(dim=1)
+    theirs = MulticlassCalibrationError(12, n_bins=15, norm="l1")(probabilities, labels)
+    assert figures["calibration"]["ece"] == pytest.approx(100 * theirs.item(), abs=0.01)
+    assert sum(each["images"] for each in figures["calibration"]["bins"]) == 300
+    assert figures["macro_acc1"] == pytest.approx(100 * balanced_accuracy_score(labels, guesses))
+    for row in figures["thresholds"]:
+        answered = confidence >= row["threshold"]
+        assert row["coverage"] == pytest.approx(100 * answered.float().mean().item())
+        if answered.any():
+            assert row["accuracy"] == pytest.approx(100 * (guesses == labels)[answered].float().mean().item())
+    reached = figures["wanted_accuracy"]
+    answered = confidence >= reached["threshold"] - 1e-6
+    assert reached["accuracy"] == pytest.approx(100 * (guesses == labels)[answered].float().mean().item(), abs=0.5)
+    assert reached["accuracy"] >= 75
+    assert 0 < reached["coverage"] < 100
+    matrix = confusion_matrix(labels, guesses, labels=range(12))
+    assert set(figures["never_predicted"]) == {NAMES[i] for i in range(12) if matrix[:, i].sum() == 0}
+    np.fill_diagonal(matrix, 0)
+    first = figures["confusions"][0]
+    assert first["images"] == matrix.max() == matrix[NAMES.index(first["true"]), NAMES.index(first["predicted"])]
+    assert [pair["images"] for pair in figures["confusions"]] == sorted(matrix[matrix > 0], reverse=True)[:20]
+    with Image.open(place / "logs/mine/evaluation-reliability.png") as drawn:
+        assert drawn.width > 500
+
+
+@pytest.mark.parametrize("weights", ["raw", "ema"])
+def test_a_set_of_some_classes_is_scored_among_them(place: Path, evaluated: dict, weights: str) -> None:
+    paths = sorted(path for path in (place / "v2").glob("*/*") if int(path.parent.name) in PART)
+    labels = torch.tensor([PART.index(int(path.parent.name)) for path in paths])
+    logits = logits_of(place, weights, paths)[:, PART]  # as the authors of ImageNet-A and -R do
+    acc1 = 100 * (logits.argmax(dim=1) == labels).float().mean().item()
+    figures = evaluated[weights]["extra"]["part"]
+    assert (figures["images"], figures["classes"]) == (len(paths), 3)
+    assert figures["acc1"] == pytest.approx(acc1, rel=1e-5)
+    assert figures["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-4)
+    # The same images, as if corrupted; and all classes, scored among all.
+    corrupted = evaluated[weights]["extra"]["c"]
+    whole = evaluated[weights]["v2"]["acc1"]
+    assert corrupted["corruptions"].keys() == {"fog", "shot_noise"}
+    assert corrupted["corruptions"]["fog"] == pytest.approx({"1": acc1, "4": acc1}, rel=1e-5)
+    assert corrupted["corruptions"]["shot_noise"] == pytest.approx({"2": acc1, "5": whole}, rel=1e-5)
+    assert corrupted["acc1"] == pytest.approx((acc1 + (acc1 + whole) / 2) / 2, rel=1e-5)
+    assert corrupted["mce"] is None
+    assert corrupted["images"] == 3 * len(paths) + 199
+
+
+def test_mirror_images_count_half(place: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    main(["eval", "mine", "--data.num_workers=0", "--tta=hflip", "--output=mirrored/scores.json", "--v2=v2"])
+    found = json.loads(Path("mirrored/scores.json").read_text())
+    assert found["tta"] == "hflip"
+    assert "at 16 pixels, crop 1.0, with mirror images" in capsys.readouterr().out
+    paths, labels = validation(place)
+    for weights in ("raw", "ema"):
+        views = [logits_of(place, weights, paths, mirrored).softmax(dim=1) for mirrored in (False, True)]
+        mean = (views[0] + views[1]) / 2
+        acc1 = 100 * (mean.argmax(dim=1) == labels).float().mean().item()
+        assert found[weights]["acc1"] == pytest.approx(acc1, rel=1e-5)
+        loss, alone = (torch.nn.functional.nll_loss(each.log(), labels).item() for each in (mean, views[0]))
+        assert found[weights]["loss"] == pytest.approx(loss, rel=1e-4)
+        assert loss != pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_calibration_error_is_torchmetrics(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(7, (400,), generator=generator)
+    logits = 3 * torch.randn(400, 7, generator=generator)
+    logits[range(400), labels] += 2
+    confidence, guesses = logits.softmax(dim=1).max(dim=1)
+    found = calibration.calibration(confidence.numpy(), (guesses == labels).numpy())
+    theirs = MulticlassCalibrationError(7, n_bins=calibration.BINS, norm="l1")(logits, labels)
+    assert found["ece"] == pytest.approx(100 * theirs.item(), abs=1e-3)
+
+
+def test_the_threshold_that_reaches_an_accuracy() -> None:
+    confidence = np.array([0.9, 0.8, 0.8, 0.7, 0.6, 0.5], np.float32)
+    right = np.array([True, True, False, True, True, False])
+    for wanted, images in ((1.0, 1), (0.9, 1), (0.75, 5), (0.8, 5), (0.6, 6)):  # the two of 0.8 come together
+        found = calibration.reach(confidence, right, wanted)
+        assert (confidence >= found["threshold"]).sum() == images
+        assert found["coverage"] == pytest.approx(100 * images / 6)
+        assert found["accuracy"] >= 100 * wanted
+    none = calibration.reach(confidence, ~right, 0.9)
+    assert none == {"wanted": 90.0, "threshold": None, "coverage": 0.0, "accuracy": None}
+    nothing = np.array([])
+    assert calibration.reach(nothing, nothing.astype(bool), 0.9)["threshold"] is None
+    assert calibration.calibration(nothing, nothing.astype(bool))["ece"] is None
+
+
+def test_mean_corruption_error_is_alexnets_share() -> None:
+    assert mce(ALEXNET) == pytest.approx(100)
+    halved = {name: error / 2 for name, error in ALEXNET.items()} | {"speckle_noise": 99.0}  # one that is not counted
+    assert mce(halved) == pytest.approx(50)
+    assert mce(dict(list(ALEXNET.items())[:14])) is None
+
+
+def test_class_folders_that_the_model_does_not_know(tmp_path: Path) -> None:
+    for name in ("n00", "n77"):
+        (tmp_path / name).mkdir()
+        Image.new("L", (8, 8)).save(tmp_path / name / "1.jpeg")
+    with pytest.raises(UserError, match=r"class folders that the model does not know: n77$"):
+        open_extra(tmp_path, NAMES)
+
+
 @pytest.mark.parametrize("weights", ["raw", "ema"])
 def test_real_is_timms(place: Path, evaluated: dict, weights: str) -> None:
     paths = sorted((place / "data/val").glob("*/*"))
@@ -134,10 +268,17 @@ def test_what_is_said_of_it(evaluated: dict) -> None:
         ("ReaL top-1", evaluated["raw"]["real"]["acc1"], evaluated["ema"]["real"]["acc1"]),
         ("V2 top-5", evaluated["raw"]["v2"]["acc5"], evaluated["ema"]["v2"]["acc5"]),
     ):
-        assert "│".join((f" {line[0]:<11} ", *(f" {figure:.2f} % " for figure in line[1:]))) in shown
+        assert re.search(rf" {line[0]} +│ +{line[1]:.2f} % │ +{line[2]:.2f} % ", shown)
     about = {"weights": "logs/mine/checkpoints/best.ckpt", "model": "xxs24", "img_size": 16, "crop_pct": 1.0}
     about |= {"root": "data", "real": "real.json", "v2": "v2", "paper_row": None, "published": {}, "class_names": NAMES}
     assert about.items() <= evaluated.items()
+    assert "val/acc1" not in shown  # Lightning's table has the same figures
+    weakest = min((share, name) for name, share in evaluated["raw"]["per_class"].items())
+    assert f"weakest classes: {weakest[1]} ({weakest[0]:.1f} %)" in shown
+    assert "for 75 % accuracy: answer from a probability of 0." in shown
+    assert f"never predicted: {', '.join(evaluated['raw']['never_predicted'][:1])}" in shown or (
+        not evaluated["raw"]["never_predicted"]
+    )
     assert evaluated["step"] == (evaluated["epoch"] + 1) * ((1797 + 360 - 500) // 64)
 
 
@@ -201,6 +342,12 @@ def test_labels_that_cannot_be_used(content: str | None, names: tuple, words: st
         (["--real=real.json", "--data.val_split=train"], "real.json has labels for 301 images"),
         (["--real=short.json", "--data.val_split=../v2-named"], "v2-named/n00/1.jpeg has none"),
         (["--v2=nowhere"], "nowhere does not exist"),
+        (["--extra.a=nowhere"], "nowhere does not exist"),
+        (["--extra.a=v2-short"], "v2-short holds class folders that the model does not know: 0, 1"),
+        (["--wanted_accuracy=95"], "--wanted_accuracy is above 0 and at most 1, as 0.95; got 95"),
+        (["--tta=vflip"], "tta"),
+        (["--model.fields.in_chans=1"], "--model.fields.in_chans 1: images are read as RGB"),
+        (["--data.background=whit"], "background must be a colour"),
         (["--v2=v2-short"], "v2-short holds 2 class folders, which are neither the model's 12 classes by name"),
         (["--output=data"], "data is a folder"),
         (["--trainer.limit_val_batches=0"], "limit_val_batches 0 scores nothing"),

@@ -23,7 +23,7 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
 
   fit        train:              cait fit --config configs/digits.yaml --run_name NAME
   resume     continue a run:     cait resume NAME [--trainer.max_epochs 100 ...]
-  eval       score a run:        cait eval NAME [--v2 DIR --real FILE --ckpt_path FILE ...]
+  eval       score a run:        cait eval NAME [--wanted_accuracy 0.95 --tta hflip ...]
   validate   score a checkpoint or weights on the validation set, as `eval` does
   test       loss and accuracy alone, logged as test/...
   predict    classify images: cait predict NAME FILE|DIR ... [--format table|csv|jsonl]
@@ -32,6 +32,8 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
              cait export NAME [--format timm|release|onnx|torch_export] [--ema] [--output PATH]
   demo       write a page that runs a run's network in the browser:
              cait demo NAME [--quantize] [--output DIR] [--runtime FILE.tgz|DIR]
+  card       write a run's model card, README.md for the Hugging Face Hub: cait card NAME
+  push       put a run on the Hub for timm: cait push NAME OWNER/NAME [--dry-run] [--private]
   consolidate  write a sharded checkpoint as one file: cait consolidate NAME [--checkpoint best|last]
   visualize  draw attention maps of images, and a page of what a run gets wrong:
              cait visualize NAME [--images FILE|DIR ...] [--self_attention BLOCK,...] [--ema]
@@ -63,6 +65,8 @@ VERBS = {
     "predict": "cait.verbs.predict:predict",
     "export": "cait.verbs.export:export",
     "demo": "cait.verbs.demo:demo",
+    "card": "cait.verbs.card:card",
+    "push": "cait.verbs.push:push",
     "consolidate": "cait.verbs.consolidate:consolidate",
     "visualize": "cait.verbs.visualize:visualize",
     "plot": "cait.verbs.plot:plot",

@@ -342,6 +342,15 @@ class ImageNetDataModule(LightningDataModule):
         kinds = {Path(samples.name(i)).suffix.lower() for i in range(0, len(samples), 1 + len(samples) // 1000)}
         return bool(kinds & {".jpg", ".jpeg", ""})
 
+    def check_channels(self, channels: int) -> None:
+        """Raise UserError if our transforms cannot give a network images of so many channels."""
+        own = type(self).make_eval_transform is not ImageNetDataModule.make_eval_transform
+        if channels != 3 and not own:
+            raise UserError(
+                f"--model.fields.in_chans {channels}: images are read as RGB, so a network takes 3 channels, for grey "
+                "images too; others need a data module with transforms of your own"
+            )
+
     def share_batch(self, trainer: Trainer) -> None:
         """Divide a global batch: make `batch_size` this process's part of it, or have the Trainer accumulate.
 

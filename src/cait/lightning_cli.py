@@ -201,6 +201,7 @@ class CaiTCLI(LightningCLI):
             if self._not_made is None:
                 raise
             raise UserError(self._not_made) from error  # jsonargparse would tell it at length
+        self.datamodule.check_channels((self.model.hparams.get("fields") or {}).get("in_chans", 3))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,9 @@ def _percent(part: float, whole: float) -> float | None:
 
 
 def diagram(found: Mapping[str, Mapping[str, Any]]) -> Any:
-    """The reliability diagram of each set of weights: accuracy over confidence, and below how many images each bin has.
+    """The reliability diagram of each set of weights: accuracy over confidence, and below the images of each bin.
+
+    On the dashed line the accuracy is the confidence.
 
     Args:
         found: what `calibration` gave, by a title.
@@ -76,25 +78,10 @@ def diagram(found: Mapping[str, Mapping[str, Any]]) -> Any:
     for column, (title, calibrated) in enumerate(found.items()):
         above, below = axes[:, column]
         heights = [each["accuracy"] or 0.0 for each in calibrated["bins"]]
-        above.plot([0, 100], [0, 100], color="#999999", linewidth=1, linestyle="--", label="as sure as right")
-        above.bar(centres, heights, 100 / BINS, edgecolor="white", label="accuracy")
-        _dots(above, calibrated["bins"])
+        above.plot([0, 100], [0, 100], color="#999999", linewidth=1, linestyle="--", zorder=3)
+        above.bar(centres, heights, 100 / BINS, edgecolor="white")
         error = "no images" if calibrated["ece"] is None else f"calibration error {calibrated['ece']:.1f} %"
         above.set(title=f"{title}: {error}", ylabel="accuracy in %", xlim=(0, 100), ylim=(0, 100))
-        above.legend(loc="upper left")
         below.bar(centres, [each["images"] for each in calibrated["bins"]], 100 / BINS, edgecolor="white")
         below.set(xlabel="probability of the predicted class in %", ylabel="images")
     return figure
-
-
-def _dots(axis: Any, bins: Sequence[Mapping[str, Any]]) -> None:
-    """Where each bin's mean confidence lies: on the dashed line if it is calibrated."""
-    filled = [each for each in bins if each["images"]]
-    axis.plot(
-        [each["confidence"] for each in filled],
-        [each["accuracy"] for each in filled],
-        "o",
-        markersize=3,
-        color="#D55E00",
-        label="mean of the bin",
-    )

@@ -210,10 +210,11 @@ class Evaluation(Callback):
         self._order, self._done = loader.sampler.indices, 0  # the images that this process sees, in order
         self._real = self._real_labels() if loader.dataset is self.data.val_images else None
         self._ema: Any = next((callback for callback in trainer.callbacks if isinstance(callback, EMA)), None)  # type: ignore[attr-defined]
-        weights = ("raw", "ema") if self._ema and self._ema.average is not None else ("raw",)
+        average = self._ema.average if self._ema else None
+        weights = ("raw",) if average is None else ("raw", "ema")
         self._counts = {name: Counts(pl_module.num_classes, self.wanted).to(pl_module.device) for name in weights}
-        networks = [pl_module.model, *([self._ema.average] if len(weights) > 1 else [])]
-        self._hooks = [network.register_forward_hook(self._judge) for network in networks]
+        networks = (pl_module.model, average)
+        self._hooks = [network.register_forward_hook(self._judge) for network in networks if network is not None]
 
     def _judge(self, network: Any, inputs: tuple[Tensor], logits: Tensor) -> Tensor:
         """The logits that are scored in the place of those of an image [B, num_classes]."""

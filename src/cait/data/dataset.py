@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from cait import seeds
-from cait.data.folder import RawImage, Reading, load_rgb
+from cait.data.folder import AS_SEEN, RawImage, Reading, load_rgb
 from cait.data.sampler import Key
 from cait.data.shared import Handle, SharedBatches
 from cait.data.unreadable import UnreadableImageError, UnreadableImages
@@ -179,7 +179,7 @@ class EvalImages(Dataset[tuple[Tensor, int]]):
         samples: Samples,
         transform: Callable[[Any], Tensor],
         unreadable: UnreadableImages | None = None,
-        reading: Reading = Reading(),
+        reading: Reading = AS_SEEN,
     ) -> None:
         self.samples, self.transform, self.unreadable, self.reading = samples, transform, unreadable, reading
 

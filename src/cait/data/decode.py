@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from cait.data.folder import PUBLISHED, RawImage, Reading, load_rgb, orientation
+from cait.data.folder import AS_SEEN, PUBLISHED, RawImage, Reading, load_rgb, orientation
 from cait.data.unreadable import UnreadableImageError
 from cait.errors import UserError
 
@@ -125,7 +125,7 @@ class Upright:
         return np.ascontiguousarray(pixels.swapaxes(0, 1) if self.transposed else pixels)
 
 
-def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading: Reading = Reading()) -> OpenImage:
+def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading: Reading = AS_SEEN) -> OpenImage:
     """Open an image for one crop, or decode it `whole`, once, for several.
 
     Args:

@@ -52,11 +52,13 @@ class Reading(NamedTuple):
             raise UserError(f"background must be a colour, as white or '#8090a0', or null; got {self.background!r}")
 
 
+AS_SEEN = Reading()
+"""As viewers show an image, on white."""
 PUBLISHED = Reading(exif_orientation=False, background=None)
 """As torchvision's ImageFolder reads, and so timm's loaders and the published recipes."""
 
 
-def load_rgb(image: RawImage, name: str = "", reading: Reading = Reading()) -> Image.Image:
+def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Image.Image:
     """Read an image in any of Pillow's formats and modes as RGB; errors call it by its path, or else by `name`.
 
     Raises:

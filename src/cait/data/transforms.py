@@ -16,7 +16,7 @@ from torchvision.transforms import Compose
 
 from cait.data.augment import Augment, OwnOperation, simple_crop
 from cait.data.decode import Decoder, choose
-from cait.data.folder import Reading
+from cait.data.folder import AS_SEEN, Reading
 from cait.errors import UserError
 
 TrainCrop = Literal["resized", "simple"]
@@ -37,7 +37,7 @@ class Preprocessing:
     crop_pct: float
     mean: Sequence[float]
     std: Sequence[float]
-    reading: Reading = Reading()
+    reading: Reading = AS_SEEN
 
     def __post_init__(self) -> None:
         self.reading.check()

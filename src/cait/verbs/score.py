@@ -15,10 +15,14 @@ usage: cait eval RUN [options of validate]
 
 Score a run on the validation set: its best checkpoint or --ckpt_path FILE, with the raw
 weights and with their moving average. RUN is a name in logs/ or the path of a folder.
-evaluation.json in the run's folder, or --output FILE, also has the accuracy of each class
-and the confusion matrix.
+Every image counts, whatever part of them training looked at. evaluation.json in the run's
+folder, or --output FILE, also has the accuracy of each class, the confusion matrix and how
+far to trust the probabilities.
 
+  --wanted_accuracy 0.95   find the probability from which on the answers are that accurate
+  --tta hflip      score the mean over an image and its mirror image
   --v2 DIR         score on ImageNet-V2 too, or on more images of the same classes
+  --extra.NAME DIR score on a further set too: ImageNet-A, -R, -Sketch or -C, or your own
   --real FILE      score on ReaL's labels (real.json); ImageNet needs no file
   --trust-config   run your own parts, package.module:name, that the run's config.yaml names.
                    Code in a stranger's run may do anything."""

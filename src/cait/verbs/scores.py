@@ -3,52 +3,110 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+from lightning.pytorch.cli import LightningArgumentParser
 from rich.console import Console
 from rich.table import Table
 
 from cait import run
+from cait.analysis import calibration
 from cait.analysis.paper import find, released
 from cait.callbacks.evaluation import Evaluation, Scores, own_metrics
-from cait.data.folder import scan_extra_val
+from cait.data.extra_val import ALEXNET, Corruptions, ExtraSet, mce, open_extra
+from cait.data.folder import abbreviate, scan_extra_val
 from cait.errors import UserError
 from cait.lightning_cli import CaiTCLI
 
+EXTRA = """Folder of another evaluation set of the same classes, or of some, under a name of yours: --extra.sketch DIR.
+ImageNet-A, -R and -Sketch go by their WordNet folders, ImageNet-C by its corruptions and severities."""
+TTA = "Test-time augmentation: hflip scores the mean of the probabilities of an image and its mirror image."
+WANTED = "Accuracy from 0 to 1; finds the probability from which on the answers reach it, for images never to guess at."
+WEAKEST, CONFUSED, FEW = 5, 3, 5
+"""Classes, pairs and names that the screen shows."""
+
 
 class ScoringCLI(CaiTCLI):
-    """`validate` with the scores of `Evaluation`, on ImageNet-V2 too, shown and written."""
+    """`validate` with the scores of `Evaluation`, on further sets too, shown and written."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_arguments_to_parser(parser)
+        parser.add_argument("--extra", type=dict[str, str] | None, default=None, help=EXTRA)
+        parser.add_argument("--tta", type=Literal["hflip"] | None, default=None, help=TTA)
+        parser.add_argument("--wanted_accuracy", type=float | None, default=None, help=WANTED)
 
     def before_validate(self) -> None:
         # Refuse now what cannot work, not after an hour.
         config = self.config.validate
         if self.trainer.limit_val_batches == 0:
             raise UserError("--trainer.limit_val_batches 0 scores nothing")
+        if config.wanted_accuracy is not None and not 0 < config.wanted_accuracy <= 1:
+            raise UserError(f"--wanted_accuracy is above 0 and at most 1, as 0.95; got {config.wanted_accuracy}")
         self.output = Path(config.output or run.EVALUATION)
         make_room(self.output)
-        self.extra_val = scan_extra_val(Path(config.v2), self.datamodule.class_names) if config.v2 else None
+        names = self.datamodule.class_names
+        self.v2 = ExtraSet(scan_extra_val(Path(config.v2), names)) if config.v2 else None
+        self.extra = {name: open_extra(Path(root), names) for name, root in (config.extra or {}).items()}
         self.paper_row = find(config.paper_row) if config.paper_row else None
         if self.paper_row is None and config.model.pretrained and config.ckpt_path is None:
             self.paper_row = released(self.model.name, self.datamodule.img_size)
-        self.evaluation = Evaluation(self.datamodule, config.real)
+        self.evaluation = Evaluation(self.datamodule, config.real, config.tta == "hflip", config.wanted_accuracy)
         self.trainer.callbacks.append(self.evaluation)  # type: ignore[attr-defined]  # behind EMA
+
+    def validate(self, *args: Any, **kwargs: Any) -> None:
+        """Score, in LightningCLI's place: our table has Lightning's figures."""
+        self.trainer.validate(*args, **kwargs | {"verbose": False})
 
     def after_validate(self) -> None:
         scores = self.evaluation.scores
-        if self.extra_val is not None:
-            loader = self.datamodule.extra_val_dataloader(self.extra_val)
-            self.trainer.datamodule = None  # type: ignore[attr-defined]  # it would list all its images again
-            self.trainer.validate(self.model, loader, verbose=False)
-            for weights, extra in self.evaluation.scores.items():
+        self.trainer.datamodule = None  # type: ignore[attr-defined]  # it would list all its images again
+        if self.v2 is not None:
+            for weights, extra in self._score(self.v2).items():
                 scores[weights]["v2"] = extra
+        for name, found in self.extra.items():
+            scored = self._score(found) if isinstance(found, ExtraSet) else self._score_corrupted(found)
+            for weights, extra in scored.items():
+                scores[weights].setdefault("extra", {})[name] = extra
         if not self.trainer.is_global_zero:
             return
         result = self._about(scores) | scores
-        print(f"{result['weights']} at {result['img_size']} pixels, crop {result['crop_pct']}")
-        Console().print(as_table(result))
+        show(result)
         write(result, self.output)
+        drawn = draw(result, self.output)
         print(f"by class, and the confusion matrix: {self.output}")
+        print(f"how far to trust the probabilities: {os.path.relpath(drawn)}")
+
+    def _score(self, found: ExtraSet) -> dict[str, Scores]:
+        """The scores of a further set, by weights."""
+        self.evaluation.only = found.only
+        self.trainer.validate(self.model, self.datamodule.extra_val_dataloader(found.samples), verbose=False)
+        classes = {} if found.only is None else {"classes": len(found.only)}
+        return {weights: scores | classes for weights, scores in self.evaluation.scores.items()}
+
+    def _score_corrupted(self, found: Corruptions) -> dict[str, Scores]:
+        """Top-1 by corruption and severity, its mean, and the mean corruption error."""
+        cells = [(name, severity) for name, sets in found.items() for severity in sets]
+        scored = {(name, severity): self._score(found[name][severity]) for name, severity in cells}
+        result: dict[str, Scores] = {}
+        for weights in self.evaluation.scores:
+            acc1 = {
+                name: {severity: scored[name, severity][weights]["acc1"] for severity in sets}
+                for name, sets in found.items()
+            }
+            means = {name: sum(values.values()) / len(values) for name, values in acc1.items()}
+            whole = all(len(values) == 5 for values in acc1.values())
+            imagenet = len(self.datamodule.class_names) == 1000
+            result[weights] = {
+                "acc1": sum(means.values()) / len(means),
+                "images": sum(scored[cell][weights]["images"] for cell in cells),
+                "mce": mce({name: 100 - mean for name, mean in means.items()}) if whole and imagenet else None,
+                "corruptions": acc1,
+            }
+        return result
 
     def _about(self, scores: dict[str, Scores]) -> Scores:
         """What was scored."""
@@ -60,9 +118,11 @@ class ScoringCLI(CaiTCLI):
             "model": model.name,
             "img_size": data.img_size,
             "crop_pct": config.data.crop_pct,
+            "tta": config.tta,
             "root": str(data.root),
             "real": (config.real or "timm's") if "real" in scores["raw"] else None,
             "v2": config.v2,
+            "extra": config.extra or {},
             "paper_row": row.id if row else None,
             "published": row.published if row else {},
             "class_names": data.class_names,
@@ -105,30 +165,108 @@ def _arrays_out(result: Scores, stem: Path) -> Scores:
     return result
 
 
+def draw(result: Scores, path: Path) -> Path:
+    """Draw the reliability diagram beside `path`; returns its file."""
+    from cait.analysis import plots
+
+    drawn = path.with_name(f"{path.stem}-reliability.png")
+    figure = calibration.diagram({title: scores["calibration"] for title, scores in _by_weights(result).items()})
+    plots.write(figure, drawn)
+    return drawn
+
+
+def show(result: Scores) -> None:
+    """Print the scores, short."""
+    console = Console()
+    views = ", with mirror images" if result["tta"] else ""
+    print(f"{result['weights']} at {result['img_size']} pixels, crop {result['crop_pct']}{views}")
+    console.print(as_table(result))
+    for name, scores in result["raw"].get("extra", {}).items():
+        if "corruptions" in scores:
+            console.print(_corruption_table(name, scores))
+    console.print(_threshold_table(result["raw"]))
+    for line in remarks(result["raw"]):
+        console.print(line, markup=False, highlight=False)
+
+
+def remarks(scores: Scores) -> Iterator[str]:
+    """What the figures of a whole set hide."""
+    shares = [(share, name) for name, share in scores["per_class"].items() if share is not None and share < 100]
+    if shares:
+        weakest = [f"{name} ({share:.1f} %)" for share, name in sorted(shares, key=lambda each: each[0])]
+        yield f"weakest classes: {abbreviate(weakest, WEAKEST)}"
+    if never := scores["never_predicted"]:
+        yield f"never predicted: {abbreviate(never, FEW)}"
+    if pairs := scores["confusions"]:
+        few = [f"{pair['true']} taken for {pair['predicted']} ({pair['images']:,})" for pair in pairs[:CONFUSED]]
+        yield f"most confused: {', '.join(few)}"
+    if reached := scores["wanted_accuracy"]:
+        if reached["threshold"] is None:
+            yield f"no probability is high enough: no answers are right {reached['wanted']:g} % of the time"
+        else:
+            yield (
+                f"for {reached['wanted']:g} % accuracy: answer from a probability of {reached['threshold']:.4f} on, "
+                f"which {reached['coverage']:.1f} % of the images have"
+            )
+
+
+def _by_weights(result: Scores) -> dict[str, Scores]:
+    return {name: result[key] for key, name in (("raw", "raw"), ("ema", "EMA")) if key in result}
+
+
+def _part(scores: Scores, part: tuple[str, ...]) -> Scores:
+    for key in part:
+        scores = scores.get(key, {})
+    return scores
+
+
 def as_table(result: Scores) -> Table:
     """The scores of the raw weights and of their average, beside the published ones."""
-    ours = {name: result[key] for key, name in (("raw", "raw"), ("ema", "EMA")) if key in result}
+    ours = _by_weights(result)
     table = Table("")
     for name in (*ours, *result["published"]):
         table.add_column(name, justify="right")
-    for title, form, key, part in (
-        ("top-1", "{:.2f} %", "acc1", None),
-        ("top-5", "{:.2f} %", "acc5", None),
-        ("loss", "{:.4f}", "loss", None),
-        *((name, "{:.4f}", name, None) for name in own_metrics(result["raw"])),
-        ("images", "{:,}", "images", None),
-        ("ReaL top-1", "{:.2f} %", "acc1", "real"),
-        ("ReaL top-5", "{:.2f} %", "acc5", "real"),
-        ("ReaL images", "{:,}", "images", "real"),
-        ("V2 top-1", "{:.2f} %", "acc1", "v2"),
-        ("V2 top-5", "{:.2f} %", "acc5", "v2"),
-        *((f"V2 {name}", "{:.4f}", name, "v2") for name in own_metrics(result["raw"])),
-        ("V2 images", "{:,}", "images", "v2"),
-    ):
-        values = [(column.get(part, {}) if part else column).get(key) for column in ours.values()]
-        # Published is top-1, under the name of the set unless that is the validation set.
-        published = [column.get(part or key) if key == "acc1" else None for column in result["published"].values()]
-        if any(value is not None for value in values + published):
-            shown = ["" if value is None else form.format(value) for value in values]
-            table.add_row(title, *shown, *("" if value is None else f"{value} %" for value in published))
+    parts: dict[str, tuple[str, ...]] = {"": (), "ReaL ": ("real",), "V2 ": ("v2",)}
+    parts |= {f"{name} ": ("extra", name) for name in result["raw"].get("extra", {})}
+    for before, part in parts.items():
+        for title, form, key in (
+            ("top-1", "{:.2f} %", "acc1"),
+            ("top-5", "{:.2f} %", "acc5"),
+            *([] if part else [("mean of the classes", "{:.2f} %", "macro_acc1"), ("loss", "{:.4f}", "loss")]),
+            *((name, "{:.4f}", name) for name in own_metrics(result["raw"])),
+            *([] if part else [("calibration error", "{:.2f} %", "ece")]),
+            ("mCE", "{:.2f} %", "mce"),
+            ("images", "{:,}", "images"),
+            ("classes", "{:,}", "classes"),
+        ):
+            found = [_part(scores, (*part, "calibration") if key == "ece" else part) for scores in ours.values()]
+            # Published is top-1, under the name of the set unless that is the validation set.
+            published = [column.get(part[-1] if part else key) for column in result["published"].values()]
+            _add_row(table, before + title, form, [each.get(key) for each in found], published if key == "acc1" else [])
+    return table
+
+
+def _add_row(table: Table, title: str, form: str, ours: list[Any], published: list[Any]) -> None:
+    if any(value is not None for value in ours + published):
+        shown = ["" if value is None else form.format(value) for value in ours]
+        table.add_row(title, *shown, *("" if value is None else f"{value} %" for value in published))
+
+
+def _threshold_table(scores: Scores) -> Table:
+    """What remains if answers below a probability are "don't know"; the raw weights'."""
+    shown = [row for row in scores["thresholds"] if row["threshold"]]
+    table = Table("answer from a probability of", *(f"{row['threshold']:g}" for row in shown))
+    for title, key in (("images answered, %", "coverage"), ("of these right, %", "accuracy")):
+        table.add_row(title, *("" if row[key] is None else f"{row[key]:.1f}" for row in shown))
+    return table
+
+
+def _corruption_table(name: str, scores: Scores) -> Table:
+    """Top-1 by corruption and severity; the raw weights'."""
+    found = scores["corruptions"]
+    severities = sorted({severity for values in found.values() for severity in values})
+    table = Table(f"{name}: top-1, % at severity", *severities, "mean")
+    for corruption, values in sorted(found.items(), key=lambda each: [*ALEXNET, each[0]].index(each[0])):
+        cells = [f"{values[severity]:.1f}" if severity in values else "" for severity in severities]
+        table.add_row(corruption, *cells, f"{sum(values.values()) / len(values):.1f}")
     return table

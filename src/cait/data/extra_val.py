@@ -1,0 +1,101 @@
+"""Further evaluation sets: some of the model's classes, as ImageNet-A and -R, or corrupted images, as ImageNet-C."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cait.data.folder import _folder_names, _list_images, abbreviate, scan_extra_val
+from cait.data.listing import Files
+from cait.errors import UserError
+
+SEVERITIES = ("1", "2", "3", "4", "5")
+ALEXNET = {
+    "gaussian_noise": 88.6428,
+    "shot_noise": 89.4468,
+    "impulse_noise": 92.2640,
+    "defocus_blur": 81.9880,
+    "glass_blur": 82.6268,
+    "motion_blur": 78.5948,
+    "zoom_blur": 79.8360,
+    "snow": 86.6816,
+    "frost": 82.6572,
+    "fog": 81.9324,
+    "brightness": 56.4592,
+    "contrast": 85.3204,
+    "elastic_transform": 64.6056,
+    "pixelate": 71.7840,
+    "jpeg_compression": 60.6500,
+}
+"""AlexNet's mean top-1 error in per cent over the severities, from github.com/hendrycks/robustness."""
+
+
+class ExtraSet(NamedTuple):
+    samples: Files
+    only: list[int] | None = None
+    """Indices of the classes that it has, if it lacks some; then only these may be predicted."""
+
+
+Corruptions = dict[str, dict[str, ExtraSet]]
+"""Sets by corruption and severity."""
+
+
+def open_extra(root: Path, names: Sequence[str]) -> ExtraSet | Corruptions:
+    """List the images of a further evaluation set of the classes `names`, or of some of them.
+
+    Class folders go by name. If all are there, their indices do too, as in ImageNet-V2. As in ImageNet-C, they may lie
+    in `root/<corruption>/<severity>/` or `root/<group>/<corruption>/<severity>/`.
+
+    Raises:
+        UserError: there is no such folder, or it has classes that the model does not have.
+    """
+    if not root.is_dir():
+        raise UserError(f"the folder {root} does not exist")
+    corrupted = _corruptions(root, names)
+    if not corrupted:
+        return _set(root, names)
+    return {
+        name: {severity: _set(folder / severity, names) for severity in _folder_names(folder)}
+        for name, folder in corrupted.items()
+    }
+
+
+def _corruptions(root: Path, names: Sequence[str]) -> dict[str, Path]:
+    """The folders of corruptions by name; empty if it holds class folders."""
+    if not {*names}.isdisjoint(_folder_names(root)):
+        return {}
+    folders = [root / name for name in _folder_names(root)]
+    folders += [folder / name for folder in folders for name in _folder_names(folder)]
+    return {folder.name: folder for folder in folders if _has_severities(folder)}
+
+
+def _has_severities(folder: Path) -> bool:
+    found = _folder_names(folder)
+    return bool(found) and {*found} <= {*SEVERITIES} and all(_folder_names(folder / name) for name in found)
+
+
+def _set(root: Path, names: Sequence[str]) -> ExtraSet:
+    found = _folder_names(root)
+    if not 0 < len(found) < len(names):
+        return ExtraSet(scan_extra_val(root, list(names)))
+    places = {name: index for index, name in enumerate(names)}
+    if unknown := [name for name in found if name not in places]:
+        raise UserError(f"{root} holds class folders that the model does not know: {abbreviate(unknown)}")
+    samples, only = _list_images(root, found), [places[name] for name in found]
+    samples.labels = array("q", (only[label] for label in samples.labels))
+    return ExtraSet(samples, only)
+
+
+def mce(errors: Mapping[str, float]) -> float | None:
+    """ImageNet-C's mean corruption error in per cent, AlexNet's being 100; None unless all corruptions are there.
+
+    Hendrycks and Dietterich (arXiv 1903.12261).
+
+    Args:
+        errors: top-1 error in per cent by corruption, the mean over all severities.
+    """
+    if not ALEXNET.keys() <= errors.keys():
+        return None
+    return 100 * sum(errors[name] / ALEXNET[name] for name in ALEXNET) / len(ALEXNET)

@@ -1,0 +1,99 @@
+"""`cait card`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from cait import run
+from cait.errors import UserError, one_line
+from cait.verbs.options import Options, check_folder, named_run
+
+WHAT = """\
+Write a model card of a run, README.md as the Hugging Face Hub shows it, with the figures of evaluation.json, the
+settings, the curves and how to use the model."""
+README = "README.md"
+
+
+def card(arguments: list[str], *_: Any) -> None:
+    """Write the card of a run."""
+    options = Options("card", WHAT)
+    options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")
+    options.add_argument("--repo", default=None, metavar="OWNER/NAME", help="the model's name on the Hub")
+    options.add_argument("--ema", action="store_true", help="the moving average instead of the raw weights")
+    options.add_argument("--license", metavar="ID", help="the Hub's identifier, as apache-2.0; default none is named")
+    options.add_argument("--output", type=Path, metavar="DIR", help="folder to write to; default card/ in the run's")
+    given = options.parse_args(arguments)
+    folder = named_run("card", given.run)
+    output = given.output or folder / run.CARD
+    check_folder(output)
+    for path in write(folder, output, given.repo or f"OWNER/{folder.name}", given.ema, given.license):
+        print(os.path.relpath(path))
+
+
+def write(folder: Path, output: Path, repo: str, ema: bool, license: str | None) -> list[Path]:
+    """Write the card of a run, with its images, into the folder `output`.
+
+    Raises:
+        UserError: the run was not scored, or something else since.
+    """
+    from cait.analysis import card
+
+    path = folder / run.EVALUATION
+    about = _read(path, folder)
+    scores = card.check(about, "ema" if ema else "raw", path)
+    checkpoint = run.best_checkpoint(folder, "describe")
+    content = run.read_checkpoint(checkpoint, without=run.TENSORS)
+    if about["step"] != int(content["global_step"]):
+        raise UserError(
+            f"{path} is of step {about['step']}, {checkpoint} of step {content['global_step']}: "
+            f"score it again with `{run.command('eval', folder)}`"
+        )
+    config = _config(folder)
+    output.mkdir(parents=True, exist_ok=True)
+    images = _images(folder, output)
+    written = card.text(repo, scores, about, config, run.data_state(content), [image.name for image in images], license)
+    with run.whole(output / README) as beside:
+        beside.write_text(written, encoding="utf-8")
+    return [output / README, *images]
+
+
+def _read(path: Path, folder: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing: `{run.command('eval', folder)}` writes it") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {one_line(error)}") from error
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    import yaml
+
+    from cait.verbs.loading import data_settings
+
+    data = data_settings(folder)
+    config = yaml.safe_load(run.config(folder).read_text())
+    if not isinstance(config.get("model"), dict) or "root" not in data:
+        raise UserError(f"{run.config(folder)} is not the configuration of a run")
+    return config | {"data": data}
+
+
+def _images(folder: Path, output: Path) -> list[Path]:
+    """Put the curves and the reliability diagram beside the card, as far as there are any."""
+    from cait.analysis import card, curves, figures, plots
+
+    images = []
+    try:
+        plots.write(figures.draw_curves({folder.name: curves.read(folder)}), output / card.CURVES)
+        images.append(output / card.CURVES)
+    except UserError as error:
+        print(f"without curves: {error}")
+    diagram = (folder / run.EVALUATION).with_name(f"{Path(run.EVALUATION).stem}-{card.RELIABILITY}")
+    if diagram.is_file():
+        shutil.copyfile(diagram, output / card.RELIABILITY)
+        images.append(output / card.RELIABILITY)
+    return images
