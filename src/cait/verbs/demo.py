@@ -159,7 +159,7 @@ def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None, ema: b
         ("Input", f"{size} × {size} pixels"),
         ("Checkpoint", loaded.about.replace(f"{checkpoint.parent}/", "")),
     ]
-    scores = _evaluation(folder).get("ema" if ema else "raw")
+    scores = _evaluation(checkpoint, folder).get("ema" if ema else "raw")
     if isinstance(scores, dict) and {"acc1", "images"} <= scores.keys():
         facts.append(("Accuracy", f"{scores['acc1']:.2f} % of {scores['images']:,} validation images"))
         if len(loaded.class_names) > 5 and "acc5" in scores:
@@ -167,10 +167,14 @@ def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None, ema: b
     return facts
 
 
-def _evaluation(folder: Path | None) -> dict[str, Any]:
-    """What `cait eval` has written; nothing if it has not."""
+def _evaluation(checkpoint: Path, folder: Path | None) -> dict[str, Any]:
+    """What `cait eval` has written of this checkpoint; nothing if it has not."""
+    if folder is None:
+        return {}
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return dict(json.loads(((folder or Path()) / run.EVALUATION).read_text()))
+        scores = dict(json.loads((folder / run.EVALUATION).read_text()))
+        step = run.read_checkpoint(checkpoint, without=run.TENSORS)["global_step"]
+        return scores if scores.get("step") == step and not scores.get("tta") else {}
     return {}
 
 
