@@ -147,6 +147,8 @@ def _score(loaded: loading.Loaded, paths: list[Path]) -> tuple[int, list[int]]:
         for place, session in enumerate(sessions):
             logits = torch.from_numpy(session.run(["logits"], {"images": batch.numpy()})[0])
             right[place] += int((logits.argmax(dim=1) == true).sum())
+    if not counted:
+        raise UserError(f"no validation image of {data.root} has a label")
     return counted, right
 
 
