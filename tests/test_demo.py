@@ -20,6 +20,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+import yaml
 from conftest import SMALL, link_digits
 from PIL import Image
 
@@ -45,22 +46,36 @@ console.log(JSON.stringify({ images, saliency: [...saliency(asked.weights, 4, 32
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
-    """A folder with a run of a moment on the digits."""
+    """A folder with the digits and the checkpoint of a run that was never trained."""
     place = tmp_path_factory.mktemp("demo")
     link_digits(place, digits_root)
+    settings = {
+        "root": str(digits_root),
+        "img_size": 16,
+        "crop_pct": 0.9,
+        "exif_orientation": True,
+        "background": "white",
+    }
+    module = package.CaiTModule("xxs24", 16, 10, fields={"embed_dim": 32, "depth": 1, "num_heads": 2, "patch_size": 4})
+    content = {"pytorch-lightning_version": "2.6.6", "global_step": 7, "epoch": 0, "state_dict": module.state_dict()}
+    content["hyper_parameters"] = dict(module.hparams)
+    data = package.ImageNetDataModule(**settings)
+    content["ImageNetDataModule"] = data.state_dict()
+    folder = place / "logs/few"
+    (folder / "checkpoints").mkdir(parents=True)
+    torch.save(content, folder / "checkpoints/best.ckpt")
+    (folder / "config.yaml").write_text(yaml.safe_dump({"data": settings}))
+    return place
+
+
+@pytest.fixture(scope="module")
+def trained(place: Path) -> Path:
+    """The folder, with a run of a moment too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setattr(sys, "argv", ["cait"])
-        main(
-            [
-                "fit",
-                *SMALL,
-                "--trainer.max_epochs=1",
-                "--run_name=few",
-                "--data.crop_pct=0.9",
-                "--model.warmup_epochs=0",
-            ]
-        )
+        how = ["--data.crop_pct=0.9", "--model.warmup_epochs=0"]
+        main(["fit", *SMALL, "--trainer.max_epochs=1", "--run_name=digits", *how])
     return place
 
 
@@ -278,18 +293,25 @@ def odd_files(folder: Path, photograph: Image.Image) -> dict[str, Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize("upright", [True, False])
 def test_the_page_gives_what_predict_gives(
-    upright: bool, browser: Any, served: str, here: Path, tmp_path: Path, photographs: list[Image.Image], capsys: Any
+    upright: bool,
+    browser: Any,
+    served: str,
+    here: Path,
+    trained: Path,
+    tmp_path: Path,
+    photographs: list[Image.Image],
+    capsys: Any,
 ) -> None:
-    settings = Path("logs/few/config.yaml")
+    settings = Path("logs/digits/config.yaml")
     before = settings.read_text()
     settings.write_text(before.replace("exif_orientation: true", f"exif_orientation: {json.dumps(upright)}"))
     try:
-        main(["demo", "few"])
-        module = package.load("few")
+        main(["demo", "digits"])
+        module = package.load("digits")
     finally:
         settings.write_text(before)
     assert module.reading.exif_orientation == upright
-    page = Page(browser, f"{served}/logs/few/demo/")
+    page = Page(browser, f"{served}/logs/digits/demo/")
     digits = [next(Path(f"data/digits/val/{digit}").iterdir()) for digit in range(10)]
     odd = odd_files(tmp_path / "odd", photographs[0])
     worst = 0.0
@@ -299,7 +321,7 @@ def test_the_page_gives_what_predict_gives(
         assert next(iter(shown)) == next(iter(expected))
         differences = [abs(probability - expected[index]) for index, probability in shown.items() if index in expected]
         assert len(differences) == 5 or path.suffix != ".png"
-        limit = 1e-3 if path.suffix == ".png" else 0.02  # a browser decodes JPEG in its own way
+        limit = 1e-3 if path.suffix == ".png" else 5e-3  # another release of libjpeg may be in the browser
         assert max(differences) <= limit, path
         worst = max(worst, *differences)
     assert page.script("!document.getElementById('map').hidden && !document.getElementById('switch').hidden")

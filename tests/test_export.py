@@ -14,7 +14,7 @@ import timm
 import torch
 from conftest import SMALL, Cait
 from safetensors.torch import load_file
-from timm.data import resolve_model_data_config
+from timm.data import CustomDatasetInfo, resolve_model_data_config
 
 import cait as package
 from cait.cli import main
@@ -52,6 +52,25 @@ def read(path: Path, format: str) -> Callable[[torch.Tensor], torch.Tensor]:
     return torch.export.load(path).module()
 
 
+PREPARED = dict(mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7], crop_pct=0.9, interpolation="bilinear")
+
+
+def told(path: Path, format: str) -> dict[str, object]:
+    """What travels with the weights, through the library that they are for."""
+    if format == "timm":
+        cfg = timm.create_model(f"local-dir:{path}").pretrained_cfg
+        assert CustomDatasetInfo(cfg["label_names"]).index_to_label_name(1) == "class 1"
+        data = resolve_model_data_config(timm.create_model(f"local-dir:{path}"))
+        prepared = {key: list(data[key]) if key in ("mean", "std") else data[key] for key in PREPARED}
+        return {"class_names": cfg["label_names"], "img_size": data["input_size"][-1], **prepared}
+    if format == "onnx":
+        props = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
+        return {key: value if key == "interpolation" else json.loads(value) for key, value in props.items()}
+    files = {"metadata.json": ""}
+    torch.export.load(path, extra_files=files)
+    return json.loads(files["metadata.json"])
+
+
 UNLIKE_TIMM = dict(TINY, norm="batchnorm", class_token_at=0, distillation_token=True, attention="cosine")
 
 
@@ -66,7 +85,9 @@ UNLIKE_TIMM = dict(TINY, norm="batchnorm", class_token_at=0, distillation_token=
 def test_the_reading_library_gives_the_networks_logits(format: str, fields: dict, tmp_path: Path) -> None:
     model = network(**fields)
     path = tmp_path / "sub" / FILE_NAMES[format]
-    exported = export(model, path, format)
+    names = [f"class {index}" for index in range(model.config.num_classes)]
+    exported = export(model, path, format, PREPARED, class_names=names)
+    assert told(path, format) == {"class_names": names, "img_size": model.config.img_size, **PREPARED}
     assert model.training
     assert exported.files == ([path / "config.json", path / "model.safetensors"] if format == "timm" else [path])
     assert sorted(p for p in tmp_path.rglob("*") if p.is_file()) == exported.files  # and nothing beside them
@@ -143,9 +164,10 @@ def test_timm_is_told_how_pictures_are_prepared(tmp_path: Path) -> None:
 
 def test_the_release_is_read_by_timm(tmp_path: Path) -> None:
     model = network(**DIGITS).eval()
-    export(model, tmp_path / "x.pth", "release")
+    export(model, tmp_path / "x.pth", "release", PREPARED)
     content = torch.load(tmp_path / "x.pth", weights_only=True)
-    assert list(content) == ["model"]
+    assert list(content) == ["model", "metadata"]
+    assert content["metadata"] == {"img_size": 16, **PREPARED}  # of a network whose classes have no names
     assert list(content["model"]) == [f"module.{key}" for key in model.state_dict()]
     overlay = dict(file=str(tmp_path / "x.pth"), num_classes=10, input_size=(3, 16, 16))
     same = dict(embed_dim=96, depth=6, num_heads=2, patch_size=4)

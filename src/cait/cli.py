@@ -33,10 +33,10 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
              [--top_k K] [--output FILE] [--raw]
   export     write a run's network for other programs:
              cait export NAME [--format timm|release|onnx|torch_export] [--ema] [--output PATH]
-  card       write a run's model card, README.md for the Hugging Face Hub: cait card NAME
-  push       put a run on the Hub for timm: cait push NAME OWNER/NAME [--dry-run] [--private]
   demo       write a page that runs a run's network in the browser:
              cait demo NAME [--quantize] [--output DIR] [--runtime FILE.tgz|DIR]
+  card       write a run's model card, README.md for the Hugging Face Hub: cait card NAME
+  push       put a run on the Hub for timm: cait push NAME OWNER/NAME [--dry-run] [--private]
   consolidate  write a sharded checkpoint as one file: cait consolidate NAME [--checkpoint best|last]
   visualize  draw attention maps of images, and a page of what a run gets wrong:
              cait visualize NAME [--images FILE|DIR ...] [--self_attention BLOCK,...] [--ema]
@@ -72,9 +72,9 @@ VERBS = {
     "test": "cait.verbs.score:test",
     "predict": "cait.verbs.predict:predict",
     "export": "cait.verbs.export:export",
+    "demo": "cait.verbs.demo:demo",
     "card": "cait.verbs.card:card",
     "push": "cait.verbs.push:push",
-    "demo": "cait.verbs.demo:demo",
     "consolidate": "cait.verbs.consolidate:consolidate",
     "visualize": "cait.verbs.visualize:visualize",
     "plot": "cait.verbs.plot:plot",

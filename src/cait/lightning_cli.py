@@ -187,7 +187,6 @@ class CaiTCLI(LightningCLI):
             if isinstance(error, ValueError) and (reason := refusals.not_made(str(error))):
                 raise UserError(reason) from error
             raise
-        self.datamodule.check_channels((self.model.hparams.get("fields") or {}).get("in_chans", 3))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         for file in refusals.config_files(self.arguments):

@@ -64,7 +64,7 @@ class PredictionsFile(Callback):
         self._file.close()
         run.scratch(self.path).replace(self.path)
         print(f"{self._done - self._unreadable} predictions in {self.path}")
-        if self._done and self._unreadable == self._done:
+        if trainer.world_size == 1 and self._unreadable == self._done:
             raise UserError(f"none of the {self._done:,} images can be read")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -158,7 +158,7 @@ class WithSaliency(nn.Module):
 
     @staticmethod
     def is_possible(model: nn.Module) -> bool:
-        return isinstance(model, CaiT) and len(model.blocks_token_only) > 0
+        return isinstance(model, CaiT) and model.config.global_pool == "token" and len(model.blocks_token_only) > 0
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         maps: list[Tensor] = []

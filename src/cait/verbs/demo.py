@@ -37,7 +37,7 @@ def demo(arguments: list[str], module: Any, data: Any) -> None:
     _check(loaded)
     try:
         with TemporaryDirectory(prefix=".demo-", dir=_made(output.parent)) as scratch:
-            facts = _facts(loaded, folder, ema)
+            facts = _facts(loaded, checkpoint, folder, ema)
             facts += _write_network(loaded, Path(scratch), given.quantize)
             _write_page(loaded, Path(scratch), folder.name if folder else checkpoint.stem, facts, runtime)
             _settle(Path(scratch), _made(output))
@@ -147,19 +147,21 @@ def _score(loaded: loading.Loaded, paths: list[Path]) -> tuple[int, list[int]]:
         for place, session in enumerate(sessions):
             logits = torch.from_numpy(session.run(["logits"], {"images": batch.numpy()})[0])
             right[place] += int((logits.argmax(dim=1) == true).sum())
+    if not counted:
+        raise UserError(f"no validation image of {data.root} has a label")
     return counted, right
 
 
-def _facts(loaded: loading.Loaded, folder: Path | None, ema: bool) -> list[tuple[str, str]]:
+def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None, ema: bool) -> list[tuple[str, str]]:
     """What the page says about the model."""
     count = sum(parameter.numel() for parameter in loaded.network.parameters())
     size = loaded.data.img_size
     facts = [
         ("Model", f"{loaded.name}, {count / 1e6:.1f} million parameters"),
         ("Input", f"{size} × {size} pixels"),
-        ("Trained as", loaded.about),
+        ("Checkpoint", loaded.about.replace(f"{checkpoint.parent}/", "")),
     ]
-    scores = _evaluation(folder).get("ema" if ema else "raw")
+    scores = _evaluation(checkpoint, folder).get("ema" if ema else "raw")
     if isinstance(scores, dict) and {"acc1", "images"} <= scores.keys():
         facts.append(("Accuracy", f"{scores['acc1']:.2f} % of {scores['images']:,} validation images"))
         if len(loaded.class_names) > 5 and "acc5" in scores:
@@ -167,10 +169,14 @@ def _facts(loaded: loading.Loaded, folder: Path | None, ema: bool) -> list[tuple
     return facts
 
 
-def _evaluation(folder: Path | None) -> dict[str, Any]:
-    """What `cait eval` has written; nothing if it has not."""
+def _evaluation(checkpoint: Path, folder: Path | None) -> dict[str, Any]:
+    """What `cait eval` has written of this checkpoint; nothing if it has not."""
+    if folder is None:
+        return {}
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return dict(json.loads(((folder or Path()) / run.EVALUATION).read_text()))
+        scores = dict(json.loads((folder / run.EVALUATION).read_text()))
+        step = run.read_checkpoint(checkpoint, without=run.TENSORS)["global_step"]
+        return scores if scores.get("step") == step and not scores.get("tta") else {}
     return {}
 
 

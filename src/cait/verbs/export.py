@@ -14,7 +14,7 @@ from cait.verbs.options import Options, named_run
 
 NEEDED = ("mean", "std", "crop_pct", "interpolation")
 TOLD = ("exif_orientation", "background")
-"""Settings that a data module of your own may lack."""
+"""What timm's configuration holds, and what else is told."""
 
 
 def export(arguments: list[str], module: Any, _: Any) -> None:
@@ -30,7 +30,7 @@ def export(arguments: list[str], module: Any, _: Any) -> None:
     given = options.parse_args(arguments)
     folder = named_run("export", given.run)
     checkpoint = run.best_checkpoint(folder, "export")
-    preprocessing = _preprocessing(folder)
+    preprocessing = _preprocessing(folder, needed=given.format == "timm")
     from cait import trust
     from cait.model.export import export
     from cait.model.network import input_shape
@@ -46,10 +46,12 @@ def export(arguments: list[str], module: Any, _: Any) -> None:
     print(f"read back, the logits differ by {exported.difference:.1e} at most")
 
 
-def _preprocessing(folder: Path) -> dict[str, Any]:
-    """How images are prepared for the network."""
+def _preprocessing(folder: Path, needed: bool) -> dict[str, Any]:
+    """How images are prepared for the network, as far as the run says; raises UserError if more is `needed`."""
+    if not (needed or (folder / run.CONFIG).is_file()):
+        return {}
     data = data_settings(folder)
-    try:
-        return {name: data[name] for name in NEEDED} | {name: data[name] for name in TOLD if name in data}
-    except KeyError as error:
-        raise UserError(f"{run.config(folder)} does not say how images are prepared: {error} is missing") from error
+    for name in NEEDED:
+        if needed and name not in data:
+            raise UserError(f"{run.config(folder)} does not say how images are prepared: {name!r} is missing")
+    return {name: data[name] for name in (*NEEDED, *TOLD) if name in data}
