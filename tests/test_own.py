@@ -338,7 +338,8 @@ def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(tmp
     assert (run / "checkpoints" / "best.ckpt").is_file()
 
     fill(tmp_path / "my photos", {"new": 6})
-    output = fit(tmp_path, "--data.root=my photos", "--from", "my-photos", *BRIEF, "--run_name=second")
+    weighted = ["--model.class_weights=balanced", "--data.balance=null"]
+    output = fit(tmp_path, "--data.root=my photos", "--from", "my-photos", *BRIEF, *weighted, "--run_name=second")
     assert "the head's rows of 2 classes kept by name, 1 new" in output
 
 

@@ -67,12 +67,13 @@ def _is_folder(root: str) -> bool:
 
 def _chosen(root: Path, given: dict[str, Any], start: Any) -> dict[str, Any]:
     from cait.data.folder import split_folders
-    from cait.data.source import open_source
+    from cait.data.source import FolderSource, open_source
     from cait.data.survey import left_out, survey
     from cait.verbs.recipe import choose
 
     settings = {key: given[f"data.{key}"] for key in SOURCE if f"data.{key}" in given}
     source = open_source(str(root), **settings)
+    assert isinstance(source, FolderSource)
     source.prepare()
     folder = survey(source.train, source.val, source.class_names)
     recipe = choose(folder, machine(given), given, start)

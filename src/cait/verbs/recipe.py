@@ -106,11 +106,15 @@ def check(folder: Survey, recipe: Recipe) -> None:
     if folder.images < 4:
         raise UserError(f"{folder.images} training images are too few to learn from; collect {FEW} of each class")
     if count < FEW:
-        few = f"{count} training image{'s' * (count != 1)} in class {name}: at least {FEW} are needed for a fair result"
+        few = f"{some(count, 'training image')} in class {name}: at least {FEW} are needed for a fair result"
         recipe.say("warning", few)
     if folder.val < 100:
         share = 100 / folder.val
         recipe.say("warning", f"{folder.val} validation images: one of them is {share:.1f} points of val/acc1")
+
+
+def some(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def begin(start: Start, recipe: Recipe) -> None:
@@ -277,8 +281,10 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, cost: f
     recipe.take("trainer.log_every_n_steps", max(1, min(10, folder.images // batch)))
     took = int(epochs) * folder.images * seconds(folder, machine, cost) / (1 if machine.gpus else min(machine.cores, 8))
     scored = "" if every == 1 else f", validated every {every}"
-    on = f"{machine.gpus} GPU(s)" if machine.gpus else f"{machine.cores} core(s)"
-    recipe.say("length", f"{epochs} epochs{scored}: about {max(1, round(took / 48))} min on {on}, if nothing else runs")
+    on = some(machine.gpus, "GPU") if machine.gpus else some(machine.cores, "core")
+    recipe.say(
+        "length", f"{some(epochs, 'epoch')}{scored}: about {max(1, round(took / 48))} min on {on}, if nothing else runs"
+    )
     if int(epochs) < 10 and start is None and "trainer.max_epochs" in recipe.settings:
         recipe.say("warning", f"{folder.images:,} images are many for this machine; --trainer.max_epochs 30 is better")
 
