@@ -18,6 +18,8 @@ from cait.verbs.options import asks_for_help
 SOURCE = ("train_split", "val_split", "val_fraction", "val_list")
 """Settings that say which images of the folder are meant."""
 FROM = "from"
+TEXTS = (FROM, "data.root", "data.train_split", "data.val_split", "data.val_list")
+"""Settings that stay text where YAML would read a number, as in a folder 2024."""
 WIDTH = 80
 
 
@@ -134,7 +136,8 @@ def _settings(arguments: list[str]) -> dict[str, Any]:
         if not equals and following.startswith("--"):
             found[name] = True
         else:
-            found[name] = _value(text if equals else following)
+            text = text if equals else following
+            found[name] = text if name in TEXTS else _value(text)
         if isinstance(found[name], dict):
             found |= {f"{name}.{key}": value for key, value in found[name].items()}
     return found
