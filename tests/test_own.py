@@ -210,7 +210,8 @@ def test_the_last_epoch_is_validated(given: int | None) -> None:
 def test_uneven_classes_are_balanced_and_chosen_by_their_mean() -> None:
     even, uneven = (settings(replace(PHOTOGRAPHS, counts={"a": 300, "b": few})) for few in (150, 30))
     assert "data.balance" not in even
-    assert (uneven["data.balance"], uneven["best_metric"]) == ("sqrt", "val/acc1_macro")
+    assert (uneven["data.balance"], uneven["best_metric"]) == ("full", "val/acc1_macro")
+    assert settings(replace(PHOTOGRAPHS, counts={"a": 300, "b": 60}))["data.balance"] == "sqrt"
 
 
 def test_each_rule_says_why_and_few_images_are_told() -> None:

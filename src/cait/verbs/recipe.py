@@ -26,6 +26,8 @@ LARGE = 100_000
 """Training images from which the published recipe is the right one."""
 UNEVEN = 3.0
 """How many times larger than the smallest class the largest may be before the classes are balanced."""
+RARE = 10.0
+"""The same, before they are drawn equally often: at the square root a network learns to leave out a rare class."""
 WANTED_EPOCHS = 25
 """Patches are made larger until so many epochs fit into the time."""
 LEARNED_AT = (224, 160, 128, 96)
@@ -322,10 +324,9 @@ def balance(folder: Survey, recipe: Recipe) -> None:
     (least, few), (most, many) = (pick(folder.counts.items(), key=lambda item: item[1]) for pick in (min, max))
     if many < UNEVEN * few:
         return
-    recipe.take("data.balance", "sqrt")
+    how = recipe.take("data.balance", "sqrt" if many < RARE * few else "full")
     recipe.take("best_metric", "val/acc1_macro")
-    recipe.say(
-        "balance",
-        f"{most} has {many:,} images, {least} {few:,}: small classes are drawn more often (sqrt), and "
-        "best.ckpt is chosen by val/acc1_macro",
+    text = (
+        f"{most} has {some(many, 'image')}, {least} {few:,}: small classes are drawn more often ({how}), and best.ckpt "
     )
+    recipe.say("balance", text + "is chosen by the mean over the classes, val/acc1_macro")
