@@ -320,13 +320,12 @@ def optimize(recipe: Recipe, start: Start | None) -> None:
 
 def balance(folder: Survey, recipe: Recipe) -> None:
     """Classes of very different sizes are drawn more evenly, and the mean over the classes picks the best epoch."""
-    recipe.take("model.per_class", True)
+    counted = recipe.take("model.per_class", True)
     (least, few), (most, many) = (pick(folder.counts.items(), key=lambda item: item[1]) for pick in (min, max))
     if many < UNEVEN * few:
         return
     how = recipe.take("data.balance", "sqrt" if many < RARE * few else "full")
-    recipe.take("best_metric", "val/acc1_macro")
-    text = (
-        f"{most} has {some(many, 'image')}, {least} {few:,}: small classes are drawn more often ({how}), and best.ckpt "
-    )
-    recipe.say("balance", text + "is chosen by the mean over the classes, val/acc1_macro")
+    if counted is True:
+        recipe.take("best_metric", "val/acc1_macro")
+    drawn = f"{most} has {some(many, 'image')}, {least} {few:,}: small classes are drawn more often ({how})"
+    recipe.say("balance", f"{drawn}, and best.ckpt is chosen by {recipe.get('best_metric', 'val/acc1')}")
