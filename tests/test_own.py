@@ -189,6 +189,7 @@ def test_a_run_is_as_long_as_the_time_and_the_images_allow() -> None:
     assert settings(many)["trainer.max_epochs"] < 15
     assert settings(many, Machine(16))["trainer.max_epochs"] > settings(many)["trainer.max_epochs"]
     assert settings(few)["data.batch_size"] % 2 == 0
+    assert settings(PHOTOGRAPHS, trainer__devices=3)["data.batch_size"] % 6 == 0
     published = settings(replace(PHOTOGRAPHS, counts={"a": 90_000, "b": 90_000}), Machine(16, 8, True))
     assert published["ema.decay"] == 0.99996
     assert "model.fields.depth" not in published

@@ -268,7 +268,9 @@ def augment(folder: Survey, recipe: Recipe, size: int) -> None:
 def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     """Images a step: 64, and fewer where an epoch would have less than 8 steps, because steps are what trains."""
     wanted = 64 if not machine.gpus else 128
-    batch = recipe.number("data.batch_size", max(2, min(wanted, folder.images // 8 // 2 * 2)))
+    devices = recipe.given.get("trainer.devices")
+    pairs = 2 * (devices if isinstance(devices, int) and devices > 0 else 1)  # each process pairs images for Mixup
+    batch = recipe.number("data.batch_size", max(1, min(wanted, folder.images // 8) // pairs) * pairs)
     recipe.take("data.global_batch", True)
     recipe.take("data.eval_batch_size", 128)
     if machine.gpus and folder.images < LARGE:
