@@ -68,6 +68,7 @@ def test_a_copy_of_a_compiled_network_runs_its_own_weights() -> None:
 
     class Module:
         num_classes, device, dtype, own_metrics = 10, torch.device("cpu"), torch.float32, None
+        per_class = False
 
     Module.model = model
     ema = EMA(0.5)

@@ -185,19 +185,34 @@ def test_what_is_given_wins_and_the_rules_go_on_from_it() -> None:
 
 def test_a_run_is_as_long_as_the_time_and_the_images_allow() -> None:
     few, many = (replace(PHOTOGRAPHS, counts={"a": count, "b": count}) for count in (20, 20_000))
-    assert settings(few)["trainer.max_epochs"] == 200
+    assert settings(few)["trainer.max_epochs"] > 150
     assert settings(many)["trainer.max_epochs"] < 15
     assert settings(many, Machine(16))["trainer.max_epochs"] > settings(many)["trainer.max_epochs"]
     assert settings(few)["data.batch_size"] % 2 == 0
+    assert settings(PHOTOGRAPHS, trainer__devices=3)["data.batch_size"] % 6 == 0
     published = settings(replace(PHOTOGRAPHS, counts={"a": 90_000, "b": 90_000}), Machine(16, 8, True))
     assert published["ema.decay"] == 0.99996
     assert "model.fields.depth" not in published
 
 
+@pytest.mark.parametrize("given", ["abc", None, 0, 2.5])
+def test_a_given_number_that_is_none_is_told(given: object) -> None:
+    with pytest.raises(UserError, match=r"--data\.img_size must be a whole number of at least 1"):
+        settings(PHOTOGRAPHS, data__img_size=given)
+
+
+@pytest.mark.parametrize("given", [None, 97, 100, 120])
+def test_the_last_epoch_is_validated(given: int | None) -> None:
+    found = {"trainer.max_epochs": given} | settings(PHOTOGRAPHS, **({"trainer__max_epochs": given} if given else {}))
+    assert found["trainer.max_epochs"] % found["trainer.check_val_every_n_epoch"] == 0
+    assert found["trainer.check_val_every_n_epoch"] == {97: 1, 100: 2, 120: 4}.get(given or 0, 1) or not given
+
+
 def test_uneven_classes_are_balanced_and_chosen_by_their_mean() -> None:
     even, uneven = (settings(replace(PHOTOGRAPHS, counts={"a": 300, "b": few})) for few in (150, 30))
     assert "data.balance" not in even
-    assert (uneven["data.balance"], uneven["best_metric"]) == ("sqrt", "val/acc1_macro")
+    assert (uneven["data.balance"], uneven["best_metric"]) == ("full", "val/acc1_macro")
+    assert settings(replace(PHOTOGRAPHS, counts={"a": 300, "b": 60}))["data.balance"] == "sqrt"
 
 
 def test_each_rule_says_why_and_few_images_are_told() -> None:
@@ -217,6 +232,7 @@ def test_weights_keep_their_network_and_are_trained_gently() -> None:
 
 
 def test_settings_are_read_in_every_spelling() -> None:
+    assert own._settings(["--data.root=2024"]) == {"data.root": "2024"}
     words = ["--data.root", "a b", "--model.lr=1e-3", "--model.fields", "{depth: 2}", "--print_config", "--x=[1, 2]"]
     found = own._settings(words)
     assert found == {
@@ -338,7 +354,8 @@ def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(tmp
     assert (run / "checkpoints" / "best.ckpt").is_file()
 
     fill(tmp_path / "my photos", {"new": 6})
-    output = fit(tmp_path, "--data.root=my photos", "--from", "my-photos", *BRIEF, "--run_name=second")
+    weighted = ["--model.class_weights=balanced", "--data.balance=null"]
+    output = fit(tmp_path, "--data.root=my photos", "--from", "my-photos", *BRIEF, *weighted, "--run_name=second")
     assert "the head's rows of 2 classes kept by name, 1 new" in output
 
 

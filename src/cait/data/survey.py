@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from cait.data.folder import load_rgb
 from cait.data.listing import Files, is_image
 from cait.errors import UserError
 
@@ -60,7 +61,7 @@ def survey(train: Files, val: Files, names: Sequence[str]) -> Survey:
             with Image.open(train.name(index)) as image:
                 sizes.append(image.size)
                 image.draft("RGB", (2 * THUMB, 2 * THUMB))  # of a JPEG file decode an eighth
-                thumbs.append(np.asarray(image.convert("RGB").resize((THUMB, THUMB)), np.float32))
+                thumbs.append(np.asarray(load_rgb(image).resize((THUMB, THUMB)), np.float32))
         except Exception:  # a run counts and names the unreadable ones, see `UnreadableImages`
             continue
     if not thumbs:

@@ -18,6 +18,8 @@ from cait.verbs.options import asks_for_help
 SOURCE = ("train_split", "val_split", "val_fraction", "val_list")
 """Settings that say which images of the folder are meant."""
 FROM = "from"
+TEXTS = (FROM, "data.root", "data.train_split", "data.val_split", "data.val_list")
+"""Settings that stay text where YAML would read a number, as in a folder 2024."""
 WIDTH = 80
 
 
@@ -67,12 +69,13 @@ def _is_folder(root: str) -> bool:
 
 def _chosen(root: Path, given: dict[str, Any], start: Any) -> dict[str, Any]:
     from cait.data.folder import split_folders
-    from cait.data.source import open_source
+    from cait.data.source import FolderSource, open_source
     from cait.data.survey import left_out, survey
     from cait.verbs.recipe import choose
 
     settings = {key: given[f"data.{key}"] for key in SOURCE if f"data.{key}" in given}
     source = open_source(str(root), **settings)
+    assert isinstance(source, FolderSource)
     source.prepare()
     folder = survey(source.train, source.val, source.class_names)
     recipe = choose(folder, machine(given), given, start)
@@ -133,7 +136,8 @@ def _settings(arguments: list[str]) -> dict[str, Any]:
         if not equals and following.startswith("--"):
             found[name] = True
         else:
-            found[name] = _value(text if equals else following)
+            text = text if equals else following
+            found[name] = text if name in TEXTS else _value(text)
         if isinstance(found[name], dict):
             found |= {f"{name}.{key}": value for key, value in found[name].items()}
     return found

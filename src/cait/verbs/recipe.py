@@ -26,6 +26,8 @@ LARGE = 100_000
 """Training images from which the published recipe is the right one."""
 UNEVEN = 3.0
 """How many times larger than the smallest class the largest may be before the classes are balanced."""
+RARE = 10.0
+"""The same, before they are drawn equally often: at the square root a network learns to leave out a rare class."""
 WANTED_EPOCHS = 25
 """Patches are made larger until so many epochs fit into the time."""
 LEARNED_AT = (224, 160, 128, 96)
@@ -34,6 +36,8 @@ REPEATS = 4
 """Crops of an image that is large to read, each time that it is read."""
 MOST_EPOCHS, MOST_STEPS = 200, 4000
 """Past these a small folder gains nothing."""
+VALIDATIONS = 30
+"""A longer run is not validated more often."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,13 @@ class Recipe:
         if setting in self.given:
             return self.given[setting]
         return self.settings.setdefault(setting, value)
+
+    def number(self, setting: str, value: int) -> int:
+        """`take` of a whole number of at least 1. Raises UserError if something else is given."""
+        held = self.take(setting, value)
+        if isinstance(held, bool) or not isinstance(held, int) or held < 1:
+            raise UserError(f"--{setting} must be a whole number of at least 1, got {held!r}")
+        return held
 
     def get(self, setting: str, otherwise: Any) -> Any:
         """What holds so far."""
@@ -106,11 +117,15 @@ def check(folder: Survey, recipe: Recipe) -> None:
     if folder.images < 4:
         raise UserError(f"{folder.images} training images are too few to learn from; collect {FEW} of each class")
     if count < FEW:
-        few = f"{count} training image{'s' * (count != 1)} in class {name}: at least {FEW} are needed for a fair result"
+        few = f"{some(count, 'training image')} in class {name}: at least {FEW} are needed for a fair result"
         recipe.say("warning", few)
     if folder.val < 100:
         share = 100 / folder.val
         recipe.say("warning", f"{folder.val} validation images: one of them is {share:.1f} points of val/acc1")
+
+
+def some(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def begin(start: Start, recipe: Recipe) -> None:
@@ -133,7 +148,7 @@ def resolution(folder: Survey, machine: Machine, recipe: Recipe, start: Start | 
     """Small images as they are; photographs as small as still shows their subject: time grows with the area."""
     if start is not None or not is_cait(recipe):
         fitting = [size for size in LEARNED_AT if affordable(folder, machine, xxs24(size), 10)]
-        size = int(recipe.take("data.img_size", (fitting or LEARNED_AT[-1:])[0] if start else LEARNED_AT[0]))
+        size = recipe.number("data.img_size", (fitting or LEARNED_AT[-1:])[0] if start else LEARNED_AT[0])
         recipe.say("size", f"{size} pixels: nearer to what the weights have seen is better, but takes longer")
         return size
     if folder.side <= OWN_SIZE:
@@ -142,7 +157,7 @@ def resolution(folder: Survey, machine: Machine, recipe: Recipe, start: Start | 
         size, reason = 128, "a GPU has the time for it"
     else:
         size, reason = 64, "a CPU needs four times as long for twice the size"
-    size = int(recipe.take("data.img_size", size))
+    size = recipe.number("data.img_size", size)
     recipe.take("data.mean", list(folder.mean))
     recipe.take("data.std", list(folder.std))
     recipe.say("size", f"{size} pixels, {reason if 'data.img_size' in recipe.settings else 'as given'}")
@@ -166,8 +181,8 @@ def network(folder: Survey, machine: Machine, recipe: Recipe, size: int, start: 
         return gmacs(size, recipe.get("model.fields.patch_size", 16), width, depth)
     if name == "xxs24":
         large = machine.gpus > 0
-        width = recipe.take("model.fields.embed_dim", 192 if large else 128)
-        depth = recipe.take("model.fields.depth", 12 if large else 4)
+        width = recipe.number("model.fields.embed_dim", 192 if large else 128)
+        depth = recipe.number("model.fields.depth", 12 if large else 4)
         recipe.take("model.fields.num_heads", 4)
         if not large:
             recipe.take("model.fields.layer_scale_init", 1.0)
@@ -177,7 +192,7 @@ def network(folder: Survey, machine: Machine, recipe: Recipe, size: int, start: 
         width, depth = recipe.given.get("model.fields.embed_dim", width), recipe.given.get("model.fields.depth", depth)
     possible = patches(size, 16 if machine.gpus else 10)
     fitting = [patch for patch in possible if affordable(folder, machine, gmacs(size, patch, width, depth))]
-    patch = recipe.take("model.fields.patch_size", fitting[0] if fitting else possible[-1])
+    patch = recipe.number("model.fields.patch_size", fitting[0] if fitting else possible[-1])
     count = (size // patch) ** 2
     recipe.say("network", f"CaiT of {depth} blocks, {width} wide, {count} patches of {patch} × {patch} pixels")
     return gmacs(size, patch, width, depth)
@@ -253,7 +268,9 @@ def augment(folder: Survey, recipe: Recipe, size: int) -> None:
 def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     """Images a step: 64, and fewer where an epoch would have less than 8 steps, because steps are what trains."""
     wanted = 64 if not machine.gpus else 128
-    batch = int(recipe.take("data.batch_size", max(2, min(wanted, folder.images // 8 // 2 * 2))))
+    devices = recipe.given.get("trainer.devices")
+    pairs = 2 * (devices if isinstance(devices, int) and devices > 0 else 1)  # each process pairs images for Mixup
+    batch = recipe.number("data.batch_size", max(1, min(wanted, folder.images // 8) // pairs) * pairs)
     recipe.take("data.global_batch", True)
     recipe.take("data.eval_batch_size", 128)
     if machine.gpus and folder.images < LARGE:
@@ -271,15 +288,20 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, cost: f
     most = min(MOST_EPOCHS, max(10, MOST_STEPS * batch // folder.images))
     if start is not None:
         most = min(most, 30)  # weights know most of it already
-    epochs = recipe.take("trainer.max_epochs", max(1, min(most, int(allowed))))
-    every = recipe.take("trainer.check_val_every_n_epoch", max(1, int(epochs) // 30))
-    recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(int(epochs) / 10, 1))))
+    wanted = max(1, min(most, int(allowed)))
+    epochs = recipe.number("trainer.max_epochs", wanted - wanted % max(1, wanted // VALIDATIONS))
+    # The last epoch must be validated, whatever number was given.
+    every = max(count for count in range(1, max(1, epochs // VALIDATIONS) + 1) if epochs % count == 0)
+    every = recipe.take("trainer.check_val_every_n_epoch", every)
+    recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(epochs / 10, 1))))
     recipe.take("trainer.log_every_n_steps", max(1, min(10, folder.images // batch)))
-    took = int(epochs) * folder.images * seconds(folder, machine, cost) / (1 if machine.gpus else min(machine.cores, 8))
+    took = epochs * folder.images * seconds(folder, machine, cost) / (1 if machine.gpus else min(machine.cores, 8))
     scored = "" if every == 1 else f", validated every {every}"
-    on = f"{machine.gpus} GPU(s)" if machine.gpus else f"{machine.cores} core(s)"
-    recipe.say("length", f"{epochs} epochs{scored}: about {max(1, round(took / 48))} min on {on}, if nothing else runs")
-    if int(epochs) < 10 and start is None and "trainer.max_epochs" in recipe.settings:
+    on = some(machine.gpus, "GPU") if machine.gpus else some(machine.cores, "core")
+    recipe.say(
+        "length", f"{some(epochs, 'epoch')}{scored}: about {max(1, round(took / 48))} min on {on}, if nothing else runs"
+    )
+    if epochs < 10 and start is None and "trainer.max_epochs" in recipe.settings:
         recipe.say("warning", f"{folder.images:,} images are many for this machine; --trainer.max_epochs 30 is better")
 
 
@@ -300,14 +322,12 @@ def optimize(recipe: Recipe, start: Start | None) -> None:
 
 def balance(folder: Survey, recipe: Recipe) -> None:
     """Classes of very different sizes are drawn more evenly, and the mean over the classes picks the best epoch."""
-    recipe.take("model.per_class", True)
+    counted = recipe.take("model.per_class", True)
     (least, few), (most, many) = (pick(folder.counts.items(), key=lambda item: item[1]) for pick in (min, max))
     if many < UNEVEN * few:
         return
-    recipe.take("data.balance", "sqrt")
-    recipe.take("best_metric", "val/acc1_macro")
-    recipe.say(
-        "balance",
-        f"{most} has {many:,} images, {least} {few:,}: small classes are drawn more often (sqrt), and "
-        "best.ckpt is chosen by val/acc1_macro",
-    )
+    how = recipe.take("data.balance", "sqrt" if many < RARE * few else "full")
+    if counted is True:
+        recipe.take("best_metric", "val/acc1_macro")
+    drawn = f"{most} has {some(many, 'image')}, {least} {few:,}: small classes are drawn more often ({how})"
+    recipe.say("balance", f"{drawn}, and best.ckpt is chosen by {recipe.get('best_metric', 'val/acc1')}")

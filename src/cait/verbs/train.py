@@ -28,7 +28,9 @@ the path of a folder. What you give now wins over the run's own settings.
 
 def fit(arguments: list[str], module: Any, data: Any) -> None:
     """Train. Without a configuration a recipe is chosen for the folder of images, see `cait.verbs.recipe`."""
-    arguments, name = replace_folder(replace_row("fit", arguments))
+    arguments, name = replace_row("fit", arguments), ""
+    if module is None and data is None:  # the rules know the settings of the package's own classes
+        arguments, name = replace_folder(arguments)
     from cait.lightning_cli import CaiTCLI, drive
 
     drive(partial(CaiTCLI, name=name), ["fit", *arguments], module, data)
