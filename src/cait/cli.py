@@ -51,6 +51,7 @@ scores it. You can override each setting of the row.
 `cait VERB --help` lists every setting of fit, validate, test and predict.
 `cait fit --config FILE --print_config` shows what a run would use. You can give everything
 in a YAML file on the command line too: --model.lr 1e-3
+`source <(cait --print_completion bash)` completes verbs, settings and runs; zsh likewise.
 """
 
 # Each verb is imported only when it is asked for: `cait --help` and `cait zoo` never wait for Lightning.
@@ -131,6 +132,11 @@ def _run(argv: list[str], module: type[CaiTModule] | None, data: type[ImageNetDa
         print(HELP, end="")
         return
     verb, rest = argv[0], argv[1:]
+    if verb == "--print_completion":
+        from cait.verbs.completion import script
+
+        print(script(rest, VERBS))
+        return
     if verb not in VERBS:
         raise UserError(f"unknown verb {verb!r}; `cait --help` lists them")
     sys.argv[1:] = argv  # the processes that Lightning starts for DDP repeat this command line
