@@ -41,7 +41,7 @@ def script(arguments: list[str], verbs: Iterable[str]) -> str:
     parser = argparse.ArgumentParser("cait", add_help=False)
     under = parser.add_subparsers()
     for verb in verbs:
-        own = under.add_parser(verb, add_help=False)
+        own = under.add_parser(verb, add_help=False, help=verb)  # without help shtab leaves it out
         for action in settings.get("fit" if verb in OF_FIT else verb, []):
             _add(own, action, shtab.FILE)
         if verb not in settings:

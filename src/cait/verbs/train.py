@@ -9,7 +9,7 @@ from typing import Any
 
 from cait import launch, run, signature
 from cait.errors import UserError
-from cait.verbs.options import TRUST, asks_for_help, split_run, split_trust
+from cait.verbs.options import TRUST, asks_for_help, check_one_name, split_run, split_trust
 from cait.verbs.paper import replace_row
 
 USAGE = """\
@@ -25,6 +25,7 @@ the path of a folder. What you give now wins over the run's own settings.
 
 def fit(arguments: list[str], module: Any, data: Any) -> None:
     """Train."""
+    check_one_name(arguments)
     arguments = ["fit", *replace_row("fit", arguments)]
     from cait.lightning_cli import CaiTCLI, drive
 
