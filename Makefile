@@ -124,6 +124,10 @@ find-lr: $(READY) ## Draw the loss of CONFIG over a rising learning rate, and su
 find-batch: $(READY) ## Find the largest batch of CONFIG that fits into memory; on the CPU ARGS="--max 256"
 	@$(BIN)/cait find-batch $(if $(PAPER),--paper $(call quoted,$(PAPER)),$(addprefix --config ,$(CONFIG))) $(ARGS)
 
+.PHONY: completion
+completion: $(READY) ## Print the completion of `cait` for a shell: source <(make -s completion), ARGS=zsh
+	@$(BIN)/cait --print_completion $(or $(ARGS),bash)
+
 .PHONY: tensorboard
 tensorboard: $(READY) ## Show the curves of all runs in a browser
 	@$(BIN)/tensorboard --logdir logs $(ARGS)

@@ -13,6 +13,7 @@ from cait.cli import main
 TINY = [*SMALL, "--model.fields.depth=1", "--data.num_workers=0"]
 
 
+@pytest.mark.slow
 def test_finders_say_what_to_type_next_and_leave_no_run(
     tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,7 +83,7 @@ def test_a_bad_space_is_told_in_a_line(changes: dict[str, Any], message: str, tm
             {"model.lrr": [0.1]},
             "with model.lrr: 0.1: unrecognized arguments: --model.lrr=0.1; did you mean --model.lr?",
         ),
-        ({"data.batch_size": [32, "many"]}, "with data.batch_size: many: "),
+        pytest.param({"data.batch_size": [32, "many"]}, "with data.batch_size: many: ", marks=pytest.mark.slow),
     ],
 )
 def test_a_setting_that_fit_refuses_ends_the_sweep_before_it_begins(
@@ -215,6 +215,21 @@ def ended(*jobs: subprocess.Popen) -> list[str]:
     return outputs
 
 
+def test_a_sweep_trains_reports_and_draws(tmp_path: Path, digits_root: Path) -> None:
+    link_digits(tmp_path, digits_root)
+    path, folder = str(write(tmp_path, trials=1, pruner="median")), tmp_path / "logs/tiny"
+    (output,) = ended(start(tmp_path, "sweep", path))
+    ((_, params, state, value, reported),) = trials_of(folder)
+    assert (state, params.keys()) == ("COMPLETE", {"model.lr", "data.mixup"})
+    assert (len(reported), max(reported.values())) == (2, value)
+    with (folder / "trials.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["val/acc1"], row["model.lr"], row["epochs"]) == (str(value), str(params["model.lr"]), "2")
+    assert {path.stem for path in folder.glob("*.png")} >= {"history", "parallel"}
+    assert "make eval RUN=logs/tiny/trial-000" in output
+
+
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_two_processes_share_it(tmp_path: Path, digits_root: Path) -> None:
     link_digits(tmp_path, digits_root)
     path, folder = str(write(tmp_path)), tmp_path / "logs/tiny"

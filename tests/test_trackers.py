@@ -130,6 +130,7 @@ def at(folder: Path, name: str) -> int:
     return json.loads((folder / f"{name}.json").read_text())["last"].get("train/loss", 0)
 
 
+@pytest.mark.slow
 def test_loggers_of_ones_own_add_to_the_runs(cait: Cait, tmp_path: Path) -> None:
     """Logger, callback, dry run: metrics.csv and config.yaml stay in the run's folder, which resumes."""
     own = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=own", "--trainer.limit_train_batches=2"]

@@ -61,6 +61,7 @@ scores it. You can override each setting of the row.
 `cait fit --help=model` the fields of the network; `cait VERB --help` the options of a verb.
 `cait fit --config FILE --print_config` shows what a run would use. You can give everything
 in a YAML file on the command line too: --model.lr 1e-3
+`source <(cait --print_completion bash)` completes verbs, settings and runs; zsh likewise.
 """
 
 # Each verb is imported only when it is asked for: `cait --help` and `cait zoo` never wait for Lightning.
@@ -148,6 +149,11 @@ def _run(argv: list[str], module: type[CaiTModule] | None, data: type[ImageNetDa
         print(f"cait {cait.__version__}")
         return
     verb, rest = argv[0], argv[1:]
+    if verb == "--print_completion":
+        from cait.verbs.completion import script
+
+        print(script(rest, VERBS))
+        return
     if verb not in VERBS:
         alike = {"train": "fit", "validation": "validate"}.get(verb)
         hint = f"; did you mean {alike}?" if alike else did_you_mean(verb, VERBS, "; `cait --help` lists them")

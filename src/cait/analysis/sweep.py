@@ -34,6 +34,9 @@ NAME = "sweep"
 SPACE, CAUSE, SECONDS, STOPPED = "space", "cause", "seconds", "stopped"
 """Attributes: of the study its space; of a trial why it failed, how long it took, after which step it was stopped."""
 
+VARIABLE = "CAIT_TRIAL"
+"""Set by the sweep for the process of a trial whose metric is to be reported: the trial's number."""
+
 KEYS = ("name", "config", "settings", "space", "sampler", "pruner", "trials", "metric", "direction", "seed")
 RANGE = ("low", "high", "log", "step")
 SAMPLERS = {"tpe": ("n_startup_trials", "n_ei_candidates"), "random": (), "grid": ()}

@@ -174,7 +174,7 @@ def _stored_by_wandb(folder: Path, id: str) -> dict[str, int]:
 
 def wandb_records(path: Path) -> Iterator[Any]:
     """The records in a file of W&B: protocol buffers in the format of LevelDB's log. It may end amid one."""
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from wandb.proto import wandb_internal_pb2
 
     data, place, record = path.read_bytes(), 7, b""
@@ -188,7 +188,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
         place += 7 + length
         if kind in (1, 4):  # whole, or the last part
             try:
-                yield wandb_internal_pb2.Record.FromString(record)
+                yield wandb_internal_pb2.Record.FromString(record)  # type: ignore[attr-defined]
             except DecodeError:
                 return
             record = b""

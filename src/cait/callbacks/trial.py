@@ -16,9 +16,6 @@ from cait.analysis.sweep import STOPPED
 if TYPE_CHECKING:
     from optuna import Study
 
-VARIABLE = "CAIT_TRIAL"
-"""Set by the sweep for the process of a trial: the trial's number."""
-
 
 class ReportTrial(Callback):
     """Report the metric of a run, which is a trial, to the study beside its folder.
@@ -57,5 +54,5 @@ class ReportTrial(Callback):
 
 def of_a_sweep(run_dir: Path, metric: str) -> list[Callback]:
     """The callback of a trial; none if the run is no trial whose sweep stops trials early."""
-    number = os.environ.get(VARIABLE)
+    number = os.environ.get(sweep.VARIABLE)
     return [ReportTrial(run_dir, int(number), metric)] if number else []

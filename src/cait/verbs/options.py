@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,6 +31,16 @@ class Options(argparse.ArgumentParser):
 
 def asks_for_help(arguments: list[str]) -> bool:
     return not {"-h", "--help"}.isdisjoint(arguments)
+
+
+def check_one_name(arguments: list[str]) -> None:
+    """Raise UserError if a run is given two names, as RUN=a beside ARGS="--run_name b" does."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--run_name", action="append", default=[])
+    with contextlib.suppress(argparse.ArgumentError):  # without a value; the real parser tells it
+        names = parser.parse_known_args(arguments)[0].run_name
+        if len(set(names)) > 1:
+            raise UserError(f"the run is given {len(names)} names, {' and '.join(names)}; keep RUN= or --run_name")
 
 
 def split_trust(arguments: list[str]) -> tuple[bool, list[str]]:

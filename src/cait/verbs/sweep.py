@@ -20,8 +20,7 @@ from filelock import FileLock, Timeout
 
 from cait import run
 from cait.analysis import sweep as trials
-from cait.analysis.sweep import CAUSE, SECONDS, STOPPED, Space
-from cait.callbacks.trial import VARIABLE
+from cait.analysis.sweep import CAUSE, SECONDS, STOPPED, VARIABLE, Space
 from cait.data.lock import file_lock
 from cait.errors import UserError
 from cait.verbs.options import Options

@@ -11,7 +11,7 @@ from typing import Any
 from cait import launch, run, signature
 from cait.errors import UserError
 from cait.verbs.loading import earlier_settings
-from cait.verbs.options import TRUST, asks_for_help, split_run, split_trust
+from cait.verbs.options import TRUST, asks_for_help, check_one_name, split_run, split_trust
 from cait.verbs.own import replace_folder
 from cait.verbs.paper import replace_row
 
@@ -28,6 +28,7 @@ the path of a folder. What you give now wins over the run's own settings.
 
 def fit(arguments: list[str], module: Any, data: Any) -> None:
     """Train. Without a configuration a recipe is chosen for the folder of images, see `cait.verbs.recipe`."""
+    check_one_name(arguments)
     arguments, name = replace_row("fit", arguments), ""
     if module is None and data is None:  # the rules know the settings of the package's own classes
         arguments, name = replace_folder(arguments)
