@@ -13,7 +13,7 @@ FLOORS = [
     ["cli"],
     ["verbs"],
     ["lightning_cli"],
-    ["trust"],
+    ["trainer_checks", "trust"],
     ["callbacks", "analysis"],
     ["module", "datamodule"],
     ["teacher"],
@@ -21,7 +21,7 @@ FLOORS = [
     ["model"],
     ["launch"],
     ["watch"],
-    ["errors", "objects", "refusals", "run", "seeds", "sharded", "signature"],
+    ["errors", "objects", "quiet", "refusals", "run", "seeds", "sharded", "signature"],
 ]
 # Neighbours that must not know each other.
 APART = [("module", "datamodule"), ("datamodule", "module"), ("data", "optim"), ("optim", "data")]

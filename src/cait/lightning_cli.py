@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import logging
 import os
 import re
 import sys
 import threading
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -22,13 +20,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from cait import launch, refusals, run, signature
+from cait import launch, quiet, refusals, run, signature, trainer_checks
 from cait.callbacks import together
 from cait.callbacks.accumulation import StepsOfAnotherSize
 from cait.callbacks.background import BackgroundCheckpointIO
@@ -38,7 +35,6 @@ from cait.callbacks.claim import Claim, shared
 from cait.callbacks.class_hits import ClassHits
 from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA
-from cait.callbacks.fsdp import FullyShardedStrategy
 from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.loggers import run_loggers
 from cait.callbacks.monitor import Monitor
@@ -50,29 +46,6 @@ from cait.callbacks.unreadable import UnreadableReport
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
 from cait.module import CaiTModule
-
-# Lightning says these at every start. The user cannot change them, or has asked for them.
-NOISE = (
-    "💡 Tip",
-    "GPU available: False",
-    "TPU available: False",
-    "Seed set to",
-    "Loading `train_dataloader`",
-    "Trainer already configured with model summary",
-    "`Trainer.fit` stopped: `max_",  # the summary says it
-)
-WARNINGS = (
-    r".*LeafSpec.* is deprecated",
-    r".*does not have many workers",
-    r".*recommended to use `self.log\(.*sync_dist=True",  # torchmetrics has synchronised them
-    r"Checkpoint directory .* exists and is not empty",
-    r".*Experiment logs directory .* exists and is not empty",
-    r"Be aware that when using `ckpt_path`",
-    r"You're resuming from a checkpoint that ended before the epoch ended",  # TrainLoader starts where it stopped
-    r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run that ends before a validation
-    r"Precision .* is not supported by the model summary",
-    r".*number of training batches .* is smaller than the logging interval",
-)
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 VERBS = ("fit", "validate", "test", "predict")
@@ -138,11 +111,7 @@ class CaiTCLI(LightningCLI):
         data: type[ImageNetDataModule] = ImageNetDataModule,
     ) -> None:
         self.arguments = arguments
-        for message in WARNINGS:
-            warnings.filterwarnings("ignore", message=message)
-        for package in ("lightning.pytorch", "lightning.fabric"):
-            for handler in logging.getLogger(package).handlers:
-                handler.addFilter(lambda record: not record.getMessage().lstrip().startswith(NOISE))
+        quiet.hush()
         # Raise errors, so that one line reports them. Do not guess an option from its first letters.
         strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
         super().__init__(
@@ -239,7 +208,7 @@ class CaiTCLI(LightningCLI):
             config.weights_only = True  # whatever the configuration says; Lightning reads the file again
             self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
             if self.config.subcommand == "fit":
-                _check_length(config.trainer, checkpoint, config.ckpt_path)
+                trainer_checks.length(config.trainer, checkpoint, config.ckpt_path)
             if self.config.subcommand == "predict" and config.data.predict_root is not None:
                 # The checkpoint knows the classes; the training folder need not be there.
                 config.data.class_names = run.class_names(checkpoint)
@@ -324,7 +293,7 @@ class CaiTCLI(LightningCLI):
         given = self.config_init[self.subcommand].trainer
         if given.barebones:
             raise UserError("--trainer.barebones true leaves out the checkpoints and metrics of a run")
-        _check_named_strategy(given.strategy)
+        trainer_checks.named_strategy(given.strategy)
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed), *self._screen(given, kwargs)]
         if self.subcommand == "fit":
             callbacks += self._parts_of_a_run(given, kwargs)
@@ -344,7 +313,7 @@ class CaiTCLI(LightningCLI):
                 together.watch(trainer, config.collective_timeout_minutes, config.silence_seconds, own_timeout)
         except (ValueError, TypeError, ImportError) as error:  # Lightning's, of settings that do not fit together
             raise UserError(one_line(error)) from error
-        self._check_trainer(trainer, bool(given.sync_batchnorm))
+        trainer_checks.made(trainer, self.model, self.subcommand == "fit", bool(given.sync_batchnorm))
         return trainer
 
     def _screen(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
@@ -362,7 +331,7 @@ class CaiTCLI(LightningCLI):
         """Claim the folder of the run, and make its loggers and callbacks."""
         config = self.config.fit
         callbacks: list[Callback] = []
-        refusals.check_trainer(given)
+        trainer_checks.numbers(given)
         self.run_dir = self._claim_run_dir()
         first_step = self._first_step()
         config.ckpt_path = None  # the run's configuration does not say where it was resumed from
@@ -400,19 +369,6 @@ class CaiTCLI(LightningCLI):
             BestCheckpoint(folder, config.best_metric, config.best_mode),
             LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes),
         ]
-
-    def _check_trainer(self, trainer: Trainer, sync_batchnorm: bool) -> None:
-        """Refuse what the strategy cannot do; tell of devices that stay idle."""
-        _check_strategy(type(trainer.strategy))
-        if isinstance(trainer.strategy, FullyShardedStrategy):
-            trainer.strategy.check(trainer.precision, sync_batchnorm, self.model.hparams.get("optimizer", ""))
-        batch_norm = any(isinstance(part, _BatchNorm) for part in self.model.modules())
-        on_cpu = trainer.strategy.root_device.type == "cpu"
-        if sync_batchnorm and batch_norm and trainer.world_size > 1 and on_cpu:
-            raise UserError("--trainer.sync_batchnorm true needs GPUs: torch has no such batch norm for the CPU")
-        there = trainer.accelerator.auto_device_count()
-        if self.subcommand == "fit" and trainer.num_devices < there:
-            rank_zero_info(f"training on {trainer.num_devices} of {there} devices; --trainer.devices {there} takes all")
 
     def _first_step(self) -> int:
         """Steps of this run that the checkpoint has done; 0 in a new run, whatever checkpoint it starts from."""
@@ -477,33 +433,6 @@ def _full_disk_told_once() -> Iterator[None]:
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def _check_named_strategy(given: str | Strategy) -> None:
-    if isinstance(given, Strategy):
-        _check_strategy(type(given))
-    elif "spawn" in given.lower():  # the run's callbacks cannot be sent to another process
-        raise UserError(f"--trainer.strategy {given} is not for runs; take ddp")
-    elif given.lower() in StrategyRegistry:
-        _check_strategy(StrategyRegistry[given.lower()]["strategy"])
-    elif given != "auto":
-        raise UserError(f"--trainer.strategy {given} is unknown; a run takes auto, ddp, ddp_... or fsdp2")
-
-
-def _check_strategy(kind: type) -> None:
-    if kind not in (SingleDeviceStrategy, DDPStrategy, FullyShardedStrategy):
-        raise UserError(
-            f"--trainer.strategy: runs save and resume with ddp, fsdp2 or on a single device, not {kind.__name__}"
-        )
-
-
-def _check_length(given: Any, checkpoint: run.Checkpoint, path: str) -> None:
-    """Refuse a run that is to end before the point where its checkpoint stands."""
-    progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current", {})
-    done = {"max_epochs": progress.get("processed", 0), "max_steps": int(checkpoint["global_step"])}
-    for name, count in done.items():
-        if given[name] is not None and 0 < given[name] < count:
-            raise UserError(f"--trainer.{name} {given[name]}: {path} has done {count} already; give more to go on")
 
 
 def _recipe(configs: Iterable[str]) -> str:

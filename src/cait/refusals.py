@@ -90,33 +90,6 @@ def check_config(path: Path) -> None:
                 raise UserError(f"{path}: {name} cannot be set: {LINKED[name]}")
 
 
-def check_trainer(given: Any) -> None:
-    """Refuse numbers that Lightning takes in silence or trips over later.
-
-    Args:
-        given: the Trainer's settings, as the command line has them.
-
-    Raises:
-        UserError: it names the setting and its value.
-    """
-    for name in ("max_epochs", "max_steps", "limit_train_batches"):
-        if given[name] == 0:
-            raise UserError(f"--trainer.{name} 0 trains nothing")
-    for name in ("accumulate_grad_batches", "log_every_n_steps", "check_val_every_n_epoch"):
-        if given[name] is not None and given[name] < 1:
-            raise UserError(f"--trainer.{name} must be at least 1, got {given[name]}")
-    for name in ("limit_train_batches", "limit_val_batches", "overfit_batches", "gradient_clip_val"):
-        if given[name] is not None and given[name] < 0:
-            raise UserError(f"--trainer.{name} must be at least 0, got {given[name]}")
-    interval = given.val_check_interval
-    if isinstance(interval, int | float) and interval <= 0:
-        raise UserError(f"--trainer.val_check_interval must be above 0, got {interval}")
-    if given.num_sanity_val_steps is not None and given.num_sanity_val_steps < -1:
-        raise UserError(f"--trainer.num_sanity_val_steps must be at least -1, got {given.num_sanity_val_steps}")
-    if given.use_distributed_sampler:
-        raise UserError("--trainer.use_distributed_sampler true: the data module itself divides the images")
-
-
 def _line(path: Path, mark: Any) -> str:
     lines = path.read_text().splitlines()
     return lines[mark.line] if mark and mark.line < len(lines) else ""

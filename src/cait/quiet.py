@@ -1,0 +1,38 @@
+"""What Lightning says at every start, and need not."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+# Lightning says these at every start. The user cannot change them, or has asked for them.
+NOISE = (
+    "💡 Tip",
+    "GPU available: False",
+    "TPU available: False",
+    "Seed set to",
+    "Loading `train_dataloader`",
+    "Trainer already configured with model summary",
+    "`Trainer.fit` stopped: `max_",  # the summary says it
+)
+WARNINGS = (
+    r".*LeafSpec.* is deprecated",
+    r".*does not have many workers",
+    r".*recommended to use `self.log\(.*sync_dist=True",  # torchmetrics has synchronised them
+    r"Checkpoint directory .* exists and is not empty",
+    r".*Experiment logs directory .* exists and is not empty",
+    r"Be aware that when using `ckpt_path`",
+    r"You're resuming from a checkpoint that ended before the epoch ended",  # TrainLoader starts where it stopped
+    r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run that ends before a validation
+    r"Precision .* is not supported by the model summary",
+    r".*number of training batches .* is smaller than the logging interval",
+)
+
+
+def hush() -> None:
+    """Leave out what `NOISE` and `WARNINGS` name."""
+    for message in WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    for package in ("lightning.pytorch", "lightning.fabric"):
+        for handler in logging.getLogger(package).handlers:
+            handler.addFilter(lambda record: not record.getMessage().lstrip().startswith(NOISE))
