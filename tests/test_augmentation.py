@@ -304,7 +304,7 @@ def test_evaluation_pixels_are_timms(images: Path, img_size: int, crop_pct: floa
         (dict(auto_augment="4a"), "auto_augment '4a'"),
         (dict(auto_augment="rand-q9"), "auto_augment 'rand-q9'"),
         (dict(mix_mode="pairs"), "mix_mode must be one of batch, pair, elem, got 'pairs'"),
-        (dict(cutmix=-1.0), "mixup and cutmix must be at least 0"),
+        (dict(cutmix=-1.0), "cutmix must be at least 0, got -1.0"),
         (dict(mix_prob=1.5), "mix_prob must be"),
         (dict(mix_switch_prob=-0.5), "mix_switch_prob must be"),
     ],
