@@ -209,8 +209,8 @@ def process_of(trial: Path) -> int:
     return int(re.search(r"process (\d+)", (trial / ".owner").read_text())[1])
 
 
-def ended(*jobs: subprocess.Popen) -> list[str]:
-    outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
+def ended(*jobs: subprocess.Popen, trials: int = 2) -> list[str]:
+    outputs = [job.communicate(timeout=trials * LIMIT)[0] for job in jobs]
     assert [job.returncode for job in jobs] == [0] * len(jobs), outputs
     return outputs
 
@@ -258,7 +258,7 @@ def test_a_sweep_killed_five_times_ends_with_the_same_trials(tmp_path: Path, dig
     pruner = {"pruner": {"name": "median", "n_startup_trials": 3, "n_warmup_steps": 1}}
     more = TINY["settings"] | {"trainer": TINY["settings"]["trainer"] | {"max_epochs": 4, "limit_train_batches": 8}}
     whole = str(write(tmp_path, name="whole", settings=more, **settings, **pruner))
-    ended(start(tmp_path, "sweep", whole))
+    ended(start(tmp_path, "sweep", whole), trials=12)
     cut = str(write(tmp_path, name="cut", settings=more, **settings, **pruner))
     folder = tmp_path / "logs/cut"
     for kill in range(5):
@@ -271,7 +271,7 @@ def test_a_sweep_killed_five_times_ends_with_the_same_trials(tmp_path: Path, dig
             for trial in folder.glob("trial-*"):
                 with contextlib.suppress(OSError):
                     os.kill(process_of(trial), signal.SIGKILL)
-    ended(start(tmp_path, "sweep", cut))
+    ended(start(tmp_path, "sweep", cut), trials=12)
     expected = trials_of(tmp_path / "logs/whole")
     assert trials_of(folder) == expected
     assert len(expected) == 12
