@@ -410,7 +410,7 @@ def test_interrupted_or_cut_off(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    def cut(*_: object) -> None:
+    def cut(*_: object, **__: object) -> None:
         try:
             raise error
         except error:

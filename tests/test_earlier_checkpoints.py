@@ -129,9 +129,11 @@ def test_they_keep_their_pixels_and_are_scored_whole(
     settings = yaml.safe_load(config.read_text())
     config.write_text(yaml.safe_dump(settings | {"trainer": settings["trainer"] | {"limit_val_batches": 2}}))
     for verb in ("eval", "resume"):
-        with pytest.raises(SystemExit):
+        with pytest.raises(SystemExit) as stop:
             main([verb, "ema", "--print_config"])
-        shown = yaml.safe_load(capsys.readouterr().out)
+        told = capsys.readouterr()
+        assert stop.value.code in (0, None), told.err
+        shown = yaml.safe_load(told.out)
         assert (shown["data"]["exif_orientation"], shown["data"]["background"]) == (False, None), verb
         assert shown["trainer"]["limit_val_batches"] == (None if verb == "eval" else 2)
     assert data_settings(logs / "ema").items() >= {"exif_orientation": False, "background": None}.items()

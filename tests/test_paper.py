@@ -400,5 +400,5 @@ def test_fine_tuning_distillation_and_scoring_take_the_weights_of_their_row(run,
     for more in ([], ["--ckpt_path=logs/table8-distillation/checkpoints/last.ckpt"]):
         capsys.readouterr()
         run("validate", "table8/crop-ratio-1", *small, *more, "--data.img_size=32")
-        scores.append(re.search(r"val/loss\D+([\d.]+)", capsys.readouterr().out)[1])
+        scores.append(re.search(r"\bloss\b\D+([\d.]+)", capsys.readouterr().out)[1])
     assert scores[0] == scores[1]

@@ -20,8 +20,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from cait.callbacks import progress
 from cait.callbacks.banner import doubts
-from cait.callbacks.class_hits import ClassHits
-from cait.callbacks.progress import TimeLeft, clock, fitting, some_of
+from cait.callbacks.progress import TimeLeft, clock, fitting, never_right
 from cait.cli import main
 from cait.lightning_cli import CaiTCLI
 from cait.verbs import help
@@ -103,18 +102,20 @@ def test_senseless_settings_are_doubted(settings: dict, given: dict, words: str 
 
 
 def test_classes_that_are_never_right_are_named() -> None:
-    data: Any = SimpleNamespace(class_names=list("abcdefg"))
-    hits, net = ClassHits(data), module()
-    batches = loader(40)
-    trainer(callbacks=[hits]).validate(net, batches, verbose=False)
+    net, batches, run = module(), loader(40), trainer()
+    run.validate(net, batches, verbose=False)
+    run.datamodule = SimpleNamespace(class_names=list("abcdefg"))
     images, labels = batches.dataset.tensors
     with torch.no_grad():
         logits = net.eval()(images)
     accuracy = MulticlassAccuracy(7, average="none")(logits, labels)
     there = torch.bincount(labels, minlength=7) > 0
-    assert hits.missed == [name for name, *of in zip("abcdefg", accuracy == 0, there, strict=True) if all(of)]
-    assert 0 < len(hits.missed) < 7
-    assert some_of(list("abcdefg"), 1000) == "7 of 1000 classes in the last validation: a, b, c, d, e, ..."
+    missed = [name for name, *of in zip("abcdefg", accuracy == 0, there, strict=True) if all(of)]
+    assert 0 < len(missed) < 7
+    words = f"{len(missed)} of 7 classes in the last validation: {', '.join(missed[:5])}"
+    assert never_right(run, net).removesuffix(", ...") == words
+    net.val_metrics.per_class = torch.tensor([[3, 0]] * 7)
+    assert never_right(run, net) == "7 of 7 classes in the last validation: a, b, c, d, e, ..."
 
 
 def test_the_short_help_says_what_the_parser_says(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,7 +81,7 @@ def test_a_bad_space_is_told_in_a_line(changes: dict[str, Any], message: str, tm
     [
         (
             {"model.lrr": [0.1]},
-            "with model.lrr: 0.1: unrecognized arguments: --model.lrr=0.1; did you mean --model.lr?",
+            "with model.lrr: 0.1: there is no option --model.lrr; did you mean --model.lr?",
         ),
         pytest.param({"data.batch_size": [32, "many"]}, "with data.batch_size: many: ", marks=pytest.mark.slow),
     ],

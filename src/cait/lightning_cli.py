@@ -32,7 +32,6 @@ from cait.callbacks.background import BackgroundCheckpointIO
 from cait.callbacks.banner import Banner
 from cait.callbacks.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.callbacks.claim import Claim, shared
-from cait.callbacks.class_hits import ClassHits
 from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA
 from cait.callbacks.guard import NonFiniteGuard
@@ -352,8 +351,7 @@ class CaiTCLI(LightningCLI):
         if not given.fast_dev_run:
             self.datamodule.unreadable_path = self.run_dir / run.UNREADABLE
             self.datamodule.validation_path = self.run_dir / run.VALIDATION
-            classes = ClassHits(self.datamodule)
-            callbacks += [classes, RunSummary(self.run_dir, first_step, classes)]
+            callbacks.append(RunSummary(self.run_dir, first_step))
         if given.max_steps > 0:  # a trial of a few steps logs metrics too
             kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
         if given.logger is False and config.logger:

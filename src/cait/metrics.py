@@ -22,7 +22,7 @@ class EvalMetrics(nn.Module):
         num_classes: number of classes.
         own: further metrics by name, as "package.module:name" of something that is called with num_classes and
             returns a `torchmetrics.Metric` of logits [B, num_classes] and labels [B].
-        per_class: count each class too: `acc1_macro` is the mean of the classes' recalls, in per cent.
+        per_class: `compute` gives `acc1_macro` too, the mean of the classes' recalls in per cent.
 
     Raises:
         UserError: one of `own` cannot be imported, is no metric, or has the name of a standard one.
@@ -37,8 +37,7 @@ class EvalMetrics(nn.Module):
             compute_groups=False,
         )
         self.own = nn.ModuleDict({name: _metric(name, path, num_classes) for name, path in (own or {}).items()})
-
-        self.counts = MulticlassStatScores(num_classes, average=None) if per_class else None
+        self.counts, self.with_macro = MulticlassStatScores(num_classes, average=None), per_class
         self.per_class: Tensor | None = None
         """(images, correct) of each class, [num_classes, 2], as `compute` counted them last."""
 
@@ -48,8 +47,7 @@ class EvalMetrics(nn.Module):
         logits, labels = logits[counted].float(), labels[counted]
         self.loss.update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
         self.accuracy.update(logits, labels)
-        if self.counts is not None:
-            self.counts.update(logits, labels)
+        self.counts.update(logits, labels)
         metric: Any
         for metric in self.own.values():
             metric.update(logits, labels)
@@ -58,17 +56,16 @@ class EvalMetrics(nn.Module):
         """The values under their logged names, as `val/acc1`. The count starts anew."""
         values = {f"{prefix}/loss": self.loss.compute()}
         values |= {f"{prefix}/{name}": 100 * value for name, value in self.accuracy.compute().items()}
-        if self.counts is not None:
-            self.per_class = self.counts.compute().reshape(-1, 5)[:, [4, 0]]
+        self.per_class = self.counts.compute().reshape(-1, 5)[:, [4, 0]]
+        if self.with_macro:
             images, correct = self.per_class[self.per_class[:, 0] > 0].float().unbind(1)
             values[f"{prefix}/acc1_macro"] = 100 * (correct / images).mean()
-            self.counts.reset()
         metric: Any
         for name, metric in self.own.items():
             value = values[f"{prefix}/{name}"] = metric.compute()
             if not isinstance(value, Tensor) or value.numel() != 1:
                 raise UserError(f"the metric {name} must compute one number, as with average='macro', not {value}")
-        for metric in (self.loss, self.accuracy, *self.own.values()):
+        for metric in (self.loss, self.accuracy, self.counts, *self.own.values()):
             metric.reset()
         return values
 

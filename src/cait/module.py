@@ -344,7 +344,7 @@ class CaiTModule(Predicts, LightningModule):
     def on_validation_epoch_end(self) -> None:
         values = self.val_metrics.compute("val")
         self.log_dict(values, prog_bar=True)
-        if self.val_metrics.per_class is not None and self.trainer.is_global_zero and self._writes():
+        if self.per_class and self.val_metrics.per_class is not None and self.trainer.is_global_zero and self._writes():
             self._write_per_class(self.val_metrics.per_class)
 
     def _writes(self) -> bool:

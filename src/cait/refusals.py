@@ -58,7 +58,7 @@ def config_files(arguments: list[str]) -> list[Path]:
         option, equals, value = argument.partition("=")
         if option in ("--config", "-c"):
             named.append(Path(value if equals else following))
-    return [path for path in named if len(str(path)) < 4096 and path.is_file()]
+    return [path for path in named if len(path.name) < 256 and path.is_file()]
 
 
 def check_config(path: Path) -> None:

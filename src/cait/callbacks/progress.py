@@ -18,7 +18,6 @@ from rich.text import Text
 
 from cait import run
 from cait.callbacks.checkpoints import BestCheckpoint
-from cait.callbacks.class_hits import ClassHits
 from cait.callbacks.data_wait import DataWait
 
 # Name on the screen and format. metrics.csv has the others.
@@ -200,17 +199,22 @@ class EpochLines(Callback):
             print(line, flush=True)
 
 
-def some_of(missed: list[str], classes: int) -> str:
-    """The classes that a validation gets wrong throughout: their number and the first names."""
-    names = ", ".join(missed[:NAMES]) + (", ..." if len(missed) > NAMES else "")
-    return f"{len(missed)} of {classes} classes in the last validation: {names}"
+def never_right(trainer: Trainer, pl_module: Any) -> str:
+    """The classes that the last validation got wrong throughout: their number and the first names; "" for none."""
+    counts = pl_module.val_metrics.per_class
+    if counts is None or "val/acc1" not in trainer.callback_metrics:  # no validation, or only the check at the start
+        return ""
+    names: list[str] = trainer.datamodule.class_names  # type: ignore[attr-defined]
+    missed = [name for name, (images, correct) in zip(names, counts.tolist(), strict=True) if images and not correct]
+    some = ", ".join(missed[:NAMES]) + (", ..." if len(missed) > NAMES else "")
+    return f"{len(missed)} of {len(names)} classes in the last validation: {some}" if missed else ""
 
 
 class RunSummary(Callback):
     """After training: the best value, where the checkpoints are and what to type next."""
 
-    def __init__(self, run_dir: Path, first_step: int = 0, classes: ClassHits | None = None) -> None:
-        self.run_dir, self.first_step, self.classes = run_dir, first_step, classes
+    def __init__(self, run_dir: Path, first_step: int = 0) -> None:
+        self.run_dir, self.first_step = run_dir, first_step
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start = time.monotonic()
@@ -238,8 +242,8 @@ class RunSummary(Callback):
                 per_cent = callback.metric.split("/")[-1] in ("acc1", "acc5", "acc1_macro")
                 score = f"{float(callback.best_model_score):{'.2f' if per_cent else '.4f'}}{' %' * per_cent}"
                 table.add_row("best", f"{callback.monitor} {score}   {checkpoints / run.BEST}")
-        if self.classes and self.classes.missed:
-            table.add_row("never right", some_of(self.classes.missed, len(self.classes.data.class_names)))
+        if missed := never_right(trainer, pl_module):
+            table.add_row("never right", missed)
         if (checkpoints / run.LAST).exists():
             table.add_row("last", str(checkpoints / run.LAST))
         if (self.run_dir / run.METRICS).exists():

@@ -29,14 +29,12 @@ def script(arguments: list[str], verbs: Iterable[str]) -> str:
     """The script for a shell.
 
     Raises:
-        UserError: the shell is unknown, or shtab is not installed.
+        UserError: the shell is unknown.
     """
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         raise UserError(f"--print_completion takes {' or '.join(SHELLS)}, got {' '.join(arguments) or 'nothing'}")
-    try:
-        import shtab
-    except ImportError as error:
-        raise UserError('completion needs shtab: pip install ".[dev]"') from error
+    import shtab
+
     settings = _settings()
     parser = argparse.ArgumentParser("cait", add_help=False)
     under = parser.add_subparsers()

@@ -38,8 +38,8 @@ def evaluate(arguments: list[str], module: Any, data: Any) -> None:
         return
     trusted, given = split_trust(arguments)
     folder, overrides = split_run("eval", given)
-    settings = ["--config", str(run.config(folder)), *earlier_settings(folder), *WHOLE]
     place = ["--ckpt_path", str(run.best_checkpoint(folder, "score")), "--output", str(folder / run.EVALUATION)]
+    settings = ["--config", str(run.config(folder)), *earlier_settings(folder), *WHOLE]
     _score("validate", [*settings, *place, *overrides], overrides, trusted, module, data)
 
 
