@@ -5,7 +5,7 @@
 FROM python:3.11-slim
 
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends git make \
+ && apt-get install --yes --no-install-recommends gcc git libc6-dev make \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 1000 cait \
  && install --directory --owner cait /cait /cait/data /cait/logs
@@ -14,6 +14,7 @@ WORKDIR /cait
 
 # The packages first: they change seldom, and take longest.
 COPY --chown=cait pyproject.toml constraints.txt README.md LICENSE Makefile ./
+COPY --chown=cait scripts ./scripts
 COPY --chown=cait src ./src
 RUN make setup && rm -rf ~/.cache
 COPY --chown=cait . .

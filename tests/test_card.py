@@ -22,6 +22,7 @@ from conftest import SMALL
 from PIL import Image
 
 from cait import run
+from cait.analysis import card as card_text
 from cait.cli import main
 
 TOKEN = "hf_test"
@@ -182,6 +183,19 @@ def test_the_card_tells_what_the_run_has_written(scored: Path, capsys: pytest.Ca
     assert f"| validation images | 360 | {found['ema']['acc1']:.2f} % |" in Path("ema/README.md").read_text()
 
 
+def test_a_readme_that_is_there_is_kept(scored: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    told = refused("card", "mine", "--output", str(tmp_path), capfd=capfd)
+    assert f"{tmp_path}/README.md exists; move it away" in told
+    (tmp_path / "file").touch()
+    assert "cannot write the card to" in refused("card", "mine", "--output", f"{tmp_path}/file/x", capfd=capfd)
+    assert "where to? name the model" in refused("card", "mine", "--repo", "foo", capfd=capfd)
+
+
+def test_names_do_not_leave_their_place_in_the_card() -> None:
+    assert card_text._cell("a\n# b\x1b[31m|") == "a \\# b\\[31m\\|"
+
+
 def test_a_push_is_what_timm_loads(scored: Path, hub: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     main(["push", "mine", "me/digits", "--dry-run"])
     shown = capsys.readouterr().out
@@ -189,6 +203,13 @@ def test_a_push_is_what_timm_loads(scored: Path, hub: Any, capsys: pytest.Captur
     for name in ("README.md", "config.json", "model.safetensors", "curves.png"):
         assert re.search(rf"logs/mine/hub/{name} +[\d.]+ [kM]B", shown)
     assert f"nothing was sent; without --dry-run these files go to {hub.address}/me/digits (public)" in shown
+
+    staged = Path("logs/mine/hub/README.md")  # edited where it lies, and given
+    edited = staged.read_text() + "\nEdited.\n"
+    staged.write_text(edited)
+    main(["push", "mine", "me/digits", "--dry-run", "--card", str(staged)])
+    assert staged.read_text() == edited
+    capsys.readouterr()
 
     main(["push", "mine", "me/digits", "--private"])
     assert f"{hub.address}/me/digits (private)" in capsys.readouterr().out
@@ -241,6 +262,8 @@ def test_a_run_that_was_not_scored_has_no_card(scored: Path, capfd: pytest.Captu
     path = Path("logs/mine/evaluation.json")
     kept = path.read_text()
     try:
+        path.write_text(json.dumps(json.loads(kept) | {"root": "others"}))
+        assert "is of others, the run of data/digits: score it again" in refused("card", "mine", capfd=capfd)
         path.write_text(json.dumps(json.loads(kept) | {"step": 3}))
         assert "is of step 3, " in refused("card", "mine", capfd=capfd)
         path.write_text("{}")

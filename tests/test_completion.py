@@ -23,7 +23,7 @@ def test_bash_completes_verbs_settings_and_runs(
 ) -> None:
     main(["--print_completion", "bash"])
     (tmp_path / "cait.bash").write_text(capsys.readouterr().out)
-    for name in ("mine", "mean", "other"):
+    for name in ("mine", "mean", "other", "$(touch made-by-a-name)"):
         (tmp_path / "logs" / name).mkdir(parents=True)
 
     def complete(*words: str) -> set[str]:
@@ -34,6 +34,7 @@ def test_bash_completes_verbs_settings_and_runs(
     assert {"--model.lr", "--model.lr_base_size"} <= complete("cait", "fit", "--model.l")
     assert "--trainer.max_epochs" in complete("cait", "resume", "mine", "--trainer.max_e")
     assert complete("cait", "eval", "m") == {"mine", "mean"}
+    assert not (tmp_path / "made-by-a-name").exists()
     assert "--run_name" in complete("cait", "find-lr", "--run")
 
 

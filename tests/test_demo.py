@@ -156,6 +156,7 @@ def test_the_folder_holds_all_that_the_page_needs(
     small, large = (float(facts["Weights"].split(" MB")[i].split()[-1]) for i in (0, 1))
     assert 0 < small < large
 
+    assert str(Path(demo.__file__).parents[2]).encode() not in (folder / "model.onnx").read_bytes()
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     assert json.loads(session.get_modelmeta().custom_metadata_map["class_names"]) == about["class_names"]
     module = package.load("few")
@@ -180,6 +181,15 @@ def test_another_runtime_is_refused_and_npm_need_not_be_there(
         web_runtime.files(folder)
     with pytest.raises(UserError, match="is not the package onnxruntime-web@"):
         web_runtime.files(here / "data")
+    tarball = folder.parent / web_runtime.TARBALL
+    tarball.write_bytes(tarball.read_bytes()[:-40])
+    with pytest.raises(UserError, match="is not the package onnxruntime-web@"):
+        web_runtime.files(tarball)
+    Path("site").mkdir()
+    Path("site/index.html").write_text("mine")
+    with pytest.raises(SystemExit):
+        main(["demo", "few", "--output", "site"])
+    assert "site holds another page" in capsys.readouterr().err
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(SystemExit) as stop:

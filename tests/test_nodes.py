@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,24 @@ def test_saving_by_the_clock(minutes: float | None, saves: int, tmp_path: Path) 
 def test_no_time_to_save(minutes: float, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="save_every_n_minutes must be above 0"):
         LastCheckpoint(tmp_path, every_n_minutes=minutes)
+
+
+def test_a_failed_start_keeps_what_was_made_while_it_waited(tmp_path: Path) -> None:
+    held = threading.Event()
+
+    def train() -> None:
+        first = Claim(tmp_path)
+        held.set()
+        time.sleep(0.3)  # meanwhile the other one waits
+        (tmp_path / "metrics.csv").write_text("mine")
+        first.release()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    held.wait()
+    Claim(tmp_path).undo()
+    thread.join()
+    assert (tmp_path / "metrics.csv").read_text() == "mine"
 
 
 def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path) -> None:

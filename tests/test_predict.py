@@ -132,6 +132,9 @@ def test_names_come_from_files_patterns_and_standard_input(
         "odd \udcff.png",
     ]
     assert "error" in rows[-1]
+    main(["predict", "mixed", "images/**", "--format=jsonl"])
+    paths = [row["path"] for row in lines(capsys.readouterr().out)]
+    assert len(paths) == len(set(paths)) > 3
     best = rows[0]["predictions"][0]
     assert best["probability"] == pytest.approx(expected(one, ema=False)[best["index"]].item(), abs=1e-5)
     assert abs(best["probability"] - expected(one, ema=True)[best["index"]].item()) > 1e-3
@@ -158,6 +161,20 @@ def test_bad_input_is_told_in_a_line(
         main(["predict", *arguments])
     assert stop.value.code == 2
     assert f"cait: error: {told}" in capsys.readouterr().err
+
+
+def test_probabilities_that_are_not_finite_are_no_prediction(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = torch.load("logs/mixed/checkpoints/best.ckpt", weights_only=True)
+    content["state_dict"]["model.head.bias"][0] = torch.nan
+    torch.save(content, tmp_path / "broken.ckpt")
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", str(tmp_path / "broken.ckpt"), "images", "--raw", "--format=jsonl"])
+    assert stop.value.code == 2
+    told = capsys.readouterr()
+    assert "the network has no finite probabilities" in told.err
+    assert "NaN" not in told.out
 
 
 def test_a_loaded_module_predicts(here: Path) -> None:

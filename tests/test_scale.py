@@ -193,7 +193,7 @@ def test_the_banner_says_what_will_run(
     monkeypatch.setenv("COLUMNS", "80")
     drawn = said(Path(digits_root.name), tmp_path / "mine", capsys)
     assert "─ training mine ─" in drawn[0]
-    assert len(drawn) <= 12
+    assert len(drawn) <= 14
     assert max(map(len, drawn)) <= 80
 
 

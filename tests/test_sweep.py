@@ -65,6 +65,7 @@ def write(folder: Path, **changes: Any) -> Path:
         ({"trials": 0}, "trials must be a whole number, at least 1, got 0"),
         ({"trials": None}, "trials must be a whole number, at least 1, got null"),
         ({"name": "a/b"}, "name must be a name, got a/b"),
+        ({"name": ".."}, "name must be a name, got .."),
     ],
 )
 def test_a_bad_space_is_told_in_a_line(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -182,6 +183,13 @@ def test_a_sweep_of_another_space_is_refused_once_it_has_begun(tmp_path: Path) -
     (tmp_path / "trial-000/config.yaml").touch()
     with pytest.raises(UserError, match=r"another space than .*space\.yaml now says"):
         sweep.open_study(tmp_path, space)
+
+
+def test_trials_without_their_study_are_not_taken_for_others(tmp_path: Path) -> None:
+    (tmp_path / "trial-000").mkdir()
+    (tmp_path / "trial-000/config.yaml").touch()
+    with pytest.raises(UserError, match=r"has trials, but .*study\.db is missing"):
+        sweep.open_study(tmp_path, Space.read(write(tmp_path)))
 
 
 def trials_of(folder: Path) -> list[tuple[Any, ...]]:

@@ -59,6 +59,7 @@ def test_mlflow_goes_on_with_the_run_it_has(tmp_path: Path, monkeypatch: pytest.
         ("wandb", {"projekt": 1}, "--logger wandb cannot start: .*projekt"),
         ("wandb", None, r'--logger wandb needs its package: pip install "\.\[loggers\]"'),
         ("mlflow", {"tracking_uri": "file:/proc/none"}, "--logger mlflow cannot start: "),
+        ("comet", {"api_key": "secret"}, "--logger_args.api_key would be written into the run"),
     ],
 )
 def test_what_cannot_start_says_why(

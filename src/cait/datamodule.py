@@ -326,7 +326,6 @@ class ImageNetDataModule(LightningDataModule):
             if self.announces:
                 rank_zero_info(f"{self.summary()}; {self.how_read()}")
             self._check_order()
-            self._write_held_out()
 
     def _check_order(self) -> None:
         """Refuse an order that the source does not have, and tell what the published one costs over a network."""
@@ -481,6 +480,7 @@ class ImageNetDataModule(LightningDataModule):
         return digest.hexdigest()[:16]
 
     def train_dataloader(self) -> TrainLoader:
+        self._write_held_out()  # now: a checkpoint of other data has been refused
         rank, world_size = self._rank_and_world()
         how = (self.batch_size, self.seed, self.repeats, rank, world_size, self.decode_once)
         labels = self._labels() if self.balance else None

@@ -95,6 +95,11 @@ def _agree(here: ClusterEnvironment, word: str, trouble: str) -> list[str]:
     raise UserError(told)
 
 
+def add_round(name: str) -> None:
+    """Have all processes agree once more, before the others are through with starting."""
+    _rounds.insert(0, name)
+
+
 def tell(trouble: str) -> str:
     """Tell the other processes why this one ends, unless all have begun. Returns the line that this one ends with."""
     try:

@@ -48,8 +48,6 @@ from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
 from cait.module import CaiTModule
 
-OVERLAYS = ("trainer", "loggers")
-"""Folders of configurations that say where a run trains and logs, not what it is."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 VERBS = ("fit", "validate", "test", "predict")
 RUN_VARIABLE = "CAIT_RUN"
@@ -451,7 +449,9 @@ def _listed(value: Any) -> list[Any]:
 
 def _recipe(configs: Iterable[str]) -> str:
     """The name of the last of the files; overlays say where a run trains and logs."""
-    return next((path.stem for path in reversed([*map(Path, configs)]) if path.parent.name not in OVERLAYS), "")
+    return next(
+        (path.stem for path in reversed([*map(Path, configs)]) if path.parent.name not in refusals.OVERLAYS), ""
+    )
 
 
 def _rank() -> int:

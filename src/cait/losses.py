@@ -63,7 +63,7 @@ def balanced_weights(counts: Sequence[int]) -> Tensor:
     Their mean over all images is 1, as without weights.
     """
     images = torch.tensor(counts, dtype=torch.float32)
-    return images.sum() / (len(counts) * images)
+    return images.sum() / (len(counts) * images.clamp(min=1))
 
 
 def build_loss(name: str, label_smoothing: float = 0.0) -> Loss:

@@ -33,6 +33,8 @@ LINKED = {
     "data.seed": "give --seed_everything",
 }
 """Settings that follow another, and what to do instead."""
+OVERLAYS = ("trainer", "loggers")
+"""Folders of configurations that say where a run trains and logs, not what it is."""
 ALIASES = {"epochs": "trainer.max_epochs", "steps": "trainer.max_steps", "gpus": "trainer.devices"}
 """What people type."""
 
@@ -51,13 +53,19 @@ def join_negative(arguments: Iterable[str]) -> list[str]:
     return joined
 
 
-def config_files(arguments: list[str]) -> list[Path]:
-    """The files that `--config` names. It may name YAML itself, which is no file."""
+def configurations_of(arguments: list[str]) -> list[str]:
+    """What `--config` names: files, or YAML itself."""
     named = []
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         option, equals, value = argument.partition("=")
         if option in ("--config", "-c"):
-            named.append(Path(value if equals else following))
+            named.append(value if equals else following)
+    return named
+
+
+def config_files(arguments: list[str]) -> list[Path]:
+    """The files among them."""
+    named = map(Path, configurations_of(arguments))
     return [path for path in named if len(path.name) < 256 and path.is_file()]
 
 

@@ -162,7 +162,8 @@ def _doubt(scores: Mapping[str, Any]) -> str:
 
 def _origin(config: Mapping[str, Any], about: Mapping[str, Any], data_state: Mapping[str, Any] | None) -> Iterator[str]:
     depends = (data_state or {}).get("depends_on", {})
-    yield f"- Data: {_cell(_data_name(config))}, {depends.get('training pictures', 'unknown'):,} training images"
+    count = depends.get("training pictures")
+    yield f"- Data: {_cell(_data_name(config))}" + ("" if count is None else f", {count:,} training images")
     if digest := depends.get("digest of the training pictures' names"):
         yield f"- Digest of the training images' names: `{digest}`"
     yield f"- Checkpoint: step {about['step']:,}, epoch {about['epoch'] + 1}"
@@ -210,7 +211,8 @@ def code() -> str:
 
 def _cell(text: str) -> str:
     """A name in Markdown, where nothing of it counts as markup."""
-    return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>|#" else letter for letter in text)
+    shown = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
+    return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>|#" else letter for letter in shown)
 
 
 def check(about: Any, key: str, path: Path) -> Mapping[str, Any]:

@@ -261,7 +261,7 @@ class Space:
 
     def _text(self, content: dict[str, Any], key: str, default: str) -> str:
         value = content.get(key, default)
-        if not isinstance(value, str) or not value or (key == "name" and Path(value).name != value):
+        if not isinstance(value, str) or not value or (key == "name" and (Path(value).name != value or value == "..")):
             raise UserError(f"{self.path}: {key} must be a name, got {as_text(value)}")
         return value
 
@@ -289,6 +289,8 @@ def open_study(folder: Path, space: Space | None = None) -> Study:
     package, path = optuna(), folder / STUDY
     if space is None and not path.is_file():
         raise UserError(f"{path} is missing, so {folder} is no sweep")
+    if not path.is_file() and begun(folder):
+        raise UserError(f"{folder} has trials, but {path} is missing; move the folder away")
     storage = package.storages.RDBStorage(
         f"sqlite:///{path.resolve()}", engine_kwargs={"connect_args": {"timeout": 120}}
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import rich
 from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
@@ -27,6 +28,12 @@ FILES = 4
 """Checkpoints on the disk at once: last, previous, best, and one that is being written."""
 VALUES = 3
 """Numbers of 4 bytes that a checkpoint has for each weight: itself and AdamW's two moments."""
+
+
+def warn(text: str) -> None:
+    """Print a warning: on a terminal in lines that fit it, in a log in one."""
+    console = Console(markup=False, highlight=False)
+    console.print(f"warning: {text}", soft_wrap=not console.is_terminal)
 
 
 class Banner(Callback):
@@ -47,9 +54,9 @@ class Banner(Callback):
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         show(self._rows(trainer, pl_module), f"training {self.run_dir.name}" if self.run_dir else "training")
         for doubt in doubts(trainer, pl_module, any(isinstance(callback, BestCheckpoint) for callback in callbacks)):
-            print(f"warning: {doubt}", flush=True)
+            warn(doubt)
         if self.run_dir and (missing := shortage(self.run_dir, checkpoint_bytes(trainer, pl_module))):
-            print(f"warning: the disk of {self.run_dir} is {size(missing)} short of the checkpoints", flush=True)
+            warn(f"the disk of {self.run_dir} is {size(missing)} short of the checkpoints")
 
     def _rows(self, trainer: Trainer, pl_module: Any) -> dict[str, str]:
         data, processes, accumulated = self.data, trainer.world_size, trainer.accumulate_grad_batches

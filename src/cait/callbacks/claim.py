@@ -34,12 +34,12 @@ class Claim(Callback):
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._begun, self._before = False, {path.name for path in run_dir.iterdir()}
         self._lock = FileLock(run_dir / LOCK)
         try:
             self._lock.acquire(timeout=PATIENCE)
         except Timeout as error:
             raise UserError(f"{run_dir} is being trained by {owner(run_dir) or 'another process'}") from error
+        self._begun, self._before = False, {path.name for path in run_dir.iterdir()}  # what others did before
         self.owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}"
         (run_dir / OWNER).write_text(self.owner)
         clear_scratch(run_dir)

@@ -147,6 +147,8 @@ def tracker(name: str, settings: dict[str, Any], run_dir: Path, first_step: int)
     Raises:
         UserError: its package is missing, or it cannot be reached.
     """
+    if "api_key" in settings:  # which config.yaml and the tracker would show to everybody
+        raise UserError(f"--logger_args.api_key would be written into the run; log in with `{name} login` instead")
     sent = Sent(run_dir / f"{name}.json", resumed=first_step > 0)
     try:
         logger = KINDS[name](run_dir, sent, **settings)

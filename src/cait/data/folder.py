@@ -196,8 +196,8 @@ def read_val_list(path: Path) -> list[str]:
         UserError: there is no such file, or it has no such column.
     """
     try:
-        with path.open(newline="", encoding="utf-8", errors="surrogateescape") as lines:
-            return [row["path"] for row in csv.DictReader(lines)]
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as lines:
+            return [row["path"] for row in csv.DictReader(lines) if row["path"]]
     except OSError as error:
         raise UserError(f"--data.val_list {path}: {error.strerror}") from error
     except (KeyError, csv.Error) as error:
@@ -205,7 +205,7 @@ def read_val_list(path: Path) -> list[str]:
 
 
 def _hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files]:
-    listed = {str(root / name) for name in read_val_list(val_list)}
+    listed = {os.path.join(root, name) for name in read_val_list(val_list)}
     held = Files(sample for sample in images if sample[0] in listed)
     if missing := sorted(listed - {path for path, _ in held}):
         raise UserError(f"--data.val_list {val_list} names images that are not in {root}: {abbreviate(missing)}")

@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torch.utils.data import DataLoader, Dataset
 
 from cait import run
 from cait.data import shards
 from cait.data.bucket import INDEX
 from cait.data.dataset import Samples
-from cait.data.folder import PUBLISHED, load_rgb
+from cait.data.folder import PUBLISHED, load_rgb, orientation
 from cait.data.lock import file_lock
 from cait.data.source import DataSource
 from cait.data.unreadable import UnreadableImageError
@@ -214,12 +214,14 @@ def encoded(samples: Samples, index: int) -> tuple[bytes, int]:
 
 
 def _as_png(raw: Image.Image, name: str) -> bytes:
-    file, exif = BytesIO(), raw.getexif()
+    file, turned = BytesIO(), orientation(raw)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = turned
     if raw.has_transparency_data:
         raw = raw.convert("RGBA")
     elif raw.mode != "L":
         raw = load_rgb(raw, name, PUBLISHED)
-    raw.save(file, "PNG", **({"exif": exif} if exif else {}))
+    raw.save(file, "PNG", **({"exif": exif} if turned != 1 else {}))
     return file.getvalue()
 
 

@@ -117,7 +117,7 @@ class TrainBatchSampler(Sampler[list[Key]]):
 
     def _balanced(self, labels: Tensor, power: float, generator: torch.Generator) -> Tensor:
         """Each class by turns of all its images, the last turn cut, up to its share of `length`; then shuffled."""
-        members = [(labels == label).nonzero()[:, 0] for label in labels.unique()]
+        members = labels.argsort(stable=True).split(labels.unique(return_counts=True)[1].tolist())
         drawn = []
         for images, share in zip(members, shares([len(images) for images in members], power), strict=True):
             turns = [images[torch.randperm(len(images), generator=generator)] for _ in range(-(-share // len(images)))]

@@ -214,6 +214,8 @@ def _write_onnx(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape
         )
         for name, value in metadata.items():
             program.model.metadata_props[name] = value if isinstance(value, str) else json.dumps(value)
+        for node in program.model.graph.all_nodes():
+            node.metadata_props.clear()  # where each line of the source lies on this machine
         program.save(path, external_data=False)  # one file; above 2 GB the weights still go beside it
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
@@ -222,6 +224,8 @@ def _write_onnx(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape
 def _write_torch_export(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape: Sequence[int]) -> Forward:
     with _quiet():
         program = torch.export.export(model, **_example(shape), strict=False)
+        for node in program.graph.nodes:
+            node.meta.pop("stack_trace", None)
         torch.export.save(program, path, extra_files={"metadata.json": json.dumps(metadata)})
         return torch.export.load(path).module()
 

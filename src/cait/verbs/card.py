@@ -30,8 +30,30 @@ def card(arguments: list[str], *_: Any) -> None:
     folder = named_run("card", given.run)
     output = given.output or folder / run.CARD
     check_folder(output)
-    for path in write(folder, output, given.repo or f"OWNER/{folder.name}", given.ema, given.license):
+    if given.output and (output / README).exists():
+        raise UserError(f"{output / README} exists; move it away or name another folder")
+    repo = f"OWNER/{folder.name}" if given.repo is None else check_name(given.repo)
+    try:
+        written = write(folder, output, repo, given.ema, given.license)
+    except OSError as error:
+        raise UserError(f"cannot write the card to {output}: {error.strerror or error}") from error
+    for path in written:
         print(os.path.relpath(path))
+
+
+def check_name(repo: str | None) -> str:
+    """Returns the name of a model on the Hub. Raises UserError if it cannot be one."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if repo is None or repo.count("/") != 1:
+        got = f", not {repo}" if repo else ""
+        raise UserError(f"where to? name the model as OWNER/NAME{got}: `cait push RUN OWNER/NAME`")
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise UserError(f"{repo} cannot be a name on the Hub: {one_line(error)}") from error
+    return repo
 
 
 def write(folder: Path, output: Path, repo: str, ema: bool, license: str | None) -> list[Path]:
@@ -53,6 +75,11 @@ def write(folder: Path, output: Path, repo: str, ema: bool, license: str | None)
             f"score it again with `{run.command('eval', folder)}`"
         )
     config = _config(folder)
+    if about.get("root") != str(config["data"]["root"]):
+        raise UserError(
+            f"{path} is of {about.get('root')}, the run of {config['data']['root']}: "
+            f"score it again with `{run.command('eval', folder)}`"
+        )
     output.mkdir(parents=True, exist_ok=True)
     images = _images(folder, output)
     written = card.text(repo, scores, about, config, run.data_state(content), [image.name for image in images], license)

@@ -17,7 +17,7 @@ WITHOUT_RUN = ("find-lr", "find-batch", "zoo", "paper", "study", "sweep", "shard
 RUNS = {
     "bash": """
 _cait_runs() {
-  compgen -W "$(cd LOGS 2>/dev/null && ls -d */ 2>/dev/null | tr -d /)" -- "$1"
+  compgen -W "$(cd LOGS 2>/dev/null && ls -d */ 2>/dev/null | tr -d / | grep -E '^[[:alnum:]_.=+-]+$')" -- "$1"
   compgen -d -- "$1"
 }""",
     "zsh": """

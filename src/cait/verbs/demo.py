@@ -28,6 +28,8 @@ def demo(arguments: list[str], module: Any, data: Any) -> None:
     checkpoint, folder = loading.find(given.run, "show")
     output = given.output or (folder or Path()) / run.DEMO
     check_folder(output)
+    if (output / "index.html").exists() and not (output / SETTINGS).exists():
+        raise UserError(f"{output} holds another page; name a folder of its own with --output")
     runtime = web_runtime.files(given.runtime)
     from cait import trust
 
@@ -176,7 +178,9 @@ def _evaluation(checkpoint: Path, folder: Path | None) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError, TypeError):
         scores = dict(json.loads((folder / run.EVALUATION).read_text()))
         step = run.read_checkpoint(checkpoint, without=run.TENSORS)["global_step"]
-        return scores if scores.get("step") == step and not scores.get("tta") else {}
+        settings = loading.data_settings(folder)
+        same = (scores.get("step"), scores.get("root")) == (step, str(settings["root"]))
+        return scores if same and not scores.get("tta") else {}
     return {}
 
 

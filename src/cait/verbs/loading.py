@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cait import run
 from cait.errors import UserError, one_line
-from cait.refusals import check_config
+from cait.refusals import check_config, config_files
 
 WEIGHTS = (".ckpt", ".pth", ".pt", ".safetensors")
 AVERAGE = ", moving average"
@@ -133,6 +133,12 @@ def earlier_settings(folder: Path) -> list[str]:
     except UserError:  # the parser tells
         return []
     return [f"--data.{name}={json.dumps(value)}" for name, value in earlier.items()]
+
+
+def earlier_of(arguments: list[str]) -> list[str]:
+    """The same for each config.yaml of a run that `arguments` name."""
+    files = [path for path in config_files(arguments) if path.name == run.CONFIG]
+    return [setting for path in files for setting in earlier_settings(path.parent)]
 
 
 def _earlier(written: dict[str, Any]) -> dict[str, Any]:

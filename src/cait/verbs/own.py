@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sys
@@ -13,12 +14,16 @@ from typing import Any
 
 import yaml
 
+from cait import launch
+from cait.analysis.settings import flatten
+from cait.errors import UserError
+from cait.refusals import OVERLAYS, check_config, configurations_of
 from cait.verbs.options import asks_for_help
 
 SOURCE = ("train_split", "val_split", "val_fraction", "val_list")
 """Settings that say which images of the folder are meant."""
 FROM = "from"
-TEXTS = (FROM, "data.root", "data.train_split", "data.val_split", "data.val_list")
+TEXTS = (FROM, "data.root", "data.train_split", "data.val_split")
 """Settings that stay text where YAML would read a number, as in a folder 2024."""
 WIDTH = 80
 
@@ -26,7 +31,8 @@ WIDTH = 80
 def replace_folder(arguments: list[str]) -> tuple[list[str], str]:
     """(`arguments` with the recipe chosen for their folder in front, a name for the run)
 
-    They come back as they are if they name a configuration, a row of the paper, or no folder of class folders.
+    They come back as they are if they name a configuration that is no overlay, a row of the paper, or no folder of
+    class folders.
     `--from FILE|timm|RUN` is replaced by the settings of the weights in any case.
 
     Raises:
@@ -42,10 +48,21 @@ def replace_folder(arguments: list[str]) -> tuple[list[str], str]:
     else:
         start = None
     root = given.get("data.root")
-    elsewhere = not given.keys().isdisjoint({"config", "paper_row", "ckpt_path"})
+    elsewhere = not given.keys().isdisjoint({"paper_row", "ckpt_path"})
+    configurations = configurations_of(arguments)
+    overlays = [Path(path) for path in configurations if Path(path).parent.name in OVERLAYS]
+    elsewhere = elsewhere or len(overlays) < len(configurations)
     if elsewhere or asks_for_help(arguments) or not isinstance(root, str) or not _is_folder(root):
         return [*(_written(start.settings) if start else []), *arguments], ""
-    recipe = _chosen(Path(root), given, start)
+    for path in overlays:
+        check_config(path)
+        given = flatten(yaml.safe_load(path.read_text(encoding="utf-8"))) | given
+    try:
+        recipe = _chosen(Path(root), given, start)
+    except UserError:
+        raise
+    except (TypeError, ValueError):  # a value of another type, which the parser tells
+        return arguments, ""
     name = re.sub(r"[^\w.=+-]+", "-", Path(root).resolve().name).strip("-.=+") or "own"
     dictionary = given.get("model.fields")
     if isinstance(dictionary, dict):  # it would replace the chosen fields instead of joining them
@@ -73,6 +90,7 @@ def _chosen(root: Path, given: dict[str, Any], start: Any) -> dict[str, Any]:
     from cait.data.survey import left_out, survey
     from cait.verbs.recipe import choose
 
+    launch.add_round("recipe")
     settings = {key: given[f"data.{key}"] for key in SOURCE if f"data.{key}" in given}
     source = open_source(str(root), **settings)
     assert isinstance(source, FolderSource)
@@ -84,7 +102,7 @@ def _chosen(root: Path, given: dict[str, Any], start: Any) -> dict[str, Any]:
         others = left_out([train, *([val] if val else [])], source.class_names)
         with contextlib.redirect_stdout(sys.stderr if "print_config" in given else sys.stdout):
             _print(root, folder, recipe.lines, others, val)
-    return recipe.settings
+    return json.loads(launch.agree(json.dumps(recipe.settings))[0])  # processes may have different shares of the cores
 
 
 def machine(given: dict[str, Any]) -> Any:

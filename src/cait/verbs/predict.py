@@ -112,7 +112,8 @@ def _paths(place: str) -> Iterable[str]:
     matches = sorted(glob.glob(place, recursive=True))
     if not matches:
         raise UserError(f"nothing matches {place}")
-    return [path for match in matches for path in (_paths(match) if os.path.isdir(match) else [match])]
+    paths = [path for match in matches for path in (_paths(match) if os.path.isdir(match) else [match])]
+    return list(dict.fromkeys(paths))  # ** matches a folder and what lies in it
 
 
 def _rows(loaded: loading.Loaded, samples: Any, device: Any, top_k: int) -> Iterator[Row]:
@@ -132,6 +133,8 @@ def _rows(loaded: loading.Loaded, samples: Any, device: Any, top_k: int) -> Iter
         best = best_classes(probabilities, loaded.class_names, top_k)
         for index, (classes, label) in enumerate(zip(best, labels.tolist(), strict=True), done):
             error = why_unreadable(samples, index) if label < 0 else None
+            if not error and not probabilities[index - done].isfinite().all():
+                raise UserError(f"the network has no finite probabilities for {samples.name(index)}")
             yield Row(samples.name(index), [] if error else classes, error)
         done += len(best)
 

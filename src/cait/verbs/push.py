@@ -6,12 +6,12 @@ import contextlib
 import io
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 from cait import run
 from cait.errors import UserError, one_line
+from cait.verbs.card import check_name
 from cait.verbs.options import Options, named_run
 
 WHAT = """\
@@ -24,11 +24,12 @@ def push(arguments: list[str], module: Any, data: Any) -> None:
     """Export a run, write its card, and put both on the Hub."""
     given = _options().parse_args(arguments)
     folder = named_run("push", given.run)
-    repo = _checked(given.repo)
+    repo = check_name(given.repo)
     token = _token() if not given.dry_run else None
     stage = folder / run.HUB
+    own = _own_card(given.card)  # which may lie in the folder that is made anew
     run.remove(stage)
-    _stage(folder, stage, repo, given, module, data)
+    _stage(folder, stage, repo, own, given, module, data)
     files = sorted(path for path in stage.rglob("*") if path.is_file())
     for path in files:
         print(f"{os.path.relpath(path):<{max(len(os.path.relpath(each)) for each in files)}}  {_size(path)}")
@@ -54,21 +55,6 @@ def _options() -> Options:
     return options
 
 
-def _checked(repo: str | None) -> str:
-    """The name on the Hub. Raises UserError if it cannot be one."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    if repo is None or repo.count("/") != 1:
-        got = f", not {repo}" if repo else ""
-        raise UserError(f"where to? name the model as OWNER/NAME{got}: `cait push RUN OWNER/NAME`")
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as error:
-        raise UserError(f"{repo} cannot be a name on the Hub: {one_line(error)}") from error
-    return repo
-
-
 def _token() -> str:
     from huggingface_hub import get_token
 
@@ -78,16 +64,23 @@ def _token() -> str:
     return token
 
 
-def _stage(folder: Path, stage: Path, repo: str, given: Any, module: Any, data: Any) -> None:
-    """Put into the folder `stage` what is to go."""
+def _own_card(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the card {path}: {error.strerror}") from error
+
+
+def _stage(folder: Path, stage: Path, repo: str, own: bytes | None, given: Any, module: Any, data: Any) -> None:
+    """Put into the folder `stage` what is to go; `own` is a card that takes the place of the one written."""
     from cait.verbs import card
     from cait.verbs.export import export
 
-    if given.card is not None and not given.card.is_file():
-        raise UserError(f"the card {given.card} does not exist")
     card.write(folder, stage, repo, given.ema, given.license)  # first: it refuses a run that was not scored
-    if given.card is not None:
-        shutil.copyfile(given.card, stage / card.README)
+    if own is not None:
+        (stage / card.README).write_bytes(own)
     options = ["--ema"] * given.ema + ["--trust-config"] * given.trusted
     with contextlib.redirect_stdout(io.StringIO()):  # the files are listed with all others
         export([str(folder), "--format=timm", f"--output={stage}", *options], module, data)

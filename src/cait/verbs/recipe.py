@@ -132,7 +132,8 @@ def begin(start: Start, recipe: Recipe) -> None:
     """Weights come with a network, a size of images and a normalisation, and must be read with the same."""
     for setting, value in start.settings.items():
         recipe.take(setting, value)
-    recipe.say("weights", f"{start.name}; its network and normalisation are taken too")
+    taken = "; its network and normalisation are taken too" if "model.name" in start.settings else ""
+    recipe.say("weights", f"{start.name}{taken}")
 
 
 def publish(folder: Survey, machine: Machine, recipe: Recipe) -> None:
@@ -317,14 +318,14 @@ def optimize(recipe: Recipe, start: Start | None) -> None:
         return
     recipe.take("model.optimizer", "muon")
     rate = recipe.take("model.lr", 6e-3)
-    recipe.say("optimizer", f"Muon at {rate:g}, which learned twice as fast as AdamW in trials")
+    recipe.say("optimizer", f"Muon at {rate}, which learned twice as fast as AdamW in trials")
 
 
 def balance(folder: Survey, recipe: Recipe) -> None:
     """Classes of very different sizes are drawn more evenly, and the mean over the classes picks the best epoch."""
     counted = recipe.take("model.per_class", True)
     (least, few), (most, many) = (pick(folder.counts.items(), key=lambda item: item[1]) for pick in (min, max))
-    if many < UNEVEN * few:
+    if many < UNEVEN * few or recipe.get("model.class_weights", None) is not None:
         return
     how = recipe.take("data.balance", "sqrt" if many < RARE * few else "full")
     if counted is True:

@@ -139,6 +139,7 @@ def is_held(folder: Path) -> bool:
 
 def _print(rows: list[Row]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -147,7 +148,7 @@ def _print(rows: list[Row]) -> None:
         table.add_column(title, justify="right" if right else "left", no_wrap=title != "data", overflow="fold")
     for row in rows:
         table.add_row(
-            row.name,
+            escape(row.name),
             (row.model or "?").removeprefix("timm/"),
             os.path.relpath(row.data) if row.data and Path(row.data).is_absolute() else row.data or "?",
             f"{row.epochs}/{row.planned}" if row.planned else f"{row.steps:,} steps",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 from cait import run, signature
-from cait.verbs.loading import earlier_settings
+from cait.verbs.loading import earlier_of
 from cait.verbs.options import asks_for_help, split_run, split_trust
 from cait.verbs.paper import replace_row
 
@@ -39,8 +40,15 @@ def evaluate(arguments: list[str], module: Any, data: Any) -> None:
     trusted, given = split_trust(arguments)
     folder, overrides = split_run("eval", given)
     place = ["--ckpt_path", str(run.best_checkpoint(folder, "score")), "--output", str(folder / run.EVALUATION)]
-    settings = ["--config", str(run.config(folder)), *earlier_settings(folder), *WHOLE]
+    settings = ["--config", str(run.config(folder)), *WHOLE, *_held_out(folder, overrides)]
     _score("validate", [*settings, *place, *overrides], overrides, trusted, module, data)
+
+
+def _held_out(folder: Path, overrides: list[str]) -> list[str]:
+    """The images that training held out, also if the data folder has grown since."""
+    held = folder / run.VALIDATION
+    others = any(override.split("=")[0] in ("--data.root", "--data.val_list") for override in overrides)
+    return ["--data.val_list", str(held)] if held.is_file() and not others else []
 
 
 def validate(arguments: list[str], module: Any, data: Any) -> None:
@@ -68,7 +76,7 @@ def _score(verb: str, arguments: list[str], given: list[str], trusted: bool, mod
     from cait.verbs.scores import ScoringCLI
 
     own = [signature.own_text(path) for path in trust.configurations(arguments)]
-    arguments = trust.to_score([verb, *arguments])
+    arguments = trust.to_score([verb, *earlier_of(arguments), *arguments])
     remedy = "give it on the command line"
     with (
         trust.only_importing(trust.named(given), "the configuration", remedy),

@@ -91,7 +91,12 @@ class ScoringCLI(CaiTCLI):
     def _score_corrupted(self, found: Corruptions) -> dict[str, Scores]:
         """Top-1 by corruption and severity, its mean, and the mean corruption error."""
         cells = [(name, severity) for name, sets in found.items() for severity in sets]
-        scored = {(name, severity): self._score(found[name][severity]) for name, severity in cells}
+        scored = {}
+        for name, severity in cells:  # of each only two figures: the confusion matrices would fill the memory
+            every = self._score(found[name][severity])
+            scored[name, severity] = {
+                weights: {key: of[key] for key in ("acc1", "images")} for weights, of in every.items()
+            }
         result: dict[str, Scores] = {}
         for weights in self.evaluation.scores:
             acc1 = {

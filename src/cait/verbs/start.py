@@ -24,14 +24,17 @@ def find(source: str) -> Start:
     """
     if source == "timm":
         return Start("timm's, pretrained on ImageNet", {"model.pretrained": True})
+    folder = Path(source).absolute().parent.parent
+    if Path(source).is_file() and source.endswith(".ckpt") and (folder / run.CONFIG).is_file():
+        return _of_run(folder, Path(source))
     if Path(source).is_file():
         return Start(source, {"model.weights": source})
-    return _of_run(run.find(source))
+    folder = run.find(source)
+    return _of_run(folder, run.best_checkpoint(folder, "start from"))
 
 
-def _of_run(folder: Path) -> Start:
-    """A run's best weights, the moving average of them if it kept one; and its network and its images' settings."""
-    best = run.best_checkpoint(folder, "start from")
+def _of_run(folder: Path, best: Path) -> Start:
+    """The weights of a run's checkpoint, the moving average if it kept one; its network and its images' settings."""
     text = run.config(folder).read_text(encoding="utf-8")
     try:
         config = yaml.safe_load(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import io
 import os
@@ -63,6 +64,9 @@ def sweep(arguments: list[str], module: Any, data: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         Sweep(space, folder, given.jobs).train()
     _report(trials.open_study(folder), space, folder, given.show)
+    rows = trials.rows(trials.open_study(folder), space, folder)
+    if rows and all(row.state == "failed" for row in rows):
+        raise UserError(f"all {len(rows)} trials have failed; the first: {rows[0].cause}")
 
 
 def _check(space: Space, folder: Path, module: Any, data: Any) -> None:
@@ -252,6 +256,8 @@ class Sweep:
         cause = trials.cause_of(folder / OUTPUT, status) if status else None
         if status == 2 and not trials.begun(self.folder):
             raise UserError(f"{self.space.path}: {folder.name}: {cause}")
+        if cause and any(os.strerror(number) in cause for number in (errno.ENOSPC, errno.EDQUOT)):
+            raise UserError(f"{folder.name}: {cause}; make room and give the same command again")
         if best is None and cause is None:
             cause = f"it has no finite {self.space.metric}"
         with self._locked():
@@ -296,19 +302,21 @@ def _say(line: str) -> None:
 
 @contextlib.contextmanager
 def _stopping() -> Iterator[None]:
-    """SIGTERM ends the sweep as Ctrl-C does."""
+    """SIGTERM, and SIGHUP of a terminal that is closed, end the sweep as Ctrl-C does."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    signals = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else [])]
+    before = {number: signal.signal(number, interrupt) for number in signals}
     try:
         yield
     except KeyboardInterrupt:
         print("The trials have saved; the same command goes on with them", file=sys.stderr)
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _report(study: Study, space: Space, folder: Path, only_show: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from cait import launch, run, signature
 from cait.errors import UserError
-from cait.verbs.loading import earlier_settings
+from cait.verbs.loading import earlier_of, earlier_settings
 from cait.verbs.options import TRUST, asks_for_help, check_one_name, split_run, split_trust
 from cait.verbs.own import replace_folder
 from cait.verbs.paper import replace_row
@@ -30,6 +30,7 @@ def fit(arguments: list[str], module: Any, data: Any) -> None:
     """Train. Without a configuration a recipe is chosen for the folder of images, see `cait.verbs.recipe`."""
     check_one_name(arguments)
     arguments, name = replace_row("fit", arguments), ""
+    arguments = [*earlier_of(arguments), *arguments]
     if module is None and data is None:  # the rules know the settings of the package's own classes
         arguments, name = replace_folder(arguments)
     from cait.lightning_cli import CaiTCLI, drive

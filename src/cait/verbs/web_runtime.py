@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -40,7 +41,7 @@ def files(given: Path | None) -> dict[str, bytes]:
     place = given or _cached()
     try:
         contents = _read_folder(place) if place.is_dir() else _read_tarball(place)
-    except (OSError, KeyError, tarfile.TarError) as error:
+    except (OSError, KeyError, AttributeError, EOFError, zlib.error, tarfile.TarError) as error:
         raise UserError(f"{place} is not the package {PACKAGE}: {error}") from error
     for name, content in contents.items():
         if _integrity(content) != FILES[name]:
