@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import LIMIT, checkpoint, rows, start
+from conftest import LIMIT, REPO, checkpoint, rows, start
 from PIL import Image
 
 from cait.cli import main
@@ -248,6 +249,23 @@ def test_settings_are_read_in_every_spelling() -> None:
     ]
 
 
+def test_an_overlay_leaves_the_choice_and_a_configuration_takes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = ["--data.root", str(fill(tmp_path / "photos", {"a": 6, "b": 6}))]
+    overlay, digits = (str(REPO / "configs" / name) for name in ("trainer/debug.yaml", "digits.yaml"))
+    chosen, name = own.replace_folder(["--config", overlay, *root])
+    assert name == "photos"
+    given = own._settings(chosen)
+    assert "model.fields.patch_size" in given
+    assert "trainer.max_epochs" not in given  # the overlay's
+    capsys.readouterr()
+    for option in ("--config", "-c"):
+        assert own.replace_folder([option, digits, *root]) == ([option, digits, *root], "")
+    wrong = [*root, "--model.name", "s24", "--model.fields.depth", "abc"]
+    assert own.replace_folder(wrong) == (wrong, "")  # the parser tells
+
+
 def keys(rank: int = 0, world: int = 1, balance: str | None = "full", repeats: int = 1) -> list[list[tuple]]:
     labels = torch.tensor([0] * 90 + [1] * 10)
     sampler = TrainBatchSampler(100, 10, 3, repeats, rank, world, labels=labels, balance=balance)
@@ -298,6 +316,7 @@ def test_a_balanced_checkpoint_is_not_resumed_in_another_order(tmp_path: Path) -
 def test_weighted_loss_is_torchs_for_labels_and_the_same_for_probabilities() -> None:
     weights = balanced_weights([90, 10])
     assert torch.allclose((weights * torch.tensor([0.9, 0.1])).sum(), torch.tensor(1.0))
+    assert balanced_weights([90, 0]).isfinite().all()
     logits, labels = torch.randn(8, 2), torch.tensor([0, 1] * 4)
     loss = WeightedCrossEntropy(weights, 0.1)
     each = torch.nn.functional.cross_entropy(logits, labels, weight=weights, reduction="none", label_smoothing=0.1)
@@ -352,6 +371,17 @@ def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(tmp
     counted = list(csv.DictReader((run / "per_class.csv").open(encoding="utf-8")))
     assert [(row["class"], row["images"]) for row in counted] == [("it's", "2"), ("ä ö", "1")]
     assert (run / "checkpoints" / "best.ckpt").is_file()
+
+    # The folder grows: the run keeps the images that it held out, and is scored on them alone.
+    before = (run / "validation.csv").read_bytes()
+    fill(tmp_path / "my photos" / "ä ö", {".": 8})
+    refused = start(tmp_path, "resume", "my-photos", "--trainer.max_epochs=5")
+    assert "training pictures" in refused.communicate(timeout=LIMIT)[0]
+    assert (refused.returncode, (run / "validation.csv").read_bytes()) == (2, before)
+    scored = start(tmp_path, "eval", "my-photos")
+    output = scored.communicate(timeout=LIMIT)[0]
+    assert scored.returncode == 0, output
+    assert json.loads((run / "evaluation.json").read_text())["raw"]["images"] == 3
 
     fill(tmp_path / "my photos", {"new": 6})
     weighted = ["--model.class_weights=balanced", "--data.balance=null"]
