@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def join_negative(arguments: Iterable[str]) -> list[str]:
 def configurations_of(arguments: list[str]) -> list[str]:
     """What `--config` names: files, or YAML itself."""
     named = []
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in pairwise([*arguments, ""]):
         option, equals, value = argument.partition("=")
         if option in ("--config", "-c"):
             named.append(value if equals else following)
