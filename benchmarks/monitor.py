@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from report import stamp
+from report import add
 from torch.utils.data import DataLoader
 
 from cait.callbacks.monitor import Monitor
@@ -103,9 +103,7 @@ def main() -> None:
         f"(median of {len(costs)}, quartiles {low:.2f} and {high:.2f})"
     )
     print(verdict)
-    if options.out:
-        with options.out.open("a") as file:
-            file.write(f"- {stamp()}: {verdict}\n")
+    add(options.out, verdict)
 
 
 if __name__ == "__main__":

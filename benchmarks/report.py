@@ -47,6 +47,13 @@ def file_name(what: str, tag: str | None = None) -> str:
     return "-".join(word for word in (what, words, tag, str(datetime.date.today())) if word).replace("--", "-")
 
 
+def add(out: Path | None, line: str) -> None:
+    """Add a line to a measurement's Markdown file, with where and when; nothing without a file."""
+    if out:
+        with out.open("a") as file:
+            file.write(f"- {stamp()}: {line}\n")
+
+
 def write(out: Path, name: str, record: dict[str, Any], lines: Iterable[str]) -> None:
     """A measurement's two files: what was found, under "stamp" where and when, as JSON; the lines as Markdown."""
     (out / f"{name}.json").write_text(json.dumps({"stamp": stamp(), **record}, indent=1) + "\n")

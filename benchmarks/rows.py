@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import stamp
+from report import add, stamp
 
 from cait.callbacks.loggers import RunCSVLogger, run_loggers
 
@@ -25,11 +25,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="Markdown file to add the results to")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        line = f"- {stamp()}: {measure(options.rows, Path(folder) / 'run')}"
-    print(line)
-    if options.out:
-        with options.out.open("a") as file:
-            file.write(line + "\n")
+        line = measure(options.rows, Path(folder) / "run")
+    print(f"{stamp()}: {line}")
+    add(options.out, line)
 
 
 def measure(rows: int, folder: Path) -> str:

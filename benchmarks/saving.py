@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import bare
 import torch
 from lightning.pytorch import Callback, Trainer
-from report import stamp
+from report import add
 from torch.utils.data import DataLoader
 
 from cait.callbacks.background import BackgroundCheckpointIO
@@ -118,9 +118,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             line = measure(name, options.img_size, options.batch, options.rounds, Path(folder))
         print(line, flush=True)
-        if options.out:
-            with options.out.open("a") as file:
-                file.write(f"- {stamp()}: {line}\n")
+        add(options.out, line)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def main() -> None:
     if options.plain:
         plain(options.steps)
         return
-    from report import stamp
+    from report import add, stamp
 
     for loops in (0, os.cpu_count() or 1):
         rounds = []
@@ -114,14 +114,12 @@ def main() -> None:
         ratios = [each["ours"] / each["plain"] for each in rounds]
         where = f"beside {loops} busy loops" if loops else "alone"
         line = (
-            f"- {stamp()}: {where}: plain loop {found['plain']:.0f} ms, "
+            f"{where}: plain loop {found['plain']:.0f} ms, "
             f"`make train` {found['ours']:.0f} ms, {statistics.median(ratios):.2f} times "
             f"(rounds {', '.join(f'{ratio:.2f}' for ratio in ratios)})"
         )
-        print(line, flush=True)
-        if options.out:
-            with options.out.open("a") as file:
-                file.write(line + "\n")
+        print(f"{stamp()}: {line}", flush=True)
+        add(options.out, line)
 
 
 if __name__ == "__main__":

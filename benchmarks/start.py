@@ -21,7 +21,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from report import REPO, stamp
+from report import REPO, add
 
 LINKS = 60_000
 """Names of one file; file systems allow about 65,000."""
@@ -120,9 +120,7 @@ def main() -> None:
                 f"{workers} MB"
             )
             print(line, flush=True)
-            if options.out:
-                with options.out.open("a") as file:
-                    file.write(f"- {stamp()}: {line}\n")
+            add(options.out, line)
     finally:
         shutil.rmtree(place)
 

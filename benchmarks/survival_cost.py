@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import bare
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from report import stamp
+from report import add
 from torch.utils.data import DataLoader
 
 from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint
@@ -105,9 +105,7 @@ def main() -> None:
         f"time ({len(ratios)} pairs, quartiles {quarters[0]:.4f} and {quarters[2]:.4f}; saving adds {saving:.4f})"
     )
     print(verdict)
-    if options.out:
-        with options.out.open("a") as file:
-            file.write(f"- {stamp()}: {verdict}\n")
+    add(options.out, verdict)
 
 
 if __name__ == "__main__":

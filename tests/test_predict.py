@@ -28,7 +28,7 @@ SCHEMA = json.loads((REPO / "docs/predict.schema.json").read_text())
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Image]) -> Path:
-    """A folder with a run that has a moving average, and a folder of images of which some cannot be read."""
+    """A folder with a run that has a moving average, and a folder of images. Some of these cannot be read."""
     place = tmp_path_factory.mktemp("predict")
     for label, name in enumerate(NAMES):
         save_mixed(photographs, place / "photos/train" / name, 6, label)

@@ -370,8 +370,7 @@ class ImageNetDataModule(LightningDataModule):
 
     def check_channels(self, channels: int) -> None:
         """Raise UserError if our transforms cannot give a network images of so many channels."""
-        own = type(self).make_eval_transform is not ImageNetDataModule.make_eval_transform
-        if channels != 3 and not own:
+        if channels != 3 and not self.has_own_eval_transform:
             raise UserError(
                 f"--model.fields.in_chans {channels}: images are read as RGB, so a network takes 3 channels, for grey "
                 "images too; others need a data module with transforms of your own"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable
 
 # Lightning says these at every start. The user cannot change them, or has asked for them.
 NOISE = (
@@ -33,6 +34,11 @@ def hush() -> None:
     """Leave out what `NOISE` and `WARNINGS` name."""
     for message in WARNINGS:
         warnings.filterwarnings("ignore", message=message)
+    keep(lambda record: not record.getMessage().lstrip().startswith(NOISE))
+
+
+def keep(wanted: Callable[[logging.LogRecord], bool]) -> None:
+    """Show only those of Lightning's messages that are `wanted`."""
     for package in ("lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(package).handlers:
-            handler.addFilter(lambda record: not record.getMessage().lstrip().startswith(NOISE))
+            handler.addFilter(wanted)

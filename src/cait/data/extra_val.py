@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cait.data.folder import _folder_names, _list_images, abbreviate, scan_extra_val
+from cait.data.folder import abbreviate, folder_names, list_classes, scan_extra_val
 from cait.data.listing import Files
 from cait.errors import UserError
 
@@ -57,33 +57,33 @@ def open_extra(root: Path, names: Sequence[str]) -> ExtraSet | Corruptions:
     if not corrupted:
         return _set(root, names)
     return {
-        name: {severity: _set(folder / severity, names) for severity in _folder_names(folder)}
+        name: {severity: _set(folder / severity, names) for severity in folder_names(folder)}
         for name, folder in corrupted.items()
     }
 
 
 def _corruptions(root: Path, names: Sequence[str]) -> dict[str, Path]:
     """The folders of corruptions by name; empty if it holds class folders."""
-    if not {*names}.isdisjoint(_folder_names(root)):
+    if not {*names}.isdisjoint(folder_names(root)):
         return {}
-    folders = [root / name for name in _folder_names(root)]
-    folders += [folder / name for folder in folders for name in _folder_names(folder)]
+    folders = [root / name for name in folder_names(root)]
+    folders += [folder / name for folder in folders for name in folder_names(folder)]
     return {folder.name: folder for folder in folders if _has_severities(folder)}
 
 
 def _has_severities(folder: Path) -> bool:
-    found = _folder_names(folder)
-    return bool(found) and {*found} <= {*SEVERITIES} and all(_folder_names(folder / name) for name in found)
+    found = folder_names(folder)
+    return bool(found) and {*found} <= {*SEVERITIES} and all(folder_names(folder / name) for name in found)
 
 
 def _set(root: Path, names: Sequence[str]) -> ExtraSet:
-    found = _folder_names(root)
+    found = folder_names(root)
     if not 0 < len(found) < len(names):
         return ExtraSet(scan_extra_val(root, list(names)))
     places = {name: index for index, name in enumerate(names)}
     if unknown := [name for name in found if name not in places]:
         raise UserError(f"{root} holds class folders that the model does not know: {abbreviate(unknown)}")
-    samples, only = _list_images(root, found), [places[name] for name in found]
+    samples, only = list_classes(root, found), [places[name] for name in found]
     samples.labels = array("q", (only[label] for label in samples.labels))
     return ExtraSet(samples, only)
 

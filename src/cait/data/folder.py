@@ -130,7 +130,7 @@ def split_folders(root: Path, train_split: str, val_split: str) -> tuple[Path, P
     if not root.is_dir():
         raise UserError(f"the data folder {root} does not exist; name yours with --data.root")
     train, val = _named(root, train_split, TRAIN_NAMES), _named(root, val_split, VAL_NAMES)
-    if train is None or (val is None and train.name == "train" and not _folder_names(train) and _has_images(train)):
+    if train is None or (val is None and train.name == "train" and not folder_names(train) and _has_images(train)):
         return root, None
     if val is None:
         raise UserError(f"{root / val_split} does not exist; validation images belong in {root / val_split}/<class>/")
@@ -140,7 +140,7 @@ def split_folders(root: Path, train_split: str, val_split: str) -> tuple[Path, P
 def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
     if (root / split).is_dir() or split != usual[0]:
         return root / split if (root / split).is_dir() else None
-    there = {name.lower(): name for name in _folder_names(root)}
+    there = {name.lower(): name for name in folder_names(root)}
     return next((root / there[name] for name in usual if name in there), None)
 
 
@@ -155,7 +155,7 @@ def class_names(root: Path, train_split: str, val_split: str = "val") -> list[st
         UserError: there is no such folder, or it holds fewer than two class folders.
     """
     folder, _ = split_folders(root, train_split, val_split)
-    names = _folder_names(folder)
+    names = folder_names(folder)
     if len(names) < 2:
         raise UserError(
             f"{folder} holds {len(names)} class folder(s), at least 2 are needed: {folder}/<class>/<image>.jpg"
@@ -178,15 +178,15 @@ def scan(
     """
     train_root, val_root = split_folders(root, train_split, val_split)
     if val_root is None:
-        images = _list_images(root, names)
+        images = list_classes(root, names)
         return _hold_out(images, val_fraction) if val_list is None else _hold_listed(images, root, val_list)
     if val_list is not None:
         raise UserError(f"--data.val_list {val_list}: {root} has validation images of its own in {val_root}")
-    val_names = _folder_names(val_root)
+    val_names = folder_names(val_root)
     if val_names != names:
         odd = sorted(set(names) ^ set(val_names))
         raise UserError(f"{train_root} and {val_root} do not hold the same class folders: {abbreviate(odd)}")
-    return _list_images(train_root, names), _list_images(val_root, names)
+    return list_classes(train_root, names), list_classes(val_root, names)
 
 
 def read_val_list(path: Path) -> list[str]:
@@ -242,24 +242,26 @@ def scan_extra_val(root: Path, names: list[str]) -> Files:
     """
     if not root.is_dir():
         raise UserError(f"the folder {root} does not exist")
-    found, indices = set(_folder_names(root)), [str(index) for index in range(len(names))]
+    found, indices = set(folder_names(root)), [str(index) for index in range(len(names))]
     if found == set(names):
-        return _list_images(root, names)
+        return list_classes(root, names)
     if found == set(indices):
-        return _list_images(root, indices)
+        return list_classes(root, indices)
     raise UserError(
         f"{root} holds {len(found)} class folders, which are neither the model's {len(names)} classes by name "
         f"nor 0 to {len(names) - 1}"
     )
 
 
-def _folder_names(folder: Path) -> list[str]:
+def folder_names(folder: Path) -> list[str]:
+    """The sorted names of the folders in a folder, without hidden ones."""
     with os.scandir(folder) as entries:  # which knows folders from files without asking for each
         names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     return [name for name in names if name != MACOS]
 
 
-def _list_images(folder: Path, names: list[str]) -> Files:
+def list_classes(folder: Path, names: list[str]) -> Files:
+    """List the images of the class folders `names`. Raises UserError if one of them has none."""
     files = list_images(folder, names)
     empty = set(range(len(names))) - set(files.labels)
     if empty:

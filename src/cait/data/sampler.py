@@ -129,7 +129,8 @@ class TrainBatchSampler(Sampler[list[Key]]):
 def shares(counts: Sequence[int], power: float) -> list[int]:
     """`sum(counts)` shared out in the ratio of count ** power, in whole numbers; the largest remainders go up."""
     total, weights = sum(counts), [count**power for count in counts]
-    exact = [total * weight / sum(weights) for weight in weights]
+    every = sum(weights)
+    exact = [total * weight / every for weight in weights]
     whole = [int(share) for share in exact]
     for place in sorted(range(len(exact)), key=lambda place: whole[place] - exact[place])[: total - sum(whole)]:
         whole[place] += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -11,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cait import run
+from cait import quiet, run
 from cait.errors import UserError
+from cait.refusals import configurations_of
 from cait.verbs.options import Options
 from cait.verbs.paper import replace_row
 
@@ -95,9 +95,7 @@ def _tune(settings: list[str], tune: Callable[[CaiTCLI, Any], None], module: Any
 
     class Tuning(CaiTCLI):
         def fit(self, *_: Any, **__: Any) -> None:
-            for package in ("lightning.pytorch", "lightning.fabric"):
-                for handler in logging.getLogger(package).handlers:
-                    handler.addFilter(lambda record: record.levelno >= logging.WARNING)
+            quiet.keep(lambda record: record.levelno >= logging.WARNING)
             callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
             callbacks[:] = [callback for callback in callbacks if not isinstance(callback, RunSummary)]
             try:
@@ -107,10 +105,10 @@ def _tune(settings: list[str], tune: Callable[[CaiTCLI, Any], None], module: Any
                     self.claim.release()
 
     with tempfile.TemporaryDirectory(prefix="cait-find-") as folder:
-        quiet = ["logger", "enable_checkpointing", "enable_model_summary", "enable_progress_bar"]
+        unwanted = ["logger", "enable_checkpointing", "enable_model_summary", "enable_progress_bar"]
         # The tuner restores a checkpoint of another batch, which a run would refuse.
         place = [f"--trainer.default_root_dir={folder}", "--run_name=find", "--data.check_resume=false"]
-        off = [f"--trainer.{name}=false" for name in quiet]
+        off = [f"--trainer.{name}=false" for name in unwanted]
         drive(Tuning, ["fit", *replace_row("fit", settings), *off, *place], module, data)
 
 
@@ -129,9 +127,7 @@ def _power(number: int) -> int:
 
 def _config(settings: list[str]) -> str:
     """CONFIG=... for make, of the configurations that were given."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", action="append", default=[])
-    files = parser.parse_known_args(settings)[0].config
+    files = configurations_of(settings)
     return "" if not files else f'CONFIG="{" ".join(files)}" ' if len(files) > 1 else f"CONFIG={files[0]} "
 
 

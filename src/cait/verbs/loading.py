@@ -61,8 +61,9 @@ def load(
 
     with contextlib.nullcontext() if trust_config else trust.only_own(folder):
         ema = has_average(path) and not raw
-        loaded = from_checkpoint(path, folder, ema, None, module, data)
-        built = checkpoint_module(path, ema, module)
+        checkpoint = run.read_checkpoint(path, without=["optimizer_states"])
+        built = _built(path, checkpoint, ema, module)
+        loaded = _loaded(built, checkpoint, path, folder, ema, None, data)
         built.class_names = loaded.class_names
         built.prepare_as(loaded.data.preprocessing, loaded.data.eval_transform)
     return built.eval()
@@ -73,23 +74,18 @@ def has_average(path: Path) -> bool:
     return run.average(run.read_checkpoint(path, without=["optimizer_states"])) is not None
 
 
-def checkpoint_network(path: Path, ema: bool, module: Any) -> tuple[Any, tuple[int, int, int]]:
-    """The network in a checkpoint and the shape of one image, both as the checkpoint says, not the configuration.
+def checkpoint_module(path: Path, ema: bool, module: Any) -> Any:
+    """The LightningModule in a checkpoint, as the checkpoint says, not the configuration.
 
     Raises:
         UserError: the checkpoint is not whole, or holds no moving average where one is asked for.
     """
-    from cait.model.network import input_shape
-
-    built = checkpoint_module(path, ema, module)
-    return built.model, input_shape(built.hparams)
+    return _built(path, run.read_checkpoint(path, without=["optimizer_states"]), ema, module)
 
 
-def checkpoint_module(path: Path, ema: bool, module: Any) -> Any:
-    """The LightningModule in a checkpoint; raises as `checkpoint_network` does."""
+def _built(path: Path, checkpoint: run.Checkpoint, ema: bool, module: Any) -> Any:
     from cait.module import CaiTModule
 
-    checkpoint = run.read_checkpoint(path, without=["optimizer_states"])
     if "name" not in checkpoint.get("hyper_parameters", {}):
         raise UserError(f"{path} does not say what its network is: 'name' is missing")
     average = run.average(checkpoint) if ema else {}
@@ -195,16 +191,22 @@ def from_checkpoint(path: Path, folder: Path | None, ema: bool, img_size: int | 
     Raises:
         UserError: the checkpoint or the run's configuration cannot be used.
     """
-    from cait.datamodule import ImageNetDataModule
-    from cait.model.attention import SelfAttention
-    from cait.model.network import rebuild
-    from cait.model.weights import load_weights
-
     try:
         checkpoint = run.read_checkpoint(path, without=["optimizer_states"])
     except UserError as error:
         raise UserError(f"{error}; of a file of weights say the model: --name, as --name xxs24") from error
-    network, (_, _, size) = checkpoint_network(path, ema, module)
+    return _loaded(_built(path, checkpoint, ema, module), checkpoint, path, folder, ema, img_size, data)
+
+
+def _loaded(
+    built: Any, checkpoint: run.Checkpoint, path: Path, folder: Path | None, ema: bool, img_size: int | None, data: Any
+) -> Loaded:
+    from cait.datamodule import ImageNetDataModule
+    from cait.model.attention import SelfAttention
+    from cait.model.network import input_shape, rebuild
+    from cait.model.weights import load_weights
+
+    network, (_, _, size) = built.model, input_shape(built.hparams)
     settings = checkpoint["hyper_parameters"]
     if img_size not in (None, size):
         size = img_size
