@@ -107,8 +107,8 @@ def main(
         data: a subclass of `ImageNetDataModule` to use instead of it, in every verb.
     """
     # Before torch is loaded: CPU threads that spin while they wait make a run beside any other job on the same
-    # cores five to twenty times slower. Alone, a network as small as the digits' is 1.6 times faster with
-    # OMP_WAIT_POLICY=ACTIVE. Set that if you know that nothing else runs.
+    # cores five to twenty times slower. Alone they are up to 1.4 times faster; set OMP_WAIT_POLICY=ACTIVE if you
+    # know that nothing else runs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # A process that ends breaks the connections of the others, which torch would tell with a stack of C++ each.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -43,7 +43,8 @@ class NonFiniteGuard(Callback):
         norm = pl_module.grad_norm = pl_module.gradient_norm(optimizer)
         bad = norm.isfinite().logical_not().float()
         self.in_a_row = (self.in_a_row.to(bad.device) + 1) * bad
-        pl_module.log("train/grad_norm", norm)
+        if pl_module.is_logged():
+            pl_module.log("train/grad_norm", norm)
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
         if optimizer.defaults.get("fused"):

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
@@ -30,6 +31,8 @@ SHOWN = {
 }
 
 
+MEANS = ("train/loss", "train/acc1")
+"""Of which an epoch's line shows the mean over the epoch: the module's `figures`."""
 NOT_SHOWN = ("val/acc5", "val/loss")
 NAMES = 5
 """Classes that the summary names."""
@@ -177,17 +180,32 @@ class EpochLines(Callback):
 
     def __init__(self, wait: DataWait, width: int | None = None) -> None:
         self.wait, self.width = wait, width
+        self._batches, self._sum = 0, torch.zeros(len(MEANS))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start = time.monotonic()  # a run that is resumed within an epoch does not start one
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start = time.monotonic()
+        self._batches, self._sum = 0, torch.zeros_like(self._sum)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        figures = getattr(pl_module, "figures", None)  # a training step of your own may leave it out
+        if figures is not None:
+            self._batches, self._sum = self._batches + 1, self._sum.to(figures) + figures
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self._batches, "sum": self._sum.tolist()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._batches, self._sum = state_dict["batches"], torch.tensor(state_dict["sum"])
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        means = dict(trainer.callback_metrics)
+        if self._batches:
+            mean = trainer.strategy.reduce(self._sum / self._batches, reduce_op="mean")
+            means |= dict(zip(MEANS, mean, strict=True))
         if trainer.is_global_zero:
-            metrics = trainer.callback_metrics
-            means = {name: metrics.get(f"{name}_epoch", value) for name, value in metrics.items()}
             label, seconds = epoch_label(trainer), f"{time.monotonic() - self._start:.1f} s"
             shown = shown_metrics(means)
             if self.width is not None:

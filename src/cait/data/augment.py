@@ -23,7 +23,7 @@ from torchvision.transforms import RandomCrop, Resize
 from cait.data.decode import Decoder, OpenImage, open_image
 from cait.data.folder import RawImage, Reading
 from cait.data.ops import on_arrays
-from cait.data.shared import Handle, SharedBatches
+from cait.data.shared import ByValue, Handle, SharedBatches, labels_of
 from cait.errors import UserError, kind_and_place
 from cait.objects import is_path, locate
 
@@ -188,10 +188,10 @@ def resize(pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> Ten
 
 def collate(
     samples: list[tuple[Augmented, int]], batches: SharedBatches | None = None
-) -> tuple[Tensor | Handle, Tensor, list[tuple[int, Erased]]]:
+) -> tuple[Tensor | Handle, Tensor | ByValue, list[tuple[int, Erased]]]:
     """Images uint8 [B, S, S, 3], labels [B], and (place in the batch, what to erase) of the images concerned."""
     images = [image for (image, _), _ in samples]
-    labels = torch.tensor([label for _, label in samples])
+    labels = labels_of([label for _, label in samples])
     erased = [(place, erased) for place, ((_, erased), _) in enumerate(samples) if erased]
     return batches.stack(images) if batches else default_collate(images), labels, erased
 

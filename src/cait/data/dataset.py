@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, default_collate
 from cait import seeds
 from cait.data.folder import AS_SEEN, RawImage, Reading, load_rgb
 from cait.data.sampler import Key
-from cait.data.shared import Handle, SharedBatches
+from cait.data.shared import ByValue, Handle, SharedBatches, labels_of
 from cait.data.unreadable import UnreadableImageError, UnreadableImages
 from cait.errors import UserError
 
@@ -203,8 +203,10 @@ def channels_last(pixels: Tensor) -> Tensor:
     return pixels.permute(1, 2, 0) if pixels.dtype == torch.uint8 else pixels
 
 
-def collate(samples: list[tuple[Tensor, int]], batches: SharedBatches | None = None) -> tuple[Tensor | Handle, Tensor]:
+def collate(
+    samples: list[tuple[Tensor, int]], batches: SharedBatches | None = None
+) -> tuple[Tensor | Handle, Tensor | ByValue]:
     """Images [B, ...], in a place of `batches` if one is free, and labels [B]."""
     images = [image for image, _ in samples]
-    labels = torch.tensor([label for _, label in samples])
+    labels = labels_of([label for _, label in samples])
     return batches.stack(images) if batches else default_collate(images), labels

@@ -70,6 +70,21 @@ class SharedBatches:
         self.taken[place] = 0
 
 
+def labels_of(values: list[int]) -> Tensor | ByValue:
+    """Labels [B] of a batch; from a worker they travel in its message."""
+    return torch.tensor(values) if get_worker_info() is None else ByValue(values)
+
+
+class ByValue:
+    """A few numbers on their way from a worker; they unpickle as a tensor. PyTorch would open a file for them."""
+
+    def __init__(self, values: list[int]) -> None:
+        self.values = values
+
+    def __reduce__(self) -> tuple[Callable[..., Tensor], tuple[list[int]]]:
+        return torch.tensor, (self.values,)
+
+
 class Handle:
     """A batch on its way from a worker; it unpickles as the tensor."""
 

@@ -99,7 +99,7 @@ def no_autocast(x: Tensor) -> Any:
 
 def precise(x: Tensor) -> Tensor:
     """In float32 at least."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype == torch.float32 else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _mixers(batch: int, dtype: torch.dtype, *weights_hh: Tensor) -> list[Tensor]:

@@ -1,0 +1,41 @@
+"""CPU threads of a network that is too small to share out."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from cait.datamodule import ImageNetDataModule
+
+SMALL = 2**17
+"""Numbers in the tokens of a batch up to which one thread is the faster choice (benchmarks/small_step.md)."""
+
+
+class SmallNetworkThreads(Callback):
+    """Train a small network with one thread on the CPU, unless OMP_NUM_THREADS says how many.
+
+    An operation on so few numbers takes about as long as to wake a thread for it. Threads that spin instead of
+    sleeping wait for each other beside any other job. One thread is as fast alone, and stays so in company.
+
+    Args:
+        data: says how many images a process takes at a time.
+    """
+
+    def __init__(self, data: ImageNetDataModule) -> None:
+        self.data = data
+        self._before: int | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        positions = getattr(getattr(pl_module, "model", None), "pos_embed", None)  # [1, N, D]
+        if trainer.strategy.root_device.type != "cpu" or "OMP_NUM_THREADS" in os.environ or positions is None:
+            return
+        if self.data.batch_size * positions.numel() <= SMALL:
+            self._before = torch.get_num_threads()
+            torch.set_num_threads(1)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self._before is not None:
+            torch.set_num_threads(self._before)
