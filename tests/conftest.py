@@ -149,6 +149,14 @@ def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same folder, with `cait` in it called from this process."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    return place
+
+
 def ended(place: Path, name: str, recipe: list[str]) -> Path:
     """Train a run to its end; returns its folder."""
     job = start(place, "fit", *recipe, f"--run_name={name}")

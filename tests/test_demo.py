@@ -79,13 +79,6 @@ def trained(place: Path) -> Path:
     return place
 
 
-@pytest.fixture
-def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(place)
-    monkeypatch.setattr(sys, "argv", ["cait"])
-    return place
-
-
 @pytest.mark.skipif(shutil.which("node") is None, reason="runs JavaScript in Node.js")
 def test_javascript_resizes_as_pillow_does_to_the_bit(tmp_path: Path) -> None:
     shutil.copy(demo.PAGE / "resample.js", tmp_path / "resample.mjs")

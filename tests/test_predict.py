@@ -47,13 +47,6 @@ def place(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Imag
     return place
 
 
-@pytest.fixture
-def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(place)
-    monkeypatch.setattr(sys, "argv", ["cait"])
-    return place
-
-
 def expected(path: Path, ema: bool) -> torch.Tensor:
     """Probabilities by the network alone, of an image that timm has prepared."""
     checkpoint = run.read_checkpoint("logs/mixed/checkpoints/best.ckpt")

@@ -19,7 +19,7 @@ import yaml
 from conftest import DEVICES, LIMIT, REPO, link_digits, start
 
 from cait.analysis import sweep
-from cait.analysis.sweep import Space
+from cait.analysis.space import Space
 from cait.cli import main
 from cait.errors import UserError
 

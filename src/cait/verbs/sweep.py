@@ -21,7 +21,8 @@ from filelock import FileLock, Timeout
 
 from cait import run
 from cait.analysis import sweep as trials
-from cait.analysis.sweep import CAUSE, SECONDS, STOPPED, VARIABLE, Space
+from cait.analysis.space import Space, optuna
+from cait.analysis.sweep import CAUSE, SECONDS, STOPPED, VARIABLE
 from cait.data.lock import file_lock
 from cait.errors import UserError
 from cait.verbs.options import Options
@@ -55,7 +56,7 @@ def sweep(arguments: list[str], module: Any, data: Any) -> None:
     if given.jobs < 1:
         raise UserError(f"--jobs must be at least 1, got {given.jobs}")
     space = Space.read(given.space)
-    trials.optuna()
+    optuna()
     folder = run.LOGS / space.name
     if (folder / run.CONFIG).exists():
         raise UserError(f"{folder} is a run; give {given.space} another `name:`")
