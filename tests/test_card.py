@@ -202,7 +202,7 @@ def test_a_push_is_what_timm_loads(scored: Path, hub: Any, capsys: pytest.Captur
     assert (hub.repo, hub.commit) == (None, [])
     for name in ("README.md", "config.json", "model.safetensors", "curves.png"):
         assert re.search(rf"logs/mine/hub/{name} +[\d.]+ [kM]B", shown)
-    assert f"nothing was sent; without --dry-run these files go to {hub.address}/me/digits (public)" in shown
+    assert f"nothing was sent; without --dry-run these files go to {hub.address}/me/digits (public if it is new)" in shown
 
     staged = Path("logs/mine/hub/README.md")  # edited where it lies, and given
     edited = staged.read_text() + "\nEdited.\n"
@@ -214,6 +214,8 @@ def test_a_push_is_what_timm_loads(scored: Path, hub: Any, capsys: pytest.Captur
     main(["push", "mine", "me/digits", "--private"])
     assert f"{hub.address}/me/digits (private)" in capsys.readouterr().out
     assert (hub.repo, hub.private) == ("me/digits", True)
+    main(["push", "mine", "me/digits"])
+    assert f"{hub.address}/me/digits (private)" in capsys.readouterr().out  # as it was
     arrived = tmp_path / "arrived"
     arrived.mkdir()
     for operation in hub.commit[1:]:

@@ -92,6 +92,7 @@ def test_what_is_no_network_is_told_in_one_line(arguments: tuple, fields: dict, 
         (dict(compile=True), "has no compile_blocks.., which model.compile true needs"),
         (dict(grad_checkpointing=True), "cannot checkpoint its activations"),
         (dict(metrics={"acc1": "x:y"}), "cannot be called acc1"),
+        (dict(metrics={"calibration": "x:y"}), "cannot be called calibration"),
         (dict(metrics={"f1": "builtins:dict"}), "must return a torchmetrics.Metric, got dict"),
     ],
 )

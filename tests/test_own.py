@@ -20,7 +20,7 @@ from conftest import LIMIT, REPO, checkpoint, rows, start
 from PIL import Image
 
 from cait.cli import main
-from cait.data.folder import class_names, scan
+from cait.data.folder import Reading, class_names, scan
 from cait.data.sampler import TrainBatchSampler, occurrences, shares
 from cait.data.source import open_source
 from cait.data.survey import Survey, left_out, survey
@@ -160,6 +160,16 @@ def test_the_survey_counts_and_looks(tmp_path: Path) -> None:
         assert (found.counts, found.val, found.side, found.grey) == ({"a": 5, "b": 2}, 2, 24, grey)
         pixels = np.stack([np.asarray(Image.open(path).convert("RGB")) for path in root.rglob("*.png")]) / 255
         assert np.allclose(found.mean, pixels.mean((0, 1, 2)), atol=0.1)
+
+
+def test_the_survey_reads_the_images_as_the_run_will(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(4):  # black where nobody sees it
+            Image.new("RGBA", (30, 20), (0, 0, 0, 0)).save(tmp_path / name / f"{number}.png")
+    listed = scan(tmp_path, ["a", "b"], "train", "val", 0.25)
+    for background, mean in (("white", 1.0), (None, 0.0)):
+        assert survey(*listed, ["a", "b"], Reading(background=background)).mean == (mean,) * 3
 
 
 def settings(folder: Survey, machine: Machine = TWO_CORES, start: Start | None = None, **given) -> dict:

@@ -13,7 +13,10 @@ from torchmetrics.classification import MulticlassAccuracy
 from cait.errors import UserError
 from cait.objects import locate
 
-STANDARD = ("loss", "acc1", "acc5", "acc1_macro")
+FURTHER = ("acc1_macro", "never_predicted", "confusions", "calibration", "thresholds", "wanted_accuracy")
+"""Scores of evaluation.json that are worked out once all images are counted."""
+STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "confusion", *FURTHER, "real", "v2", "extra")
+"""The scores that are there, or may be; a metric of the user's own has another name."""
 
 
 class ClassCounts(Metric):

@@ -21,16 +21,13 @@ from cait.callbacks.ema import EMA
 from cait.data.real_labels import is_imagenet, real_labels
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
+from cait.metrics import STANDARD
 
 Scores = dict[str, Any]
 CONFUSIONS = 20
 """Pairs of classes that are listed as the most confused."""
 CLASSES_IN_JSON = 1000
 """Up to this many classes the JSON file holds the confusion matrix itself, 3 MB of it."""
-FURTHER = ("acc1_macro", "never_predicted", "confusions", "calibration", "thresholds", "wanted_accuracy")
-"""Scores that are worked out once all images are counted."""
-STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "confusion", *FURTHER, "real", "v2", "extra")
-"""The scores that every set of weights has, or may have; the others are metrics of the user's own."""
 
 
 class RealAccuracy(Metric):

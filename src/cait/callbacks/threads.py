@@ -26,11 +26,12 @@ class SmallNetworkThreads(Callback):
 
     def __init__(self, data: ImageNetDataModule) -> None:
         self.data = data
+        self._given = "OMP_NUM_THREADS" in os.environ  # Lightning sets it later if it starts processes
         self._before: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         positions = getattr(getattr(pl_module, "model", None), "pos_embed", None)  # [1, N, D]
-        if trainer.strategy.root_device.type != "cpu" or "OMP_NUM_THREADS" in os.environ or positions is None:
+        if trainer.strategy.root_device.type != "cpu" or self._given or positions is None:
             return
         if self.data.batch_size * positions.numel() <= SMALL:
             self._before = torch.get_num_threads()

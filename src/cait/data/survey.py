@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from cait.data.folder import load_rgb
+from cait.data.folder import AS_SEEN, Reading, load_rgb
 from cait.data.listing import Files, is_image
 from cait.errors import UserError
 
@@ -47,8 +47,8 @@ class Survey:
         return sum(self.counts.values())
 
 
-def survey(train: Files, val: Files, names: Sequence[str]) -> Survey:
-    """Count the images, and open a sample.
+def survey(train: Files, val: Files, names: Sequence[str], reading: Reading = AS_SEEN) -> Survey:
+    """Count the images, and open a sample as `reading` says.
 
     Raises:
         UserError: not one image of the sample can be read.
@@ -61,7 +61,7 @@ def survey(train: Files, val: Files, names: Sequence[str]) -> Survey:
             with Image.open(train.name(index)) as image:
                 sizes.append(image.size)
                 image.draft("RGB", (2 * THUMB, 2 * THUMB))  # of a JPEG file decode an eighth
-                thumbs.append(np.asarray(load_rgb(image).resize((THUMB, THUMB)), np.float32))
+                thumbs.append(np.asarray(load_rgb(image, reading=reading).resize((THUMB, THUMB)), np.float32))
         except Exception:  # a run counts and names the unreadable ones, see `UnreadableImages`
             continue
     if not thumbs:

@@ -85,7 +85,7 @@ def _is_folder(root: str) -> bool:
 
 
 def _chosen(root: Path, given: dict[str, Any], start: Any) -> dict[str, Any]:
-    from cait.data.folder import split_folders
+    from cait.data.folder import Reading, split_folders
     from cait.data.source import FolderSource, open_source
     from cait.data.survey import left_out, survey
     from cait.verbs.recipe import choose
@@ -95,7 +95,9 @@ def _chosen(root: Path, given: dict[str, Any], start: Any) -> dict[str, Any]:
     source = open_source(str(root), **settings)
     assert isinstance(source, FolderSource)
     source.prepare()
-    folder = survey(source.train, source.val, source.class_names)
+    reading = Reading(**{name: given[f"data.{name}"] for name in Reading._fields if f"data.{name}" in given})
+    reading.check()
+    folder = survey(source.train, source.val, source.class_names, reading)
     recipe = choose(folder, machine(given), given, start)
     if {os.environ.get(rank, "0") for rank in ("LOCAL_RANK", "SLURM_PROCID")} == {"0"}:
         train, val = split_folders(root, settings.get("train_split", "train"), settings.get("val_split", "val"))

@@ -34,12 +34,12 @@ def push(arguments: list[str], module: Any, data: Any) -> None:
     for path in files:
         print(f"{os.path.relpath(path):<{max(len(os.path.relpath(each)) for each in files)}}  {_size(path)}")
     url = f"{_endpoint()}/{repo}"
-    visible = "private" if given.private else "public"
     if given.dry_run:
-        print(f"nothing was sent; without --dry-run these files go to {url} ({visible})")
+        how = "private" if given.private else "public if it is new"
+        print(f"nothing was sent; without --dry-run these files go to {url} ({how})")
         return
-    _send(stage, repo, given, token)
-    print(f"{url} ({visible})")
+    private = _send(stage, repo, given.private, token)
+    print(f"{url} ({'private' if private else 'public'})")
 
 
 def _options() -> Options:
@@ -98,8 +98,8 @@ def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
 
 
-def _send(stage: Path, repo: str, given: Any, token: str | None) -> None:
-    """Make the repository and commit all files at once.
+def _send(stage: Path, repo: str, private: bool, token: str | None) -> bool:
+    """Make the repository and commit all files at once. Returns whether it is private; one that is there stays so.
 
     Raises:
         UserError: the Hub cannot be reached, or refuses.
@@ -109,10 +109,12 @@ def _send(stage: Path, repo: str, given: Any, token: str | None) -> None:
 
     api = HfApi(endpoint=_endpoint(), token=token, library_name="cait-lightning")
     try:
-        api.create_repo(repo, private=given.private, exist_ok=True)
-        if given.private and not api.model_info(repo).private:
+        api.create_repo(repo, private=private, exist_ok=True)
+        is_private = bool(api.model_info(repo).private)
+        if private and not is_private:
             raise UserError(f"{repo} is there already and is public: make it private on its page, or name another")
         api.upload_folder(repo_id=repo, folder_path=stage, commit_message="Upload model")
+        return is_private
     except HfHubHTTPError as error:
         raise UserError(_refusal(repo, error)) from error
     except UserError:
