@@ -202,7 +202,7 @@ def test_a_push_is_what_timm_loads(scored: Path, hub: Any, capsys: pytest.Captur
     assert (hub.repo, hub.commit) == (None, [])
     for name in ("README.md", "config.json", "model.safetensors", "curves.png"):
         assert re.search(rf"logs/mine/hub/{name} +[\d.]+ [kM]B", shown)
-    assert f"nothing was sent; without --dry-run these files go to {hub.address}/me/digits (public if it is new)" in shown
+    assert f"nothing was sent; without --dry-run these files go to {hub.address}/me/digits (public if" in shown
 
     staged = Path("logs/mine/hub/README.md")  # edited where it lies, and given
     edited = staged.read_text() + "\nEdited.\n"
