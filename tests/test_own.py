@@ -172,6 +172,17 @@ def test_the_survey_reads_the_images_as_the_run_will(tmp_path: Path) -> None:
         assert survey(*listed, ["a", "b"], Reading(background=background)).mean == (mean,) * 3
 
 
+def test_a_few_huge_images_among_small_ones_count(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            side = 2000 if number == 0 else 20
+            Image.new("L", (side, side)).save(tmp_path / name / f"{number}.png")
+    found = survey(*scan(tmp_path, ["a", "b"], "train", "val", 0.25), ["a", "b"])
+    assert found.side == 20
+    assert found.megapixels == pytest.approx(4 * 2 / found.images, rel=0.01)  # the first of each class is trained on
+
+
 def settings(folder: Survey, machine: Machine = TWO_CORES, start: Start | None = None, **given) -> dict:
     return choose(folder, machine, {key.replace("__", "."): value for key, value in given.items()}, start).settings
 
@@ -181,6 +192,9 @@ def test_small_grey_images_are_not_mirrored_and_keep_their_size() -> None:
     assert (found["data.img_size"], found["data.hflip"], found["data.auto_augment"]) == (28, 0.0, None)
     found = settings(PHOTOGRAPHS)
     assert (found["data.img_size"], found["data.hflip"]) == (64, 0.5)
+    assert found["data.auto_augment"] is not None
+    found = settings(replace(PHOTOGRAPHS, grey=True))
+    assert (found["data.hflip"], found["data.auto_augment"], found["data.scale"]) == (0.5, None, [0.7, 1.0])
 
 
 def test_what_is_given_wins_and_the_rules_go_on_from_it() -> None:

@@ -16,8 +16,8 @@ from cait.data.folder import AS_SEEN, Reading, load_rgb
 from cait.data.listing import Files, is_image
 from cait.errors import UserError
 
-SAMPLE = 100
-"""Images that are opened, evenly over the listing."""
+SIZES, SAMPLE = 1000, 100
+"""Images whose size is read, and of these so many that are decoded, evenly over the listing."""
 THUMB = 32
 GREY = 2.0
 """Mean difference of the channels, of 255, below which an image counts as grey."""
@@ -34,7 +34,7 @@ class Survey:
     side: int
     """Median of the shorter sides, in pixels."""
     megapixels: float
-    """Median of the images' sizes."""
+    """Mean of the images' sizes. A few huge ones among small ones take most of the time, which a median hides."""
     grey: bool
     """Whether nearly all images are grey."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -54,12 +54,15 @@ def survey(train: Files, val: Files, names: Sequence[str], reading: Reading = AS
         UserError: not one image of the sample can be read.
     """
     counted = Counter(train.labels)
-    step = max(1, len(train) // SAMPLE)
+    looked_at = range(0, len(train), max(1, len(train) // SIZES))
+    decoded = {*looked_at[:: max(1, len(looked_at) // SAMPLE)]}
     sizes, thumbs = [], []
-    for index in range(0, len(train), step):
+    for index in looked_at:
         try:
             with Image.open(train.name(index)) as image:
                 sizes.append(image.size)
+                if index not in decoded:
+                    continue
                 image.draft("RGB", (2 * THUMB, 2 * THUMB))  # of a JPEG file decode an eighth
                 thumbs.append(np.asarray(load_rgb(image, reading=reading).resize((THUMB, THUMB)), np.float32))
         except Exception:  # a run counts and names the unreadable ones, see `UnreadableImages`
@@ -75,7 +78,7 @@ def survey(train: Files, val: Files, names: Sequence[str], reading: Reading = AS
         counts={name: counted[label] for label, name in enumerate(names)},
         val=len(val),
         side=int(statistics.median(min(size) for size in sizes)),
-        megapixels=statistics.median(width * height for width, height in sizes) / 1e6,
+        megapixels=statistics.mean(width * height for width, height in sizes) / 1e6,
         grey=grey,
         mean=tuple(round(float(value), 3) for value in mean),
         std=tuple(round(max(float(value), 0.01), 3) for value in std),
