@@ -203,7 +203,8 @@ class EpochLines(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         means = dict(trainer.callback_metrics)
         if self._batches:
-            mean = trainer.strategy.reduce(self._sum / self._batches, reduce_op="mean")
+            mean = self._sum.to(pl_module.device) / self._batches  # a checkpoint's sum is on the host
+            mean = trainer.strategy.reduce(mean, reduce_op="mean")
             means |= dict(zip(MEANS, mean, strict=True))
         if trainer.is_global_zero:
             label, seconds = epoch_label(trainer), f"{time.monotonic() - self._start:.1f} s"
