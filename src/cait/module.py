@@ -185,9 +185,9 @@ class CaiTModule(Predicts, LightningModule):
         self.grad_norm: Tensor | None = None
         """Of this step, where a callback has computed it; clipping then uses it."""
         self._accumulated: tuple[int, list[Tensor]] = (-1, [])
+        """A step, and the figures of its batches so far."""
         self.figures: Tensor | None = None
         """Loss and accuracy of the last training batch, [2]."""
-        """A step, and the figures of its batches so far."""
         self.own_metrics = dict(metrics or {})
         self.per_class = per_class
         self.val_metrics = EvalMetrics(num_classes, metrics, per_class)

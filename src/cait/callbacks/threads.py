@@ -18,7 +18,7 @@ class SmallNetworkThreads(Callback):
     """Train a small network with one thread on the CPU, unless OMP_NUM_THREADS says how many.
 
     An operation on so few numbers takes about as long as to wake a thread for it. Threads that spin instead of
-    sleeping wait for each other beside any other job. One thread is as fast alone, and stays so in company.
+    sleeping wait for each other beside any other job. One thread is about as fast alone, and stays so in company.
 
     Args:
         data: says how many images a process takes at a time.

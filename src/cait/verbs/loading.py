@@ -60,8 +60,8 @@ def load(
     from cait import trust
 
     with contextlib.nullcontext() if trust_config else trust.only_own(folder):
-        ema = has_average(path) and not raw
         checkpoint = run.read_checkpoint(path, without=["optimizer_states"])
+        ema = run.average(checkpoint) is not None and not raw
         built = _built(path, checkpoint, ema, module)
         loaded = _loaded(built, checkpoint, path, folder, ema, None, data)
         built.class_names = loaded.class_names

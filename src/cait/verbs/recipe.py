@@ -243,20 +243,22 @@ def affordable(folder: Survey, machine: Machine, cost: float, epochs: int = WANT
 
 
 def augment(folder: Survey, recipe: Recipe, size: int) -> None:
-    """Photographs may be mirrored, cropped and recoloured; grey ones, as of a microscope, have their meaning in their
-    brightness. Small grey images may be digits or letters."""
+    """Photographs may be mirrored, cropped and recoloured; grey ones not recoloured: brightness is all they have.
+
+    Small grey images may be digits or letters.
+    """
     recipe.take("data.repeats", REPEATS if is_slow_to_read(folder) else 1)
     if is_slow_to_read(folder):
         text = f"images of {folder.megapixels:.0f} megapixels take long to read: {REPEATS} crops of each that is read"
         recipe.say("reading", f"{text}; copies of 500 pixels would train many times longer in the same time")
     recipe.take("data.erase_prob", 0.0)
     recipe.take("data.cutmix", 1.0)
+    recipe.take("data.mixup", 0.2)
     if folder.grey:
         small = folder.side <= OWN_SIZE
         recipe.take("data.hflip", 0.0 if small else 0.5)
         recipe.take("data.auto_augment", None)
         recipe.take("data.scale", [0.7, 1.0])
-        recipe.take("data.mixup", 0.2)
         recipe.take("data.mix_prob", 0.2)
         if small:
             text = "crops, a little Mixup; no mirror, because grey and small may be letters or digits"
@@ -267,7 +269,6 @@ def augment(folder: Survey, recipe: Recipe, size: int) -> None:
         recipe.take("data.hflip", 0.5)
         recipe.take("data.auto_augment", "rand-m6-mstd0.5-inc1")
         recipe.take("data.scale", [0.35, 1.0])
-        recipe.take("data.mixup", 0.2)
         recipe.take("data.mix_prob", 0.3)
         recipe.say("augment", "crops, mirror, RandAugment, some Mixup; --data.hflip 0 if left and right matter")
 

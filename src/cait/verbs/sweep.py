@@ -64,8 +64,7 @@ def sweep(arguments: list[str], module: Any, data: Any) -> None:
         _check(space, folder, module, data)
         folder.mkdir(parents=True, exist_ok=True)
         Sweep(space, folder, given.jobs).train()
-    _report(trials.open_study(folder), space, folder, given.show)
-    rows = trials.rows(trials.open_study(folder), space, folder)
+    rows = _report(trials.open_study(folder), space, folder, given.show)
     if rows and all(row.state == "failed" for row in rows):
         raise UserError(f"all {len(rows)} trials have failed; the first: {rows[0].cause}")
 
@@ -320,12 +319,15 @@ def _stopping() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _report(study: Study, space: Space, folder: Path, only_show: bool) -> None:
-    """Print the table; unless it is only shown, write it and the figures too, and say what to type next."""
+def _report(study: Study, space: Space, folder: Path, only_show: bool) -> list[trials.Row]:
+    """Print the table; unless it is only shown, write it and the figures too, and say what to type next.
+
+    Returns the rows of the table.
+    """
     rows = trials.rows(study, space, folder)
     _print(rows, space)
     if only_show or not rows:
-        return
+        return rows
     trials.write_csv(rows, space, folder / "trials.csv")
     print(os.path.relpath(folder / "trials.csv"))
     import matplotlib as mpl
@@ -348,6 +350,7 @@ def _report(study: Study, space: Space, folder: Path, only_show: bool) -> None:
             f'    ARGS="--trainer.default_root_dir {run.LOGS} --trainer.max_epochs N"\n'
             f"Score it:\n  make eval RUN={best.folder}"
         )
+    return rows
 
 
 def _print(rows: list[trials.Row], space: Space) -> None:
