@@ -197,6 +197,13 @@ def test_small_grey_images_are_not_mirrored_and_keep_their_size() -> None:
     assert (found["data.hflip"], found["data.auto_augment"], found["data.scale"]) == (0.5, None, [0.7, 1.0])
 
 
+def test_the_few_images_of_a_rare_class_are_changed_more() -> None:
+    grey = replace(PHOTOGRAPHS, grey=True, counts={"whole": 1300, "broken": 13})
+    assert settings(grey)["data.auto_augment"] is not None
+    assert settings(replace(grey, counts={"whole": 1300, "broken": 200}))["data.auto_augment"] is None
+    assert settings(replace(grey, side=28))["data.auto_augment"] is None
+
+
 def test_what_is_given_wins_and_the_rules_go_on_from_it() -> None:
     found = settings(PHOTOGRAPHS, data__img_size=96, trainer__max_epochs=7, model__optimizer="adamw")
     assert found.keys().isdisjoint({"data.img_size", "trainer.max_epochs", "model.optimizer", "model.lr"})

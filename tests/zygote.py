@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import types
-import warnings
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as `cait` has it, before torch is loaded
 
@@ -83,16 +82,15 @@ def fork_for_lightning() -> list | None:
 
 
 # What a run imports at once and what it imports later.
-MODULES = ("cait.lightning_cli", "sklearn.datasets", "torch.utils.tensorboard", "cait.optim")
+MODULES = ("cait.lightning_cli", "sklearn.datasets", "torch.utils.tensorboard")
 
 if __name__ == "__main__":
     PATH = sys.path[1:]
-    with warnings.catch_warnings(record=True):  # lightning-bolts says a lot
-        for name in MODULES:
-            importlib.import_module(name)
-        sys.modules["cait.optim"]._bolts_schedule()
-        from lightning.fabric.utilities import rank_zero
-        from lightning.pytorch.strategies.launchers import subprocess_script
+    for name in MODULES:
+        importlib.import_module(name)
+    from lightning.fabric.utilities import rank_zero
+    from lightning.pytorch.strategies.launchers import subprocess_script
+
     module = become(serve(socket.socket(fileno=int(sys.argv[1]))))
     if request := fork_for_lightning():
         module = become(request)

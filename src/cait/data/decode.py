@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -36,9 +35,6 @@ FRAMES = {0xC0 + number for number in range(16)} - {0xC4, 0xC8, 0xCC}
 APP1 = 0xE1
 """Marker of the segments that hold EXIF and XMP data."""
 MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")  # without those that restart a scan
-
-# Past MAX_IMAGE_PIXELS, 89 million, Pillow warns, and past twice that it refuses; the refusal is enough.
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 class Frame(NamedTuple):

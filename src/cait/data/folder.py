@@ -18,6 +18,8 @@ from cait.errors import UserError
 
 # Whether EXIF data are whole is no concern of a run: what can be read of them counts.
 warnings.filterwarnings("ignore", message="Corrupt EXIF data")
+# Past MAX_IMAGE_PIXELS, 89 million, Pillow warns, and past twice that it refuses; the refusal is enough.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "valid", "validation", "test", "testing")

@@ -245,7 +245,8 @@ def affordable(folder: Survey, machine: Machine, cost: float, epochs: int = WANT
 def augment(folder: Survey, recipe: Recipe, size: int) -> None:
     """Photographs may be mirrored, cropped and recoloured; grey ones not recoloured: brightness is all they have.
 
-    Small grey images may be digits or letters.
+    Small grey images may be digits or letters. The few images of a rare class are drawn so often that they would be
+    learned by heart; so they are changed more, grey or not.
     """
     recipe.take("data.repeats", REPEATS if is_slow_to_read(folder) else 1)
     if is_slow_to_read(folder):
@@ -254,8 +255,8 @@ def augment(folder: Survey, recipe: Recipe, size: int) -> None:
     recipe.take("data.erase_prob", 0.0)
     recipe.take("data.cutmix", 1.0)
     recipe.take("data.mixup", 0.2)
-    if folder.grey:
-        small = folder.side <= OWN_SIZE
+    small, rare = folder.side <= OWN_SIZE, unevenness(folder) >= RARE
+    if folder.grey and (small or not rare):
         recipe.take("data.hflip", 0.0 if small else 0.5)
         recipe.take("data.auto_augment", None)
         recipe.take("data.scale", [0.7, 1.0])
@@ -270,7 +271,8 @@ def augment(folder: Survey, recipe: Recipe, size: int) -> None:
         recipe.take("data.auto_augment", "rand-m6-mstd0.5-inc1")
         recipe.take("data.scale", [0.35, 1.0])
         recipe.take("data.mix_prob", 0.3)
-        recipe.say("augment", "crops, mirror, RandAugment, some Mixup; --data.hflip 0 if left and right matter")
+        why = ", because few images are drawn often" if folder.grey else ""
+        recipe.say("augment", f"crops, mirror, RandAugment, some Mixup{why}; --data.hflip 0 if left and right matter")
 
 
 def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
@@ -328,13 +330,18 @@ def optimize(recipe: Recipe, start: Start | None) -> None:
     recipe.say("optimizer", f"Muon at {rate}, which learned twice as fast as AdamW in trials")
 
 
+def unevenness(folder: Survey) -> float:
+    """How many times larger than the smallest class the largest is."""
+    return max(folder.counts.values()) / max(1, min(folder.counts.values()))
+
+
 def balance(folder: Survey, recipe: Recipe) -> None:
     """Classes of very different sizes are drawn more evenly, and the mean over the classes picks the best epoch."""
     counted = recipe.take("model.per_class", True)
     (least, few), (most, many) = (pick(folder.counts.items(), key=lambda item: item[1]) for pick in (min, max))
-    if many < UNEVEN * few or recipe.get("model.class_weights", None) is not None:
+    if unevenness(folder) < UNEVEN or recipe.get("model.class_weights", None) is not None:
         return
-    how = recipe.take("data.balance", "sqrt" if many < RARE * few else "full")
+    how = recipe.take("data.balance", "sqrt" if unevenness(folder) < RARE else "full")
     if counted is True:
         recipe.take("best_metric", "val/acc1_macro")
     drawn = f"{most} has {some(many, 'image')}, {least} {few:,}: small classes are drawn more often ({how})"
