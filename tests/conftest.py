@@ -95,6 +95,8 @@ def mixed_root(tmp_path: Path, photographs: list[Image.Image]) -> Path:
 
 
 Cait = Callable[..., subprocess.CompletedProcess[str]]
+KIND = Forked if sys.platform == "linux" else subprocess.Popen
+"""Of a process that need not import anew."""
 
 
 def python(code: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -102,6 +104,20 @@ def python(code: str, cwd: Path | None = None) -> subprocess.CompletedProcess[st
     return subprocess.run(
         [sys.executable, "-c", code], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=LIMIT
     )
+
+
+def script(file: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a file in a process of its own, where `cait` is imported already."""
+    job = KIND(
+        [sys.executable, file, *arguments],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    out, err = job.communicate(timeout=LIMIT)
+    return subprocess.CompletedProcess(job.args, job.returncode, out, err)
 
 
 def start(
@@ -112,8 +128,7 @@ def start(
     stderr: int = subprocess.STDOUT,
 ) -> subprocess.Popen[str]:
     """Start `cait` in a process group of its own, behind `command`, as (sys.executable,), if there is one."""
-    kind = subprocess.Popen if command or sys.platform != "linux" else Forked
-    return kind(
+    return (subprocess.Popen if command else KIND)(
         [*(command or (sys.executable,)), "-m", "cait", *arguments],
         cwd=folder,
         env=env or environment(),

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ REPO = Path(__file__).parent.parent
 
 asked: socket.socket | None = None
 """The way to a process that forks; None starts zygote.py when it is first needed."""
+ASKING = threading.Lock()
 
 
 def environment() -> dict[str, str]:
@@ -28,16 +30,26 @@ def heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class Forked(subprocess.Popen):
-    """`subprocess.Popen` of [sys.executable, "-m", module, ...], forked by zygote.py."""
+Started = subprocess.Popen
 
-    def _execute_child(self, args: list[str], *others: Any) -> None:
-        cwd, env, pipes, session = others[4], others[5], others[9:15], others[20]
+
+class Forked(Started):
+    """`subprocess.Popen` that has zygote.py fork [sys.executable, "-m", MODULE, ...] and [sys.executable, FILE, ...].
+
+    Anything else it starts.
+    """
+
+    def _execute_child(self, args: Any, *others: Any) -> None:
+        if not (isinstance(args, list) and args[0] == sys.executable and (args[1] == "-m" or args[1].endswith(".py"))):
+            super()._execute_child(args, *others)  # type: ignore[misc]
+            return
+        kept, cwd, env, pipes, session = others[3], others[4], others[5], others[9:15], others[20]
         streams = [number if pipe < 0 else pipe for number, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
-        request = [args[2], args[3:], str(cwd or os.getcwd()), dict(env), session]
+        request = [args[1:], str(cwd or os.getcwd()), dict(os.environ if env is None else env), session]
         way = asked or zygote()[0]
-        socket.send_fds(way, [json.dumps(request).encode()], streams)
-        self.pid = int(way.recv(100))
+        with ASKING:
+            socket.send_fds(way, [json.dumps([request, [0, 1, 2, *kept]]).encode()], [*streams, *kept])
+            self.pid = int(way.recv(100))
         self._child_created = True
         self._close_pipe_fds(*pipes)
 
@@ -53,7 +65,7 @@ def zygote() -> tuple[socket.socket, subprocess.Popen]:
     adopt_orphans()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        process = subprocess.Popen(
+        process = Started(
             [sys.executable, str(REPO / "tests/zygote.py"), str(theirs.fileno())],
             env=environment(),
             stdin=subprocess.DEVNULL,

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from conftest import python
+from conftest import python, script
 from PIL import ExifTags, Image, ImageOps
 
 from cait.data import decode
@@ -431,7 +431,7 @@ def test_workers_outlive_every_kind_of_file_and_note_the_unreadable(files: dict[
             path.write_bytes(data)
     backends = ["torchvision", "pillow", "timm"] + ["nvimgcodec"] * (decode.choose("auto") == "nvimgcodec")
     (tmp_path / "script.py").write_text(EVERY_KIND.replace("BACKENDS", repr(backends)))
-    done = python("if __name__ == '__main__': exec(open('script.py').read())", tmp_path)
+    done = script("script.py", tmp_path)
     assert done.returncode == 0, done.stderr
     said = done.stderr.splitlines()
     assert len(said) == len(backends)  # what each data module is, and of the files nothing

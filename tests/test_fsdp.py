@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import LIMIT, SMALL, Cait, Forked, ended, environment, rows, start
+from conftest import KIND, LIMIT, SMALL, Cait, ended, environment, rows, start
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from test_survival import wait_for_steps
 from torch.utils._pytree import tree_flatten_with_path
@@ -44,9 +44,8 @@ def pair(folder: Path, settings: dict | None = None, trainers: dict | None = Non
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    kind = Forked if sys.platform == "linux" else subprocess.Popen
     jobs = [
-        kind(
+        KIND(
             [sys.executable, "-m", "fsdp_pair", json.dumps(settings or {}), json.dumps(trainers or {})],
             cwd=folder,
             env=environment() | {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import LIMIT, SMALL, Cait, checkpoint, environment, rows, start
+from conftest import KIND, LIMIT, SMALL, Cait, checkpoint, environment, rows, start
 from test_module import loader, module, trainer
 from test_survival import RECIPE, TWO, assert_same, wait_for_steps
 
@@ -123,8 +123,11 @@ def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path)
         "if os.fork() == 0:\n    print(os.getppid(), flush=True)\n"  # the child: it has let go of the lock by then
         "time.sleep(3600)"
     )
-    held = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)],
+    (tmp_path / "hold.py").write_text(code)
+    folder = tmp_path / "run"
+    held = KIND(
+        [sys.executable, "hold.py", str(folder)],
+        cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,
         text=True,
@@ -134,15 +137,15 @@ def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path)
     pid = held.stdout.readline().strip()
     try:
         with pytest.raises(UserError, match=rf"is being trained by process {pid} on \S+ since"):
-            Claim(tmp_path)
-        (tmp_path / "checkpoints").mkdir()
-        (tmp_path / "checkpoints/.last.ckpt.7.tmp").write_text("half")
+            Claim(folder)
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints/.last.ckpt.7.tmp").write_text("half")
         held.kill()
         held.wait()
-        claim = Claim(tmp_path)
-        assert not (tmp_path / "checkpoints/.last.ckpt.7.tmp").exists()
+        claim = Claim(folder)
+        assert not (folder / "checkpoints/.last.ckpt.7.tmp").exists()
         claim.undo()
-        assert (tmp_path / "checkpoints").exists()  # it was not all ours
+        assert (folder / "checkpoints").exists()  # it was not all ours
     finally:
         os.killpg(held.pid, signal.SIGKILL)
 

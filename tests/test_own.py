@@ -197,6 +197,13 @@ def test_small_grey_images_are_not_mirrored_and_keep_their_size() -> None:
     assert (found["data.hflip"], found["data.auto_augment"], found["data.scale"]) == (0.5, None, [0.7, 1.0])
 
 
+def test_images_that_are_slow_to_read_are_validated_by_all_cores_and_less_often() -> None:
+    slow = settings(replace(PHOTOGRAPHS, val=128, megapixels=2.3))
+    assert (slow["data.repeats"], slow["data.eval_batch_size"]) == (4, 16)
+    assert slow["trainer.max_epochs"] / slow["trainer.check_val_every_n_epoch"] <= 10
+    assert slow["trainer.max_epochs"] % slow["trainer.check_val_every_n_epoch"] == 0
+
+
 def test_the_few_images_of_a_rare_class_are_changed_more() -> None:
     grey = replace(PHOTOGRAPHS, grey=True, counts={"whole": 1300, "broken": 13})
     assert settings(grey)["data.auto_augment"] is not None

@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import LIMIT, SMALL, checkpoint, environment, rows
+from conftest import SMALL, checkpoint, rows, script
 from test_module import module, trainer
 
 from cait import run as layout
@@ -110,14 +109,7 @@ def test_a_file_of_ones_own_has_every_verb(
     arguments = [*SMALL, f"--data.root={digits_root}", "--data.num_workers=0", *BRIEF, "--trainer.devices=2"]
     arguments += ["--trainer.max_epochs=1", "--model.answer=42", "--ema.decay=0.9", "--run_name=mine"]
     arguments += ["--best_metric=val/answer", "--best_mode=min"]
-    done = subprocess.run(
-        [sys.executable, "my_train.py", "fit", *arguments],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    done = script("my_train.py", tmp_path, "fit", *arguments)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^epoch 1/1 .* val/acc1: \S+  val/answer: 42\.0000 ", done.stdout, re.MULTILINE)
     assert re.search(r"best +val/answer 42\.0000 +logs/mine/checkpoints/best.ckpt", done.stdout)

@@ -99,9 +99,11 @@ def _as_rgb(image: Image.Image, background: str | None) -> Image.Image:
     if not image.has_transparency_data:
         return image.convert("RGB")
     pixels = image.convert("RGBA")
-    if background is not None:
-        pixels = Image.alpha_composite(Image.new("RGBA", pixels.size, background), pixels)
-    return pixels.convert("RGB")
+    if background is None:
+        return pixels.convert("RGB")
+    rgb = Image.new("RGB", pixels.size, background)
+    rgb.paste(pixels, mask=pixels)
+    return rgb
 
 
 def check_headers(samples: Files, unreadable: UnreadableImages) -> None:

@@ -57,19 +57,23 @@ def _add(parser: argparse.ArgumentParser, action: argparse.Action, file: Any) ->
 
 
 class _MadeError(Exception):
-    """Carries the parsers out of LightningCLI, which would go on to train."""
+    """Carries a parser's options out of LightningCLI, which would go on to train."""
 
 
 def _settings() -> dict[str, list[argparse.Action]]:
     """The options of LightningCLI's verbs."""
-    from cait.lightning_cli import VERBS, CaiTCLI
+    from lightning.pytorch.cli import LightningCLI
+
+    from cait.lightning_cli import CaiTCLI
 
     class Parsers(CaiTCLI):
         def parse_arguments(self, parser: Any, args: Any) -> None:
-            raise _MadeError({verb: self._parser(verb)._actions for verb in VERBS})
+            raise _MadeError(self._parser(self.arguments[0])._actions)
 
-    try:
-        Parsers(["fit"])
-    except _MadeError as made:
-        return {verb: [action for action in actions if action.option_strings] for verb, actions in made.args[0].items()}
-    raise AssertionError("the parsers were not made")
+    settings = {}
+    for verb in LightningCLI.subcommands():
+        try:
+            Parsers([verb])
+        except _MadeError as made:
+            settings[verb] = [action for action in made.args[0] if action.option_strings]
+    return settings

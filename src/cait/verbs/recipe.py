@@ -38,6 +38,8 @@ MOST_EPOCHS, MOST_STEPS = 200, 4000
 """Past these a small folder gains nothing."""
 VALIDATIONS = 30
 """A longer run is not validated more often."""
+VALIDATING = 0.15
+"""Share of the time that validation may take."""
 
 
 @dataclass(frozen=True)
@@ -218,14 +220,20 @@ def gmacs(size: int, patch: int, width: int, depth: int) -> float:
 
 def seconds(folder: Survey, machine: Machine, cost: float) -> float:
     """Processor seconds, or seconds of the GPUs, that an image takes in training: the network, decoding, the rest."""
+    read = reading(folder, REPEATS if is_slow_to_read(folder) else 1)
     if machine.gpus:
-        return max(6 * cost / (15_000 * machine.gpus), reading(folder) / machine.cores)
-    return 6 * cost / (75 if machine.fast_bf16 else 45) + reading(folder)
+        return max(6 * cost / (15_000 * machine.gpus), read / machine.cores)
+    return 6 * cost / (75 if machine.fast_bf16 else 45) + read
 
 
-def reading(folder: Survey) -> float:
-    """Processor seconds to decode and augment an image."""
-    return 0.0006 + 0.015 * folder.megapixels / (REPEATS if is_slow_to_read(folder) else 1)
+def reading(folder: Survey, crops: int = 1) -> float:
+    """Processor seconds to decode and augment an image; for each of the crops that are taken of it."""
+    return 0.0006 + 0.015 * folder.megapixels / crops
+
+
+def validating(folder: Survey, machine: Machine) -> float:
+    """The same seconds, of a validation: small networks take next to none of them."""
+    return folder.val * reading(folder) / (machine.cores if machine.gpus else 1)
 
 
 def is_slow_to_read(folder: Survey) -> bool:
@@ -282,7 +290,7 @@ def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     pairs = 2 * (devices if isinstance(devices, int) and devices > 0 else 1)  # each process pairs images for Mixup
     batch = recipe.number("data.batch_size", max(1, min(wanted, folder.images // 8) // pairs) * pairs)
     recipe.take("data.global_batch", True)
-    recipe.take("data.eval_batch_size", 128)
+    recipe.take("data.eval_batch_size", max(16, min(128, folder.val // (4 * machine.cores))))  # so that all cores read
     if machine.gpus and folder.images < LARGE:
         recipe.take("trainer.devices", 1)  # more would gain nothing on so small a network
     if machine.fast_bf16:
@@ -299,9 +307,10 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, cost: f
     if start is not None:
         most = min(most, 30)  # weights know most of it already
     wanted = max(1, min(most, int(allowed)))
-    epochs = recipe.number("trainer.max_epochs", wanted - wanted % max(1, wanted // VALIDATIONS))
+    validations = max(1, min(VALIDATIONS, int(VALIDATING * budget(machine) / validating(folder, machine))))
+    epochs = recipe.number("trainer.max_epochs", wanted - wanted % max(1, wanted // validations))
     # The last epoch must be validated, whatever number was given.
-    every = max(count for count in range(1, max(1, epochs // VALIDATIONS) + 1) if epochs % count == 0)
+    every = max(count for count in range(1, max(1, epochs // validations) + 1) if epochs % count == 0)
     every = recipe.take("trainer.check_val_every_n_epoch", every)
     recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(epochs / 10, 1))))
     recipe.take("trainer.log_every_n_steps", max(1, min(10, folder.images // batch)))
