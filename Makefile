@@ -133,8 +133,8 @@ tensorboard: $(READY) ## Show the curves of all runs in a browser
 	@$(BIN)/tensorboard --logdir logs $(ARGS)
 
 .PHONY: test
-test: $(READY) ## Run the tests of every part, in about 7 minutes on 2 cores
-	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+test: $(READY) ## Run the tests of every part, in about 5 minutes on 2 cores
+	@$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 .PHONY: test-all
 test-all: $(READY) ## Run all tests there are: the longer ones, test-two and test-kernel too

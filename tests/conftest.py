@@ -18,6 +18,7 @@ os.environ["XDG_CONFIG_HOME"] = (HOME := tempfile.TemporaryDirectory(prefix="cai
 
 import numpy as np
 import pytest
+import rich
 import torch
 from forked import REPO, Forked, environment, heed_ctrl_c
 from PIL import Image
@@ -46,6 +47,16 @@ SMALL = [
 def slow(*values: Any) -> list[Any]:
     """Parameters for `make test-all`, beside one for `make test`."""
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name != "test_watch.py")  # they wait: at the end all would wait for them
+
+
+@pytest.fixture(autouse=True)
+def console(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich's console, as wide as the test says; it is made once for a process."""
+    monkeypatch.setattr(rich, "_console", None)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 import timm
 import torch
-from conftest import SMALL, Cait
+from conftest import SMALL, Cait, slow
 from safetensors.torch import load_file
 from timm.data import CustomDatasetInfo, resolve_model_data_config
 
@@ -206,7 +206,7 @@ def everything(path: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize("format", ["timm", "release", "torch_export"])
+@pytest.mark.parametrize("format", ["timm", "release", *slow("torch_export")])
 def test_an_export_that_fails_leaves_what_was_there(
     format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_steady_step_does_not_wait(mode: str, tmp_path: Path, digits: ImageNet
     assert {"convolution_backward", "_foreach_lerp_", "_fused_adamw_"} <= spy.operations
 
 
+@pytest.mark.slow
 def test_nor_does_one_with_a_teacher_and_accumulated_gradients(tmp_path: Path, digits: ImageNetDataModule) -> None:
     own = module(num_classes=10)
     normal = (own.hparams["mean"], own.hparams["std"])

@@ -1,11 +1,12 @@
 """Optimizers and parameter groups against timm's; the rate of every step against its closed form and torch's cosine."""
 
 import math
+from pathlib import Path
 
 import pytest
 import timm
 import torch
-from conftest import python
+from conftest import script
 from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 
@@ -164,16 +165,19 @@ def test_a_resumed_schedule_follows_the_settings_of_now() -> None:
         longer.step()
 
 
-def test_lightning_bolts_schedule_comes_without_the_package() -> None:
-    # In a process of its own: its import would take seconds, warn, and put names into numpy.
-    code = (
-        "import sys, torch\n"
-        "from cait.optim import warmup_cosine\n"
-        "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)\n"
-        "schedule = warmup_cosine(optimizer, warmup_steps=2, total_steps=4, warmup_lr=0, min_lr=0)\n"
-        "(theirs,) = [base for base in type(schedule).__mro__ if base.__name__ == 'LinearWarmupCosineAnnealingLR']\n"
-        "assert 'pl_bolts' in theirs.__init__.__code__.co_filename\n"
-        "assert not [name for name in sys.modules if 'pl_bolts' in name or 'pytorch_lightning' in name]\n"
-    )
-    done = python(code)
+BOLTS = """
+import sys, torch
+from cait.optim import warmup_cosine
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)
+schedule = warmup_cosine(optimizer, warmup_steps=2, total_steps=4, warmup_lr=0, min_lr=0)
+(theirs,) = [base for base in type(schedule).__mro__ if base.__name__ == "LinearWarmupCosineAnnealingLR"]
+assert "pl_bolts" in theirs.__init__.__code__.co_filename
+assert not [name for name in sys.modules if "pl_bolts" in name or "pytorch_lightning" in name]
+"""
+
+
+def test_lightning_bolts_schedule_comes_without_the_package(tmp_path: Path) -> None:
+    # Importing it would take seconds, warn, and put names into numpy.
+    (tmp_path / "bolts.py").write_text(BOLTS)
+    done = script("bolts.py", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import recipe
+from conftest import slow
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +16,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["none", "hard", "soft"])
+@pytest.mark.parametrize("kind", ["none", "hard", *slow("soft")])
 def test_every_step_is_timms(kind: str, prepared: Path) -> None:
     worst, steps, moved = recipe.compare(prepared, kind, batches=1)
     assert steps == 10

@@ -60,7 +60,7 @@ def test_a_small_network_trains_with_one_thread(
 def test_an_epochs_line_has_the_mean_of_its_steps_also_after_a_resume(
     fit: Any, capfd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = ["--trainer.max_epochs=2", "--model.warmup_epochs=0"]
+    short = ["--trainer.max_epochs=2", "--trainer.limit_train_batches=12", "--model.warmup_epochs=0"]
     fit(*short, "--run_name=whole")
     lines = re.findall(r"epoch \d/2.*acc1: [\d.]+%", capfd.readouterr().out)
     steps = len(Record.figures) // 2

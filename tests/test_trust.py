@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import SMALL, Cait, checkpoint
+from conftest import SMALL, Cait, checkpoint, slow
 from jsonargparse import _common
 from lightning.pytorch import Trainer
 from PIL import Image
@@ -142,9 +142,10 @@ SNEAKED = {
 }
 
 
+@pytest.mark.parametrize("verb", ["eval", *slow("predict")])
 @pytest.mark.parametrize("sneaked", SNEAKED.values(), ids=SNEAKED.keys())
 def test_nothing_is_run_wherever_it_is_named(
-    sneaked: dict[str, Any], stranger: Path, capfd: pytest.CaptureFixture[str]
+    sneaked: dict[str, Any], verb: str, stranger: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (stranger / "more.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [NAME]}, "callbacks": [NAME]}))
     (stranger / "one.yaml").write_text(yaml.safe_dump({"class_path": NAME}))
@@ -156,9 +157,8 @@ def test_nothing_is_run_wherever_it_is_named(
             config[key] = value
     write(stranger, config)
     refused(["resume", "stranger", "--trainer.max_epochs=2"], capfd)
-    for arguments in (["eval", "stranger"], PREDICT):
-        with contextlib.suppress(SystemExit):  # it need not be refused: what it names may be left out
-            main(arguments)
+    with contextlib.suppress(SystemExit):  # it need not be refused: what it names may be left out
+        main(VERBS[verb])
     assert not (stranger / "ran").exists()
 
 

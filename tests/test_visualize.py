@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import SMALL, python, save_mixed
+from conftest import SMALL, python, save_mixed, slow
 from PIL import Image, ImageDraw
 from safetensors.torch import save_file
 from saliency import share, spread
@@ -157,7 +157,7 @@ def bright_seeker(img_size: int) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("crop_pct", [1.0, 0.8])
-@pytest.mark.parametrize("size", [(90, 40), (40, 90), (13, 9), (8, 8), (640, 427)], ids=str)
+@pytest.mark.parametrize("size", [(90, 40), (13, 9), *slow((40, 90), (8, 8), (640, 427))], ids=str)
 def test_saliency_lands_on_the_object(size: tuple[int, int], crop_pct: float) -> None:
     width, height = size
     short = min(size)

@@ -70,7 +70,11 @@ def test_every_key_and_shape_is_timms(theirs: str) -> None:
 @pytest.mark.parametrize(
     ("theirs", "img_size"),
     [
-        pytest.param(name, size, marks=[pytest.mark.slow] if name.startswith(("cait_m", "cait_s36")) else [])
+        pytest.param(
+            name,
+            size,
+            marks=[pytest.mark.slow] if name.startswith(("cait_m", "cait_s36", "cait_xxs36", "cait_s24_224")) else [],
+        )
         for name, size in IN_TIMM.items()
     ],
 )
