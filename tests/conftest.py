@@ -46,7 +46,9 @@ SMALL = [
 
 def slow(*values: Any) -> list[Any]:
     """Parameters for `make test-all`, beside one for `make test`."""
-    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow) for value in values
+    ]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,9 +56,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def console(monkeypatch: pytest.MonkeyPatch) -> None:
-    """rich's console, as wide as the test says; it is made once for a process."""
+def nothing_of_the_test_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a call leaves behind in its process: a console as wide as it was then, and folders to import from."""
     monkeypatch.setattr(rich, "_console", None)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import LIMIT, environment
+from conftest import LIMIT, environment, slow
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -232,7 +232,7 @@ def step(model: torch.nn.Module, images: Tensor, call=None) -> list[Tensor]:
 
 
 @runs
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("autocast", [True, *slow(False)])
 def test_a_network_with_it_compiled_checkpointed_and_plain(autocast: bool) -> None:
     images = torch.randn(2, 3, 24, 24, device=DEVICE)
     model = network()

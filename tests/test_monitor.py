@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, Cait, checkpoint, start
+from conftest import SMALL, Cait, checkpoint, slow, start
 from lightning.pytorch.callbacks import LambdaCallback
 from recorder import StepRecorder
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -193,7 +193,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+# The others have the network's own code in common with one of these.
+QUICK = ("skip", "checkpointed", "accumulated", "fixup", "batchnorm", "bf16-mixed")
+
+
+@pytest.mark.parametrize("case", [*QUICK, *slow(*(case for case in CASES if case not in QUICK))])
 def test_figures_are_those_of_plain_pytorch(case: str, tmp_path: Path) -> None:
     settings = dict(CASES[case])
     accumulated, precision = settings.pop("accumulated", 1), settings.pop("precision", "32")
@@ -220,7 +224,7 @@ def test_figures_are_those_of_plain_pytorch(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["mask", "skip", "subset"])
-@pytest.mark.parametrize("precision", ["32", "bf16-mixed"])
+@pytest.mark.parametrize("precision", ["32", *slow("bf16-mixed")])
 def test_a_watched_run_keeps_its_bits(mode: str, precision: str, tmp_path: Path) -> None:
     ends = []
     for watched in (False, True):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import DEVICES
+from conftest import DEVICES, slow
 
 from cait.analysis.cost import measure
 from cait.analysis.paper import find, rows
@@ -356,20 +356,22 @@ def trained(id: str) -> dict:
     ("id", "key"),
     [
         ("table1/adapted-12", "blocks.3.norm1.weight"),
-        ("table1/rezero-12", "blocks.3.gamma_1"),
-        ("table1/t-fixup-12", "blocks.3.attn.qkv.weight"),
         ("table1/fixup-12", "blocks.3.mlp.bias_fc1.bias"),
-        ("table1/scalar-12", "blocks.3.gamma_1"),
         ("table1/layerscale-12", "blocks.3.gamma_1"),
-        ("table-a1/zero-12", "blocks.3.gamma_1"),
         ("table-a1/uniform-12", "blocks.3.gamma_1"),
         ("table2/insert-2", "cls_token"),
-        ("table2/average-pooling", "pos_embed"),
-        ("table2/sa12-ca3", "blocks_token_only.2.attn.q.weight"),
         ("table8/talking-heads", "blocks.3.attn.proj_l.weight"),
-        ("appendix-b/cls-not-in-keys", "blocks_token_only.1.gamma_1"),
         ("appendix-b/no-layerscale-in-ca", "blocks_token_only.1.attn.q.weight"),
-        ("models/xxs24-224", "blocks_token_only.1.gamma_2"),
+        *slow(
+            ("table1/rezero-12", "blocks.3.gamma_1"),
+            ("table1/t-fixup-12", "blocks.3.attn.qkv.weight"),
+            ("table1/scalar-12", "blocks.3.gamma_1"),
+            ("table-a1/zero-12", "blocks.3.gamma_1"),
+            ("table2/average-pooling", "pos_embed"),
+            ("table2/sa12-ca3", "blocks_token_only.2.attn.q.weight"),
+            ("appendix-b/cls-not-in-keys", "blocks_token_only.1.gamma_1"),
+            ("models/xxs24-224", "blocks_token_only.1.gamma_2"),
+        ),
     ],
 )
 def test_a_row_of_each_kind_takes_real_steps(id: str, key: str, run) -> None:

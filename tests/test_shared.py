@@ -6,7 +6,6 @@ import gc
 import multiprocessing
 import shutil
 import subprocess
-import sys
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import LIMIT, environment
+from conftest import script
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -98,7 +97,13 @@ def test_a_batch_that_is_larger_goes_pytorchs_way() -> None:
 
 
 SMALL = """
-import gc, sys, torch
+import ctypes, gc, os, sys, torch
+from pathlib import Path
+uid, gid = os.getuid(), os.getgid()
+assert ctypes.CDLL(None).unshare(0x10000000 | 0x00020000) == 0  # CLONE_NEWUSER | CLONE_NEWNS
+for file, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+    Path("/proc/self", file).write_text(text)
+assert os.system("mount -t tmpfs -o size=1m tmpfs /dev/shm") == 0
 from itertools import zip_longest
 from lightning.pytorch import LightningModule, Trainer
 from cait import ImageNetDataModule
@@ -139,8 +144,8 @@ print("all came through")
 
 def test_a_small_dev_shm_is_enough(tmp_path: Path) -> None:
     # In its own mount namespace, where no batch fits into /dev/shm. The labels do.
-    mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"', "sh"]
-    if not shutil.which("unshare") or subprocess.run([*mount, "true"], capture_output=True).returncode:
+    mount = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]
+    if not shutil.which("unshare") or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("nothing can be mounted here")
     noise = np.random.default_rng(0)
     for split, count in (("train", 96), ("val", 96)):
@@ -148,8 +153,8 @@ def test_a_small_dev_shm_is_enough(tmp_path: Path) -> None:
             path = tmp_path / split / str(number % 2) / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(noise.integers(0, 256, (20, 20, 3), dtype=np.uint8)).save(path)
-    command = [*mount, sys.executable, "-c", SMALL, str(tmp_path)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT)
+    (tmp_path / "small.py").write_text(SMALL)
+    done = script("small.py", tmp_path, str(tmp_path))
     assert done.stdout.endswith("all came through\n"), done.stderr[-2000:]
 
 

@@ -227,9 +227,10 @@ OWN: dict[str, dict[str, Any]] = {
 REMEDY = f"code that may do anything: {trust.REMEDY}"
 
 
+@pytest.mark.parametrize("verb", ["eval", *slow("predict")])
 @pytest.mark.parametrize("own", OWN.values(), ids=OWN.keys())
 def test_own_parts_that_a_run_names_are_refused_before_they_are_imported(
-    own: dict[str, Any], stranger: Path, capfd: pytest.CaptureFixture[str]
+    own: dict[str, Any], verb: str, stranger: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = settings(stranger)
     for group, values in own.items():
@@ -238,13 +239,12 @@ def test_own_parts_that_a_run_names_are_refused_before_they_are_imported(
     told = refused(VERBS["resume"], capfd)
     assert told.startswith("cait: error: the run names ")
     assert told.endswith(REMEDY)
-    for verb in ("eval", "predict"):
-        with contextlib.suppress(SystemExit):  # it may do without that part
-            main(VERBS[verb])
+    with contextlib.suppress(SystemExit):  # it may do without that part
+        main(VERBS[verb])
     assert not (stranger / "ran").exists()
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ["resume", "eval", *slow("validate", "test", "predict")])
 def test_a_network_of_ones_own_runs_when_it_is_trusted_or_named(
     verb: str, stranger: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
