@@ -106,10 +106,10 @@ def test_the_reading_library_gives_the_networks_logits(format: str, fields: dict
 @pytest.mark.parametrize(
     ("name", "fields", "entry", "differing"),
     [
-        ("xxs36", dict(img_size=64), "cait_xxs36_224", {}),
         ("xs36", dict(img_size=64), "cait_xs24_384", dict(depth=36)),
-        pytest.param(
-            *("s48", dict(img_size=32, num_classes=5), "cait_s24_224", dict(depth=48)), marks=pytest.mark.slow
+        *slow(
+            ("xxs36", dict(img_size=64), "cait_xxs36_224", {}),
+            ("s48", dict(img_size=32, num_classes=5), "cait_s24_224", dict(depth=48)),
         ),
         ("xxs24", DIGITS, "cait_xxs24_224", dict(embed_dim=96, depth=6, num_heads=2, patch_size=4)),
         (

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL, checkpoint, python, rows, start
+from conftest import SMALL, checkpoint, python, rows, slow, start
 from lightning.pytorch import Callback
 from PIL import Image
 from test_module import module, trainer
@@ -207,8 +207,10 @@ def assert_as_logged(output: str, run: Path, steps: range) -> None:
     ("first", "begin"),
     [
         (3, "no checkpoint lies before it, so from the first step: steps 0 to 12 are trained again"),
-        (36, "checkpoints/best.ckpt: steps 22 to 45 are"),  # before the kill, and after
-        pytest.param(65, "checkpoints/previous.ckpt: steps 65 to 65 are", marks=pytest.mark.slow),
+        *slow(
+            (36, "checkpoints/best.ckpt: steps 22 to 45 are"),  # before the kill, and after
+            (65, "checkpoints/previous.ckpt: steps 65 to 65 are"),
+        ),
     ],
 )
 def test_the_steps_of_a_killed_run_are_those_of_metrics_csv(place: Path, killed: Path, first: int, begin: str) -> None:

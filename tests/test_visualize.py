@@ -481,6 +481,7 @@ def test_a_strangers_run_names_no_code(trained: Path, capfd: Capture) -> None:
     assert "stranger" not in sys.modules
 
 
+@pytest.mark.slow
 def test_weights_of_a_file_see_as_timms_network_does(
     tmp_path: Path, photographs: list[Image.Image], monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
