@@ -298,7 +298,7 @@ def test_auto_takes_it_once_it_is_checked_and_says_so(
 ) -> None:
     before = torch.get_rng_state()
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         assert talking_heads._fused_serves(*LAYER)
         assert talking_heads._fused_serves(*LAYER)
     assert re.fullmatch(r"attention by fused, 4 heads, 33 tokens: differs by \d.\de-04 .*\n", capsys.readouterr().err)

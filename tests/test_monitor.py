@@ -140,7 +140,8 @@ def expected(
                     for y, x in branches(model, record["images"]):
                         ratios.append((y.flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)).mean())
                         mean_squares.append(x.square().mean())
-                    torch.set_rng_state(record["generator"])
+                torch.set_rng_state(record["generator"])
+                with autocast:  # anew: it keeps what it has cast, and above that was without gradients
                     factor = scale / accumulated / processes
                     entering = gradients(model.train(), record["images"], record["targets"], smoothing, factor)
                 squares += torch.tensor([(x.double() / scale).square().sum() for x in entering])
