@@ -420,9 +420,10 @@ def test_interrupted_or_cut_off(
 
     monkeypatch.setattr(sys, "argv", ["cait"])
     monkeypatch.setattr("cait.lightning_cli.CaiTCLI", cut)
-    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
+    with monkeypatch.context() as patch:
         patch.setattr(os, "dup2", lambda *_: None)  # it would close pytest's own output
-        main(["fit"])
+        with pytest.raises(SystemExit) as stop:
+            main(["fit"])
     assert stop.value.code == status
     assert capfd.readouterr().err == ("" if wrapped else told)
 

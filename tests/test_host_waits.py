@@ -126,5 +126,5 @@ def test_the_spy_sees_the_waits_it_is_there_for(tmp_path: Path, digits: ImageNet
         net = Waiting(img_size=8, num_classes=10, fields=FIELDS, lr_base_size=None)
         steps = run(spy, net, digits, tmp_path)
         assert [len(waits) for waits in steps[2:5]] == [2, 1 + 1 + FIGURES, 1]
-        with pytest.raises(Exception, match="on the same device|two different devices"):
+        with pytest.raises(Exception, match=r"on the same device|two different devices"):
             net(torch.zeros(2, 3, 8, 8))
