@@ -138,7 +138,7 @@ test: $(READY) ## Run the tests of every part, in about 5 minutes on 2 cores
 
 .PHONY: test-all
 test-all: $(READY) ## Run all tests there are: the longer ones, test-two and test-kernel too
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not kernel' $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not kernel' $(ARGS)
 	@$(MAKE) test-two test-kernel
 
 .PHONY: test-two
