@@ -166,13 +166,17 @@ def test_a_resumed_schedule_follows_the_settings_of_now() -> None:
 
 
 BOLTS = """
-import sys, torch
+import sys, types, warnings, numpy, torch
 from cait.optim import warmup_cosine
+def names(): return {name for name, value in vars(numpy).items() if not isinstance(value, types.ModuleType)}
+before, filters = names(), list(warnings.filters)
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)
 schedule = warmup_cosine(optimizer, warmup_steps=2, total_steps=4, warmup_lr=0, min_lr=0)
 (theirs,) = [base for base in type(schedule).__mro__ if base.__name__ == "LinearWarmupCosineAnnealingLR"]
 assert "pl_bolts" in theirs.__init__.__code__.co_filename
 assert not [name for name in sys.modules if "pl_bolts" in name or "pytorch_lightning" in name]
+assert names() == before, names() ^ before
+assert warnings.filters == filters
 """
 
 

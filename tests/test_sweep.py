@@ -251,7 +251,7 @@ def test_a_killed_sweep_goes_on_and_two_processes_share_it(tmp_path: Path, digit
     assert trained == ["trial-000", "trial-001"]
     assert [trial[2] for trial in trials_of(folder)] == ["COMPLETE"] * 2
     for output in folder.glob("trial-*/output.txt"):
-        assert re.search(r"evaluate +make eval", output.read_text())
+        assert re.search(rf"evaluate +make eval RUN=\S*{output.parent.name} ", output.read_text())
     with (folder / "trials.csv").open() as file:
         assert {row["trial"] for row in csv.DictReader(file)} == {"0", "1"}
     assert {path.stem for path in folder.glob("*.png")} == {"history", "importance", "parallel"}

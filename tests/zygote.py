@@ -119,6 +119,6 @@ if __name__ == "__main__":
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
-    except KeyboardInterrupt:  # of which the interpreter dies as of the signal
+    except KeyboardInterrupt:  # the interpreter then kills itself with SIGINT, at the very end
         atexit.unregister(leave)
         raise
