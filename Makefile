@@ -137,9 +137,12 @@ test: $(READY) ## Run the tests of every part, in about 5 minutes on 2 cores
 	@$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 .PHONY: test-all
-test-all: $(READY) ## Run all tests there are: the longer ones, test-two and test-kernel too
+test-all: $(READY) ## Run all tests there are, each part whether another fails or not
+	@$(MAKE) --keep-going test-long test-two test-kernel
+
+.PHONY: test-long
+test-long: $(READY) ## Run the tests of every part and the longer ones
 	@$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not kernel' $(ARGS)
-	@$(MAKE) test-two test-kernel
 
 .PHONY: test-two
 test-two: $(READY) ## Run the tests of the command line with every run on two processes

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `cait` has it, before 
 # Runs are signed with a key of the tests' own; the user's home may be read-only, and is not theirs to write to.
 os.environ["XDG_CONFIG_HOME"] = (HOME := tempfile.TemporaryDirectory(prefix="cait-tests-")).name
 
-import numpy as np
 import pytest
 import rich
-import torch
 from forked import REPO, Forked, environment, heed_ctrl_c
 from PIL import Image
-
-from cait.data.digits import write_digits
 
 LIMIT = 1200
 """Seconds after which a process hangs, however slow the machine."""
@@ -56,14 +52,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_of_the_test_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a call leaves behind in its process: a console as wide as it was then, and folders to import from."""
+def nothing_of_the_test_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a call leaves behind: a console as wide as it was then, folders to import from, variables as MLflow sets."""
     monkeypatch.setattr(rich, "_console", None)
     monkeypatch.setattr(sys, "path", sys.path.copy())
+    variables = os.environ.copy()
+    yield
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 @pytest.fixture(scope="session")
 def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from cait.data.digits import write_digits  # here, as all that takes long to import: xdist waits for this file
+
     root = tmp_path_factory.mktemp("data") / "digits"
     write_digits(root)
     return root
@@ -78,6 +80,8 @@ def photographs() -> list[Image.Image]:
 
 def save_mixed(photographs: list[Image.Image], folder: Path, count: int, seed: int) -> None:
     """Photographs of many sizes as grey, CMYK, palette, RGBA, grey with alpha and progressive files."""
+    import numpy as np
+
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     for i in range(count):
@@ -161,6 +165,8 @@ def rows(run: Path) -> list[dict[str, str]]:
 
 
 def checkpoint(run: Path) -> dict:
+    import torch
+
     return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
 
 

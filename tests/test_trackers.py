@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT, SMALL, Cait, rows, start
 
+from cait.callbacks.loggers import RunCSVLogger, run_loggers
 from cait.callbacks.trackers import Sent, tracker, wandb_records
 from cait.errors import UserError
 
@@ -51,6 +52,18 @@ def test_mlflow_goes_on_with_the_run_it_has(tmp_path: Path, monkeypatch: pytest.
     known = client.get_run(first.run_id)
     assert (known.info.run_name, known.info.status, known.data.params) == ("one", "FINISHED", {"lr": "1"})
     assert tracker("mlflow", store, tmp_path / "one", 0).run_id != first.run_id
+
+
+def test_what_a_tracker_lacks_comes_from_metrics_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    store, one = {"tracking_uri": f"file:{tmp_path / 'store'}"}, tmp_path / "one"
+    (table,) = [logger for logger in run_loggers(one, 0) if isinstance(logger, RunCSVLogger)]
+    for step in range(6):
+        table.log_metrics({"epoch": step // 3, "loss": step / 3}, step)
+    late = tracker("mlflow", store, one, 4)  # named when the run is resumed at its fourth step
+    late.log_metrics({"epoch": 1, "loss": 4 / 3}, 4)
+    sent = late.experiment.get_metric_history(late.run_id, "loss")
+    assert [(metric.step, metric.value) for metric in sent] == [(step, step / 3) for step in range(5)]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import CometLogger, Logger, MLFlowLogger, WandbLo
 from lightning.pytorch.utilities import rank_zero_only
 
 from cait import run
+from cait.callbacks.loggers import RunCSVWriter
 from cait.errors import UserError, one_line
 
 PROJECT = "cait"
@@ -68,11 +69,20 @@ class Once:
             super().log_metrics(found, step)  # type: ignore[misc]
             self.sent.note(found, step or 0)
 
+    @rank_zero_only
+    def catch_up(self, run_dir: Path, first_step: int) -> None:
+        """Send what metrics.csv has of the steps before `first_step` and the tracker has not."""
+        for row in RunCSVWriter(str(run_dir)).rows():
+            step = int(row.pop("step"))
+            if step < first_step:
+                self.log_metrics({name: float(value) for name, value in row.items() if value}, step)
+
 
 class RunWandb(Once, WandbLogger):
     """W&B takes the id that a run gives itself.
 
-    Its own process writes to the disk, now and then. A kill may lose rows that were sent, so its files tell which.
+    Its own process writes to the disk, now and then. A kill may lose rows that were sent, so its files tell which
+    there are.
     """
 
     def __init__(self, run_dir: Path, sent: Sent, **settings: Any) -> None:
@@ -155,6 +165,7 @@ def tracker(name: str, settings: dict[str, Any], run_dir: Path, first_step: int)
         _ = logger.experiment
         if isinstance(logger, RunMLFlow) and rank_zero_only.rank == 0:  # type: ignore[attr-defined]
             sent.save(str(logger.run_id))
+        logger.catch_up(run_dir, first_step)
     except ModuleNotFoundError as error:
         raise UserError(f'--logger {name} needs its package: pip install ".[loggers]" ({one_line(error)})') from error
     except Exception as error:
