@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -156,6 +157,12 @@ def start(
         preexec_fn=heed_ctrl_c,
         start_new_session=True,
     )
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
 
 
 def rows(run: Path) -> list[dict[str, str]]:

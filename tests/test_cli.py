@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO, SMALL, Cait, Forked, checkpoint, environment, python, rows, start
+from conftest import REPO, SMALL, Cait, Forked, checkpoint, environment, python, rows, slow, start
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -32,10 +32,10 @@ def steps_and_rates(run: Path) -> list[tuple[int, float]]:
     return [(int(row["step"]), float(row["lr"])) for row in rows(run) if row["lr"]]
 
 
-def test_a_run_leaves_everything_in_its_folder(cait: Cait, tmp_path: Path) -> None:
-    # Started, not forked, so that imports may warn.
+@pytest.mark.parametrize("command", [(), *slow(((sys.executable,),))], ids=["forked", "started"])
+def test_a_run_leaves_everything_in_its_folder(command: tuple[str, ...], cait: Cait, tmp_path: Path) -> None:
     arguments = ["--run_name=first", "--trainer.max_epochs=2", "--model.lr=1e-3", "--ema.decay=0.9"]
-    done = cait("fit", *SMALL, *arguments, command=(sys.executable,))
+    done = cait("fit", *SMALL, *arguments, command=command)
     assert done.returncode == 0, done.stderr
     run = tmp_path / "logs" / "first"
     for name in ("config.yaml", "metrics.csv", "checkpoints/last.ckpt", "checkpoints/best.ckpt"):

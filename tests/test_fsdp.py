@@ -9,14 +9,13 @@ import os
 import pickle
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import KIND, LIMIT, SMALL, Cait, ended, environment, rows, start
+from conftest import KIND, LIMIT, SMALL, Cait, ended, environment, free_port, rows, start
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from test_survival import wait_for_steps
 from torch.utils._pytree import tree_flatten_with_path
@@ -41,9 +40,7 @@ RECIPE = [
 
 def pair(folder: Path, settings: dict | None = None, trainers: dict | None = None) -> list[dict]:
     """What both processes of fsdp_pair.py found."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = free_port()
     jobs = [
         KIND(
             [sys.executable, "-m", "fsdp_pair", json.dumps(settings or {}), json.dumps(trainers or {})],

@@ -206,6 +206,7 @@ def test_no_image_at_all() -> None:
 
 
 @runs
+@pytest.mark.slow
 def test_the_operators_keep_pytorchs_rules() -> None:
     from cait.model import fused
 

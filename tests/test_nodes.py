@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import KIND, LIMIT, SMALL, Cait, checkpoint, environment, rows, start
+from conftest import KIND, LIMIT, SMALL, Cait, checkpoint, environment, free_port, rows, start
 from test_module import loader, module, trainer
 from test_survival import RECIPE, TWO, assert_same, wait_for_steps
 
@@ -332,7 +332,7 @@ def test_a_node_that_is_killed_ends_the_other_and_the_run_resumes_to_the_same_bi
     nodes = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=2", "--trainer.strategy=ddp"]
 
     def agents(*arguments: str) -> list[subprocess.Popen[str]]:
-        common = ("--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", "--master_port=29617")
+        common = ("--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}")
         return [
             start(
                 tmp_path,

@@ -156,10 +156,11 @@ def test_a_signal_finishes_the_step_saves_and_leaves(
     assert_same(run, whole)
 
 
-@pytest.mark.parametrize("launcher", ["lightning", pytest.param("torchrun", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["lightning", "torchrun"])
 def test_a_signal_to_two_processes(launcher: str, cait: Cait, tmp_path: Path, whole_of_two: Path) -> None:
     recipe = [*RECIPE, *TWO, "--save_every_n_steps=1000"]
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29613")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone")
     job = start(tmp_path, "fit", *recipe, "--run_name=cut", command=torchrun if launcher == "torchrun" else ())
     run = tmp_path / "logs/cut"
     wait_for_steps(run, 26, job)

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +104,8 @@ MODULES = ("cait.lightning_cli", "sklearn.datasets", "torch.utils.tensorboard")
 if __name__ == "__main__":
     PATH = sys.path[1:]
     atexit.register(leave)  # before all others, so that it runs after them
+    warned: list[tuple] = []
+    show, warnings.showwarning = warnings.showwarning, lambda *about: warned.append(about)
     import numpy
     import torch
 
@@ -110,9 +113,12 @@ if __name__ == "__main__":
         importlib.import_module(name)
     from lightning.fabric.utilities import rank_zero
 
+    warnings.showwarning = show
     run = become(serve(socket.socket(fileno=int(sys.argv[1]))))
     if request := fork_for_others():
         run = become(request)
+    for about in warned:  # as when they are imported
+        show(*about)
     try:
         run()
         status = 0
