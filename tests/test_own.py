@@ -181,6 +181,18 @@ def test_a_few_huge_images_among_small_ones_count(tmp_path: Path) -> None:
     found = survey(*scan(tmp_path, ["a", "b"], "train", "val", 0.25), ["a", "b"])
     assert found.side == 20
     assert found.megapixels == pytest.approx(4 * 2 / found.images, rel=0.01)  # the first of each class is trained on
+    assert found.huge == pytest.approx(found.megapixels, rel=0.01)
+
+
+def test_all_cores_wait_for_an_image_that_is_huge_among_small_ones() -> None:
+    slow = replace(PHOTOGRAPHS, megapixels=2.3)
+    epochs = [
+        settings(folder, replace(TWO_CORES, cores=cores))["trainer.max_epochs"]
+        for folder in (slow, replace(slow, huge=2.2))
+        for cores in (1, 4)
+    ]
+    assert epochs[0] == epochs[2]  # one core waits for nothing
+    assert epochs[1] > 2 * epochs[3]  # of four cores three wait
 
 
 def settings(folder: Survey, machine: Machine = TWO_CORES, start: Start | None = None, **given) -> dict:

@@ -19,6 +19,8 @@ from cait.errors import UserError
 SIZES, SAMPLE = 1000, 100
 """Images whose size is read, and of these so many that are decoded, evenly over the listing."""
 THUMB = 32
+HUGE = 100
+"""How many times larger than the median image, in pixels, an image is that others wait for."""
 GREY = 2.0
 """Mean difference of the channels, of 255, below which an image counts as grey."""
 
@@ -37,6 +39,8 @@ class Survey:
     """Mean of the images' sizes. A few huge ones among small ones take most of the time, which a median hides."""
     grey: bool
     """Whether nearly all images are grey."""
+    huge: float = 0.0
+    """The part of `megapixels` that is in images `HUGE` times larger than the median."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Mean of each channel, of pixels in [0, 1]."""
     std: tuple[float, ...] = (0.25, 0.25, 0.25)
@@ -73,13 +77,15 @@ def survey(train: Files, val: Files, names: Sequence[str], reading: Reading = AS
     spread = np.abs(pixels - pixels.mean(axis=3, keepdims=True)).mean(axis=(1, 2, 3))
     grey = bool((spread < GREY).mean() >= 0.95)
     axes = (0, 1, 2, 3) if grey else (0, 1, 2)  # all channels alike where all are
+    areas = [width * height / 1e6 for width, height in sizes]
     mean, std = (np.broadcast_to(figure / 255, 3) for figure in (pixels.mean(axis=axes), pixels.std(axis=axes)))
     return Survey(
         counts={name: counted[label] for label, name in enumerate(names)},
         val=len(val),
         side=int(statistics.median(min(size) for size in sizes)),
-        megapixels=statistics.mean(width * height for width, height in sizes) / 1e6,
+        megapixels=statistics.mean(areas),
         grey=grey,
+        huge=sum(area for area in areas if area > HUGE * statistics.median(areas)) / len(areas),
         mean=tuple(round(float(value), 3) for value in mean),
         std=tuple(round(max(float(value), 0.01), 3) for value in std),
     )
