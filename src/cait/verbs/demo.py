@@ -34,12 +34,11 @@ def demo(arguments: list[str], module: Any, data: Any) -> None:
     from cait import trust
 
     with contextlib.nullcontext() if given.trusted else trust.only_own(folder):
-        ema = not given.raw and loading.has_average(checkpoint)
-        loaded = loading.from_checkpoint(checkpoint, folder, ema, None, module, data)
+        loaded = loading.from_checkpoint(checkpoint, folder, False if given.raw else None, None, module, data)
     _check(loaded)
     try:
         with TemporaryDirectory(prefix=".demo-", dir=_made(output.parent)) as scratch:
-            facts = _facts(loaded, checkpoint, folder, ema)
+            facts = _facts(loaded, checkpoint, folder)
             facts += _write_network(loaded, Path(scratch), given.quantize)
             _write_page(loaded, Path(scratch), folder.name if folder else checkpoint.stem, facts, runtime)
             _settle(Path(scratch), _made(output))
@@ -154,7 +153,7 @@ def _score(loaded: loading.Loaded, paths: list[Path]) -> tuple[int, list[int]]:
     return counted, right
 
 
-def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None, ema: bool) -> list[tuple[str, str]]:
+def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> list[tuple[str, str]]:
     """What the page says about the model."""
     count = sum(parameter.numel() for parameter in loaded.network.parameters())
     size = loaded.data.img_size
@@ -163,7 +162,7 @@ def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None, ema: b
         ("Input", f"{size} × {size} pixels"),
         ("Checkpoint", loaded.about.replace(f"{checkpoint.parent}/", "")),
     ]
-    scores = _evaluation(checkpoint, folder).get("ema" if ema else "raw")
+    scores = _evaluation(checkpoint, folder).get("ema" if loaded.averaged else "raw")
     if isinstance(scores, dict) and {"acc1", "images"} <= scores.keys():
         facts.append(("Accuracy", f"{scores['acc1']:.2f} % of {scores['images']:,} validation images"))
         if len(loaded.class_names) > 5 and "acc5" in scores:

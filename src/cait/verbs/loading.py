@@ -35,6 +35,8 @@ class Loaded(NamedTuple):
     """A data module, for its evaluation transform; that of a run for its images too."""
     data_state: dict[str, Any] | None = None
     """What the checkpoint says of the run's data."""
+    averaged: bool = False
+    """Whether the weights are a run's moving average."""
 
 
 def load(
@@ -67,11 +69,6 @@ def load(
         built.class_names = loaded.class_names
         built.prepare_as(loaded.data.preprocessing, loaded.data.eval_transform)
     return built.eval()
-
-
-def has_average(path: Path) -> bool:
-    """Whether a checkpoint holds the moving average of the weights."""
-    return run.average(run.read_checkpoint(path, without=["optimizer_states"])) is not None
 
 
 def checkpoint_module(path: Path, ema: bool, module: Any) -> Any:
@@ -180,10 +177,13 @@ def find(source: str, purpose: str) -> tuple[Path, Path | None]:
     return run.best_checkpoint(folder, purpose), folder
 
 
-def from_checkpoint(path: Path, folder: Path | None, ema: bool, img_size: int | None, module: Any, data: Any) -> Loaded:
+def from_checkpoint(
+    path: Path, folder: Path | None, ema: bool | None, img_size: int | None, module: Any, data: Any
+) -> Loaded:
     """Load a checkpoint of a run. With its `folder`, images are prepared as there, else as the checkpoint says.
 
     Args:
+        ema: whether to take the moving average of the weights; None takes it if there is one.
         img_size: side of the images, to which positions are resized; None takes the checkpoint's.
         module: the LightningModule's class; None takes the package's own.
         data: the data module's class; likewise.
@@ -195,7 +195,8 @@ def from_checkpoint(path: Path, folder: Path | None, ema: bool, img_size: int | 
         checkpoint = run.read_checkpoint(path, without=["optimizer_states"])
     except UserError as error:
         raise UserError(f"{error}; of a file of weights say the model: --name, as --name xxs24") from error
-    return _loaded(_built(path, checkpoint, ema, module), checkpoint, path, folder, ema, img_size, data)
+    averaged = run.average(checkpoint) is not None if ema is None else ema
+    return _loaded(_built(path, checkpoint, averaged, module), checkpoint, path, folder, averaged, img_size, data)
 
 
 def _loaded(
@@ -222,7 +223,7 @@ def _loaded(
         raise UserError(f"the run does not say how images are prepared: {one_line(error)}") from error
     about = f"{path}{AVERAGE * ema}, step {checkpoint['global_step']:,}"
     names = _readable(run.class_names(checkpoint), settings["num_classes"])
-    return Loaded(network.eval(), settings["name"], about, names, images, run.data_state(checkpoint))
+    return Loaded(network.eval(), settings["name"], about, names, images, run.data_state(checkpoint), ema)
 
 
 def from_weights(path: str, name: str, ema: bool, img_size: int | None) -> Loaded:

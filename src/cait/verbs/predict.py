@@ -57,8 +57,7 @@ def predict(arguments: list[str], module: Any, data: Any) -> None:
     from cait import trust
 
     with contextlib.nullcontext() if given.trusted else trust.only_own(folder):
-        ema = not given.raw and loading.has_average(checkpoint)
-        loaded = loading.from_checkpoint(checkpoint, folder, ema, None, module, data)
+        loaded = loading.from_checkpoint(checkpoint, folder, False if given.raw else None, None, module, data)
         read = _write(_rows(loaded, samples, loading.device(folder), given.top_k), samples, loaded, given)
     if not read:
         raise UserError(f"none of the {len(samples):,} images can be read")
