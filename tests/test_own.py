@@ -193,6 +193,11 @@ def test_all_cores_wait_for_an_image_that_is_huge_among_small_ones() -> None:
     ]
     assert epochs[0] == epochs[2]  # one core waits for nothing
     assert epochs[1] > 2 * epochs[3]  # of four cores three wait
+    said = [dict(choose(replace(slow, huge=huge), TWO_CORES, {}).lines)["reading"] for huge in (0.0, 2.2)]
+    assert [line.partition(" take ")[0] for line in said] == [
+        "images of 2 megapixels",
+        "a few huge images among small ones",
+    ]
 
 
 def settings(folder: Survey, machine: Machine = TWO_CORES, start: Start | None = None, **given) -> dict:

@@ -261,7 +261,9 @@ def augment(folder: Survey, recipe: Recipe, size: int) -> None:
     """
     recipe.take("data.repeats", REPEATS if is_slow_to_read(folder) else 1)
     if is_slow_to_read(folder):
-        text = f"images of {folder.megapixels:.0f} megapixels take long to read: {REPEATS} crops of each that is read"
+        few = folder.huge > folder.megapixels / 2
+        what = "a few huge images among small ones" if few else f"images of {folder.megapixels:.0f} megapixels"
+        text = f"{what} take long to read: {REPEATS} crops of each that is read"
         recipe.say("reading", f"{text}; copies of 500 pixels would train many times longer in the same time")
     recipe.take("data.erase_prob", 0.0)
     recipe.take("data.cutmix", 1.0)
