@@ -30,7 +30,7 @@ CAPTION = (
     "reads, after the heads are mixed; there a weight may be negative."
 )
 WIDTH, LEAST_COLUMNS = 8.0, 4
-"""Inches of a figure with few heads, and the columns that it leaves room for."""
+"""Width in inches of a figure with few heads, and the columns that it has room for."""
 MOST_PIXELS, MOST_LETTERS = 1000, 24
 """Longer side of a photograph, and length of a class's name, in a figure."""
 
@@ -60,7 +60,7 @@ def on_grid(weights: Tensor) -> Tensor:
 
 
 def saliency(weights: Tensor, size: int) -> Tensor:
-    """Weights [s, s] from 0, the least, to 1, the largest, resized to [size, size] with a bicubic filter."""
+    """Weights [s, s], scaled from 0 (smallest) to 1 (largest) and resized to [size, size] with a bicubic filter."""
     least, largest = weights.amin(), weights.amax()
     scaled = (weights - least) / (largest - least).clamp_min(torch.finfo(weights.dtype).tiny)
     resized = F.interpolate(scaled[None, None], size=(size, size), mode="bicubic", align_corners=False)
@@ -194,7 +194,7 @@ def _lay_over(axes: Axes, values: Tensor, extent: tuple[float, float, float, flo
 
 
 def _draw_maps(line: np.ndarray, label: str, maps: Tensor) -> None:
-    """Maps [h, s, s], each from its least weight to its largest; below it the two, in multiples of 1 / s²."""
+    """Maps [h, s, s], each scaled from its least weight to its largest; below it these two, in multiples of 1 / s²."""
     for axes, weights in zip(line, maps, strict=True):
         axes.imshow(weights, cmap="inferno")
         least, largest = (bound * weights.numel() for bound in weights.aminmax())

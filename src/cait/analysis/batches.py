@@ -59,7 +59,7 @@ class Batch:
 
 
 class Moment:
-    """A Trainer to the data module alone: as it stands before one training batch of one of its processes."""
+    """Stands in for a Trainer, for the data module only, as it is before one training batch of one process."""
 
     training = True
 
@@ -75,8 +75,8 @@ class Moment:
 class TrainingBatches:
     """The batches of a run by (epoch, batch), all counted from 0, without a model.
 
-    The pixels are those of the training, to the bit, on the same kind of device: the noise of erased boxes is drawn
-    on it.
+    On the same kind of device, the pixels are those of the training, bit for bit: the device draws the noise of erased
+    boxes.
 
     Args:
         data: the data module; its loader is then read in this process.
@@ -190,7 +190,7 @@ class TrainingBatches:
 
 
 def _index(images: TrainImages, key: Key) -> int:
-    """The image that was read for a key, once it was."""
+    """Index of the image that was read for a key; call it after reading."""
     tried = (images.index(key, attempt) for attempt in count())
     return next(index for index in tried if images.samples.name(index) not in images.unreadable.seen)
 
@@ -201,7 +201,7 @@ def _names(images: TrainImages, key: Key, index: int) -> tuple[str, str]:
 
 
 def _bounds(where: Tensor) -> Box | None:
-    """The box around what is true in [S, S]."""
+    """The box around the true places of [S, S]; None if there are none."""
     rows, columns = where.any(dim=1).nonzero(), where.any(dim=0).nonzero()
     if not len(rows):
         return None

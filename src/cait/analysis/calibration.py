@@ -1,4 +1,4 @@
-"""How far a network's probabilities can be trusted, and from which of them on to believe its answers."""
+"""How far a network's probabilities can be trusted, and from which probability on to believe its answers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def diagram(found: Mapping[str, Mapping[str, Any]]) -> Any:
     On the dashed line the accuracy is the confidence.
 
     Args:
-        found: what `calibration` gave, by a title.
+        found: results of `calibration`, by title.
     """
     from cait.analysis import plots  # matplotlib takes a second to import
 

@@ -17,8 +17,8 @@ from cait.objects import is_path
 PLACES = ("root", "data_dir", "val_list", "predict_root", "class_names", "cache_gb", "num_workers", "prefetch")
 WEIGHTS = ("weights", "weights_ema", "teacher_weights", "teacher_path", "mean", "std")
 TRAINER = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
-"""The settings of the Trainer that make a difference; PLACES and WEIGHTS are those of the data and the model that make
-none, or that say where something lies on this machine."""
+"""The Trainer's settings that make a difference. PLACES and WEIGHTS are settings of the data and the model that make
+none, or that are places on this machine."""
 CURVES, RELIABILITY = "curves.png", "reliability.png"
 NAMED = 50
 """Up to this many classes are named."""
@@ -52,7 +52,7 @@ def text(
 
     Args:
         repo: the model's name on the Hub, owner/name.
-        scores: of the weights that go with it, from evaluation.json.
+        scores: of the weights that go with the card, from evaluation.json.
         about: evaluation.json itself.
         config: the run's config.yaml.
         data_state: what the checkpoint says of the data.
@@ -171,7 +171,7 @@ def _origin(config: Mapping[str, Any], about: Mapping[str, Any], data_state: Map
 
 
 def _data_name(config: Mapping[str, Any]) -> str:
-    """The data set's public name, or the last part of its place: the rest is nobody else's business."""
+    """The data set's public name, or the last part of its path: the rest is private."""
     root = str(config["data"]["root"])
     public = is_path(root) or ("://" not in root and builtin.is_builtin(root))
     return root if public else root.rstrip("/").rpartition("/")[2]
@@ -195,7 +195,7 @@ def _is_told(value: Any) -> bool:
 
 
 def code() -> str:
-    """The commit of this package, or its version where it lies in no repository."""
+    """The commit of this package, or its version if it is in no repository."""
     here = Path(cait.__file__).parent
 
     def git(*arguments: str) -> str:
@@ -210,7 +210,7 @@ def code() -> str:
 
 
 def _cell(text: str) -> str:
-    """A name in Markdown, where nothing of it counts as markup."""
+    """A name in Markdown, with all markup escaped."""
     shown = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
     return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>|#" else letter for letter in shown)
 
@@ -219,7 +219,7 @@ def check(about: Any, key: str, path: Path) -> Mapping[str, Any]:
     """The scores under `key`, "raw" or "ema", of an evaluation.json that has all that the card tells.
 
     Raises:
-        UserError: it was not written by `cait eval` as it is today.
+        UserError: the current `cait eval` did not write it.
     """
     needed = ("class_names", "img_size", "model", "step", "epoch", "tta", "raw")
     if not isinstance(about, dict) or any(name not in about for name in needed):

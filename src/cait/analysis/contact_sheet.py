@@ -27,7 +27,7 @@ class Cell:
 
 
 def pages(cells: Sequence[Cell], title: str) -> Iterator[Figure]:
-    """Figures of at most COLUMNS × ROWS cells; `title` stands above each, and which images it shows."""
+    """Figures of at most COLUMNS × ROWS cells; above each stand `title` and which images it shows."""
     for first in range(0, len(cells), COLUMNS * ROWS):
         yield _page(cells[first : first + COLUMNS * ROWS], title)
 

@@ -21,7 +21,7 @@ class Cost:
     gmacs: float
     """10⁹ multiply-adds of a forward pass on one image, over its matrix products and convolutions."""
     gmacs_published: float
-    """The same with one token more in every self-attention block.
+    """The same with one more token in every self-attention block.
 
     This reproduces most of the paper's "FLOPs", though the blocks of CaiT hold no class token.
     """
@@ -30,7 +30,7 @@ class Cost:
 def measure(config: CaiTConfig) -> Cost:
     """Count on the meta device, so that the largest model takes no memory.
 
-    The self-attention blocks are alike, so one is counted for all that see as many tokens.
+    The self-attention blocks are alike, so one is counted for all with the same number of tokens.
     """
     n, at = config.num_patches, config.class_token_at
     with torch.device("meta"):

@@ -70,7 +70,7 @@ def _panels(count: int, width: float, height: float, below: float = 0.0) -> tupl
 def draw_curves(runs: dict[str, Curves]) -> Figure:
     """The curves of runs by the runs' names, a panel for each metric; train, val and val_ema share a panel.
 
-    The colour tells the splits of one run apart. Of several runs it tells the runs, and the dashes the splits.
+    Colours tell the splits of one run apart. With several runs, colours tell the runs apart and dashes the splits.
     """
     metrics = _by_panel(runs)
     figure, axes = _panels(len(metrics), 3.6, 2.6, below=0.4)
@@ -101,7 +101,7 @@ def _by_panel(runs: dict[str, Curves]) -> dict[str, list[str]]:
 
 
 def _style(split: str, number: int | None) -> dict[str, Any]:
-    """Colour and dashes of a split of the run `number`; None is the only run."""
+    """Colour and dashes of a split of the run `number`; None means the only run."""
     place = SPLITS.index(split) if split in SPLITS else len(SPLITS)
     return {"color": f"C{place}"} if number is None else {"color": f"C{number}", "linestyle": DASHES[place]}
 

@@ -19,17 +19,17 @@ LABELLED = 30
 MOST_CELLS = 200
 """Cells along a side of that image; neighbouring classes share one if there are more."""
 SHADES = PowerNorm(0.4, vmin=0, vmax=1)
-"""So that rare mistakes are seen beside the diagonal."""
+"""Makes rare mistakes visible beside the diagonal."""
 
 
 class Scored(NamedTuple):
-    """One value an image, in the order of the loader."""
+    """One value per image, in the order of the loader."""
 
     labels: np.ndarray
     """Index of the true class; below 0 for an image that does not count."""
     predicted: np.ndarray
     probabilities: np.ndarray
-    """Of the predicted class."""
+    """Probability of the predicted class."""
     losses: np.ndarray
     """Cross entropy."""
 

@@ -15,7 +15,7 @@ from cait.errors import UserError
 
 BRANCHES = ("sa", "ffn", "ca", "ca_ffn", "block", "ca_block")
 MODULES = "module"
-"""In the place of a part where the network is not CaiT: each of its modules is a layer."""
+"""Stands for the part if the network is not CaiT: each of its modules is a layer."""
 
 
 class Table(NamedTuple):

@@ -14,7 +14,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 GREY = "#7d7d7d"
-"""Text of a figure without a background, which can be read on white and on black."""
+"""Text colour of a figure without a background, readable on white and on black."""
 
 PAGE = """\
 <!doctype html>
@@ -91,7 +91,7 @@ def heading(text: str) -> str:
 
 
 def wide(html: str) -> str:
-    """What scrolls sideways on a narrow screen."""
+    """HTML that scrolls sideways on a narrow screen."""
     return f'<div class="wide" tabindex="0">{html}</div>'
 
 

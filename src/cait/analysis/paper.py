@@ -1,6 +1,6 @@
 """The paper's tables as data: each row is a run that one command starts, with its published results.
 
-The rows stand in `configs/paper/<table>.yaml`; `Row` says what may stand in one.
+The rows are in `configs/paper/<table>.yaml`; `Row` says what a row may hold.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Row:
 
     @property
     def files(self) -> list[Path]:
-        """The configurations under the settings."""
+        """The configurations to which the settings are added."""
         return [RECIPE, *([CONFIGS / self.overlay] if self.overlay else [])]
 
     @property

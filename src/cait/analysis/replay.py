@@ -37,7 +37,7 @@ class StepImages:
         self.batches: set[tuple[int, int]] = set()
 
     def add(self, batch: Batch, losses: Sequence[float] | None, several: bool) -> None:
-        """Add a batch with the loss of each image, if they are known; `several` says that there are more batches."""
+        """Add a batch with the loss of each image, if known; `several` says that there are more batches."""
         self.batches.add((batch.seen[0].epoch, batch.seen[0].batch))
         for place, image in enumerate(batch.seen):
             partner = None if image.partner is None else batch.seen[image.partner]

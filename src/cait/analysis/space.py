@@ -35,11 +35,11 @@ MODES = {"maximize": "max", "minimize": "min"}
 OF_THE_SWEEP = ("run_name", "ckpt_path", "config", "best_metric", "best_mode", "trainer.default_root_dir")
 """Settings that each trial gets from the sweep."""
 MOST = 10_000
-"""Points of the largest grid."""
+"""The most points that a grid may have."""
 
 
 def optuna() -> Any:
-    """The package, without its notes on each trial.
+    """The package Optuna, without its messages about each trial.
 
     Raises:
         UserError: it is not installed.
@@ -63,7 +63,7 @@ class Axis:
     high: float = 0
     log: bool = False
     step: float | None = None
-    """Of a range of whole numbers never None."""
+    """Never None for a range of whole numbers."""
 
     def suggest(self, trial: Trial) -> Any:
         """The value of a trial, drawn if it has none yet."""
@@ -74,7 +74,7 @@ class Axis:
         return trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log)
 
     def points(self) -> list[Any]:
-        """All values; of a range without steps its two ends."""
+        """All values; for a range without steps, its two ends."""
         if self.choices:
             return list(self.choices)
         if self.step is None or self.log:
@@ -84,7 +84,7 @@ class Axis:
 
     @property
     def ends(self) -> list[Any]:
-        """What is worth a try before the sweep: every choice, or the ends of the range."""
+        """The values to try before the sweep: every choice, or the ends of the range."""
         return list(self.choices) or [self.low, self.high]
 
 
@@ -93,10 +93,10 @@ class Space:
 
     Args:
         path: the file, which errors name.
-        content: of the file.
+        content: the file's content.
 
     Raises:
-        UserError: it has a key or a value that there is not; the error names them.
+        UserError: it has an unknown key or an invalid value; the error names it.
     """
 
     def __init__(self, path: Path, content: Any) -> None:
@@ -141,7 +141,7 @@ class Space:
 
     @property
     def identity(self) -> Settings:
-        """All that the trials follow from. Only the number of trials may change while a sweep goes on."""
+        """All that determines the trials. Only the number of trials may change while a sweep goes on."""
         return {key: value for key, value in self.content.items() if key not in ("trials", "name")}
 
     @cached_property
@@ -159,8 +159,8 @@ class Space:
     def make_sampler(self, number: int, name: str) -> BaseSampler:
         """The sampler of one value.
 
-        It is seeded by the trial and the setting, so a sweep that was killed amid a trial's values goes on to the
-        values that it would have had.
+        It is seeded by the trial and the setting, so a sweep that was killed between a trial's values
+        goes on with the values that it would have drawn.
         """
         samplers = optuna().samplers
         text = f"{self.seed} {number} {name}"
@@ -181,7 +181,7 @@ class Space:
         return [*configs, *chosen, f"--best_metric={self.metric}", f"--best_mode={self.mode}"]
 
     def tries(self) -> list[tuple[str, Any, list[str]]]:
-        """(setting, value, arguments): each choice and each end of a range once, beside the first of the others."""
+        """(setting, value, arguments): each choice and each end of a range once, with the first value of the others."""
         first = {axis.name: axis.ends[0] for axis in self.axes}
         return [
             (axis.name, value, self.arguments(first | {axis.name: value})) for axis in self.axes for value in axis.ends

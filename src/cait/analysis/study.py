@@ -23,7 +23,7 @@ PLACES_DEPTH = 12
 RunsByMethod = dict[str, list[Path]]
 """Folders of the runs of each method, one for each seed."""
 FIRST_AND_LAST = (0, -1)
-"""Places of the steps that are shown, among those that were monitored."""
+"""Indices of the steps that are shown, among the monitored steps."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Trial:
     paper: str | None = None
     """Id of the paper's row that it repeats, as "table1/layerscale-36"; the paper may have no row of this depth."""
     is_place: bool = False
-    """Of Table 2, not of Table 1."""
+    """Whether it is of Table 2, not of Table 1."""
 
     @property
     def name(self) -> str:
@@ -98,12 +98,12 @@ class Grid:
                 yield Trial(place, settings["model.fields.depth"], seed, settings, f"table2/{place}", is_place=True)
 
     def originals(self) -> dict[str, Trial]:
-        """By the name of each trial the first one of the same settings and seed: only that is trained."""
+        """By each trial's name, the first trial with the same settings and seed: only that one is trained."""
         first: dict[tuple[str, ...], Trial] = {}
         return {trial.name: first.setdefault(tuple(sorted(self.arguments(trial))), trial) for trial in self.trials}
 
     def arguments(self, trial: Trial) -> list[str]:
-        """What `cait fit` is given for a trial, beside `config` and the run's folder."""
+        """Arguments of `cait fit` for a trial, besides `config` and the run's folder."""
         settings = self.base | trial.settings
         settings |= {"seed_everything": trial.seed, "monitor.every_n_steps": self.monitored_every}
         return [f"--{name}={as_text(value)}" for name, value in settings.items()]
@@ -117,13 +117,13 @@ class Result:
     depth: int
     seed: int
     acc1: float
-    """At the end."""
+    """The last value."""
     best: float
     loss: float
     train_loss: float
-    """The last step's that was logged."""
+    """The last value that was logged."""
     failed: bool
-    """The run gave no finite gradient any more."""
+    """Whether the run stopped giving finite gradients."""
     seconds: float
     paper: str | None
     """As in `Trial`."""
@@ -193,7 +193,7 @@ class Table:
         return mean_and_spread([result.acc1 for result in self.of(method, depth)])
 
     def gain(self, method: str, first: int, last: int) -> tuple[float, float] | None:
-        """Mean and standard deviation over the seeds of what the deeper network has more."""
+        """Mean and standard deviation over the seeds of the deeper network's gain."""
         at_first = {result.seed: result.acc1 for result in self.of(method, first)}
         gains = [r.acc1 - at_first[r.seed] for r in self.of(method, last) if r.seed in at_first]
         return mean_and_spread(gains)
@@ -258,7 +258,7 @@ def _depth_tables(table: Table) -> list[str]:
 
 
 def _published(paper: str | None) -> dict[int, float]:
-    """Top-1 by depth, of all rows of the paper that belong to the method of this one."""
+    """Top-1 by depth, from all rows of the paper with the same method as the row `paper`."""
     method = (paper or "").rpartition("-")[0]
     found = {id: row.top1 for id, row in rows().items() if method and id.rpartition("-")[0] == method}
     return {int(id.rpartition("-")[2]): top1 for id, top1 in found.items() if top1 is not None}

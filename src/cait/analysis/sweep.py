@@ -1,4 +1,4 @@
-"""The trials of a sweep in Optuna's study: which of them stop early, and what came of them."""
+"""The trials of a sweep in Optuna's study: which of them stop early, and their results."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 STUDY = "study.db"
 NAME = "sweep"
-"""Of the study in its database. Hyperband chooses the bracket of a trial by it."""
+"""Name of the study in its database. Hyperband chooses the bracket of a trial by it."""
 SPACE, CAUSE, SECONDS, STOPPED = "space", "cause", "seconds", "stopped"
-"""Attributes: of the study its space; of a trial why it failed, how long it took, after which step it was stopped."""
+"""Attributes: the study's space; why a trial failed, how long it took, after which step it was stopped."""
 
 VARIABLE = "CAIT_TRIAL"
 """Set by the sweep for the process of a trial whose metric is to be reported: the trial's number."""
 
 
 def open_study(folder: Path, space: Space | None = None) -> Study:
-    """The study of a sweep's folder; it is made if there is a space to make it of.
+    """The study of a sweep's folder; it is created if `space` is given.
 
     Raises:
-        UserError: there is none, or it is of another space and has begun.
+        UserError: there is none, or it has begun with another space.
     """
     package, path = optuna(), folder / STUDY
     if space is None and not path.is_file():
@@ -110,9 +110,9 @@ def trial_of(study: Study, number: int) -> Trial:
 
 
 def stops(study: Study, pruner: BasePruner, number: int) -> bool:
-    """Whether the pruner stops a trial after what it has reported last.
+    """Whether the pruner stops a trial after its last report.
 
-    All reports are replayed in memory, this trial's last. So the answer follows from them alone, and a kill between
+    All reports are replayed in memory, this trial's last. So the answer depends on them alone, and a kill between
     a report and its answer changes nothing. Validations count from 0, whatever their steps.
     """
     replay = optuna().create_study(study_name=NAME, direction=study.direction, pruner=pruner)
@@ -133,7 +133,7 @@ def state(name: str) -> Any:
 
 
 def best_of(folder: Path, space: Space) -> float | None:
-    """The best value of the metric that a run has logged, which best.ckpt has too; None if it has logged none."""
+    """The best value of the metric that a run has logged, that of best.ckpt; None if it has logged none."""
     try:
         _, values = curves.read(folder).get(space.metric, ([], []))
     except UserError:
@@ -165,7 +165,7 @@ class Row:
 
 
 def rows(study: Study, space: Space, folder: Path) -> list[Row]:
-    """The trials, best first; then those that were stopped early, that run, that failed."""
+    """The trials, best first; then those stopped early, running and failed."""
     found = [_row(trial, space, trial_folder(folder, trial.number)) for trial in study.get_trials(deepcopy=False)]
     order = ("complete", "pruned", "running", "failed")
     sign = -1 if space.mode == "max" else 1
@@ -192,13 +192,13 @@ def _epochs(folder: Path) -> str:
 
 
 def labels(space: Space) -> list[str]:
-    """The names of the axes, as short as they can be told apart."""
+    """The names of the axes, as short as they stay distinct."""
     last = [axis.name.split(".")[-1] for axis in space.axes]
     return [axis.name if last.count(name) > 1 else name for axis, name in zip(space.axes, last, strict=True)]
 
 
 def short(value: Any) -> str:
-    """A value for the eye."""
+    """A value as text, rounded for display."""
     return f"{value:.4g}" if isinstance(value, float) else as_text(value)
 
 

@@ -16,10 +16,10 @@ def batches_a_step(images: int, batch_size: int, even: bool, trainer: Trainer) -
         images: of one optimiser step, over all processes.
         batch_size: images in a batch of one process.
         even: batches must have an even number of images; for the advice alone.
-        trainer: that has not started yet.
+        trainer: a Trainer that has not started yet.
 
     Raises:
-        UserError: it is no whole number, or the Trainer accumulates already.
+        UserError: the result is not a whole number, or the Trainer already accumulates.
     """
     given, callbacks = trainer.accumulate_grad_batches, trainer.callbacks  # type: ignore[attr-defined]
     if given != 1 or any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):

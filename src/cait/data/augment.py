@@ -41,7 +41,7 @@ class Augment:
 
     It decodes only the crop and resizes it with torch. RandAugment and AutoAugment use the operations of
     `cait.data.ops`; timm and Pillow do the other policies. Normalisation and erasing are left to
-    `NormalizeAndErase`. The global generators of `random`, numpy and torch are drawn from in timm's order.
+    `NormalizeAndErase`. It draws from the global generators of `random`, numpy and torch in timm's order.
 
     Args:
         simple_crop: crop as `SimpleCrop` does instead.
@@ -88,7 +88,7 @@ class Augment:
         return torch.from_numpy(pixels), self._erased()
 
     def _erased(self) -> Erased | None:
-        """Draw as timm's RandomErasing does, which also draws the noise at once."""
+        """Draw the box as timm's RandomErasing does. timm also draws the noise at once; this draws its seed."""
         if self.erasing is None or random.random() > self.erasing.probability:
             return None
         height, width = self.size

@@ -36,9 +36,9 @@ class Piece(NamedTuple):
 class Bucket:
     """Shards in a bucket, as `cait.data.shards.Place`.
 
-    All processes of a machine may share the cache, whatever they read: a chunk is fetched by one of them and put
-    there by a rename, after its checksum is verified. Before that, room for all of it is reserved, and the chunks
-    used longest ago make room. LitData's own cache is not used: read in a random order, it keeps nothing.
+    All processes of a machine may share the cache, whatever they read. One of them reserves room for a chunk,
+    removing those used longest ago if it must. Then it fetches the chunk, verifies its checksum and puts it there by a
+    rename. LitData's own cache is not used: read in a random order, it keeps nothing.
 
     Args:
         url: s3://bucket/folder or gs://bucket/folder.
@@ -53,7 +53,7 @@ class Bucket:
 
     def index(self) -> bytes:
         _check_installed(self.url)
-        self.fetch(INDEX, 0, 1, ATTEMPTS_AT_FIRST)  # tells what is wrong; the next would only say that it was not found
+        self.fetch(INDEX, 0, 1, ATTEMPTS_AT_FIRST)  # says what is wrong; the next would only say that it was not found
         content = BytesIO()
         try:
             _downloader(os.getpid(), self.url, ATTEMPTS).download_fileobj(f"{self.url}/{INDEX}", content)
@@ -88,7 +88,7 @@ class Bucket:
         return self.fetch(piece.name, start, size) if data is None else data
 
     def read(self, piece: Piece, start: int, size: int) -> bytes:
-        """Read from the cache, where the chunk is put if it is not there yet."""
+        """Read from the cache; a missing chunk is put there first."""
         path = self.folder / piece.name
         while (data := self._cached(path, start, size)) is None:
             with self._lock(path):
@@ -108,7 +108,7 @@ class Bucket:
             os.close(file)
         if len(data) == size:
             return data
-        path.unlink(missing_ok=True)  # somebody has cut it off
+        path.unlink(missing_ok=True)  # somebody has truncated it
         return None
 
     def _lock(self, path: Path) -> Any:
@@ -132,7 +132,7 @@ class Bucket:
         raise UserError(f"{self.url}/{piece.name} is damaged: its checksum is not the one in {INDEX}")
 
     def _put(self, data: bytes, path: Path) -> None:
-        """Write a file whole, in the place of what was reserved for it."""
+        """Write a whole file in place of the one that reserved its room."""
         part = path.with_suffix(".part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -145,11 +145,11 @@ class Bucket:
             raise UserError(f"cannot write {path}: {error.strerror}; see --data.data_dir") from error
 
     def _reserve(self, part: Path, size: int) -> None:
-        """Remove chunks until `size` more bytes are within the limit, and take them with an empty file."""
+        """Remove chunks until `size` more bytes are within the limit, and reserve them with an empty file."""
         with file_lock(self.cache_dir / ".lock"):
             while self._used() + size > self.limit:
                 if not self._remove_oldest():
-                    time.sleep(0.05)  # other processes are about to finish theirs, which can go then
+                    time.sleep(0.05)  # other processes will soon finish their chunks, which can then be removed
             try:
                 part.parent.mkdir(parents=True, exist_ok=True)
                 with part.open("wb") as file:

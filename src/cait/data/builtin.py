@@ -64,7 +64,7 @@ def open_set(
 
     Args:
         root: "torch/<set>", one of TORCHVISION, or "hfds/<owner>/<set>", read by timm's reader.
-        split: the set's own name for it. Several together are "train+val". iNaturalist's are
+        split: the set's own name for it. "train+val" joins several. iNaturalist's are
             "2021_train", "2021_train_mini", "2021_valid" and, with its lists such as `train2018.json`,
             "2017_train", "2017_val" ... "2019_val".
         folder: where the set is; None means data/<set>, and Hugging Face's own cache for theirs.
@@ -106,7 +106,7 @@ def _open_torchvision(root: str, name: str, split: str, folder: Path, download: 
             dataset, names = _torchvision_part(kind, part, folder, download)
         except UserError:
             raise
-        except ValueError as error:  # no such split, or no longer to be fetched
+        except ValueError as error:  # no such split, or no longer available
             raise UserError(f"{root} with --data.train_split or --data.val_split {part}: {error}") from error
         except (RuntimeError, OSError) as error:
             raise _NotThereError(str(error)) from error

@@ -13,8 +13,8 @@ GROUPS = Path("/sys/fs/cgroup")
 def share(processes: int) -> int:
     """Cores for each of the training processes on this node, at least 1.
 
-    The processes share the cores that this one may use, unless SLURM has bound each to cores of its own. A bound
-    process has fewer cores than the job step, and at most an equal share of them.
+    The processes share the cores that this one may use, unless SLURM has bound each to its own. A bound process
+    has fewer cores than the job step, and gets at most an equal share of them.
     """
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     of_step = os.environ.get("SLURM_CPUS_ON_NODE", "")

@@ -161,12 +161,12 @@ class TrainImages(Dataset[tuple[Any, int]]):
             opened, attempt = None, attempt + 1
 
     def index(self, key: Key, attempt: int) -> int:
-        """The image to read for a key: its own, then at each further attempt another that stands in for it."""
+        """The image to read for a key: its own first, then at each further attempt another in its place."""
         return seeds.stand_in(self.seed, *key, attempt) % len(self.samples) if attempt else key[1]
 
 
 class EvalImages(Dataset[tuple[Tensor, int]]):
-    """Images in their order, under a transform without randomness: uint8 [S, S, 3].
+    """Images in order, under a deterministic transform: uint8 [S, S, 3].
 
     With `unreadable`, an image that cannot be read is noted there and comes black with the label NO_LABEL.
 

@@ -1,7 +1,7 @@
 """Decode only the crop of an image, with the fastest decoder that is installed.
 
 All decoders give the same pixels, so the choice does not change a run. The fast ones read JPEG files.
-Pillow reads all other files, and every file that they decline.
+Pillow reads all other files, and every file that the fast ones decline.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BASELINE = (0xC0, 0xC1)
 FRAMES = {0xC0 + number for number in range(16)} - {0xC4, 0xC8, 0xCC}
 APP1 = 0xE1
 """Marker of the segments that hold EXIF and XMP data."""
-MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")  # without those that restart a scan
+MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")  # except markers that restart a scan
 
 
 class Frame(NamedTuple):
@@ -86,7 +86,7 @@ class JpegStream:
 
     def crop(self, box: Box) -> np.ndarray:
         top, left, height, width = box
-        right = min(max(left + width, 2), self.size[0])  # the first column alone may come out wrong
+        right = min(max(left + width, 2), self.size[0])  # a region of only the first column may come out wrong
         region = self.codec.Region(top, left, top + height, right)
         image = self.decoder.decode(self.stream.get_sub_code_stream(region=region), params=self.params)
         if image is None:
@@ -169,8 +169,8 @@ def _stored(data: bytes, name: str, decoder: Decoder, frame: Frame) -> OpenImage
     """The image as it lies in the file."""
     if frame.pixels > 2 * (Image.MAX_IMAGE_PIXELS or math.inf):
         raise ValueError("Pillow refuses so large an image")
-    # nvImageCodec converts CMYK to another RGB, and in a box it smooths a progressive file without its last scans
-    # differently. It misses damage outside the box, so the scan must reach the end of the file without a marker.
+    # nvImageCodec converts CMYK to another RGB, and smooths a box differently if a progressive file lacks its last
+    # scans. It misses damage outside the box, so the scan must reach the end of the file without a marker.
     if decoder == "nvimgcodec" and frame.kind in BASELINE and frame.components in (1, 3):
         marker = MARKER.search(data, frame.scan)
         if marker and marker.start() == len(data) - len(JPEG_END):

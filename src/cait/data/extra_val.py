@@ -45,7 +45,7 @@ Corruptions = dict[str, dict[str, ExtraSet]]
 def open_extra(root: Path, names: Sequence[str]) -> ExtraSet | Corruptions:
     """List the images of a further evaluation set of the classes `names`, or of some of them.
 
-    Class folders go by name. If all are there, their indices do too, as in ImageNet-V2. As in ImageNet-C, they may lie
+    Class folders are matched by name or, if all are there, by index as in ImageNet-V2. As in ImageNet-C, they may lie
     in `root/<corruption>/<severity>/` or `root/<group>/<corruption>/<severity>/`.
 
     Raises:
@@ -63,7 +63,7 @@ def open_extra(root: Path, names: Sequence[str]) -> ExtraSet | Corruptions:
 
 
 def _corruptions(root: Path, names: Sequence[str]) -> dict[str, Path]:
-    """The folders of corruptions by name; empty if it holds class folders."""
+    """The folders of corruptions by name; empty if `root` holds class folders."""
     if not {*names}.isdisjoint(folder_names(root)):
         return {}
     folders = [root / name for name in folder_names(root)]
@@ -89,7 +89,7 @@ def _set(root: Path, names: Sequence[str]) -> ExtraSet:
 
 
 def mce(errors: Mapping[str, float]) -> float | None:
-    """ImageNet-C's mean corruption error in per cent, AlexNet's being 100; None unless all corruptions are there.
+    """ImageNet-C's mean corruption error in per cent, relative to AlexNet's 100; None unless all corruptions are there.
 
     Hendrycks and Dietterich (arXiv 1903.12261).
 

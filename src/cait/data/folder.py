@@ -16,14 +16,14 @@ from cait.data.listing import Files, is_image, list_images
 from cait.data.unreadable import UnreadableImageError, UnreadableImages
 from cait.errors import UserError
 
-# Whether EXIF data are whole is no concern of a run: what can be read of them counts.
+# Broken EXIF data do not matter to a run: it uses what can be read of them.
 warnings.filterwarnings("ignore", message="Corrupt EXIF data")
-# Past MAX_IMAGE_PIXELS, 89 million, Pillow warns, and past twice that it refuses; the refusal is enough.
+# Pillow warns past MAX_IMAGE_PIXELS, 89 million, and refuses past twice that; the refusal is enough.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "valid", "validation", "test", "testing")
-"""What the two folders of a split are usually called; the first that is there is taken."""
+"""Usual names of the two folders of a split; the first that exists is taken."""
 MACOS = "__MACOSX"
 """A folder of copies in archives that macOS has made."""
 
@@ -85,7 +85,7 @@ def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Ima
 
 
 def orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8; 1 of an image without EXIF data, and where they are broken."""
+    """The EXIF orientation, 1 to 8; 1 if EXIF data are missing or broken."""
     try:
         value = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # as Pillow's decoders do
@@ -122,9 +122,9 @@ def check_headers(samples: Files, unreadable: UnreadableImages) -> None:
 def split_folders(root: Path, train_split: str, val_split: str) -> tuple[Path, Path | None]:
     """The folder of the training classes, and that of the validation classes.
 
-    They are called `train_split` and `val_split`. Where "train" is not there, a usual other name in any case is taken,
-    and the same for "val". Without a training folder `root` holds the classes itself, and the second is None. A folder
-    "train" without a folder in it is a class, of trains, unless there are validation images beside it.
+    They are called `train_split` and `val_split`. If "train" is missing, another usual name is taken, in upper or lower
+    case; likewise for "val". Without a training folder `root` holds the classes itself, and the second is None. A
+    folder "train" without subfolders is a class, of trains, unless validation images lie beside it.
 
     Raises:
         UserError: there is no folder `root`, or a training folder without its counterpart.
@@ -239,7 +239,7 @@ def scan_extra_val(root: Path, names: list[str]) -> Files:
     """List the images of another evaluation set of the same classes, such as ImageNet-V2.
 
     Its class folders have the classes' names, or as in ImageNet-V2 their indices. Indices sorted as text would
-    stand in another order: 0, 1, 10, 100, 101, ...
+    be in another order: 0, 1, 10, 100, 101, ...
 
     Raises:
         UserError: there is no such folder, or it has other classes than `names`.
@@ -259,7 +259,7 @@ def scan_extra_val(root: Path, names: list[str]) -> Files:
 
 def folder_names(folder: Path) -> list[str]:
     """The sorted names of the folders in a folder, without hidden ones."""
-    with os.scandir(folder) as entries:  # which knows folders from files without asking for each
+    with os.scandir(folder) as entries:  # it tells folders from files without asking for each
         names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     return [name for name in names if name != MACOS]
 

@@ -27,8 +27,8 @@ def unpack(root: Path, train_split: str = "train", val_split: str = "val") -> No
     """Unpack the archives in `root` into `root/{train_split,val_split}/<wnid>/*.JPEG`, with torchvision.
 
     Does nothing if there are no archives or if both folders exist. A folder appears by one rename, so it is
-    whole or absent; the next call removes what a killed one has left. Of several processes one unpacks and the
-    others wait. torchvision checks the MD5 sums of the published files first. The archives stay; the folders
+    whole or absent; the next call removes what a killed one has left. One process unpacks and all others
+    wait. torchvision checks the MD5 sums of the published files first. The archives stay; the folders
     need as much space again, 155 GB.
 
     Raises:
@@ -37,14 +37,14 @@ def unpack(root: Path, train_split: str = "train", val_split: str = "val") -> No
     if not _missing(root, train_split, val_split):
         return
     with file_lock(root / ".unpacking.lock"):
-        # Each machine has its own name: on a file system without locks two would remove each other's folder.
+        # Each machine has its own name: on a file system without locks two machines would remove each other's folder.
         scratch = (root / f".unpacking-{socket.gethostname()}").absolute()
         shutil.rmtree(scratch, ignore_errors=True)
         for part, folder in _missing(root, train_split, val_split).items():
             try:
                 scratch.mkdir()
                 _unpack(part, root.absolute(), scratch)
-                os.sync()  # the images must be on disk before the name that vouches for them
+                os.sync()  # the images must be on disk before the name that marks them complete
                 if part == "val":
                     # torchvision's ImageNet reads the classes' names from it.
                     (scratch / META_FILE).replace(root / META_FILE)
@@ -60,7 +60,7 @@ def unpack(root: Path, train_split: str = "train", val_split: str = "val") -> No
 
 
 def _missing(root: Path, train_split: str, val_split: str) -> dict[str, Path]:
-    """Folder by part, of the parts to unpack."""
+    """The folder of each part that must be unpacked."""
     folders = {"train": root / train_split, "val": root / val_split}
     found = [ARCHIVES[part] for part in folders if (root / ARCHIVES[part]).is_file()]
     missing = {part: folder for part, folder in folders.items() if not folder.is_dir()}

@@ -18,7 +18,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS as TORCHVISIONS
 from cait import run
 
 EXTENSIONS = (*TORCHVISIONS, ".gif")
-"""Ends of the names of images, in small letters. Of a GIF file the first frame is read."""
+"""Suffixes of image names, in lower case. Only the first frame of a GIF file is read."""
 KEPT_FROM = 10_000
 """Shorter listings take no time, and are not kept."""
 SETTLED = 2_000_000_000
@@ -86,7 +86,7 @@ def list_images(folder: Path, names: Sequence[str]) -> Files:
     """The images of the class folders `names`, in the order of torchvision's ImageFolder; name i has the label i.
 
     Hidden files and folders, whose names begin with a dot, are left out: viewers put small copies there.
-    A listing of many images is kept below ~/.cache/cait. It is taken again as long as no folder has changed.
+    A listing of many images is kept below ~/.cache/cait. It is reused as long as no folder has changed.
     """
     kept = _kept(folder, names)
     with ThreadPoolExecutor(THREADS) as pool:
@@ -95,7 +95,7 @@ def list_images(folder: Path, names: Sequence[str]) -> Files:
             start = time.time_ns()
             found, times = _list(folder, names, pool)
             changed = {when for _, when in times}
-            # File systems that show buckets as folders may have one time for all.
+            # File systems that show buckets as folders may give all of them the same time.
             if len(found) >= KEPT_FROM and len(changed) > 1 and max(changed) < start - SETTLED:
                 _keep(kept, found, times)
     return found
@@ -133,7 +133,7 @@ def _walk(folder: str) -> tuple[list[str], Times]:
 
 def _keep(kept: Path, files: Files, times: Times) -> None:
     folders = np.frombuffer(b"\0".join(os.fsencode(inner) for inner, _ in times), np.uint8)
-    with suppress(OSError):  # a home that is full or may not be written to
+    with suppress(OSError):  # the home may be full or read-only
         kept.parent.mkdir(parents=True, exist_ok=True)
         with run.whole(kept) as beside, beside.open("wb") as file:
             np.savez(file, folders=folders, changed=[changed for _, changed in times], **files.arrays())

@@ -13,7 +13,7 @@ from cait.errors import UserError
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Wait for the lock on the file `path`, then hold it; it ends with the process, however that ends.
+    """Wait for the lock on the file `path`, then hold it; it is released when the process ends, however it ends.
 
     It works between the processes of a machine, and over a shared file system that has locks.
 

@@ -32,10 +32,10 @@ from cait.data.unreadable import UnreadableImageError
 from cait.errors import UserError
 
 SEED = 0
-"""Of the order in which training images lie in the chunks, so that each chunk is a random part of the set."""
+"""Seed of the order of training images in the chunks; each chunk is a random part of the set."""
 SCRATCH = ".scratch-"
 LARGEST = 2**32
-"""Bytes of a chunk that LitData's format can address."""
+"""LitData's format can address chunks below this many bytes."""
 LABEL_AFTER, SIZES_BEFORE = 8, 8
 """Bytes of an image's label, which follows it in a chunk, and of the two sizes in front of it."""
 Record = dict[str, Any]
@@ -45,12 +45,12 @@ Record = dict[str, Any]
 def make(source: DataSource, root: str, splits: dict[str, str], out: Path, images: int, workers: int) -> Iterator[int]:
     """Write shards of `source` to `out`, and yield the number of images of each chunk once it is made.
 
-    One chunk is one unit of work: it appears by a rename, so it is whole or absent, and nothing in it depends on the
-    other chunks, on the number of processes or on what was killed before. `litdata.optimize` cannot promise that: its
+    One chunk is one unit of work: it appears by a rename, so it is whole or absent. Nothing in it depends on other
+    chunks, the number of processes or earlier kills. `litdata.optimize` cannot promise that: its
     chunks depend on the number of processes, it writes them in place, and its index holds the time.
 
     Args:
-        source: prepared.
+        source: a prepared source.
         root: the name of the data set, with which its images' names begin.
         splits: what the source calls its sets, by "train" and "val".
         images: images in a chunk.
@@ -122,7 +122,7 @@ def _begin(out: Path, plan: str) -> None:
 
 
 class Units(Dataset[int]):
-    """Chunks to be made: asking for one makes it, unless it is there, and gives the number of its images.
+    """Chunks to be made: indexing makes a missing chunk and gives its number of images.
 
     Args:
         orders: for each set, the images in the order in which they lie in the chunks.
@@ -172,7 +172,7 @@ class Units(Dataset[int]):
             Path(written).replace(path)
             beside = Path(scratch) / "record"
             beside.write_text(json.dumps(record))
-            beside.replace(record_of(path))  # last: it vouches for the chunk
+            beside.replace(record_of(path))  # last: it marks the chunk as complete
 
 
 def describe(data: bytes, labels: list[int], sums: list[int]) -> Record:
@@ -194,9 +194,9 @@ def describe(data: bytes, labels: list[int], sums: list[int]) -> Record:
 
 
 def encoded(samples: Samples, index: int) -> tuple[bytes, int]:
-    """The bytes of an image's file as they are, and its label; of an image that is decoded already, a PNG file's.
+    """The unchanged bytes of an image's file, and its label; an image that is decoded already becomes a PNG file.
 
-    The PNG file has its pixels, its alpha channel and its EXIF data, so that a run's settings count as before.
+    The PNG file keeps the pixels, the alpha channel and the EXIF data, so a run's settings apply as before.
 
     Raises:
         UserError: the image cannot be read.
@@ -226,7 +226,7 @@ def _as_png(raw: Image.Image, name: str) -> bytes:
 
 
 def record_of(chunk: Path) -> Path:
-    """The file that vouches for a chunk until all are made."""
+    """The file that marks a chunk as complete until all are made."""
     return chunk.with_name(f".{chunk.name}.json")
 
 
@@ -256,7 +256,7 @@ def _finish(
             "table": [len(data), hashlib.sha256(data).hexdigest()],
             "chunks": [[record["size"], record["sha256"]] for record in records],
         }
-    os.sync()  # everything must be on disk before the name that vouches for it
+    os.sync()  # everything must be on disk before the index that marks it complete
     with run.whole(out / INDEX) as beside:
         beside.write_text(json.dumps(content) + "\n")
     for left in (*out.glob("*/.chunk-*.json"), out / shards.PLAN):

@@ -65,7 +65,7 @@ def _bicubic(
     resample: Any,
     fillcolor: Fill,
 ) -> np.ndarray:
-    """A shear or a translation; Pillow does it under any other filter."""
+    """A shear or a translation; Pillow does it for any filter but the bicubic."""
     if resample != Image.Resampling.BICUBIC:
         return _by_pillow(timms, pixels, amount, resample=resample, fillcolor=fillcolor)
     return ours(pixels, amount, fillcolor)
@@ -116,7 +116,7 @@ def _translated(pixels: np.ndarray, amount: float, fill: Fill, axis: int, relati
     whole = math.floor(shift)
     moved = np.empty_like(pixels)
     moved.reshape(height, -1)[:] = np.tile(np.array(fill, np.uint8), width)
-    first, last = max(0, math.ceil(-shift - 0.5)), min(size, math.ceil(size - shift - 0.5))  # of those inside
+    first, last = max(0, math.ceil(-shift - 0.5)), min(size, math.ceil(size - shift - 0.5))  # of the pixels inside
     if first < last:
         before = (slice(None),) * axis
         taps = _with_edges(pixels, axis)[(*before, slice(first + whole + 1, last + whole + 4))]

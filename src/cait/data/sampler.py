@@ -28,7 +28,7 @@ class TrainBatchSampler(Sampler[list[Key]]):
     """Batches of one rank, in the order of the epoch, from any step on.
 
     The global order of an epoch is a seeded permutation. With repeated augmentation (Hoffer et al.,
-    arXiv 1901.09335) each index stands in it `repeats` times in a row. Rank r of w takes every w-th entry
+    arXiv 1901.09335) each index appears in it `repeats` times in a row. Rank r of w takes every w-th entry
     from r on, so the repeats of one image go to different ranks. As published, the epoch is cut at
     floor(len // 256 · 256 / w) entries a rank, so it is as long as without repeats. A last batch that is
     not full is left out.
@@ -38,15 +38,15 @@ class TrainBatchSampler(Sampler[list[Key]]):
     are other draws of the same kind. But a rank's batch, in which Mixup and CutMix pair images, has a third
     as many different images, each three times. On one process the two are the same.
 
-    With `chunks` the order is not as published either, but one for shards that come over a network: the chunks are
-    put into a seeded order, and each image follows the turn of its chunk by a random distance below `window` chunks.
-    So at most `window` chunks are in use at any moment, and each comes once in an epoch. Images of one chunk are
-    always less than `window` chunks apart; which images lie in a chunk was drawn at random when the shards were made.
-    Repeats and ranks share out this order as they do the published one.
+    With `chunks` the order is not as published either: it suits shards that come over a network. The chunks are put
+    into a seeded order, and each image follows its chunk's turn by a random distance below `window` chunks. So at most
+    `window` chunks are in use at any moment, and each is used once in an epoch. Images of one chunk are always less
+    than `window` chunks apart; the images of each chunk were drawn at random when the shards were made. Repeats and
+    ranks divide this order as they do the published one.
 
-    With `labels` and `balance` an epoch is as long, but its shares of the classes are closer to each other: those of
-    `POWERS`. Images of a small class then come several times, each time augmented anew: the repeats are counted
-    through, so no two keys of an epoch are the same. Within a class no image comes twice more than another.
+    With `labels` and `balance` an epoch is as long, but the classes' shares of it are closer to each other, as `POWERS`
+    says. Images of a small class then come several times, augmented anew each time: repeat numbers continue, so no two
+    keys of an epoch are the same. Within a class, the counts of two images differ by at most one.
 
     Args:
         chunks: the chunk of each image, counted from 0; None is the published order.
@@ -77,7 +77,7 @@ class TrainBatchSampler(Sampler[list[Key]]):
         self.epoch = 0
         self.first_batch = 0
         self.accumulated = 1
-        """Batches of an optimiser step; an epoch has whole steps alone."""
+        """Batches of an optimiser step; an epoch has only whole steps."""
         usable = length // 256 * 256 if repeats > 1 and length >= 256 else length
         self.entries = usable // world_size
 
@@ -116,7 +116,7 @@ class TrainBatchSampler(Sampler[list[Key]]):
         return torch.argsort(turns[chunks] + behind, stable=True)
 
     def _balanced(self, labels: Tensor, power: float, generator: torch.Generator) -> Tensor:
-        """Each class by turns of all its images, the last turn cut, up to its share of `length`; then shuffled."""
+        """Go through each class in shuffled turns up to its share of `length`, cut the last turn, then shuffle all."""
         members = labels.argsort(stable=True).split(labels.unique(return_counts=True)[1].tolist())
         drawn = []
         for images, share in zip(members, shares([len(images) for images in members], power), strict=True):
@@ -127,7 +127,7 @@ class TrainBatchSampler(Sampler[list[Key]]):
 
 
 def shares(counts: Sequence[int], power: float) -> list[int]:
-    """`sum(counts)` shared out in the ratio of count ** power, in whole numbers; the largest remainders go up."""
+    """`sum(counts)` shared out in the ratio of count ** power, in whole numbers; the largest remainders round up."""
     total, weights = sum(counts), [count**power for count in counts]
     every = sum(weights)
     exact = [total * weight / every for weight in weights]
@@ -138,7 +138,7 @@ def shares(counts: Sequence[int], power: float) -> list[int]:
 
 
 def occurrences(order: Tensor) -> Tensor:
-    """How often each entry has stood in `order` before: [5, 7, 5, 5] gives [0, 0, 1, 2]."""
+    """How often each entry has occurred in `order` before: [5, 7, 5, 5] gives [0, 0, 1, 2]."""
     places = torch.argsort(order, stable=True)
     ranked = order[places]
     first = torch.searchsorted(ranked, ranked)

@@ -19,7 +19,7 @@ from cait.data.bucket import INDEX, Bucket, Piece
 from cait.errors import UserError, one_line
 
 PLAN = ".plan.json"
-"""What shards that are being made are made of."""
+"""File in unfinished shards that says what they are made from."""
 TABLE = "images.npz"
 COLUMNS = ("ends", "labels", "places", "starts", "sizes", "sums")
 CACHE = Path("data/cache")
@@ -164,12 +164,12 @@ class ShardSource:
 
     Args:
         root: a folder, s3://bucket/folder or gs://bucket/folder.
-        train_split: as the source of the shards calls it; another name than that and than the default is refused.
+        train_split: the name in the source of the shards; only that name and the default are accepted.
         val_split: the same for validation.
         cache_dir: folder of the cache.
         cache_gb: most that the cache's chunks may take, in 10⁹ bytes.
         by_chunk: fetch whole chunks for the training images even if not all chunks fit into the cache; otherwise
-            an image that is not there is fetched by itself.
+            an image that is not in the cache is fetched by itself.
     """
 
     def __init__(
@@ -209,12 +209,12 @@ class ShardSource:
 
     @cached_property
     def all_fit(self) -> bool:
-        """Whether all chunks are here, or would have room in the cache."""
+        """Whether all chunks are here, or would fit into the cache."""
         sizes = (piece.size for split in self.index.splits.values() for piece in split.chunks)
         return isinstance(self.place, Folder) or sum(sizes) <= self.limit
 
     def check_room(self, chunks: int) -> None:
-        """Raise UserError if the cache is too small for so many chunks."""
+        """Raise UserError if the cache is too small for `chunks` chunks."""
         sizes = sorted(piece.size for piece in self.index.splits["train"].chunks)
         if not self.all_fit and sum(sizes[-chunks:]) > self.limit:
             raise UserError(
@@ -232,7 +232,7 @@ class ShardSource:
 
     @cached_property
     def val(self) -> ShardSamples:
-        return self._samples("val", True)  # it is read from the first to the last
+        return self._samples("val", True)  # validation reads all images in order
 
     def _samples(self, name: str, by_chunk: bool) -> ShardSamples:
         split = self.index.splits[name]
@@ -250,7 +250,7 @@ def is_shards(root: str) -> bool:
     """Whether `root` is a folder of shards, or an address.
 
     Raises:
-        UserError: the address is of no kind that is read, or the shards in the folder are not finished.
+        UserError: this kind of address is not supported, or the shards in the folder are not finished.
     """
     scheme, separator, _ = root.partition("://")
     if separator:
@@ -264,12 +264,12 @@ def is_shards(root: str) -> bool:
 
 
 def chunk_name(split: str, number: int) -> str:
-    """Of a chunk, below the root; as LitData calls the chunks of its first worker."""
+    """The path of a chunk below the root, named like the chunks of LitData's first worker."""
     return f"{split}/chunk-0-{number}.bin"
 
 
 def parse(text: bytes, name: str) -> Index:
-    """Read shards.json. Names of files are not in it, so it can name no others.
+    """Read shards.json. It holds no file names, so it cannot name other files.
 
     Raises:
         UserError: it is not what `cait shards` writes.

@@ -1,4 +1,4 @@
-"""Shared memory in which workers hand on their batches, used again and again.
+"""Shared memory in which workers hand over their batches, used again and again.
 
 PyTorch sends each batch in new memory, which the system must clear and map page by page: a tenth of a
 worker's time. That memory also lies in /dev/shm, which containers keep small.
@@ -21,8 +21,8 @@ from torch.utils.data import default_collate, get_worker_info
 
 KEYS = count()
 HELD = 3
-"""Batches that a training process holds beside those that its workers have ready: one is in use, Lightning has
-fetched one ahead, and one arrives."""
+"""Batches that a training process holds besides those that its workers have ready: one is in use, Lightning has
+fetched one ahead, and one is arriving."""
 MEMORIES: weakref.WeakValueDictionary[int, SharedBatches] = weakref.WeakValueDictionary()
 
 
@@ -31,7 +31,7 @@ class SharedBatches:
 
     A worker takes a place by setting its byte in `taken`. This process clears the byte once nothing refers to
     the batch's tensor any more. If all its places are taken, because somebody keeps batches, a worker sends
-    the next in PyTorch's way.
+    the next one as PyTorch does.
 
     Args:
         places: number for each worker: the batches that it has ready, and HELD more.
@@ -51,7 +51,7 @@ class SharedBatches:
         return sys.platform == "linux"  # elsewhere a fork is not safe
 
     def stack(self, images: list[Tensor]) -> Tensor | Handle:
-        """Stack a batch, in a worker into one of its places if one is free."""
+        """Stack a batch; a worker stacks it into one of its places if one is free."""
         worker = get_worker_info()
         shape, dtype = (len(images), *images[0].shape), images[0].numpy().dtype
         if worker is not None and math.prod(shape) * dtype.itemsize <= self.size:
@@ -99,4 +99,4 @@ def _received(key: int, place: int, *kind: Any) -> Tensor:
     batches = MEMORIES[key]
     array = batches.array(place, *kind)
     weakref.finalize(array, batches.free, place).atexit = False
-    return torch.from_numpy(array)  # its memory refers to the array as long as any tensor uses it
+    return torch.from_numpy(array)  # the tensor's memory refers to the array as long as any tensor uses it

@@ -54,7 +54,7 @@ def open_source(
 ) -> DataSource:
     """Open the data set `root`; nothing is read yet.
 
-    The arguments are settings of `cait.datamodule.ImageNetDataModule`, but `by_chunk`, see `ShardSource`.
+    The arguments are settings of `cait.datamodule.ImageNetDataModule`, except `by_chunk`, see `ShardSource`.
 
     Raises:
         UserError: there is no built-in data set of that name, or the shards are not finished.
@@ -117,7 +117,7 @@ class FolderSource:
 
     @property
     def holds_out(self) -> bool:
-        """Whether validation has images of the class folders themselves, and no folder of its own."""
+        """Whether validation takes images from the class folders, because it has no folder of its own."""
         return folder.split_folders(self.root, self.train_split, self.val_split)[1] is None
 
     @property

@@ -17,12 +17,12 @@ from cait.data.listing import Files, is_image
 from cait.errors import UserError
 
 SIZES, SAMPLE = 1000, 100
-"""Images whose size is read, and of these so many that are decoded, evenly over the listing."""
+"""Images whose size is read, and how many of these are decoded, evenly over the listing."""
 THUMB = 32
 HUGE = 100
 """How many times larger than the median image, in pixels, an image is that others wait for."""
 GREY = 2.0
-"""Mean difference of the channels, of 255, below which an image counts as grey."""
+"""An image counts as grey if its channels differ less than this on average, out of 255."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Survey:
     side: int
     """Median of the shorter sides, in pixels."""
     megapixels: float
-    """Mean of the images' sizes. A few huge ones among small ones take most of the time, which a median hides."""
+    """Mean of the images' sizes. A median would hide a few huge images, which take most of the time."""
     grey: bool
     """Whether nearly all images are grey."""
     huge: float = 0.0
@@ -76,7 +76,7 @@ def survey(train: Files, val: Files, names: Sequence[str], reading: Reading = AS
     pixels = np.stack(thumbs)
     spread = np.abs(pixels - pixels.mean(axis=3, keepdims=True)).mean(axis=(1, 2, 3))
     grey = bool((spread < GREY).mean() >= 0.95)
-    axes = (0, 1, 2, 3) if grey else (0, 1, 2)  # all channels alike where all are
+    axes = (0, 1, 2, 3) if grey else (0, 1, 2)  # all channels alike if the images are grey
     areas = [width * height / 1e6 for width, height in sizes]
     mean, std = (np.broadcast_to(figure / 255, 3) for figure in (pixels.mean(axis=axes), pixels.std(axis=axes)))
     return Survey(
@@ -92,9 +92,9 @@ def survey(train: Files, val: Files, names: Sequence[str], reading: Reading = AS
 
 
 def left_out(folders: Sequence[Path], names: Sequence[str]) -> dict[str, int]:
-    """Count the files in class folders that are no images, by the ends of their names; and images beside the folders.
+    """Count the files in class folders that are not images, by suffix, and images beside the folders.
 
-    Hidden files are nobody's images, and are not counted.
+    Hidden files are not counted.
     """
     found: Counter[str] = Counter()
     for folder in folders:

@@ -56,7 +56,7 @@ class Preprocessing:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Preprocessing:
-        """What `settings` has described."""
+        """The `Preprocessing` whose `settings()` these are."""
         reading = Reading(*(settings[name] for name in Reading._fields))
         return cls(**{name: value for name, value in settings.items() if name not in Reading._fields}, reading=reading)
 

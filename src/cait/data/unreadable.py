@@ -23,7 +23,7 @@ class UnreadableImages:
     def __init__(self, path: Path | None, limit: int) -> None:
         self.path, self.limit = path, limit
         self.seen: set[str] = set()
-        """Names of those that this process has met."""
+        """Names of the unreadable images that this process has met."""
 
     def note(self, image: str, reason: str) -> None:
         """Note an image once.

@@ -60,7 +60,7 @@ def write(folder: Path, output: Path, repo: str, ema: bool, license: str | None)
     """Write the card of a run, with its images, into the folder `output`.
 
     Raises:
-        UserError: the run was not scored, or something else since.
+        UserError: the run was not scored, or its scores are of another step or data set.
     """
     from cait.analysis import card
 
@@ -110,7 +110,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _images(folder: Path, output: Path) -> list[Path]:
-    """Put the curves and the reliability diagram beside the card, as far as there are any."""
+    """Put the curves and the reliability diagram beside the card, where they exist."""
     from cait.analysis import card, curves, figures, plots
 
     images = []

@@ -18,7 +18,7 @@ from cait.verbs.options import Options, check_folder, which_run
 PAGE = Path(__file__).parents[1] / "demo"
 MODEL, SETTINGS = "model.onnx", "model.json"
 SAMPLE = 1000
-"""Validation images on which the loss of accuracy by 8 bits is measured, at most."""
+"""The accuracy lost to 8 bits is measured on at most this many validation images."""
 BATCH = 32
 
 
@@ -74,7 +74,7 @@ def _check(loaded: loading.Loaded) -> None:
 
 
 def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> list[tuple[str, str]]:
-    """Write the network as ONNX; returns what is to be said of it."""
+    """Write the network as ONNX; returns the facts to tell about it."""
     from cait.model.export import WithSaliency, export
 
     size, settings = loaded.data.img_size, loaded.data.preprocessing.settings()
@@ -95,7 +95,7 @@ def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> list
 
 
 def _quantize(path: Path, output: Path) -> None:
-    """Write the network with the weights of its linear layers in 8 bits; activations are quantised as it runs."""
+    """Write the network with the weights of its linear layers in 8 bits; activations are quantised at run time."""
     import logging
 
     import onnx
@@ -109,7 +109,7 @@ def _quantize(path: Path, output: Path) -> None:
     model = onnx.load(folded)
     model.graph.ClearField("value_info")  # shapes that no longer hold once Gemm has become MatMul
     folded.unlink()
-    logging.disable(logging.WARNING)  # it recommends what was done above
+    logging.disable(logging.WARNING)  # onnxruntime recommends what was done above
     try:
         quantize_dynamic(model, output, per_channel=True, weight_type=QuantType.QUInt8)
     finally:
@@ -171,7 +171,7 @@ def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> lis
 
 
 def _evaluation(checkpoint: Path, folder: Path | None) -> dict[str, Any]:
-    """What `cait eval` has written of this checkpoint; nothing if it has not."""
+    """What `cait eval` has written about this checkpoint; empty if nothing."""
     if folder is None:
         return {}
     with contextlib.suppress(OSError, ValueError, TypeError):

@@ -14,7 +14,7 @@ from cait.verbs.options import Options, named_run
 
 NEEDED = ("mean", "std", "crop_pct", "interpolation")
 TOLD = ("exif_orientation", "background")
-"""What timm's configuration holds, and what else is told."""
+"""Settings that timm's configuration holds, and others that are written too."""
 
 
 def export(arguments: list[str], module: Any, _: Any) -> None:
@@ -47,7 +47,7 @@ def export(arguments: list[str], module: Any, _: Any) -> None:
 
 
 def _preprocessing(folder: Path, needed: bool) -> dict[str, Any]:
-    """How images are prepared for the network, as far as the run says; raises UserError if more is `needed`."""
+    """How images are prepared, as far as the run says. Raises UserError if `needed` settings are missing."""
     if not (needed or (folder / run.CONFIG).is_file()):
         return {}
     data = data_settings(folder)

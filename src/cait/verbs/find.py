@@ -72,7 +72,7 @@ def find_batch(arguments: list[str], module: Any, data: Any) -> None:
         cli.datamodule.prepare_data()
         images = len(cli.datamodule.source.train)
         bound = _power(min(given.max or (256 if on_cpu else 8192), images // 2))
-        # Lightning does not try the largest that it is given, but returns it.
+        # Lightning returns `max_val` without trying it.
         found = tuner.scale_batch_size(cli.model, datamodule=cli.datamodule, init_val=2, max_val=2 * bound)
         size = min(found, bound)
         reason = f"the largest that was tried; the bound is {bound}" if size == bound else f"{2 * size} did not fit"
@@ -113,9 +113,9 @@ def _tune(settings: list[str], tune: Callable[[CaiTCLI, Any], None], module: Any
 
 
 def _corrected(losses: list[float], beta: float = 0.98) -> list[float]:
-    """Lightning's moving average of the loss with the divisor of its own step.
+    """Lightning's moving average of the loss, with each step's own divisor.
 
-    Lightning takes the divisor of the step after it, so the first loss is half of what it was, and any curve rises.
+    Lightning takes the next step's divisor, so the first loss is half of its true value and any curve rises.
     """
     return [loss * (1 - beta ** (step + 1)) / (1 - beta**step) for step, loss in enumerate(losses, start=1)]
 

@@ -20,11 +20,11 @@ AVERAGE = ", moving average"
 
 
 EARLIER = {"exif_orientation": False, "background": None}
-"""Settings of the data module that earlier runs did not write down, and what they did."""
+"""Data module settings that earlier runs did not record, and the values they used."""
 
 
 class Loaded(NamedTuple):
-    """A network in evaluation, and what its images go through."""
+    """A network in evaluation mode, and how its images are prepared."""
 
     network: Any
     name: str
@@ -32,7 +32,7 @@ class Loaded(NamedTuple):
     """Where the weights come from."""
     class_names: list[str]
     data: Any
-    """A data module, for its evaluation transform; that of a run for its images too."""
+    """A data module, for its evaluation transform; a run's also gives its images."""
     data_state: dict[str, Any] | None = None
     """What the checkpoint says of the run's data."""
     averaged: bool = False
@@ -45,7 +45,7 @@ def load(
     """A trained run, to classify images with: `cait.load("logs/digits").predict("photo.jpg")`.
 
     Args:
-        source: the run, as a name in logs/ or a folder, or a checkpoint in it. Of a run the best checkpoint counts.
+        source: the run, as a name in logs/ or a folder, or a checkpoint in it. A run means its best checkpoint.
         raw: take the raw weights even if the checkpoint holds their moving average.
         trust_config: run your own parts, `package.module:name`, that the run's config.yaml names. Code in a
             stranger's run may do anything.
@@ -72,7 +72,7 @@ def load(
 
 
 def checkpoint_module(path: Path, ema: bool, module: Any) -> Any:
-    """The LightningModule in a checkpoint, as the checkpoint says, not the configuration.
+    """The LightningModule in a checkpoint, built as the checkpoint says, not as the configuration says.
 
     Raises:
         UserError: the checkpoint is not whole, or holds no moving average where one is asked for.
@@ -98,7 +98,7 @@ def _module(path: Path, checkpoint: run.Checkpoint, kind: Any) -> Any:
     import torch
 
     source: Any = path
-    if path.is_dir():  # Lightning reads files alone
+    if path.is_dir():  # Lightning reads only files
         source = io.BytesIO()
         torch.save({key: value for key, value in checkpoint.items() if key != "optimizer_states"}, source)
         source.seek(0)
@@ -106,24 +106,24 @@ def _module(path: Path, checkpoint: run.Checkpoint, kind: Any) -> Any:
         return kind.load_from_checkpoint(source, map_location="cpu", weights_only=True)
     except UserError:
         raise
-    except Exception as error:  # whatever the hyper-parameters of a stranger's checkpoint bring about
+    except Exception as error:  # a stranger's hyper-parameters may cause any error
         raise UserError(f"{path} cannot be loaded: {one_line(error)}") from error
 
 
 def data_settings(folder: Path) -> dict[str, Any]:
-    """The settings of a run's data module, with those that it could not write down yet.
+    """The settings of a run's data module, including those that earlier runs did not record.
 
     Raises:
-        UserError: its configuration does not say.
+        UserError: its configuration does not hold them.
     """
     return _earlier(written := _written_settings(folder)) | written
 
 
 def earlier_settings(folder: Path) -> list[str]:
-    """Arguments that keep what an earlier run did where its config.yaml lacks a setting of today."""
+    """Arguments that keep an earlier run's behaviour where its config.yaml lacks a current setting."""
     try:
         earlier = _earlier(_written_settings(folder))
-    except UserError:  # the parser tells
+    except UserError:  # the parser reports it
         return []
     return [f"--data.{name}={json.dumps(value)}" for name, value in earlier.items()]
 
@@ -180,7 +180,7 @@ def find(source: str, purpose: str) -> tuple[Path, Path | None]:
 def from_checkpoint(
     path: Path, folder: Path | None, ema: bool | None, img_size: int | None, module: Any, data: Any
 ) -> Loaded:
-    """Load a checkpoint of a run. With its `folder`, images are prepared as there, else as the checkpoint says.
+    """Load a run's checkpoint. Images are prepared as in its `folder`, or without one as the checkpoint says.
 
     Args:
         ema: whether to take the moving average of the weights; None takes it if there is one.
@@ -249,7 +249,7 @@ def from_weights(path: str, name: str, ema: bool, img_size: int | None) -> Loade
 
 
 def from_timm(name: str, img_size: int | None) -> Loaded:
-    """Load the weights that timm publishes of a model, at their lowest resolution unless `img_size` says.
+    """Load the weights that timm publishes for a model, at their lowest resolution unless `img_size` is given.
 
     Raises:
         UserError: there are none, or they cannot be fetched.

@@ -37,7 +37,7 @@ def check_one_name(arguments: list[str]) -> None:
     """Raise UserError if a run is given two names, as RUN=a beside ARGS="--run_name b" does."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--run_name", action="append", default=[])
-    with contextlib.suppress(argparse.ArgumentError):  # without a value; the real parser tells it
+    with contextlib.suppress(argparse.ArgumentError):  # no value; the real parser reports it
         names = parser.parse_known_args(arguments)[0].run_name
         if len(set(names)) > 1:
             raise UserError(f"the run is given {len(names)} names, {' and '.join(names)}; keep RUN= or --run_name")

@@ -21,7 +21,7 @@ from cait.refusals import OVERLAYS, check_config, configurations_of
 from cait.verbs.options import asks_for_help
 
 SOURCE = ("train_split", "val_split", "val_fraction", "val_list")
-"""Settings that say which images of the folder are meant."""
+"""Settings that select images of the folder."""
 FROM = "from"
 TEXTS = (FROM, "data.root", "data.train_split", "data.val_split")
 """Settings that stay text where YAML would read a number, as in a folder 2024."""
@@ -31,9 +31,8 @@ WIDTH = 80
 def replace_folder(arguments: list[str]) -> tuple[list[str], str]:
     """(`arguments` with the recipe chosen for their folder in front, a name for the run)
 
-    They come back as they are if they name a configuration that is no overlay, a row of the paper, or no folder of
-    class folders.
-    `--from FILE|timm|RUN` is replaced by the settings of the weights in any case.
+    `arguments` come back unchanged if they name a configuration that is not an overlay, a row of the paper, or no
+    folder of class folders. `--from FILE|timm|RUN` is always replaced by the settings of the weights.
 
     Raises:
         UserError: the folder or the weights cannot be used.
@@ -61,7 +60,7 @@ def replace_folder(arguments: list[str]) -> tuple[list[str], str]:
         recipe = _chosen(Path(root), given, start)
     except UserError:
         raise
-    except (TypeError, ValueError):  # a value of another type, which the parser tells
+    except (TypeError, ValueError):  # a value of the wrong type; the parser reports it
         return arguments, ""
     name = re.sub(r"[^\w.=+-]+", "-", Path(root).resolve().name).strip("-.=+") or "own"
     dictionary = given.get("model.fields")

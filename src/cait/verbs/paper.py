@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cait.analysis.paper import Row
 
 WIDE = 120
-"""Columns of a terminal from which on the listing has the costs."""
+"""The listing has the costs if the terminal has at least this many columns."""
 USAGE = """\
 usage: cait paper [TABLE] [--json]
 
@@ -48,7 +48,7 @@ def show(arguments: list[str], *_: Any) -> None:
 
 
 def replace_row(verb: str, arguments: list[str]) -> list[str]:
-    """`arguments` with `--paper ROW` replaced by the settings of the row; what is given beside it wins.
+    """`arguments` with `--paper ROW` replaced by the row's settings; other given settings win.
 
     Raises:
         UserError: there is no such row, it cannot be trained, or the weights that it starts from are missing.
@@ -93,7 +93,7 @@ def _start(verb: str, row: Row, names: set[str]) -> list[str]:
 
 
 def _reproduced(row: Row) -> str:
-    """The row's own accuracy, else the last of its run in logs/, else "not run". A run of other data is none of it."""
+    """The row's own accuracy, else the last of its run in logs/, else "not run". A run on other data does not count."""
     if row.reproduced is not None:
         return f"{row.reproduced}"
     file = row.run_dir / run.METRICS

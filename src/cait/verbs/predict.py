@@ -24,7 +24,7 @@ from cait.verbs.options import Options, which_run
 LIGHTNINGS = re.compile(r"-c$|--(config|print_config|ckpt_path|paper|seed_everything|(model|data|trainer|ema)\b)")
 """Options of LightningCLI's form of this verb."""
 WIDEST = 48
-"""Letters of a name in the table; of a longer one the end is shown."""
+"""Letters of a name in the table; a longer name shows only its end."""
 
 EPILOG = """\
 Unreadable images get a row with the error and do not stop the others. LightningCLI's form, which
@@ -32,7 +32,7 @@ takes every setting of a run, goes on working: `cait predict --config FILE --hel
 
 
 class Row(NamedTuple):
-    """What is said of an image: its most probable classes, or why it cannot be read."""
+    """The result for an image: its most probable classes, or why it cannot be read."""
 
     path: str
     best: list[dict[str, Any]]
@@ -107,7 +107,7 @@ def _paths(place: str) -> Iterable[str]:
     if os.path.isdir(place):
         return (path for path, _ in scan_flat(Path(place)))
     if os.path.lexists(place) or not glob.has_magic(place):
-        return [place]  # one that is not there gets its row too
+        return [place]  # a missing file gets a row too
     matches = sorted(glob.glob(place, recursive=True))
     if not matches:
         raise UserError(f"nothing matches {place}")
@@ -123,7 +123,7 @@ def _rows(loaded: loading.Loaded, samples: Any, device: Any, top_k: int) -> Iter
     from cait.prediction import best_classes
 
     data, network = loaded.data, loaded.network.to(device)
-    data.num_workers = min(data.workers(1), len(samples) // data.eval_batch_size)  # a few images need none
+    data.num_workers = min(data.workers(1), len(samples) // data.eval_batch_size)  # a few images need no workers
     data.predict_samples = samples
     done = 0
     for images, labels in data.predict_dataloader():
@@ -156,9 +156,9 @@ def _write(rows: Iterator[Row], samples: Any, loaded: loading.Loaded, given: arg
 
 @contextlib.contextmanager
 def _place(output: Path | None) -> Iterator[IO[str]]:
-    """The file to write, which appears when it is whole, or standard output. Names may hold bytes that are no text."""
+    """The file to write, which appears once complete, or standard output. Names may hold bytes that are not text."""
     if output is None:
-        with contextlib.suppress(AttributeError):  # a stream that somebody has put in its place
+        with contextlib.suppress(AttributeError):  # somebody has replaced the stream
             sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
         yield sys.stdout
         return
@@ -174,7 +174,7 @@ def _place(output: Path | None) -> Iterator[IO[str]]:
 
 
 def _progress(total: int, quiet: bool) -> Callable[[int, Row | None], None]:
-    """Says on standard error what cannot be read, how far it is, and at the end how many images there were."""
+    """Report on standard error what cannot be read, the progress, and at the end how many images there were."""
     start, bad, shown = time.monotonic(), 0, 0.0
     moving = sys.stderr.isatty() and not quiet
 
@@ -196,7 +196,7 @@ def _progress(total: int, quiet: bool) -> Callable[[int, Row | None], None]:
 
 
 def _text(name: str) -> str:
-    """A name without bytes that are no text, and without control characters, for the screen."""
+    """A name for the screen, without control characters and bytes that are not text."""
     name = os.fsencode(name).decode(errors="replace")
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
 

@@ -74,7 +74,7 @@ def _own_card(path: Path | None) -> bytes | None:
 
 
 def _stage(folder: Path, stage: Path, repo: str, own: bytes | None, given: Any, module: Any, data: Any) -> None:
-    """Put into the folder `stage` what is to go; `own` is a card that takes the place of the one written."""
+    """Put the files to upload into the folder `stage`; `own` is a card that replaces the written one."""
     from cait.verbs import card
     from cait.verbs.export import export
 
@@ -99,7 +99,7 @@ def _endpoint() -> str:
 
 
 def _send(stage: Path, repo: str, private: bool, token: str | None) -> bool:
-    """Make the repository and commit all files at once. Returns whether it is private; one that is there stays so.
+    """Make the repository and commit all files at once. Returns whether it is private; an existing one stays as it is.
 
     Raises:
         UserError: the Hub cannot be reached, or refuses.

@@ -17,27 +17,27 @@ from cait.errors import UserError
 from cait.model.config import VARIANTS
 
 MINUTES = 3.0
-"""A run on the CPU is made to last so long on cores of its own, so that it ends in 5 minutes on slower ones."""
+"""A run on the CPU is planned to last this long on cores of its own, so that it ends in 5 minutes on slower ones."""
 OWN_SIZE = 40
 """Images up to this size, in pixels, are trained on as they are."""
 FEW = 20
-"""Training images of a class below which more images help more than any setting."""
+"""With fewer training images of a class than this, more images help more than any setting."""
 LARGE = 100_000
-"""Training images from which the published recipe is the right one."""
+"""From this many training images on, the published recipe is the right one."""
 UNEVEN = 3.0
-"""How many times larger than the smallest class the largest may be before the classes are balanced."""
+"""The classes are balanced if the largest is at least this many times larger than the smallest."""
 RARE = 10.0
-"""The same, before they are drawn equally often: at the square root a network learns to leave out a rare class."""
+"""From this ratio on they are drawn equally often: at the square root a network learns to leave out a rare class."""
 WANTED_EPOCHS = 25
 """Patches are made larger until so many epochs fit into the time."""
 LEARNED_AT = (224, 160, 128, 96)
 """Sizes for weights that were learned at 224 pixels."""
 REPEATS = 4
-"""Crops of an image that is large to read, each time that it is read."""
+"""Crops taken of a large image each time that it is read."""
 MOST_EPOCHS, MOST_STEPS = 200, 4000
-"""Past these a small folder gains nothing."""
+"""A small folder gains nothing from more than these."""
 VALIDATIONS = 30
-"""A longer run is not validated more often."""
+"""A run has at most this many validations, however long it is."""
 VALIDATING = 0.15
 """Share of the time that validation may take."""
 
@@ -58,7 +58,7 @@ class Start:
 
     name: str
     settings: dict[str, Any]
-    """As "model.weights"; and of the network that the weights are of."""
+    """Such as "model.weights", and those of the weights' network."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Recipe:
         return held
 
     def get(self, setting: str, otherwise: Any) -> Any:
-        """What holds so far."""
+        """The value so far."""
         return self.given.get(setting, self.settings.get(setting, otherwise))
 
     def say(self, topic: str, text: str) -> None:
@@ -114,7 +114,7 @@ def choose(folder: Survey, machine: Machine, given: Mapping[str, Any], start: St
 
 
 def check(folder: Survey, recipe: Recipe) -> None:
-    """Too few images cannot be helped by a recipe: say so, once."""
+    """Say so once if there are too few images for any recipe to help."""
     name, count = min(folder.counts.items(), key=lambda item: item[1])
     if folder.images < 4:
         raise UserError(f"{folder.images} training images are too few to learn from; collect {FEW} of each class")
@@ -131,7 +131,7 @@ def some(count: int, what: str) -> str:
 
 
 def begin(start: Start, recipe: Recipe) -> None:
-    """Weights come with a network, a size of images and a normalisation, and must be read with the same."""
+    """Take the network, the image size and the normalisation that the weights were learned with."""
     for setting, value in start.settings.items():
         recipe.take(setting, value)
     taken = "; its network and normalisation are taken too" if "model.name" in start.settings else ""
@@ -139,7 +139,7 @@ def begin(start: Start, recipe: Recipe) -> None:
 
 
 def publish(folder: Survey, machine: Machine, recipe: Recipe) -> None:
-    """A folder as large as a tenth of ImageNet repays the paper's own recipe, which the defaults are."""
+    """Take the paper's own recipe, as the defaults have it: it pays from a tenth of ImageNet on."""
     recipe.take("trainer.max_epochs", 400)
     recipe.take("ema.decay", 0.99996)
     if machine.fast_bf16:
@@ -148,7 +148,7 @@ def publish(folder: Survey, machine: Machine, recipe: Recipe) -> None:
 
 
 def resolution(folder: Survey, machine: Machine, recipe: Recipe, start: Start | None) -> int:
-    """Small images as they are; photographs as small as still shows their subject: time grows with the area."""
+    """Keep small images as they are. Shrink photographs while their subject still shows: time grows with the area."""
     if start is not None or not is_cait(recipe):
         fitting = [size for size in LEARNED_AT if affordable(folder, machine, xxs24(size), 10)]
         size = recipe.number("data.img_size", (fitting or LEARNED_AT[-1:])[0] if start else LEARNED_AT[0])
@@ -227,7 +227,7 @@ def seconds(folder: Survey, machine: Machine, cost: float) -> float:
 
 
 def reading(folder: Survey, machine: Machine, crops: int = 1) -> float:
-    """Processor seconds to decode and augment an image; for each of the crops that are taken of it.
+    """Processor seconds to decode and augment an image, per crop taken of it.
 
     Batches come in order: while one core decodes a huge image among small ones, the others run out of work.
     """
@@ -235,7 +235,7 @@ def reading(folder: Survey, machine: Machine, crops: int = 1) -> float:
 
 
 def validating(folder: Survey, machine: Machine) -> float:
-    """The same seconds, of a validation: small networks take next to none of them."""
+    """The same seconds for a validation, without the network: small networks take next to none."""
     return folder.val * reading(folder, machine) / (machine.cores if machine.gpus else 1)
 
 
@@ -245,7 +245,7 @@ def is_slow_to_read(folder: Survey) -> bool:
 
 
 def budget(machine: Machine) -> float:
-    """Of the same seconds; a fifth of them goes into the start, validation and checkpoints."""
+    """The same seconds for training; a fifth of the time goes into the start, validation and checkpoints."""
     return 0.8 * 60 * MINUTES * (1 if machine.gpus else min(machine.cores, 8))
 
 
@@ -256,8 +256,8 @@ def affordable(folder: Survey, machine: Machine, cost: float, epochs: int = WANT
 def augment(folder: Survey, recipe: Recipe, size: int) -> None:
     """Photographs may be mirrored, cropped and recoloured; grey ones not recoloured: brightness is all they have.
 
-    Small grey images may be digits or letters. The few images of a rare class are drawn so often that they would be
-    learned by heart; so they are changed more, grey or not.
+    Small grey images may be digits or letters. The few images of a rare class are drawn so often that the network would
+    learn them by heart, so they are changed more, grey or not.
     """
     recipe.take("data.repeats", REPEATS if is_slow_to_read(folder) else 1)
     if is_slow_to_read(folder):
@@ -289,7 +289,7 @@ def augment(folder: Survey, recipe: Recipe, size: int) -> None:
 
 
 def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
-    """Images a step: 64, and fewer where an epoch would have less than 8 steps, because steps are what trains."""
+    """Images per step: 64, or 128 on a GPU, or fewer if an epoch would have under 8 steps, because steps are what trains."""
     wanted = 64 if not machine.gpus else 128
     devices = recipe.given.get("trainer.devices")
     pairs = 2 * (devices if isinstance(devices, int) and devices > 0 else 1)  # each process pairs images for Mixup
@@ -330,7 +330,7 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, cost: f
 
 
 def optimize(recipe: Recipe, start: Start | None) -> None:
-    """Muon learns in half the steps of AdamW on networks this small. Weights that are there must not be shaken."""
+    """Muon learns in half the steps of AdamW on networks this small. Given weights must change only slowly."""
     recipe.take("model.lr_base_size", None)
     if recipe.given.get("model.optimizer", "muon") != "muon":
         return

@@ -76,7 +76,7 @@ def _check(asked: Namespace, named: bool, settings: list[str]) -> None:
 
 @contextlib.contextmanager
 def _start(asked: Namespace) -> Iterator[None]:
-    """Set `asked.start`, the checkpoint to begin from, and `asked.ckpt_path`, a file of it that stays as it is.
+    """Set `asked.start`, the checkpoint to begin from, and `asked.ckpt_path`, a link to it or a copy that stays.
 
     A run that is still training replaces its checkpoints.
     """
@@ -95,7 +95,7 @@ def _start(asked: Namespace) -> Iterator[None]:
 
 
 def _duplicate(path: Any, there: Any) -> None:
-    """Give a file, or the files of a folder, a second name, or a copy on a file system without links."""
+    """Link a file, or the files of a folder, under a second name; copy if the file system has no links."""
     import shutil
 
     if os.path.isdir(path):
@@ -108,7 +108,7 @@ def _duplicate(path: Any, there: Any) -> None:
 
 
 def _nearest(folder: Path, step: int) -> Path | None:
-    """The last whole checkpoint before `step`; None if there is none, so the first step is where to begin."""
+    """The last whole checkpoint before `step`; None if there is none, so replay begins at the first step."""
     from cait.callbacks.checkpoints import is_whole
 
     steps: dict[Path, int] = {}

@@ -20,7 +20,7 @@ BEST = ("val/acc1", "val_ema/acc1")
 
 @dataclass(frozen=True)
 class Row:
-    """A run as its folder shows it; None where the folder does not say."""
+    """A run as its folder shows it; what the folder does not say is None."""
 
     name: str
     """What RUN= takes."""
@@ -29,7 +29,7 @@ class Row:
     epochs: int
     """Epochs that are done."""
     planned: int | None
-    """Epochs that the run is to have; None if only its steps are given."""
+    """Planned epochs; None if only the steps are given."""
     steps: int
     best: dict[str, float]
     """Largest top-1 in per cent, by metric."""
@@ -100,9 +100,9 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _logged(path: Path) -> tuple[int, int, dict[str, float]]:
-    """Epochs and steps that are done, and the best of each metric of `BEST`, by metrics.csv.
+    """Finished epochs and steps, and the best of each metric of `BEST`, from metrics.csv.
 
-    A row is split at its commas alone: it holds numbers, and there may be a hundred thousand rows.
+    Rows are split at commas only: they hold numbers, and there may be a hundred thousand of them.
     """
     epochs = steps = 0
     best: dict[str, float] = {}
@@ -124,12 +124,12 @@ def _logged(path: Path) -> tuple[int, int, dict[str, float]]:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process on this machine, or on one that shares the locks of the file system, trains in the folder."""
+    """Whether a process trains in the folder, on this machine or on one that shares the file system's locks."""
     import fcntl
 
     try:
         with (folder / run.LOCK).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # closing the file gives it back
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # closing the file releases the lock
     except BlockingIOError:
         return True
     except OSError:

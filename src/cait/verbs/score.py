@@ -45,7 +45,7 @@ def evaluate(arguments: list[str], module: Any, data: Any) -> None:
 
 
 def _held_out(folder: Path, overrides: list[str]) -> list[str]:
-    """The images that training held out, also if the data folder has grown since."""
+    """The images that training held out, even if the data folder has grown since."""
     held = folder / run.VALIDATION
     others = any(override.split("=")[0] in ("--data.root", "--data.val_list") for override in overrides)
     return ["--data.val_list", str(held)] if held.is_file() and not others else []

@@ -27,7 +27,7 @@ ImageNet-A, -R and -Sketch go by their WordNet folders, ImageNet-C by its corrup
 TTA = "Test-time augmentation: hflip scores the mean of the probabilities of an image and its mirror image."
 WANTED = "Accuracy from 0 to 1; finds the probability from which on the answers reach it, for images never to guess at."
 WEAKEST, CONFUSED, FEW = 5, 3, 5
-"""Classes, pairs and names that the screen shows."""
+"""The screen shows at most so many classes, pairs and names."""
 
 
 class ScoringCLI(CaiTCLI):
@@ -56,15 +56,15 @@ class ScoringCLI(CaiTCLI):
         if self.paper_row is None and config.model.pretrained and config.ckpt_path is None:
             self.paper_row = released(self.model.name, self.datamodule.img_size)
         self.evaluation = Evaluation(self.datamodule, config.real, config.tta == "hflip", config.wanted_accuracy)
-        self.trainer.callbacks.append(self.evaluation)  # type: ignore[attr-defined]  # behind EMA
+        self.trainer.callbacks.append(self.evaluation)  # type: ignore[attr-defined]  # after EMA
 
     def validate(self, *args: Any, **kwargs: Any) -> None:
-        """Score, in LightningCLI's place: our table has Lightning's figures."""
+        """Score without Lightning's table: ours has its figures."""
         self.trainer.validate(*args, **kwargs | {"verbose": False})
 
     def after_validate(self) -> None:
         scores = self.evaluation.scores
-        self.trainer.datamodule = None  # type: ignore[attr-defined]  # it would list all its images again
+        self.trainer.datamodule = None  # type: ignore[attr-defined]  # the data module would list all its images again
         if self.v2 is not None:
             for weights, extra in self._score(self.v2).items():
                 scores[weights]["v2"] = extra
@@ -92,7 +92,7 @@ class ScoringCLI(CaiTCLI):
         """Top-1 by corruption and severity, its mean, and the mean corruption error."""
         cells = [(name, severity) for name, sets in found.items() for severity in sets]
         scored = {}
-        for name, severity in cells:  # of each only two figures: the confusion matrices would fill the memory
+        for name, severity in cells:  # keep two figures of each: the confusion matrices would fill the memory
             every = self._score(found[name][severity])
             scored[name, severity] = {
                 weights: {key: of[key] for key in ("acc1", "images")} for weights, of in every.items()
@@ -149,8 +149,8 @@ def make_room(path: Path) -> None:
 def write(result: Scores, path: Path) -> None:
     """Write `result` as JSON, each file whole or not at all.
 
-    An array goes into a file of its own beside `path`, named after its place in `result`, as
-    evaluation-raw-confusion.npy. The JSON has that name in its place.
+    Each array goes into a file of its own beside `path`, named after its place in `result`, such as
+    evaluation-raw-confusion.npy. The JSON holds that name instead.
     """
     result = _arrays_out(result, path.with_suffix(""))
     with run.whole(path) as beside:
@@ -246,7 +246,7 @@ def as_table(result: Scores) -> Table:
             ("classes", "{:,}", "classes"),
         ):
             found = [_part(scores, (*part, "calibration") if key == "ece" else part) for scores in ours.values()]
-            # Published is top-1, under the name of the set unless that is the validation set.
+            # Only top-1 is published, under the set's name, or `acc1` for the validation set.
             published = [column.get(part[-1] if part else key) for column in result["published"].values()]
             _add_row(table, before + title, form, [each.get(key) for each in found], published if key == "acc1" else [])
     return table
@@ -259,7 +259,7 @@ def _add_row(table: Table, title: str, form: str, ours: list[Any], published: li
 
 
 def _threshold_table(scores: Scores) -> Table:
-    """What remains if answers below a probability are "don't know"; the raw weights'."""
+    """What remains of the raw weights' answers if those below a probability are "don't know"."""
     shown = [row for row in scores["thresholds"] if row["threshold"]]
     table = Table("answer from a probability of", *(f"{row['threshold']:g}" for row in shown))
     for title, key in (("images answered, %", "coverage"), ("of these right, %", "accuracy")):
@@ -268,7 +268,7 @@ def _threshold_table(scores: Scores) -> Table:
 
 
 def _corruption_table(name: str, scores: Scores) -> Table:
-    """Top-1 by corruption and severity; the raw weights'."""
+    """The raw weights' top-1 by corruption and severity."""
     found = scores["corruptions"]
     severities = sorted({severity for values in found.values() for severity in values})
     table = Table(f"{name}: top-1, % at severity", *severities, "mean")

@@ -1,4 +1,4 @@
-"""`--from FILE|timm|RUN`: the weights that a run starts from, and what has to agree with them."""
+"""`--from FILE|timm|RUN`: the weights that a run starts from, and the settings that must match them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def find(source: str) -> Start:
 
 
 def _of_run(folder: Path, best: Path) -> Start:
-    """The weights of a run's checkpoint, the moving average if it kept one; its network and its images' settings."""
+    """The weights of a run's checkpoint, their moving average if kept, with its network's and images' settings."""
     text = run.config(folder).read_text(encoding="utf-8")
     try:
         config = yaml.safe_load(text)

@@ -27,7 +27,7 @@ from cait.errors import UserError, one_line
 from cait.verbs.options import Options
 
 RESULT, OUTPUT = "result.json", "output.txt"
-"""In the folder of each run: its settings and what it reached; what it printed."""
+"""Files in the folder of each run: its settings and what it reached, and what it printed."""
 DESCRIPTION = """\
 Train CaiT and the rivals of LayerScale at several depths, and show whether depth pays. The
 grid is configs/study.yaml. Runs that are done are not trained again; one that was
@@ -35,7 +35,7 @@ interrupted is resumed. Further options go to every run, as --trainer.max_epochs
 
 
 def show(arguments: list[str], module: Any, data: Any) -> None:
-    """Train what is missing of the grid and write its tables and figures."""
+    """Train the missing runs of the grid and write its tables and figures."""
     given, settings = _parse(arguments)
     grid = Grid(given.grid, given.size, given.data)
     runs = Runs(grid, given.out, settings, given.jobs or _jobs(given.data), given.keep_checkpoints)
@@ -88,10 +88,10 @@ class Runs:
         self._stopped = False
 
     def finished(self) -> dict[str, Result]:
-        """The results that are there, by the name of the run.
+        """The existing results, by the name of the run.
 
         Raises:
-            UserError: a run, finished or not, is of other settings.
+            UserError: a run, finished or not, has other settings.
         """
         found = {}
         for trial in self.grid.trials:
@@ -134,7 +134,7 @@ class Runs:
         return result
 
     def stop(self) -> None:
-        """Have the runs that are going on save and end."""
+        """Have the current runs save and end."""
         self._stopped = True
         for process in self._processes.copy():
             process.terminate()
@@ -158,7 +158,7 @@ class Runs:
             # In a group of its own: Ctrl-C is for the study, which then ends its runs.
             process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
             self._processes.add(process)
-            if self._stopped:  # in between
+            if self._stopped:  # stopped while the process started
                 process.terminate()
             code = process.wait()
             self._processes.discard(process)
@@ -181,7 +181,7 @@ def _read_result(path: Path) -> tuple[list[str] | None, Result | None]:
 
 
 def _train(runs: Runs, trials: list[Trial]) -> dict[str, Result]:
-    """Train these, several at a time; the results by name."""
+    """Train `trials`, several at a time; return the results by name."""
     results: dict[str, Result] = {}
     if not trials:
         return results
@@ -236,7 +236,7 @@ def _stopping(runs: Runs) -> Iterator[None]:
 
 
 def _write(results: list[Result], runs: Runs, data: str | None) -> list[Path]:
-    """Write tables and figures; their paths."""
+    """Write tables and figures; return their paths."""
     folder, place = runs.folder, data or "the embedded digits"
     table, report, by_depth, by_layer = (
         folder / name for name in ("results.csv", "study.md", "depth.png", "gradients.png")

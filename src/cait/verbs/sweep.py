@@ -1,4 +1,4 @@
-"""`cait sweep`: train the trials of a space, each a run in a process of its own, and go on after any end."""
+"""`cait sweep`: train the trials of a space, each a run in a process of its own, and resume after any interruption."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from optuna import Study
 
 OUTPUT = "output.txt"
-"""In the folder of each trial: what it printed."""
+"""File in the folder of each trial: what it printed."""
 CLAIMS = ".claims"
-"""In the folder of a sweep: the locks that say who trains which trial."""
+"""Folder of locks in the folder of a sweep; they say who trains which trial."""
 POLL = 1.0
-"""Seconds between two looks at what other processes of the sweep have done."""
+"""Seconds between checks of the sweep's other processes."""
 KILLS = 3
 """Times in a row that a trial may be killed without a new checkpoint, before it counts as failed."""
 DESCRIPTION = """\
@@ -45,7 +45,7 @@ terminal too, or on a second GPU, and both share the work."""
 
 
 def sweep(arguments: list[str], module: Any, data: Any) -> None:
-    """Train what is missing of a sweep and write its table and figures."""
+    """Train the missing trials of a sweep and write its table and figures."""
     options = Options("sweep", DESCRIPTION)
     options.add_argument("space", metavar="SPACE.yaml", type=Path, nargs="?", help="as configs/sweep/digits.yaml")
     options.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time, each on its own GPU")
@@ -90,12 +90,12 @@ def _check(space: Space, folder: Path, module: Any, data: Any) -> None:
 class Sweep:
     """The trials of a sweep that this process trains.
 
-    Optuna would begin a trial anew whose process is gone, under another number. Here the lock of a trial tells
-    whether its process lives. If it does not, the next process resumes the trial, which ends with the same bits.
+    Optuna would restart a trial whose process is gone, under another number. Here the lock of a trial tells whether
+    its process lives. If it does not, the next process resumes the trial, which ends bit for bit the same.
 
     Args:
-        space: of the sweep.
-        folder: of the sweep.
+        space: the sweep's space.
+        folder: the sweep's folder.
         jobs: trials at a time.
     """
 
@@ -143,7 +143,7 @@ class Sweep:
             raise
 
     def _locked(self) -> contextlib.AbstractContextManager[None]:
-        """Only one process at a time begins or ends a trial."""
+        """The lock under which one process at a time begins or ends a trial."""
         return file_lock(self.folder / CLAIMS / "sweep.lock")
 
     def _claim(self, study: Study) -> tuple[int, FileLock] | None:
@@ -240,7 +240,7 @@ class Sweep:
                 command, stdout=file, stderr=file, env=environment, start_new_session=True, pass_fds=[claim]
             )
             self._processes.add(process)
-            if self._stop.is_set():  # in between
+            if self._stop.is_set():  # stopped while the process started
                 process.terminate()
             status = process.wait()
             self._processes.discard(process)
@@ -302,7 +302,7 @@ def _say(line: str) -> None:
 
 @contextlib.contextmanager
 def _stopping() -> Iterator[None]:
-    """SIGTERM, and SIGHUP of a terminal that is closed, end the sweep as Ctrl-C does."""
+    """SIGTERM, or SIGHUP from a closed terminal, ends the sweep as Ctrl-C does."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -320,7 +320,7 @@ def _stopping() -> Iterator[None]:
 
 
 def _report(study: Study, space: Space, folder: Path, only_show: bool) -> list[trials.Row]:
-    """Print the table; unless it is only shown, write it and the figures too, and say what to type next.
+    """Print the table. Unless `only_show`, also write it and the figures, and say what to type next.
 
     Returns the rows of the table.
     """

@@ -126,7 +126,7 @@ def _draw(loaded: loading.Loaded, folder: Path | None, given: argparse.Namespace
 
 
 def _images(loaded: loading.Loaded, given: argparse.Namespace, output: Path) -> str:
-    """Draw each image into a file, and say what it is taken for. Returns the figures as HTML."""
+    """Draw each image into a file and print its likely classes. Returns the figures as HTML."""
     from cait.analysis import attention, page, plots
     from cait.data.dataset import channels_last
 
@@ -154,7 +154,7 @@ def _images(loaded: loading.Loaded, given: argparse.Namespace, output: Path) -> 
 
 
 def _photographs(places: list[str], most: int, reading: Reading) -> Iterator[Photograph]:
-    """The images of files and folders, at most so many.
+    """The images of files and folders, at most `most`.
 
     Raises:
         UserError: there is no such place, no image in it, or an image that cannot be read.
@@ -173,7 +173,7 @@ def _photographs(places: list[str], most: int, reading: Reading) -> Iterator[Pho
 
 
 def _own(loaded: loading.Loaded, most: int) -> Iterator[Photograph]:
-    """The first validation image of each class that can be read, of at most so many classes."""
+    """The first readable validation image of each class, for at most `most` classes."""
     from cait.data.folder import load_rgb
     from cait.data.unreadable import UnreadableImageError
 
@@ -216,12 +216,12 @@ def _seen(data: Any, pixels: Any) -> tuple[Any, Any]:
 
 
 def _crop_box(data: Any, width: int, height: int) -> Any:
-    """What the evaluation transform keeps of an image; None of a transform of your own, which may do anything."""
+    """What the evaluation transform keeps of an image; None for a transform of your own, which may do anything."""
     return None if data.has_own_eval_transform else data.preprocessing.crop_box(width, height)
 
 
 def _new_path(folder: Path, name: str, written: list[Path]) -> Path:
-    """A path for the figure of an image: two images of one name get two."""
+    """A path for the figure of an image; images with the same name get different paths."""
     stem = re.sub(r"[^\w.-]+", "-", re.sub(r"\.[A-Za-z]+$", "", name)).lstrip(".-")[:100] or "image"
     path, number = folder / f"{stem}.png", 2
     while path in written:
@@ -245,7 +245,7 @@ def _curves(folder: Path) -> str:
 
 
 def _validation_sections(loaded: loading.Loaded, facts: list[tuple[str, str]], needed: bool) -> list[tuple[str, str]]:
-    """Confusion matrix and mistakes; where the images are not here and not `needed`, a line that says so."""
+    """Confusion matrix and mistakes, or a line that says so if the images are missing and not `needed`."""
     from cait.analysis import page
 
     try:

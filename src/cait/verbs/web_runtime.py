@@ -1,4 +1,4 @@
-"""The files of onnxruntime-web that a page needs to run a network: through npm, checked, and kept."""
+"""The files of onnxruntime-web that a page needs to run a network: fetched by npm, checked and kept."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ FILES = {
     "ort-wasm-simd-threaded.wasm": "sha512-"
     "Gt7e1iIDIZ/PXEhM/OVleqWHVom0kEI/hs8cod0crXcV9jDGM39B23HuQnlOOgDOC3x4k5pxIgtdgzaL9up3MA==",
 }
-"""The files, in dist/ of the package, and their integrity as in subresource integrity."""
+"""The files in dist/ of the package, and their hashes in the form of subresource integrity."""
 LIMIT = 600
-"""Seconds for npm."""
+"""Seconds that npm may take."""
 
 
 def files(given: Path | None) -> dict[str, bytes]:
@@ -64,7 +64,7 @@ def _integrity(content: bytes) -> str:
 
 
 def _cached() -> Path:
-    """The folder of the files in the cache, into which they are fetched if they are not there."""
+    """The cache folder of the files, which are fetched if they are missing."""
     cache = _cache()
     if not all((cache / name).is_file() for name in FILES):
         _fetch(cache)
