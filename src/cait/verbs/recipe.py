@@ -289,7 +289,7 @@ def augment(folder: Survey, recipe: Recipe, size: int) -> None:
 
 
 def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
-    """Images per step: 64, or 128 on a GPU, or fewer if an epoch would have under 8 steps, because steps are what trains."""
+    """Images per step: 64, on a GPU 128; fewer if an epoch would have under 8 steps, because steps are what trains."""
     wanted = 64 if not machine.gpus else 128
     devices = recipe.given.get("trainer.devices")
     pairs = 2 * (devices if isinstance(devices, int) and devices > 0 else 1)  # each process pairs images for Mixup
