@@ -221,6 +221,11 @@ def test_images_that_are_slow_to_read_are_validated_by_all_cores_and_less_often(
     assert slow["trainer.max_epochs"] % slow["trainer.check_val_every_n_epoch"] == 0
 
 
+def test_patches_grow_only_where_that_saves_time() -> None:
+    slow, many = replace(PHOTOGRAPHS, megapixels=50.0), replace(PHOTOGRAPHS, counts={"cat": 9000, "dog": 9000})
+    assert [settings(folder)["model.fields.patch_size"] for folder in (slow, many)] == [8, 16]
+
+
 def test_the_few_images_of_a_rare_class_are_changed_more() -> None:
     grey = replace(PHOTOGRAPHS, grey=True, counts={"whole": 1300, "broken": 13})
     assert settings(grey)["data.auto_augment"] is not None

@@ -150,7 +150,7 @@ def publish(folder: Survey, machine: Machine, recipe: Recipe) -> None:
 def resolution(folder: Survey, machine: Machine, recipe: Recipe, start: Start | None) -> int:
     """Keep small images as they are. Shrink photographs while their subject still shows: time grows with the area."""
     if start is not None or not is_cait(recipe):
-        fitting = [size for size in LEARNED_AT if affordable(folder, machine, xxs24(size), 10)]
+        fitting = [size for size in LEARNED_AT if epochs_in_time(folder, machine, xxs24(size)) >= 10]
         size = recipe.number("data.img_size", (fitting or LEARNED_AT[-1:])[0] if start else LEARNED_AT[0])
         recipe.say("size", f"{size} pixels: nearer to what the weights have seen is better, but takes longer")
         return size
@@ -194,8 +194,11 @@ def network(folder: Survey, machine: Machine, recipe: Recipe, size: int, start: 
         width, depth = VARIANTS[name]["embed_dim"], VARIANTS[name]["depth"]
         width, depth = recipe.given.get("model.fields.embed_dim", width), recipe.given.get("model.fields.depth", depth)
     possible = patches(size, 16 if machine.gpus else 10)
-    fitting = [patch for patch in possible if affordable(folder, machine, gmacs(size, patch, width, depth))]
-    patch = recipe.number("model.fields.patch_size", fitting[0] if fitting else possible[-1])
+    epochs = [epochs_in_time(folder, machine, gmacs(size, patch, width, depth)) for patch in possible]
+    # If reading the images takes the time, larger patches save none.
+    enough = min(WANTED_EPOCHS, 0.8 * epochs[-1])
+    fitting = [patch for patch, count in zip(possible, epochs, strict=True) if count >= enough]
+    patch = recipe.number("model.fields.patch_size", fitting[0])
     count = (size // patch) ** 2
     recipe.say("network", f"CaiT of {depth} blocks, {width} wide, {count} patches of {patch} × {patch} pixels")
     return gmacs(size, patch, width, depth)
@@ -249,8 +252,9 @@ def budget(machine: Machine) -> float:
     return 0.8 * 60 * MINUTES * (1 if machine.gpus else min(machine.cores, 8))
 
 
-def affordable(folder: Survey, machine: Machine, cost: float, epochs: int = WANTED_EPOCHS) -> bool:
-    return budget(machine) / (folder.images * seconds(folder, machine, cost)) >= epochs
+def epochs_in_time(folder: Survey, machine: Machine, cost: float) -> float:
+    """Epochs of a network of `cost` GMACs that fit into the time."""
+    return budget(machine) / (folder.images * seconds(folder, machine, cost))
 
 
 def augment(folder: Survey, recipe: Recipe, size: int) -> None:
@@ -307,7 +311,7 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, cost: f
     """As many epochs as the time allows; a small folder needs no more than MOST_STEPS steps."""
     if recipe.given.keys() & {"trainer.max_steps", "trainer.max_time", "trainer.fast_dev_run"}:
         return
-    allowed = budget(machine) / (folder.images * seconds(folder, machine, cost))
+    allowed = epochs_in_time(folder, machine, cost)
     most = min(MOST_EPOCHS, max(10, MOST_STEPS * batch // folder.images))
     if start is not None:
         most = min(most, 30)  # weights know most of it already
