@@ -106,11 +106,11 @@ def main(
         module: a subclass of `CaiTModule` to use instead of it, in every verb.
         data: a subclass of `ImageNetDataModule` to use instead of it, in every verb.
     """
-    # Before torch is loaded: CPU threads that spin while they wait make a run beside any other job on the same
-    # cores five to twenty times slower. Alone they are up to 1.4 times faster; set OMP_WAIT_POLICY=ACTIVE if you
-    # know that nothing else runs.
+    # Set before torch is loaded. CPU threads that spin while they wait make a run five to twenty times slower if
+    # another job uses the same cores. Alone they are up to 1.4 times faster: set OMP_WAIT_POLICY=ACTIVE if you know
+    # that nothing else runs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # A process that ends breaks the connections of the others, which torch would tell with a stack of C++ each.
+    # A process that ends breaks the others' connections. For each one torch would print a C++ stack trace.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # `my_file:thing` is found beside logs/
@@ -125,7 +125,8 @@ def main(
             _end(launch.watch, error)
         _stop(launch.tell(str(error)) if training else str(error))
     except (KeyboardInterrupt, BrokenPipeError, SystemExit) as error:
-        # Lightning turns the first into a SystemExit once it has said what to type next; rich does so with the second.
+        # Lightning turns a KeyboardInterrupt into a SystemExit after the run has said what to type next. rich turns a
+        # BrokenPipeError into one.
         cause = error.__context__ if isinstance(error, SystemExit) else error
         if isinstance(cause, KeyboardInterrupt):
             if error is cause:
@@ -199,5 +200,5 @@ def _say(message: str) -> None:
 
 
 def _line(message: str) -> str:
-    # An error that crosses a worker process arrives with the worker's traceback in front of it.
+    # An error from a worker process arrives with the worker's traceback in front of it.
     return message.strip().splitlines()[-1].removeprefix("cait.errors.UserError: ")

@@ -37,7 +37,7 @@ HOW_READ = {
     "timm": "timm's own transform",
 }
 ORDER = "order of the images"
-"""What earlier checkpoints do not say: theirs is published."""
+"""Earlier checkpoints lack this key: their order is "published"."""
 CHECKED_IMAGES = 20_000
 """In data sets up to this size every file's header is checked before training, which takes about a second."""
 
@@ -57,39 +57,40 @@ class ImageNetDataModule(LightningDataModule):
 
     Args:
         root: `root/train/<class>/*` and `root/val/<class>/*`, or `root/<class>/*`, where `val_fraction` of each
-            class is held out. At "data/digits" scikit-learn's digits are written first. A
-            folder with ImageNet's archives as they are downloaded is unpacked first. Or shards that `cait shards`
-            has made: their folder, "s3://bucket/folder" or "gs://bucket/folder". Or the name of a
-            built-in data set: torchvision's "torch/cifar10" or Hugging Face's "hfds/uoft-cs/cifar10". Or a data
-            set of your own, "package.module:factory": the factory is called with split=<train_split or val_split>
-            and returns a map-style data set with `classes`, the names of the classes. Its items are pairs of an image
-            (PIL image, path or open file) and a class index, or -1 for an image that validation does not count.
-            Every process calls the factory.
+            class is held out. At "data/digits" scikit-learn's digits are written first. ImageNet's downloaded
+            archives in the folder are unpacked first. Or shards that `cait shards` has made: their folder,
+            "s3://bucket/folder" or "gs://bucket/folder". Or the name of a built-in data set: torchvision's
+            "torch/cifar10" or Hugging Face's "hfds/uoft-cs/cifar10". Or a data set of your own,
+            "package.module:factory": the factory is called with split=<train_split or val_split> and returns a
+            map-style data set with `classes`, the names of the classes. Its items are pairs of an image (PIL image,
+            path or open file) and a class index, or -1 for an image that validation does not count. Every process
+            calls the factory.
         train_split: name of the training folder in `root`, or of the data set's split; "train+val" joins two.
         val_split: the same for validation. A data set without a validation split, such as CIFAR, has "test":
             then the best checkpoint is chosen on the images that score it, so report the last one.
         data_dir: where a built-in data set is; None means data/<set>, Hugging Face's own cache for theirs. For
-            shards in a bucket the folder of their cache; None means data/cache.
+            shards in a bucket it is the folder of their cache; None means data/cache.
         download: fetch a built-in data set that is missing.
         input_key: column of the images in a Hugging Face set.
         target_key: column of the classes in a Hugging Face set.
-        cache_gb: most that the chunks in the cache of shards may take, in 10⁹ bytes; processes of a machine share it.
+        cache_gb: largest size of the shards' cache, in 10⁹ bytes; the processes of a machine share it.
         val_fraction: share of each class that is held out if `root` has no training folder.
-        val_list: CSV file whose column `path` names the images to hold out of such a `root`, as a run writes it:
-            validation.csv. The share is then not drawn.
+        val_list: CSV file whose column `path` names the images to hold out of such a `root`, such as a run's
+            validation.csv. Then `val_fraction` is not used.
         img_size: side of the square images in pixels.
         batch_size: images in a batch of one process; even with Mixup or CutMix.
         global_batch: make `batch_size` the images of one optimiser step, over all processes and accumulated
             batches, so that a run does not depend on the number of processes. A number is the images of one
             optimiser step instead: `batch_size` stays the batch of one process, and the Trainer accumulates as
-            many batches as it takes. An epoch then has whole steps alone.
+            many batches as it takes. An epoch then has only whole steps.
         eval_batch_size: the same for validation, test and prediction; None means `batch_size`.
         backend: what reads the training images. "nvimgcodec" decodes only the crop of JPEG files,
             "torchvision" and "pillow" decode all of it. These three give the same pixels, and "auto" takes the
-            first that is installed. Their draws are timm's, their pixels nearly: see `cait.data.augment.Augment`.
-            "timm" is timm's own transform, to the last bit. Evaluation has timm's pixels in any case.
+            first that is installed. They make timm's random draws and nearly its pixels: see
+            `cait.data.augment.Augment`. "timm" is timm's own transform, to the last bit. Evaluation always uses
+            timm's pixels.
         decode_once: keep the repeats of an image in one process, which decodes it once. Not as published: see
-            `cait.data.sampler.TrainBatchSampler`. It changes nothing on one process.
+            `cait.data.sampler.TrainBatchSampler`. It changes nothing with one process.
         order: "published" draws images from the whole set. "windowed" is for shards in a bucket that is larger than
             the cache: it draws from `window` chunks at a time, see `cait.data.sampler.TrainBatchSampler`.
         window: chunks that the "windowed" order draws from.
@@ -99,7 +100,7 @@ class ImageNetDataModule(LightningDataModule):
         balance: draw the images of small classes more often, and those of large ones less: "full" gives all classes
             the same share of an epoch, "sqrt" shares in the ratio of the square roots of their numbers of images.
         repeats: repeated augmentation: how often each sampled image occurs in an epoch, each time
-            augmented anew; the epoch is as long as without.
+            augmented anew; the epoch stays as long as without it.
         train_crop: "resized" is a random crop resized to the image size. "simple" is DeiT III's simple random crop:
             the shorter side resized, 4 pixels of reflection added around, a random square cut out.
         scale: range of the area of the "resized" crop, as a share of the image.
@@ -111,13 +112,12 @@ class ImageNetDataModule(LightningDataModule):
             PIL image of the crop's size, after auto_augment. A run stays exact if they draw only from the global
             generators of `random`, numpy and torch, which are seeded for each image.
         color_jitter: strength of brightness, contrast and saturation jitter, or three numbers, one for each,
-            and a fourth of at most 0.5 for the hue. As in timm it comes after "3a", or without
-            auto_augment, and is left out beside any other policy.
+            and a fourth of at most 0.5 for the hue. As in timm it is used only after "3a" or without auto_augment.
         erase_prob: probability of erasing a box of pixels.
         exif_orientation: turn an image upright as its EXIF data say, as all viewers do. torchvision's ImageFolder and
-            timm's loaders do not, nor do the published recipes: configs/imagenet turns it off.
+            timm's loaders do not, and the published recipes do not: configs/imagenet turns it off.
         background: colour behind transparent pixels, as "white" or "#8090a0". None drops the alpha channel, as
-            the same loaders do: whatever colour lies hidden in the file comes out.
+            those loaders do, and shows whatever colour the file holds there.
         interpolation: timm's name of the resampling filter, for training and evaluation.
         mixup: alpha of Mixup's beta distribution; 0 turns it off.
         cutmix: alpha of CutMix's beta distribution; 0 turns it off.
@@ -128,9 +128,9 @@ class ImageNetDataModule(LightningDataModule):
         crop_pct: evaluation resizes the shorter side to img_size / crop_pct, then crops the centre.
         mean: mean for the normalisation, for each channel, of pixels in [0, 1].
         std: standard deviation for the normalisation, likewise.
-        predict_root: folder of the images to predict, however deep; None means the validation set.
-        max_bad_share: share of the images that may be unreadable. Up to it, others stand in for them in
-            training, they are left out of validation, and `unreadable_path` lists them; past it the run fails.
+        predict_root: folder of the images to predict, with its subfolders; None means the validation set.
+        max_bad_share: share of the images that may be unreadable. In training others stand in for them, validation
+            leaves them out, and `unreadable_path` lists them. If there are more, the run fails.
         check_resume: refuse a checkpoint of a run with other data, seed or global batch.
         class_names: names of the classes, in order, if there is no `root` to list them from: `cait predict`
             takes the checkpoint's.
@@ -218,9 +218,9 @@ class ImageNetDataModule(LightningDataModule):
         self.unreadable_path: Path | None = None
         """CSV file of the images that cannot be read; the command line puts it into the run's folder."""
         self.validation_path: Path | None = None
-        """CSV file of the images that are held out, if the run holds them out; likewise."""
+        """CSV file of the images that the run holds out, if it does; likewise in the run's folder."""
         self.announces = True
-        """Whether `setup` says what it has found; the command line does so itself."""
+        """Whether `setup` prints what it has found; the command line does so itself."""
         self._check_settings(val_fraction)
         self._own_epoch = -1
 
@@ -270,7 +270,7 @@ class ImageNetDataModule(LightningDataModule):
 
     @property
     def has_own_eval_transform(self) -> bool:
-        """Whether a subclass changes the evaluation transform, so that `preprocessing` does not say what it does."""
+        """Whether a subclass changes the evaluation transform, so that `preprocessing` does not describe it."""
         return type(self).make_eval_transform is not ImageNetDataModule.make_eval_transform
 
     @cached_property
@@ -292,7 +292,7 @@ class ImageNetDataModule(LightningDataModule):
 
     @cached_property
     def class_names(self) -> list[str]:
-        """Names of the classes in the order of their indices; listed once, as the model's head is made once."""
+        """Names of the classes in the order of their indices; listed once, because the model's head is made once."""
         return self._class_names if self._class_names is not None else self.source.class_names
 
     def prepare_data(self) -> None:
@@ -363,7 +363,7 @@ class ImageNetDataModule(LightningDataModule):
         return HOW_READ[self.backend if self.backend == "timm" or self._may_be_jpeg() else "pillow"]
 
     def _may_be_jpeg(self) -> bool:
-        """Whether one in about a thousand training images is a JPEG file by its name, or has a name without a kind."""
+        """Whether any of up to a thousand training images has a name that ends as JPEG files do, or no suffix."""
         samples = self.source.train
         kinds = {Path(samples.name(i)).suffix.lower() for i in range(0, len(samples), 1 + len(samples) // 1000)}
         return bool(kinds & {".jpg", ".jpeg", ""})
@@ -407,7 +407,7 @@ class ImageNetDataModule(LightningDataModule):
         """
         trainer = self.trainer
         accumulated = trainer.accumulate_grad_batches if trainer else 1
-        whole_steps = self._accumulated or 1  # that many batches are as one
+        whole_steps = self._accumulated or 1  # that many batches count as one
         depends = {
             "class of the data module": type(self).__qualname__,
             "seed": self.seed,
@@ -433,7 +433,7 @@ class ImageNetDataModule(LightningDataModule):
         """Refuse a checkpoint of other classes, and refuse to resume a run that was different.
 
         Raises:
-            UserError: the classes differ; or in training, unless `check_resume` is off, data, seed or batch.
+            UserError: the classes differ; in training also data, seed or batch, unless `check_resume` is off.
         """
         theirs, ours = state_dict["class_names"], self.class_names
         if theirs != ours:
@@ -451,7 +451,7 @@ class ImageNetDataModule(LightningDataModule):
 
     @cached_property
     def _order(self) -> str:
-        """The order of the images, and what it depends on beside seed and repeats."""
+        """The order of the images, and what it depends on besides seed and repeats."""
         chunks = self._chunks
         if chunks is None:
             return f"balanced {self.balance}" if self.balance else "published"
@@ -470,7 +470,7 @@ class ImageNetDataModule(LightningDataModule):
 
     @cached_property
     def _digest(self) -> str:
-        """Of the training images' names below `root`; ImageNet's takes a second."""
+        """Digest of the training images' names below `root`; it takes a second for ImageNet."""
         start = len(str(self.root)) + 1
         digest = hashlib.sha256()
         samples = self.source.train
@@ -479,7 +479,7 @@ class ImageNetDataModule(LightningDataModule):
         return digest.hexdigest()[:16]
 
     def train_dataloader(self) -> TrainLoader:
-        self._write_held_out()  # now: a checkpoint of other data has been refused
+        self._write_held_out()  # not earlier: by now a checkpoint of other data has been refused
         rank, world_size = self._rank_and_world()
         how = (self.batch_size, self.seed, self.repeats, rank, world_size, self.decode_once)
         labels = self._labels() if self.balance else None
@@ -505,7 +505,7 @@ class ImageNetDataModule(LightningDataModule):
         return torch.tensor(labels)
 
     def class_counts(self) -> list[int]:
-        """Training images of each class. Raises UserError as `_labels`."""
+        """Training images of each class. Raises UserError as `_labels` does."""
         return torch.bincount(self._labels(), minlength=self.num_classes).tolist()
 
     def val_dataloader(self) -> Loader:
@@ -514,7 +514,7 @@ class ImageNetDataModule(LightningDataModule):
     test_dataloader = val_dataloader
 
     def predict_dataloader(self) -> Loader:
-        """Loader of the images to predict. The label is 0, or NO_LABEL of an image that cannot be read."""
+        """Loader of the images to predict. The label is 0, or NO_LABEL for an image that cannot be read."""
         samples = Unlabelled(self.predict_samples)
         unreadable = UnreadableImages(None, len(samples))
         images = EvalImages(samples, self.eval_transform, unreadable, self.preprocessing.reading)
@@ -523,7 +523,7 @@ class ImageNetDataModule(LightningDataModule):
     def extra_val_dataloader(self, samples: Samples) -> Loader:
         """Loader of another evaluation set of the same classes, under the same transform.
 
-        It normalises its batches itself: given to the Trainer without the data module, it gets no hooks.
+        It normalises its batches itself, because the Trainer gets it without the data module and its hooks.
         """
         unreadable = UnreadableImages(None, int(self.max_bad_share * len(samples)))
         images = EvalImages(samples, self.eval_transform, unreadable, self.preprocessing.reading)
@@ -594,7 +594,7 @@ class ImageNetDataModule(LightningDataModule):
 
 def _init_worker(worker_id: int, under_trainer: bool) -> None:
     # A scheduler signals the whole group of processes. Under the Trainer workers ignore that, because the current
-    # step still needs them, and the Trainer ends them. Otherwise a script's end ends them with SIGTERM.
+    # step still needs them, and the Trainer ends them. Without a Trainer, SIGTERM ends them when the script ends.
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) if under_trainer else ():
         signal.signal(signum, signal.SIG_IGN)
     # Workers share the cores among themselves; threads of their own would only get in each other's way.

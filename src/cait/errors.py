@@ -1,4 +1,4 @@
-"""The one exception for everything that a user can mend, and the wording that its messages share."""
+"""The one exception for everything that a user can fix, and the wording that its messages share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def one_line(error: object) -> str:
 
 
 def kind_and_place(error: Exception) -> str:
-    """What an error of somebody else's code says, and where: "ValueError: no such luck (my_net.py:12)"."""
+    """What an error in somebody else's code says, and where: "ValueError: no such luck (my_net.py:12)"."""
     *_, last = traceback.extract_tb(error.__traceback__)
     return f"{type(error).__name__}: {one_line(error)} ({last.filename}:{last.lineno})"
 

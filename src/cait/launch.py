@@ -28,7 +28,7 @@ _rounds = ["start", "claim", "folder", "fit"]
 _store: Any = None
 
 watch: Watch | None = None
-"""Of the processes that train together, however they were started, from their first connection on."""
+"""The watch over the processes that train together, however they were started; set once they are connected."""
 
 
 def cluster() -> ClusterEnvironment | None:
@@ -96,12 +96,12 @@ def _agree(here: ClusterEnvironment, word: str, trouble: str) -> list[str]:
 
 
 def add_round(name: str) -> None:
-    """Have all processes agree once more, before the others are through with starting."""
+    """Have all processes agree once more, as the next round of the start."""
     _rounds.insert(0, name)
 
 
 def tell(trouble: str) -> str:
-    """Tell the other processes why this one ends, unless all have begun. Returns the line that this one ends with."""
+    """Tell the other processes why this one ends, unless all have begun. Returns the line to end with."""
     try:
         if _rounds and several():
             agree(trouble=trouble)
@@ -117,7 +117,7 @@ def _wait(condition: Callable[[], bool], seconds: float) -> None:
 
 
 def _open(here: ClusterEnvironment) -> Any:
-    """The store that `torch.distributed` is going to use too, served by process 0."""
+    """The store that process 0 serves and that `torch.distributed` will use too."""
     from torch.distributed import TCPStore
 
     global _store
@@ -130,7 +130,7 @@ def _open(here: ClusterEnvironment) -> Any:
 
 
 def _instead_of_torchruns(here: ClusterEnvironment) -> Any:
-    """A store of this start alone.
+    """A store for this start only.
 
     torchrun's store outlives the processes. After a restart it still holds the addresses of killed processes, and
     Gloo and NCCL would connect to them. So process 0 offers a port of its own through torchrun's store. The offer

@@ -73,8 +73,8 @@ PAPER_ROW = "Row of the paper to compare the run with; --paper sets it."
 class SaveConfig(SaveConfigCallback):
     """Write config.yaml when training begins, so that a refused resume leaves the old one as it was.
 
-    The file is whole at any moment. Its signature says that the run is this account's own: a new run's is, and
-    stays so unless somebody else changes the file.
+    The file is whole at any moment. Its signature says that the run is this account's own. A new run's file is
+    signed, and the signature holds unless somebody else changes the file.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -88,7 +88,7 @@ class SaveConfig(SaveConfigCallback):
         before = signature.own_text(path)
         own = bool(before) or not path.exists()
         if own:
-            signature.sign(path, before, text)  # a kill between this line and the last leaves either signed
+            signature.sign(path, before, text)  # a kill before the last line leaves either text, and both are signed
         with run.whole(path) as beside:
             beside.write_text(text)
         if own:
@@ -133,7 +133,7 @@ class CaiTCLI(LightningCLI):
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """The verb that is run: a parser of each would take a third of a second more."""
+        """Only the verb that is run: parsers for all verbs would take a third of a second more."""
         verb = self.arguments[0]
         return {verb: LightningCLI.subcommands()[verb]}
 
@@ -168,7 +168,7 @@ class CaiTCLI(LightningCLI):
         parser.link_arguments("data.std", "model.std")
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
-        shown: Any = parser._action_groups  # in the order of --help: the Trainer's hundred last
+        shown: Any = parser._action_groups  # in the order of --help: the Trainer's hundred settings go last
         shown.append(shown.pop(shown.index((parser.groups or {})["trainer"])))
 
     def _make(self, kind: Any, *args: Any, **kwargs: Any) -> Any:
@@ -183,7 +183,7 @@ class CaiTCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
-        except Exception as error:  # which jsonargparse tells at length
+        except Exception as error:  # jsonargparse's own message would be long
             if self._not_made is not None:
                 raise UserError(self._not_made) from error
             if isinstance(error, ValueError) and (reason := refusals.not_made(str(error))):
@@ -199,7 +199,7 @@ class CaiTCLI(LightningCLI):
             known = list(self._parser(self.arguments[0]).get_defaults().keys(branches=True))
             raise UserError(refusals.explain(str(error), self.arguments, known)) from error
         seed = self.config[self.config.subcommand].seed_everything
-        if isinstance(seed, bool) or not 0 <= seed < 2**32:  # to Lightning true is a random seed, false none
+        if isinstance(seed, bool) or not 0 <= seed < 2**32:  # Lightning takes true as a random seed, false as none
             raise UserError(f"--seed_everything must be a whole number from 0 to {2**32 - 1}, got {seed}")
 
     def _parse_ckpt_path(self) -> None:
@@ -241,7 +241,7 @@ class CaiTCLI(LightningCLI):
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
             base = _recipe(map(str, config.config or [])) or self.name or re.sub(r"[/:]", "-", config.model.name)
-            # Processes that were launched apart cannot agree on a number.
+            # Processes that were launched separately cannot agree on a number.
             name = base if launched else _new_folder(root, base)
         if not re.fullmatch(r"\w[\w.=+-]*", name):
             raise UserError(f"a run's name is made of letters, digits and . _ - + =, and is not a path: {name!r}")
@@ -250,7 +250,7 @@ class CaiTCLI(LightningCLI):
 
     def _claim_run_dir(self) -> Path:
         config = self.config.fit
-        if config.trainer.fast_dev_run:  # which writes nothing
+        if config.trainer.fast_dev_run:  # it writes nothing
             return Path(config.trainer.default_root_dir or run.LOGS)
         run_dir = self._name_run()
         if _rank() == 0:
@@ -273,12 +273,12 @@ class CaiTCLI(LightningCLI):
             raise
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
-        """An `EMA` of your own among the Trainer's callbacks takes the place of `--ema`; a `--monitor` may be off."""
+        """Let an `EMA` of your own among the Trainer's callbacks replace `--ema`; drop a `--monitor` that is off."""
         if any(isinstance(callback, EMA) for callback in config["callbacks"]):
             callbacks = [callback for callback in callbacks if not isinstance(callback, EMA)]
         monitors = [callback for callback in callbacks if isinstance(callback, Monitor)]
         callbacks = [callback for callback in callbacks if callback not in monitors]
-        # In front of the guard, which skips what comes after it in a step without a finite gradient.
+        # Before the guard: in a step without a finite gradient it skips the callbacks that follow it.
         config["callbacks"][:0] = [monitor for monitor in monitors if monitor.every_n_steps is not None]
         return super()._instantiate_trainer(config, callbacks)
 
@@ -287,7 +287,7 @@ class CaiTCLI(LightningCLI):
         try:
             self.trainer.fit(*args, **kwargs)
         except BaseException as error:
-            # An error in the answer to an error, as on a full disk, keeps the Trainer from ending the loader's
+            # An error while another is handled, as on a full disk, keeps the Trainer from ending the loader's
             # workers. They ignore SIGTERM, so Python would wait for them for ever.
             with contextlib.suppress(Exception):
                 self.trainer.fit_loop.teardown()
@@ -313,7 +313,7 @@ class CaiTCLI(LightningCLI):
         else:
             self.save_config_callback = None
             kwargs.update(logger=False, enable_checkpointing=False)
-            kwargs["plugins"] = [*_listed(given.plugins), DurableCheckpointIO()]  # which reads folders too
+            kwargs["plugins"] = [*_listed(given.plugins), DurableCheckpointIO()]  # it reads folders too
             if self.subcommand == "predict":
                 output = Path(self.config.predict.output or "predictions.csv")
                 callbacks.append(PredictionsFile(output, self.datamodule))
@@ -324,7 +324,7 @@ class CaiTCLI(LightningCLI):
                 own_timeout = isinstance(given.strategy, Strategy)
                 config = self.config.fit
                 together.watch(trainer, config.collective_timeout_minutes, config.silence_seconds, own_timeout)
-        except (ValueError, TypeError, ImportError) as error:  # Lightning's, of settings that do not fit together
+        except (ValueError, TypeError, ImportError) as error:  # Lightning's, about settings that do not fit together
             raise UserError(one_line(error)) from error
         trainer_checks.made(trainer, self.model, self.subcommand == "fit", bool(given.sync_batchnorm))
         return trainer
@@ -361,7 +361,7 @@ class CaiTCLI(LightningCLI):
             raise UserError(f"--trainer.logger false leaves no room for --logger {config.logger}; leave one out")
         if given.logger is not False:
             own = [] if given.logger is True else _listed(given.logger)
-            if config.logger and not given.fast_dev_run:  # which logs nothing
+            if config.logger and not given.fast_dev_run:  # that logs nothing
                 own = [*own, tracker(config.logger, dict(config.logger_args), self.run_dir, first_step)]
             kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *own]
         callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
@@ -420,7 +420,8 @@ def drive(
             raise
         raise UserError(one_line(error)) from error
     except OSError as error:
-        # With a name it is about a file: no permission, a file for a folder. A full disk comes without one.
+        # With a file name the error is about that file: no permission, or a file instead of a folder. A full disk
+        # gives no name.
         if error.filename is None and error.errno not in DISK_FULL:
             raise
         raise UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror}") from error
@@ -434,7 +435,7 @@ def _is_lightnings(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def _full_disk_told_once() -> Iterator[None]:
-    """TensorBoard writes in a thread, which would tell with a traceback what the run tells in a line."""
+    """Hide the traceback of TensorBoard's writing thread: the run itself reports a full disk in one line."""
     before = threading.excepthook
 
     def tell(given: threading.ExceptHookArgs) -> None:
@@ -453,7 +454,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _recipe(configs: Iterable[str]) -> str:
-    """The name of the last of the files; overlays say where a run trains and logs."""
+    """The name of the last file that is no overlay; overlays only say where a run trains and logs."""
     return next(
         (path.stem for path in reversed([*map(Path, configs)]) if path.parent.name not in refusals.OVERLAYS), ""
     )

@@ -18,9 +18,9 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class BinaryCrossEntropy(nn.Module):
-    """Each class a yes or no, as in DeiT III (arXiv 2204.07118): a mean over images and classes.
+    """Each class is a yes or no, as in DeiT III (arXiv 2204.07118): a mean over images and classes.
 
-    Of an image that is mixed from two, both classes count in full, whatever their shares.
+    For an image that is mixed from two, both classes count in full, whatever their shares.
 
     Args:
         label_smoothing: ε of (1 - ε) · target + ε / num_classes.
@@ -40,7 +40,7 @@ class WeightedCrossEntropy(nn.Module):
     """Cross entropy in which each class counts by its weight: a mean over the images, whatever their classes.
 
     Args:
-        weights: of the classes, [num_classes]; no part of checkpoints.
+        weights: of the classes, [num_classes]; checkpoints do not hold them.
         label_smoothing: ε of (1 - ε) · target + ε / num_classes, before the weights.
     """
 

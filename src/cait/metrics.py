@@ -16,7 +16,7 @@ from cait.objects import locate
 FURTHER = ("acc1_macro", "never_predicted", "confusions", "calibration", "thresholds", "wanted_accuracy")
 """Scores of evaluation.json that are worked out once all images are counted."""
 STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "confusion", *FURTHER, "real", "v2", "extra")
-"""The scores that are there, or may be; a metric of the user's own has another name."""
+"""Names of all standard scores; a metric of the user's own must have another name."""
 
 
 class ClassCounts(Metric):
@@ -78,7 +78,7 @@ class EvalMetrics(nn.Module):
             metric.update(logits, labels)
 
     def compute(self, prefix: str) -> dict[str, Tensor]:
-        """The values under their logged names, as `val/acc1`. The count starts anew."""
+        """The values under their logged names, such as `val/acc1`. Counting then starts again."""
         values = {f"{prefix}/loss": self.loss.compute()}
         values |= {f"{prefix}/{name}": 100 * value for name, value in self.accuracy.compute().items()}
         self.per_class = self.counts.compute()

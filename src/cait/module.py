@@ -40,9 +40,9 @@ class SkipStep(Exception):  # noqa: N818  # it is no error
 class CaiTModule(Predicts, LightningModule):
     """A network with its optimizer, per-step warm-up and cosine, label smoothing or soft targets, distillation.
 
-    With a teacher the loss is (1 - α) · loss of the labels + α · `cait.losses.distillation_loss`. Both read the one
+    With a teacher the loss is (1 - α) · loss of the labels + α · `cait.losses.distillation_loss`. Both read the same
     class output, as released. With the network's field `distillation_token` the second reads that token's head,
-    as in DeiT. The teacher is no part of checkpoints or of the moving average.
+    as in DeiT. Neither checkpoints nor the moving average include the teacher.
 
     Args:
         name: one of the paper's models, as "xxs24"; a timm model, as "timm/vit_small_patch16_224"; or
@@ -172,7 +172,7 @@ class CaiTModule(Predicts, LightningModule):
             name=optimizer, weight_decay=weight_decay, layer_decay=layer_decay, betas=betas, eps=eps
         )
         self.optimizer_settings["arguments"] = dict(optimizer_args or {})
-        build_optimizer(self.model, lr=lr, **self.optimizer_settings)  # so that it fails now if it must
+        build_optimizer(self.model, lr=lr, **self.optimizer_settings)  # a wrong setting fails here, not later
         if name not in VARIANTS:
             network.check(self.model, name, network.input_shape(self.hparams), num_classes)
         if class_weights is not None and (class_weights != "balanced" or loss != "cross_entropy"):
@@ -183,7 +183,7 @@ class CaiTModule(Predicts, LightningModule):
         self.distillation_alpha, self.distillation_tau = distillation_alpha, distillation_tau
         self.teacher: Teacher | None = None
         self.grad_norm: Tensor | None = None
-        """Of this step, where a callback has computed it; clipping then uses it."""
+        """The norm in this step, if a callback has computed it; clipping then uses it."""
         self._accumulated: tuple[int, list[Tensor]] = (-1, [])
         """A step, and the figures of its batches so far."""
         self.figures: Tensor | None = None
@@ -200,7 +200,7 @@ class CaiTModule(Predicts, LightningModule):
         if stage == "fit" and self.class_weights is not None:
             self._weight_classes()
         if stage == "fit" and self.distillation != "none":
-            # Not registered as a submodule: it is not to be saved, trained, averaged or put into train mode.
+            # Not registered as a submodule, so that it is not saved, trained, averaged or put into train mode.
             self.__dict__["teacher"] = self._load_teacher()
 
     def _weight_classes(self) -> None:
@@ -252,8 +252,8 @@ class CaiTModule(Predicts, LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One step on images and labels [B] or class probabilities [B, num_classes].
 
-        `train/acc1` counts, under Mixup and CutMix, the class with the larger share; with a distillation
-        token it is of the class head alone.
+        Under Mixup and CutMix `train/acc1` counts the class with the larger share. With a distillation
+        token it counts the class head alone.
         """
         images, targets = batch
         inputs = images.to(self.dtype)
@@ -269,7 +269,7 @@ class CaiTModule(Predicts, LightningModule):
         return loss
 
     def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
-        # All on the device: a number that is read, or made on the host, would have the host wait for the device.
+        # All on the device: reading a number, or making one on the host, would make the host wait for the device.
         heaviest = targets.argmax(dim=1) if targets.ndim == 2 else targets
         acc1 = 100 * (logits.argmax(dim=1) == heaviest).float().mean()
         self.figures = torch.stack([loss, acc1.to(loss)])
@@ -304,7 +304,7 @@ class CaiTModule(Predicts, LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip, also where Lightning refuses to: it takes no fused optimizer under mixed precision.
+        """Clip the gradients, also where Lightning refuses: under mixed precision it accepts no fused optimizer.
 
         Under 16-mixed the gradients of a fused optimizer are still multiplied by the scaler's scale.
         """
@@ -322,16 +322,16 @@ class CaiTModule(Predicts, LightningModule):
             clip_grads_with_norm_(parameters, gradient_clip_val, norm)
 
     def gradient_norm(self, optimizer: Optimizer) -> Tensor:
-        """Norm of the whole gradient, not scaled, in float32 at least; not finite where any part of it is not."""
+        """Norm of the whole gradient, not scaled, in float32 at least; not finite if any part of it is not."""
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
         gradients = [precise(parameter.grad) for parameter in parameters if parameter.grad is not None]
         return sharding.gathered(get_total_norm(gradients)) / self.gradient_scale(optimizer)
 
     def gradient_scale(self, optimizer: Optimizer) -> Tensor | float:
-        """What the gradients of `optimizer` are multiplied by at present."""
+        """The factor by which the gradients of `optimizer` are multiplied now."""
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
-            return 1.0  # Lightning has the scaler unscale those of the others
+            return 1.0  # Lightning has the scaler unscale the gradients of other optimizers
         return scaler._get_scale_async()
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -381,7 +381,7 @@ class CaiTModule(Predicts, LightningModule):
         total_steps = trainer.estimated_stepping_batches
         if not math.isfinite(total_steps):
             raise UserError("the cosine needs an end: set --trainer.max_epochs or --trainer.max_steps")
-        if trainer.train_dataloader is None:  # Lightning counts no epoch's batches where max_epochs is -1
+        if trainer.train_dataloader is None:  # if max_epochs is -1, Lightning has not counted an epoch's batches
             trainer.fit_loop.setup_data()
         steps_per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
         peak = self.lr
@@ -398,7 +398,7 @@ class CaiTModule(Predicts, LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse another network's weights; let the optimizer's settings of now win, as the schedule's do."""
+        """Refuse another network's weights; let this run's optimizer settings win, as its schedule does."""
         self._at_start = False
         self.remember(checkpoint)
         if self._trainer is not None and self._trainer.datamodule is not None:  # type: ignore[attr-defined]
@@ -424,7 +424,7 @@ class CaiTModule(Predicts, LightningModule):
         """Put this run's settings into the states of a checkpoint's optimizers, in place.
 
         Raises:
-            UserError: they are of another optimizer.
+            UserError: the states are of another optimizer.
         """
         name, before = self.optimizer_settings["name"], checkpoint.get("hyper_parameters", {}).get("optimizer", "adamw")
         if name != before:

@@ -20,7 +20,7 @@ def is_path(name: str) -> bool:
 
 
 def paths_in(text: str) -> list[str]:
-    """What a text names as `package.module:name`."""
+    """Every `package.module:name` in a text."""
     return PATH.findall(text)
 
 

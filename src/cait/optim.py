@@ -65,7 +65,7 @@ def build_optimizer(
 
 
 def _timms(network: nn.Module, name: str, given: Mapping[str, Any]) -> Optimizer:
-    """timm's optimizer. An argument that its factory would leave out in silence is refused."""
+    """Build timm's optimizer. Refuse an argument that timm's factory would silently drop."""
     import timm.optim
 
     known, plain = timm.optim.list_optimizers(), name.rpartition("_")[2]  # "lookahead_lion" is lion
@@ -83,8 +83,8 @@ def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | N
     """Split the trainable parameters into two groups, without and with weight decay.
 
     Not decayed: biases, every parameter of fewer than two dimensions (norms, LayerScale's λ) and the names in
-    `network.no_weight_decay()`. The same groups as timm's `param_groups_weight_decay`; with `layer_decay` as
-    its `param_groups_layer_decay`, two for each layer.
+    `network.no_weight_decay()`. The groups are those of timm's `param_groups_weight_decay`, or with `layer_decay`
+    those of its `param_groups_layer_decay`, two for each layer.
     """
     exempt: set[str] = getattr(network, "no_weight_decay", set)()
     if layer_decay is not None:
@@ -112,9 +112,9 @@ def warmup_cosine(
         t >= W:  min_lr + (p - min_lr) · (1 + cos(π (t - W) / (T - W))) / 2
 
     times the group's `lr_scale`, if it has one. The schedule is lightning-bolts' `LinearWarmupCosineAnnealingLR`,
-    read from its closed form instead of its recursion. W = 0 then works and rounding does not build up. The
-    rate is a function of the step alone, so a checkpoint holds only the step, and a resumed run follows the
-    rate, the warm-up and the length that it is given now.
+    in its closed form instead of its recursion, so that W = 0 works and rounding does not build up. The rate is a
+    function of the step alone, so a checkpoint holds only the step. A resumed run follows the rate, the warm-up and
+    the length that it is given now.
     """
 
     class WarmupCosine(_bolts_schedule()):  # type: ignore[misc]
@@ -147,7 +147,7 @@ def warmup_cosine(
 
 
 def _bolts_schedule() -> type[LRScheduler]:
-    """lightning-bolts' schedule, out of its own file.
+    """lightning-bolts' schedule, loaded from its file alone.
 
     Importing the package would take seconds, warn, set warning filters, take over Lightning's messages and put names
     back into numpy that numpy has removed.

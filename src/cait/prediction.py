@@ -1,4 +1,4 @@
-"""`module.predict("photo.jpg")`: what a module that was loaded from a checkpoint says of images."""
+"""`module.predict("photo.jpg")`: classify images with a module that was loaded from a checkpoint."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Predicts:
     class_names: list[str] | None = None
     """Names of the classes in the order of the logits; known once a checkpoint is loaded."""
     eval_transform: Any = None
-    """From a PIL image in RGB to uint8 [3, S, S], or to float32 [3, S, S] that is normalised; as in evaluation."""
+    """The transform of evaluation: a PIL image in RGB to uint8 [3, S, S], or to normalised float32 [3, S, S]."""
     reading = Reading()
     """How a file becomes RGB."""
 
     def remember(self, checkpoint: run.Checkpoint) -> None:
-        """Take the classes and the preprocessing from a checkpoint, if it says."""
+        """Take the classes and the preprocessing from a checkpoint, if it has them."""
         self.class_names = run.class_names(checkpoint)
         how = (run.data_state(checkpoint) or {}).get("preprocessing")
         if how:

@@ -1,4 +1,4 @@
-"""What Lightning says at every start, and need not."""
+"""Hide what Lightning says at every start and need not say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable
 
-# Lightning says these at every start. The user cannot change them, or has asked for them.
+# Lightning says these at every start. The user cannot change what they report, or has asked for it.
 NOISE = (
     "💡 Tip",
     "GPU available: False",
@@ -31,7 +31,7 @@ WARNINGS = (
 
 
 def hush() -> None:
-    """Leave out what `NOISE` and `WARNINGS` name."""
+    """Hide the messages that `NOISE` and `WARNINGS` list."""
     for message in WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     keep(lambda record: not record.getMessage().lstrip().startswith(NOISE))

@@ -37,7 +37,7 @@ LINKED = {
 OVERLAYS = ("trainer", "loggers")
 """Folders of configurations that say where a run trains and logs, not what it is."""
 ALIASES = {"epochs": "trainer.max_epochs", "steps": "trainer.max_steps", "gpus": "trainer.devices"}
-"""What people type."""
+"""What people type, and the setting that they mean."""
 
 _TYPE = re.compile(r"<class '([\w.]+)'>|typing\.Literal\[(.*?)\]|([\w.]+)\[[^\[\]]*\]")
 _NEGATIVE = re.compile(r"-\.?\d[\d_]*\.?\d*(e[+-]?\d+)?", re.IGNORECASE)
@@ -65,13 +65,13 @@ def configurations_of(arguments: list[str]) -> list[str]:
 
 
 def config_files(arguments: list[str]) -> list[Path]:
-    """The files among them."""
+    """The files that `--config` names."""
     named = map(Path, configurations_of(arguments))
     return [path for path in named if len(path.name) < 256 and path.is_file()]
 
 
 def check_config(path: Path) -> None:
-    """Refuse a file that is not YAML, holds no settings, has a key twice or one that follows another.
+    """Refuse a file that is not YAML, holds no settings, has a key twice or sets one that follows another.
 
     Raises:
         UserError: it names the file and, in YAML, the line.
@@ -95,7 +95,7 @@ def check_config(path: Path) -> None:
         raise UserError(f"{path} has {name} twice, at line {line} again; YAML would keep only the last")
     for group, part in ((key.value, value) for key, value in root.value if isinstance(value, yaml.MappingNode)):
         for name in (f"{group}.{key.value}" for key, _ in part.value):
-            if name in LINKED:  # the parser would pass over it in silence
+            if name in LINKED:  # the parser would silently ignore it
                 raise UserError(f"{path}: {name} cannot be set: {LINKED[name]}")
 
 
@@ -105,7 +105,7 @@ def _line(path: Path, mark: Any) -> str:
 
 
 def _repeated(node: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Keys that a mapping has again, with their lines."""
+    """Keys that a mapping repeats, with the lines where it does."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             yield from _repeated(item, prefix)
@@ -148,7 +148,7 @@ def explain(message: str, arguments: list[str], known: list[str]) -> str:
 
 
 def not_made(message: str) -> str:
-    """jsonargparse's error about an object that a setting names and that cannot be made; empty if it is another."""
+    """jsonargparse's error about a class path whose object cannot be made; empty for any other error."""
     found = re.search(r"Problem with given class_path '(.+?)': (.*?)(?: - Expected| Given value|$)", one_line(message))
     return f"cannot make {found[1]}: {found[2]}" if found else ""
 
@@ -187,7 +187,7 @@ def _member(group: str, known: list[str]) -> str:
 
 
 def _where(key: str, arguments: list[str]) -> str:
-    """ "FILE: " if the last that sets the key is a configuration, not an option."""
+    """ "FILE: " if a configuration sets the key and no option does."""
     if any(re.match(rf"--{re.escape(key)}[.=+]|--{re.escape(key)}$", argument) for argument in arguments):
         return ""
     for file in reversed(config_files(arguments)):
@@ -243,7 +243,7 @@ def _classes(key: str) -> list[str]:
 
 
 def _of_class(reason: str) -> str:
-    """What a class has against its settings."""
+    """Why a class refuses its settings."""
     if found := re.match(r"the following arguments are required: (.*)", reason):
         return f"it needs {found[1]}, under init_args"
     if found := re.match(r'Parser key "(.+?)": (.*)', reason):

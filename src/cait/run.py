@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LOGS = Path("logs")
-"""Where the runs lie unless `trainer.default_root_dir` says otherwise."""
+"""Where the runs are unless `trainer.default_root_dir` says otherwise."""
 
 # In the folder of a run.
 CONFIG = "config.yaml"
@@ -42,7 +42,7 @@ LOCK, OWNER = ".lock", ".owner"
 # In its folder of checkpoints. Each is a file, or a folder that `cait.sharded` wrote.
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 AWAY = ".away.tmp"
-"""Ends the name of a file or folder that makes room for another."""
+"""Suffix of a file or folder that was moved away to make room for another."""
 
 EMA = "EMA"
 """Key of the moving average among the states of the callbacks."""
@@ -96,7 +96,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table whole. Names of files may hold bytes that are no text."""
+    """Write a table whole. File names in it may hold bytes that are not text."""
     with whole(path) as beside, beside.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file)
         writer.writerow(header)
@@ -104,10 +104,10 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def replace(beside: Path, path: Path, previous: Path | None = None) -> None:
-    """Put a file or folder that was written `beside` in the place of `path`, which is kept as `previous`.
+    """Move the file or folder `beside` to `path`, and keep what was at `path` as `previous`.
 
-    A kill at any moment leaves one of the two. No rename replaces a folder, so the one that goes is moved away first.
-    A kill between those renames leaves it there, and `clear_scratch` puts it back.
+    A kill at any moment leaves the old one or the new one. No rename replaces a folder, so the one that has to go is
+    moved away first. After a kill between those renames, `clear_scratch` puts it back.
     """
     if any(place is not None and place.is_dir() for place in (beside, path, previous)):
         _replace_folder(beside, path, previous)
@@ -148,7 +148,7 @@ def _replace_folder(beside: Path, path: Path, previous: Path | None) -> None:
 
 
 def flush(path: Path) -> None:
-    """Have the disk hold a file, or the names in a folder."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -165,7 +165,7 @@ def remove(path: Path) -> None:
 
 
 def clear_scratch(folder: Path) -> None:
-    """Remove what killed processes left half written, and put back what one had moved away for it."""
+    """Remove what killed processes left half written, and put back what they had moved away."""
     for path in list(folder.rglob(".*.tmp")):
         place = path.with_name(path.name.removeprefix(".").removesuffix(AWAY))
         if path.name.endswith(AWAY) and not place.exists():
@@ -193,7 +193,7 @@ def best_checkpoint(folder: Path, purpose: str) -> Path:
     Raises:
         UserError: the run has neither; the error names the `purpose`, such as "score".
     """
-    for name in (BEST, f".{BEST}{AWAY}", LAST):  # the second for a moment, while a folder replaces the best
+    for name in (BEST, f".{BEST}{AWAY}", LAST):  # the second exists for a moment, while a folder replaces the best
         path = folder / CHECKPOINTS / name
         if path.exists():
             return path
@@ -203,8 +203,8 @@ def best_checkpoint(folder: Path, purpose: str) -> Path:
 def read_checkpoint(path: str | Path, without: Sequence[str] = ()) -> Checkpoint:
     """Read a checkpoint without running code from it.
 
-    The tensors of a file stay on disk. A folder's are read whole; under the keys `without`, such as
-    "optimizer_states", None takes their places.
+    The tensors of a file stay on disk. Those of a folder are read whole, except under the keys `without`, such as
+    "optimizer_states": there None takes their place.
 
     Raises:
         UserError: the file or folder is not a whole checkpoint of a run.
@@ -262,7 +262,7 @@ def rename_data_state(checkpoint: Checkpoint, name: str) -> None:
 
 def _data_key(checkpoint: Checkpoint) -> str | None:
     """The key of the data module's part: it has the "class_names" and, except in old checkpoints, "depends_on"."""
-    settings = ("hyper_parameters", "datamodule_hyper_parameters")  # a user's own may name classes too
+    settings = ("hyper_parameters", "datamodule_hyper_parameters")  # a user's own settings may name classes too
     found = [
         key
         for key, part in checkpoint.items()

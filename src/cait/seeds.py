@@ -1,7 +1,7 @@
 """Random streams by name: what a run draws is a function of its seed and of where it is.
 
-Checkpoints hold no generator's state. A run that is resumed seeds its generators from these functions and
-goes on to the same bits, so the numbers they return must not change.
+Checkpoints hold no generator's state. A resumed run seeds its generators from these functions and goes on to the
+same bits, so the numbers that they return must not change.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class _MetadataUnpickler(pickle.Unpickler):
     """The folder may be a stranger's, and a pickle is code: read nothing but descriptions of tensors."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module in ("pathlib", "pathlib._local") and name == "PosixPath":  # of one Python and of the next
+        if module in ("pathlib", "pathlib._local") and name == "PosixPath":  # the module depends on Python's version
             return PurePosixPath
         known = (module, name) in _METADATA_NAMES
         if known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
@@ -81,9 +81,9 @@ def read(folder: Path, mesh: DeviceMesh | None = None, without: Sequence[str] = 
 
     Args:
         folder: of the checkpoint.
-        mesh: of the processes that share the tensors out now: each reads its part alone. Their number need not be
-            that of the processes which wrote the folder. None reads the tensors whole.
-        without: keys of the checkpoint whose sharded tensors are left out; None is in their place.
+        mesh: the processes that share the tensors now; each reads only its own part. Another number of processes may
+            have written the folder. None reads the tensors whole.
+        without: keys of the checkpoint whose sharded tensors are left out; None takes their place.
     """
     content = torch.load(folder / REST, map_location="cpu", weights_only=True)
     checkpoint, places = content["checkpoint"], content["places"]
@@ -118,7 +118,7 @@ def _part(checkpoint: Any, place: Place) -> Any:
 def share_out(
     checkpoint: dict[str, Any], mesh: DeviceMesh, is_sharded: Callable[[Place, Tensor], bool]
 ) -> dict[str, Any]:
-    """A plain checkpoint in which each process keeps its part alone of the tensors that are sharded."""
+    """A plain checkpoint in which each process keeps only its part of the sharded tensors."""
 
     def shared(place: Place, tensor: Tensor) -> Tensor:
         if not is_sharded(place, tensor):
@@ -198,7 +198,7 @@ def _on_all(step: Callable[[], Any]) -> list[Any]:
     result, reason = None, None
     try:
         result = step()
-    except CheckpointException as error:  # of all processes; the own one knows more
+    except CheckpointException as error:  # it holds the errors of all processes; report our own if there is one
         own = error.failures.get(dist.get_rank())
         reason = _reason(own[0]) if own else None
         reason = reason or ("" if dist.get_rank() else _reason(next(iter(error.failures.values()))[0]))

@@ -67,7 +67,7 @@ def load_teacher(settings: Mapping[str, Any]) -> Teacher:
     """Load a teacher with its weights.
 
     Args:
-        settings: those of `cait.CaiTModule` by name: all that begin with `teacher`, and of the student `name`,
+        settings: those of `cait.CaiTModule` by name: all that begin with `teacher`, and the student's `name`,
             `img_size`, `num_classes`, `mean` and `std`.
 
     Raises:
@@ -126,7 +126,7 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def _named_by_own_run(path: str) -> list[str]:
-    """The parts that a run of this account's own names, given one of its checkpoints."""
+    """The `package.module:name` parts of this account's own run that wrote the checkpoint at `path`; else none."""
     return objects.paths_in(signature.own_text(Path(path).absolute().parent.parent / run.CONFIG))
 
 

@@ -1,4 +1,4 @@
-"""What the Trainer's settings may not be, before it is made and once it is."""
+"""Checks of the Trainer's settings, before it is made and afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cait.errors import UserError
 
 
 def numbers(given: Any) -> None:
-    """Refuse numbers that Lightning takes in silence or trips over later.
+    """Refuse numbers that Lightning silently accepts or fails on later.
 
     Args:
         given: the Trainer's settings, as the command line has them.
@@ -42,7 +42,7 @@ def numbers(given: Any) -> None:
 
 
 def length(given: Any, checkpoint: run.Checkpoint, path: str) -> None:
-    """Refuse a run that is to end before the point where its checkpoint stands."""
+    """Refuse a run that would end before the point that its checkpoint has reached."""
     progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current", {})
     done = {"max_epochs": progress.get("processed", 0), "max_steps": int(checkpoint["global_step"])}
     for name, count in done.items():
@@ -69,7 +69,7 @@ def _kind_of_strategy(kind: type) -> None:
 
 
 def made(trainer: Trainer, model: LightningModule, trains: bool, sync_batchnorm: bool) -> None:
-    """Refuse what the strategy cannot do; tell of devices that stay idle."""
+    """Refuse what the strategy cannot do; report devices that stay idle."""
     _kind_of_strategy(type(trainer.strategy))
     if isinstance(trainer.strategy, FullyShardedStrategy):
         trainer.strategy.check(trainer.precision, sync_batchnorm, model.hparams.get("optimizer", ""))

@@ -52,7 +52,7 @@ def only_importing(paths: Sequence[str], source: str, remedy: str) -> Iterator[N
 
 
 def only_objects(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
-    """Refuse your own parts, `package.module:name`, that neither these arguments name nor `PUBLIC` holds."""
+    """Refuse every part `package.module:name` that is neither in these arguments nor in `PUBLIC`."""
     given = objects.paths_in(" ".join(arguments))
     return objects.only([*given, *_public()], REMEDY)
 

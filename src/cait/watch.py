@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 SECONDS = 1.0
 """Time between two signs of life."""
 PATIENCE = 10.0
-"""Seconds after a broken connection in which its cause should turn up."""
+"""Seconds within which the cause of a broken connection should turn up."""
 LINGER = 3.0
-"""Seconds that the others have to hear why, before process 0 ends and the store with it."""
+"""Seconds that the others have to read why, before process 0 ends and takes the store with it."""
 ADVICE = "it was killed or stopped, or its machine was lost; look at its output and at `dmesg` there"
 
 
@@ -43,7 +43,7 @@ class Place:
     Args:
         rank: of this process.
         size: number of processes.
-        local_rank: its rank among those of its machine.
+        local_rank: rank of this process on its machine.
         children: the processes that this one started, in the order of their ranks, which begin with 1.
     """
 
@@ -56,9 +56,9 @@ class Place:
 class Watch:
     """Signs of life and the first trouble, in a store that all processes can reach.
 
-    One thread uses the store, which blocks for ever if process 0, which serves it, is stopped. So another thread
-    judges. It also ends a process whose main thread is blocked in a collective. It counts seconds only while it runs,
-    so that a process that was itself held up does not blame the others.
+    One thread uses the store. That blocks for ever if process 0, which serves the store, is stopped, so another
+    thread judges. It also ends a process whose main thread is blocked in a collective. It counts seconds only while
+    it runs, so a process that was itself held up does not blame the others.
 
     Args:
         store: a connection that nobody else uses.
@@ -86,10 +86,10 @@ class Watch:
             threading.Thread(target=work, daemon=True).start()
 
     def stop(self) -> None:
-        """This process has done its part; its silence is no trouble from now on."""
+        """Say that this process has done its part: from now on its silence is no trouble."""
         self._over.set()
         _within(SECONDS, self._done)
-        if self.place.rank == 0:  # the store goes with it, so the others should know that this is no trouble
+        if self.place.rank == 0:  # it takes the store with it, so the others should know that this is no trouble
             _within(3 * SECONDS, self._all_done)
 
     def _done(self) -> None:
@@ -101,7 +101,7 @@ class Watch:
             time.sleep(SECONDS / 10)
 
     def fail(self, text: str, status: int = 1) -> bool:
-        """Tell the others that this process ends. Returns whether it says why: another may have failed before."""
+        """Tell the others that this process ends. Returns whether to print why: another may have failed before."""
         self._ending.set()
         return self._report(text, status)
 
@@ -133,7 +133,7 @@ class Watch:
 
     def _linger(self) -> None:
         self.store.add("told", 1)
-        # Lightning kills process 0 as soon as one that it started fails, so those leave after it.
+        # Lightning kills process 0 as soon as a process that it started fails, so these leave after it.
         while self.store.add("told", 0) < self.place.size if self.place.rank == 0 else self._is_child():
             time.sleep(SECONDS / 10)
 
@@ -155,7 +155,7 @@ class Watch:
                         self._beats[rank] = beat, self._now
                 if self.place.rank and self.store.check(["beat 0"]) and self.store.get("beat 0") == b"done":
                     self.store.set(f"beat {self.place.rank}", "done")
-                    self._over.set()  # process 0 leaves, and the store with it
+                    self._over.set()  # process 0 leaves and takes the store with it
                     return
                 if self.store.check(["trouble"]):
                     self.trouble = Trouble(**json.loads(self.store.get("trouble")))
@@ -181,7 +181,7 @@ class Watch:
                 self.leave(self.trouble.status)
 
     def _silent(self, limit: float) -> str:
-        """Which processes have given no sign of life for longer; only process 0 has those of the others."""
+        """Name the processes silent for longer than `limit`: process 0 judges the others, and they judge process 0."""
         ages = {0: self._now - self._heard}
         if self.place.rank == 0:
             ages = {rank: self._now - since for rank, (_, since) in self._beats.items() if rank > 0}
@@ -190,7 +190,7 @@ class Watch:
 
     def _dead_child(self) -> str:
         for rank, child in enumerate(self.place.children, start=1):
-            # One that has done its part may end before this process, with 143 after a signal.
+            # A process that has done its part may end before this one, with status 143 after a signal.
             if (status := child.poll()) and _within(PATIENCE, partial(self.store.get, f"beat {rank}")) != b"done":
                 how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
                 return f"process {rank} on {self.host} {how}"
@@ -222,7 +222,7 @@ class Watch:
         told = json.dumps(asdict(mine))
         first = _within(PATIENCE, lambda: self.store.compare_set("trouble", "", told))
         self.trouble = Trouble(**json.loads(first)) if first else mine
-        # Without the store nobody knows who is the first: one on each machine says it.
+        # Without the store nobody knows who was first, so one process on each machine says it.
         return self._says() if first or status == 2 else self.place.rank <= 1 or self.place.local_rank == 0
 
     def _says(self) -> bool:

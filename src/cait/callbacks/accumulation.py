@@ -1,4 +1,4 @@
-"""A run goes on with another number of accumulated batches at the step that it had reached."""
+"""With another number of accumulated batches, a resumed run goes on at the step that it had reached."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cait import run
 
 
 class StepsOfAnotherSize(Callback):
-    """Lightning counts batches: after a resume, count them in those of now.
+    """Lightning counts batches: after a resume, convert its counts to this run's batches.
 
-    Checkpoints are saved after whole steps. With `--data.global_batch N` the steps of an epoch are whole, unless
-    `--trainer.limit_train_batches` cuts it amid one.
+    Checkpoints are saved after whole steps. With `--data.global_batch N` an epoch has only whole steps, unless
+    `--trainer.limit_train_batches` cuts it within one.
     """
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

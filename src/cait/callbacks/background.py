@@ -17,8 +17,8 @@ class BackgroundCheckpointIO(DurableCheckpointIO):
     """Copy the state between two steps, and let a thread write the copy as `DurableCheckpointIO` does.
 
     A GPU copies into pinned memory of the host, after the steps that are queued and before the next one; the host
-    does not wait for it. Two copies are kept, because an epoch that ends saves `best.ckpt` and `last.ckpt`. The
-    next save waits until its copy's place is written. A failure is kept in `error`, as in the base class.
+    does not wait for it. Two copies are kept, because the end of an epoch saves `best.ckpt` and `last.ckpt`. A third
+    save waits until the older copy is written. A failure is kept in `error`, as in the base class.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class BackgroundCheckpointIO(DurableCheckpointIO):
     def teardown(self) -> None:
         self.finish()
         self._writer.shutdown()
-        self._start()  # the Trainer may fit again; a thread begins with its first file
+        self._start()  # the Trainer may fit again; the thread starts with its first file
         super().teardown()
 
 
@@ -70,7 +70,7 @@ class _Copy:
 
     def take(self, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], torch.cuda.Event | None]:
         """(the copy, an event after which the GPU has filled it)"""
-        memo: dict[int, Any] = {}  # deepcopy takes what it finds here for the copy
+        memo: dict[int, Any] = {}  # deepcopy uses what it finds here as the copy
         on_gpu = False
         for place, tensor in enumerate(leaf for leaf in tree_leaves(checkpoint) if isinstance(leaf, Tensor)):
             memo[id(tensor)] = self._room(place, tensor).copy_(tensor.detach(), non_blocking=True)

@@ -27,11 +27,11 @@ STEPS = 20
 FILES = 4
 """Checkpoints on the disk at once: last, previous, best, and one that is being written."""
 VALUES = 3
-"""Numbers of 4 bytes that a checkpoint has for each weight: itself and AdamW's two moments."""
+"""Numbers of 4 bytes that a checkpoint has for each weight: the weight and AdamW's two moments."""
 
 
 def warn(text: str) -> None:
-    """Print a warning: on a terminal in lines that fit it, in a log in one."""
+    """Print a warning: wrapped to the width of a terminal, on one line in a log."""
     console = Console(markup=False, highlight=False)
     console.print(f"warning: {text}", soft_wrap=not console.is_terminal)
 
@@ -103,7 +103,7 @@ class Banner(Callback):
 
 
 def doubts(trainer: Trainer, pl_module: Any, saves_best: bool) -> list[str]:
-    """Settings that can hardly be meant, a line each."""
+    """Settings that are probably mistakes, one line each."""
     steps, found = int(trainer.estimated_stepping_batches), []
     each = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
     warmup = round(pl_module.warmup_epochs * each)
@@ -131,8 +131,8 @@ def doubts(trainer: Trainer, pl_module: Any, saves_best: bool) -> list[str]:
 
 
 def show(rows: dict[str, str], title: str) -> None:
-    """A frame on a terminal; in a file or a pipe lines that nothing breaks."""
-    console, table = rich.get_console(), Table.grid(padding=(0, 2))  # the bar's, which makes room above it
+    """Print the rows in a frame on a terminal, as unwrapped lines in a file or a pipe."""
+    console, table = rich.get_console(), Table.grid(padding=(0, 2))  # the console of the bar, which makes room above it
     for name, text in rows.items():
         table.add_row(name, text)
     if console.is_terminal:
@@ -151,7 +151,7 @@ def checkpoint_bytes(trainer: Trainer, pl_module: Any) -> int:
 
 
 def shortage(run_dir: Path, needed: int) -> int:
-    """Bytes that are missing on the disk; the checkpoints that are there make room for the new ones."""
+    """Bytes that are missing on the disk; new checkpoints take the room of the existing ones."""
     files = itertools.chain(*(run_dir.glob(f"{run.CHECKPOINTS}/*.ckpt{inside}") for inside in ("", "/*")))
     there = sum(path.stat().st_size for path in files if path.is_file())
     return max(0, needed - there - shutil.disk_usage(run_dir).free)

@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill, a full disk and a torn file, and a stop at a signal that saves one."""
+"""Checkpoints that survive a kill, a full disk and a torn file. A signal to stop saves one too."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
             beside.unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """Return when all that was to be saved is on the disk: here at once, see `cait.callbacks.background`."""
+        """Wait until every save is on the disk. Here it is already; `cait.callbacks.background` has to wait."""
 
     def load_checkpoint(self, path: Any, *arguments: Any, **settings: Any) -> dict[str, Any]:
         """Read a file, or a folder that a sharded run wrote, with whole tensors."""
@@ -69,7 +69,7 @@ def is_whole(path: Path) -> bool:
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """The newer of the two generations that is whole, None if there is none at all.
+    """The newest checkpoint that is whole; None if there is no checkpoint.
 
     Raises:
         UserError: all checkpoints are damaged.
@@ -91,14 +91,14 @@ class LastCheckpoint(Checkpoint):
     At SIGTERM, SIGINT or SIGUSR1 the process finishes the running step, saves, and exits with 128 + the
     signal's number. Several processes train on for about a second, until all have agreed.
 
-    Checkpoints are saved after an optimiser step that no validation follows. One from between a step and its
-    validation would look like one from after the validation. Accumulated gradients are in no checkpoint. A
-    stop during validation waits for its end.
+    Checkpoints are saved after an optimiser step that no validation follows. One saved between a step and its
+    validation would look like one saved after the validation. Checkpoints hold no accumulated gradients. A stop
+    during validation waits for its end.
 
     Args:
         folder: of the checkpoints.
         every_n_steps: optimiser steps between two saves; None saves by time alone.
-        every_n_minutes: minutes on process 0 between two saves; None saves by steps alone.
+        every_n_minutes: minutes between two saves, by the clock of process 0; None saves by steps alone.
 
     Raises:
         UserError: a number is not above 0.
@@ -194,7 +194,7 @@ class LastCheckpoint(Checkpoint):
 
     def _leave(self, trainer: Trainer, signum: int) -> None:
         self._finish(trainer)
-        # Lightning kills a job at once if a process that it started fails. So those exit with 0.
+        # Lightning kills a job at once if a process that it started fails, so such processes exit with 0.
         launcher = trainer.strategy.launcher
         started = (
             isinstance(launcher, _SubprocessScriptLauncher)
@@ -238,7 +238,7 @@ class BestCheckpoint(ModelCheckpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raises UserError if there is no such metric, as soon as that is certain."""
         there = trainer.callback_metrics
-        # The batch before training shows the metrics of validation; those of training come later.
+        # The sanity check before training already has the metrics of validation; those of training come later.
         judged = self.metric.startswith("val") if trainer.sanity_checking else trainer.state.fn == "fit"
         if judged and self.metric not in there:
             if not trainer.sanity_checking:

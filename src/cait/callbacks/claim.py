@@ -25,7 +25,7 @@ PATIENCE = 2.0
 class Claim(Callback):
     """A run's folder, held until `release` or the end of the process, however it ends. It is made if it is missing.
 
-    Among the Trainer's callbacks it learns that training has begun: from then on `undo` keeps what is there.
+    As a callback of the Trainer it learns when training begins: from then on `undo` removes nothing.
 
     Raises:
         UserError: another process holds it.
@@ -75,7 +75,7 @@ def owner(run_dir: Path) -> str:
 
 
 def shared(run_dir: Path, holder: str) -> bool:
-    """Whether `holder` holds this very folder. Asked by other processes, perhaps on other nodes."""
+    """Whether `holder` holds this very folder. Other processes ask this, perhaps on other nodes."""
     end = time.monotonic() + SECONDS
     while owner(run_dir) != holder:
         if time.monotonic() > end:

@@ -17,7 +17,7 @@ SECONDS = 10.0
 
 
 class DataWait(Callback):
-    """Measure how long the steps of each epoch wait for images: `line` says it. If that is long, say once what helps.
+    """Measure how long the steps of each epoch wait for images; `line` says so. If it is long, print once what helps.
 
     Args:
         data: the data module.

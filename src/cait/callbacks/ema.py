@@ -39,7 +39,7 @@ class EMA(Callback):
 
     @property
     def state_key(self) -> str:
-        """The same in checkpoints of a subclass."""
+        """The key in checkpoints, the same for a subclass."""
         return run.EMA
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:

@@ -65,7 +65,7 @@ class Confusion(Metric):
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Note the cell of each image: logits [B, num_classes], labels [B]. Labels below 0 are not counted."""
         cells = labels * self.num_classes + logits.argmax(dim=1)
-        self.cells.append(cells.where(labels >= 0, -1))  # leaving them out now would wait for the device
+        self.cells.append(cells.where(labels >= 0, -1))  # to leave them out now, the host would wait for the device
 
     def compute(self) -> np.ndarray:
         """Rows of (true class, predicted class, images), [K, 3], in the order of the classes."""
@@ -101,7 +101,7 @@ class Counts(nn.Module):
     """The counts of one set of weights, exact over several processes.
 
     Args:
-        wanted: accuracy, as a share, for which the threshold is wanted; None wants none.
+        wanted: accuracy, as a share, whose threshold to find; None finds none.
     """
 
     def __init__(self, num_classes: int, wanted: float | None = None) -> None:
@@ -179,7 +179,7 @@ class Evaluation(Callback):
     - `images`: how many were counted;
     - `per_class`: accuracy in per cent by class name;
     - `acc1_macro`: the mean of those accuracies;
-    - `never_predicted`: names of classes with images that no image was taken for;
+    - `never_predicted`: names of classes that have images but were never predicted;
     - `confusions`: the most confused pairs of classes;
     - `calibration`, `thresholds` and `wanted_accuracy`, see `cait.analysis.calibration`;
     - `confusion`: rows are true classes, columns predicted ones. Above CLASSES_IN_JSON classes it is an array as
@@ -190,7 +190,7 @@ class Evaluation(Callback):
         data: the data module.
         real: file of ReaL labels; None takes timm's copy if the data is ImageNet.
         hflip: test-time augmentation: score the mean of the probabilities of an image and its mirror image.
-        wanted: accuracy, as a share, for which the threshold is wanted.
+        wanted: accuracy, as a share, whose threshold to find; None finds none.
     """
 
     def __init__(
@@ -215,11 +215,11 @@ class Evaluation(Callback):
         self._hooks = [network.register_forward_hook(self._judge) for network in networks if network is not None]
 
     def _judge(self, network: Any, inputs: tuple[Tensor], logits: Tensor) -> Tensor:
-        """The logits that are scored in the place of those of an image [B, num_classes]."""
+        """The logits that are scored instead of the network's own, [B, num_classes]."""
         if self._mirroring:
             return logits
         if self.hflip:
-            self._mirroring = True  # the call comes here again; a sharded network has to be called
+            self._mirroring = True  # the call runs this hook again; a sharded network has to be called
             mirrored = network(inputs[0].flip(-1))
             self._mirroring = False
             views = torch.stack([logits.float(), mirrored.float()]).log_softmax(dim=2)

@@ -27,8 +27,8 @@ PRECISIONS = ("32-true", "bf16-mixed")
 class FullyShardedStrategy(ModelParallelStrategy):
     """Lightning's strategy for FSDP2 over all processes; `CaiTModule.configure_model` shards the network.
 
-    Checkpoints are what a run with DDP saves, key by key, with sharded tensors: see `cait.sharded`. So they are
-    restored at the same points of a run as those of DDP, and either strategy reads the other's.
+    Checkpoints hold what a run with DDP saves, key by key, with sharded tensors: see `cait.sharded`. So they are
+    restored at the same points of a run as DDP's, and either strategy reads the other's checkpoints.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -105,7 +105,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         return result
 
     def _check_states(self, optimizer: Optimizer) -> None:
-        """A checkpoint can only hold moments that are shared out as their parameters are."""
+        """Refuse moments that are not sharded as their parameters are: a checkpoint cannot hold them."""
         for parameter, state in optimizer.state.items():
             self._states_checked = True
             for name, value in state.items():

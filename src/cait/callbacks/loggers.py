@@ -14,7 +14,7 @@ from cait import run
 
 
 class RunCSVWriter(ExperimentWriter):
-    """Lightning's writer, except that it keeps the file that it finds, and the file never lacks its rows."""
+    """Lightning's writer, but it keeps the file that it finds, and rewrites it whole."""
 
     def _check_log_dir_exists(self) -> None:
         pass

@@ -27,7 +27,7 @@ QUANTILES = {"gamma_min": 0.0, "gamma_q25": 0.25, "gamma_median": 0.5, "gamma_q7
 
 
 class Monitor(Callback):
-    """Measure the branches and the gradients of every layer in some steps; the run keeps its bits.
+    """Measure the branches and the gradients of every layer in some steps. The run's results stay the same to the bit.
 
     For each residual branch of CaiT (parts sa, ffn, ca and ca_ffn of a layer):
 
@@ -39,8 +39,8 @@ class Monitor(Callback):
 
     For each branch, and in another network for each module of `cait.model.branches.parts`:
 
-    - grad_norm: the norm of the gradient of the branch's parameters, γ and norm among them: of the whole step, averaged
-      over the processes, without the scale of mixed precision, not clipped;
+    - grad_norm: the norm of the gradient of the branch's parameters, γ and norm included: over the whole step, averaged
+      over the processes, without the scale of mixed precision, before clipping;
     - grad_cosine: the cosine of this gradient with the gradient of the step before;
     - update_cosine: the cosine of the negative gradient with the update that the optimizer made;
     - update_ratio: ‖update‖ / ‖weights before it‖.
@@ -197,17 +197,17 @@ class Monitor(Callback):
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    """A copy of all tensors in one vector. Of sharded tensors it is the whole: all processes have to ask for it."""
+    """A copy of all tensors in one vector. Sharded tensors are gathered, so all processes must call it together."""
     return torch.cat([gathered(tensor.detach()).flatten() for tensor in tensors])
 
 
 def _gradient(weight: nn.Parameter) -> Tensor:
-    """0 for a weight that is not trained."""
+    """The gradient of a weight; 0 if it is not trained."""
     return torch.zeros_like(weight) if weight.grad is None else weight.grad
 
 
 def _keep_rows_before(path: Path, first_step: int) -> None:
-    """Have the file hold the header and its rows before `first_step`; those from there on will come again."""
+    """Leave only the header and the rows before `first_step` in the file, because later rows will come again."""
     lines = path.read_text().splitlines(keepends=True)[1:] if path.is_file() else []
     steps = [line.partition(",")[0] for line in lines]
     rows = [

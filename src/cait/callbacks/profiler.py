@@ -15,7 +15,7 @@ class StepProfiler(PyTorchProfiler):
     """Lightning's profiler over some steps. The run's folder gets a table of operators and kernels, and a trace.
 
     Args:
-        steps: that are recorded, after 3 others.
+        steps: number of recorded steps, after 3 others.
         row_limit: rows of the table.
     """
 

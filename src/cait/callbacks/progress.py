@@ -32,12 +32,12 @@ SHOWN = {
 
 
 MEANS = ("train/loss", "train/acc1")
-"""Of which an epoch's line shows the mean over the epoch: the module's `figures`."""
+"""Metrics whose mean over the epoch is on the epoch's line: the module's `figures`."""
 NOT_SHOWN = ("val/acc5", "val/loss")
 NAMES = 5
 """Classes that the summary names."""
 WIDE = 115
-"""Columns of a terminal from which on the bar is long and tells the speed."""
+"""On a terminal with at least this many columns the bar is long and shows the speed."""
 WIDE_BAR, NARROW_BAR = 20, 6
 SPEED = len("123.45it/s")
 
@@ -57,7 +57,7 @@ def epoch_label(trainer: Trainer) -> str:
 
 
 class TimeLeft(Callback):
-    """How long the run still takes, with its validations, from the pace of the steps of this process."""
+    """How long the run will still take, with its validations, estimated from the pace of this process's steps."""
 
     def __init__(self) -> None:
         self._batches, self._training, self._validation = 0, 0.0, 0.0
@@ -69,7 +69,7 @@ class TimeLeft(Callback):
 
     def on_train_batch_end(self, *_: Any) -> None:
         now = time.monotonic()
-        if self._mark is not None:  # the first step of a process, and one after a validation, are no measure
+        if self._mark is not None:  # the first step of a process and one after a validation are not typical
             self._training += now - self._mark
             self._batches += 1
         self._mark = now
@@ -154,7 +154,7 @@ class RunProgressBar(RichProgressBar):
 
 
 def fitting(metrics: dict[str, str], room: int) -> dict[str, str]:
-    """The metrics that have room on a line, in their order. First the learning rate goes, then metrics of your own."""
+    """The metrics that fit on a line, in their order. The learning rate is dropped first, then metrics of your own."""
     last = ["lr", "acc1", "loss", "val/acc1"]
     kept = metrics.copy()
     for name in ["lr", *(name for name in reversed(metrics) if name not in last), *last[1:]]:
@@ -175,7 +175,7 @@ class EpochLines(Callback):
 
     Args:
         wait: comes before this one among the callbacks; the line ends with its `line`.
-        width: characters on a line, into which the most important part goes; None is no limit.
+        width: most characters on a line, which leaves out less important parts; None is no limit.
     """
 
     def __init__(self, wait: DataWait, width: int | None = None) -> None:
@@ -219,7 +219,7 @@ class EpochLines(Callback):
 
 
 def never_right(trainer: Trainer, pl_module: Any) -> str:
-    """The classes that the last validation got wrong throughout: their number and the first names; "" for none."""
+    """The classes that the last validation never got right: their number and the first names; "" for none."""
     counts = pl_module.val_metrics.per_class
     if counts is None or "val/acc1" not in trainer.callback_metrics:  # no validation, or only the check at the start
         return ""

@@ -1,4 +1,4 @@
-"""What a run that is gone through again notes of the steps that are wanted."""
+"""Record the wanted steps of a run while it is replayed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYER = re.compile(r"[^.]+(?:\.\d+)?")
 
 
 class KeptRows(DummyLogger):
-    """Keep what is logged, by step; callbacks that want a logger have one, and nothing is written."""
+    """Keep what is logged, by step. Callbacks that want a logger have one, and nothing is written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class KeptRows(DummyLogger):
 
 
 class StepRecord(Callback):
-    """Note the batches, the losses and the gradients of some steps, and stop behind them.
+    """Note the batches, the losses and the gradients of some steps, and stop after them.
 
     Args:
         start: optimiser steps that are done when training begins.
@@ -48,7 +48,7 @@ class StepRecord(Callback):
         self.gradients: dict[int, dict[str, float]] = {}
         """The norm of the gradient by layer, before clipping, for each step."""
         self.losses: dict[tuple[int, int], Tensor] = {}
-        """The labels' loss of each image, [processes, B], by (epoch, batch); of the losses of this package alone."""
+        """The labels' loss of each image, [processes, B], by (epoch, batch); only for this package's losses."""
 
     def _is_wanted(self, trainer: Trainer) -> bool:
         return self.first <= trainer.global_step <= self.last

@@ -32,7 +32,7 @@ class StopSignals:
         self._store: dist.Store | None = None
 
     def watch(self, trainer: Trainer) -> None:
-        """Replace Lightning's handlers: they save nothing, or save in the middle of any line of Python."""
+        """Replace Lightning's handlers, which save nothing, or save in the middle of any line of Python."""
         if threading.current_thread() is threading.main_thread():
             self._found = {signum: signal.signal(signum, self._note) for signum in STOPPING}
         if trainer.world_size > 1:
@@ -40,7 +40,7 @@ class StopSignals:
             name = trainer.strategy.broadcast(uuid.uuid4().hex)  # the store may know an earlier run
             store = dist.PrefixStore(f"cait/signals/{name}", dist.distributed_c10d._get_default_store())
             self.share(store, trainer.is_global_zero, trainer.global_step)
-            # Lightning asks whether to stop with a broadcast on the device before every batch.
+            # Before every batch Lightning would ask whether to stop, with a broadcast on the device.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def share(self, store: dist.Store, decides: bool, step: int) -> None:

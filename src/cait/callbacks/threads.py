@@ -1,4 +1,4 @@
-"""CPU threads of a network that is too small to share out."""
+"""One CPU thread for a network that is too small for several."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from lightning.pytorch.callbacks import Callback
 from cait.datamodule import ImageNetDataModule
 
 SMALL = 2**17
-"""Numbers in the tokens of a batch up to which one thread is the faster choice (benchmarks/small_step.md)."""
+"""With up to this many numbers in the tokens of a batch one thread is faster (benchmarks/small_step.md)."""
 
 
 class SmallNetworkThreads(Callback):
     """Train a small network with one thread on the CPU, unless OMP_NUM_THREADS says how many.
 
-    An operation on so few numbers takes about as long as to wake a thread for it. Threads that spin instead of
-    sleeping wait for each other beside any other job. One thread is about as fast alone, and stays so in company.
+    Waking a thread takes about as long as an operation on so few numbers. Threads that spin instead of sleeping
+    wait for each other when another job runs. One thread is about as fast alone, and stays so beside other jobs.
 
     Args:
         data: says how many images a process takes at a time.

@@ -28,12 +28,13 @@ COLUMNS = ("step", "images_per_second", "mfu", "memory_gb")
 class ThroughputLog(Callback):
     """Measure every n steps, without waiting for the device. The time of validation does not count.
 
-    Not in metrics.csv, which is the same to the bit in a run that was resumed. A resumed run appends to throughput.csv.
+    The rows are not in metrics.csv, because that stays the same to the bit in a resumed run. A resumed run appends to
+    throughput.csv.
 
     - images_per_second: of all processes together;
-    - mfu: the share of the device's peak, as Lightning's table knows it, at 3 forward passes an image, whatever is
-      computed twice; empty where the peak is not known;
-    - memory_gb: of process 0, in 10⁹ bytes: the most that torch has had on the GPU, or the process in main memory.
+    - mfu: the share of the device's peak in Lightning's table, at 3 forward passes for each image, even if some parts
+      are computed twice; empty if the peak is not known;
+    - memory_gb: of process 0, in 10⁹ bytes: the peak of torch on the GPU, or of the process in main memory.
 
     Args:
         data: the data module.
@@ -104,7 +105,7 @@ class ThroughputLog(Callback):
 
 
 def _memory() -> int:
-    """Bytes."""
+    """Peak memory in bytes."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

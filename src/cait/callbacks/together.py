@@ -23,7 +23,7 @@ def watch(trainer: Trainer, minutes: float, silence: float | None, own_timeout: 
     """Have the processes of `trainer` watch each other from their first connection on; nothing if there is only one.
 
     Args:
-        trainer: that has not started yet.
+        trainer: a Trainer that has not started yet.
         minutes: how long a collective operation waits for all processes.
         silence: seconds without a sign of life after which a process counts as lost, unless the collectives time out
             sooner; None waits for ever.
@@ -63,14 +63,14 @@ def watch(trainer: Trainer, minutes: float, silence: float | None, own_timeout: 
 
 
 def part() -> None:
-    """This process has come to its end as it should."""
+    """End the watch, because this process has ended as it should."""
     if launch.watch:
         launch.watch.stop()
         launch.watch = None
 
 
 def limit_collectives(limit: timedelta) -> None:
-    """How long the default group's operations wait. To come together the processes have more time: they start apart."""
+    """Limit how long the default group's operations wait. Connecting may take longer, as processes start apart."""
     distributed: Any = dist.distributed_c10d
     set_timeout = distributed.set_timeout if hasattr(distributed, "set_timeout") else distributed._set_pg_timeout
     set_timeout(limit)
@@ -78,7 +78,7 @@ def limit_collectives(limit: timedelta) -> None:
 
 
 def _replace_lightnings_observer() -> None:
-    """Lightning would kill this process up to 5 s after one that it started, before it can say why."""
+    """Lightning would kill this process within 5 s after one that it started fails, before it can say why."""
     for thread in threading.enumerate():
         if isinstance(thread, _ChildProcessObserver):
             thread._child_processes = []

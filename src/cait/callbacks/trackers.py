@@ -19,18 +19,18 @@ from cait.callbacks.loggers import RunCSVWriter
 from cait.errors import UserError, one_line
 
 PROJECT = "cait"
-"""Where the runs of a tracker go together, unless --logger_args says otherwise."""
+"""The project of all runs in a tracker, unless --logger_args says otherwise."""
 
 
 class Sent:
     """What a tracker knows of a run: the run's id there, and the last step of each metric that was sent.
 
-    A resumed run comes to the steps after its checkpoint once more, with the same figures. They are not sent again.
-    The file is written after a row was sent: a kill between the two repeats that row.
+    A resumed run repeats the steps after its checkpoint, with the same figures. They are not sent again. The file is
+    written after a row is sent, so a kill in between repeats that row.
 
     Args:
         path: the file that holds it.
-        resumed: whether the run goes on; a new run begins anew.
+        resumed: whether the run goes on; a new run ignores the file.
     """
 
     def __init__(self, path: Path, resumed: bool) -> None:
@@ -47,7 +47,7 @@ class Sent:
             beside.write_text(json.dumps({"id": self.id, "last": self.last}))
 
     def new(self, metrics: Mapping[str, Any], step: int) -> dict[str, Any]:
-        """The metrics that were not sent at this step yet, with the epoch; none if there are none."""
+        """The metrics not yet sent for this step, with the epoch; empty if there are none."""
         found = {name: value for name, value in metrics.items() if name != "epoch" and step > self.last.get(name, -1)}
         return found | ({"epoch": metrics["epoch"]} if found and "epoch" in metrics else {})
 
@@ -58,7 +58,7 @@ class Sent:
 
 
 class Once:
-    """Sends each figure once; in front of a logger of Lightning's."""
+    """Send each figure once: a mixin in front of one of Lightning's loggers."""
 
     sent: Sent
 
@@ -71,7 +71,7 @@ class Once:
 
     @rank_zero_only
     def catch_up(self, run_dir: Path, first_step: int) -> None:
-        """Send what metrics.csv has of the steps before `first_step` and the tracker has not."""
+        """Send what metrics.csv has before `first_step` and the tracker lacks."""
         for row in RunCSVWriter(str(run_dir)).rows():
             step = int(row.pop("step"))
             if step < first_step:
@@ -81,8 +81,8 @@ class Once:
 class RunWandb(Once, WandbLogger):
     """W&B takes the id that a run gives itself.
 
-    Its own process writes to the disk, now and then. A kill may lose rows that were sent, so its files tell which
-    there are.
+    W&B's own process writes to the disk now and then. A kill may lose rows that were sent, so W&B's files tell which
+    rows are there.
     """
 
     def __init__(self, run_dir: Path, sent: Sent, **settings: Any) -> None:
@@ -99,7 +99,7 @@ class RunMLFlow(Once, MLFlowLogger):
     """MLflow gives a run its id."""
 
     def __init__(self, run_dir: Path, sent: Sent, **settings: Any) -> None:
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # or the tables of a new database
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # else it lists the tables of a new database
         logging.getLogger("alembic").setLevel(logging.WARNING)
         self.sent, database = sent, (run_dir.parent / "mlflow.db").resolve()
         defaults: dict[str, Any] = {
@@ -115,7 +115,7 @@ class RunMLFlow(Once, MLFlowLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
-        """MLflow refuses another value of a parameter; a run that is resumed with one keeps the first."""
+        """MLflow refuses a new value for a parameter, so a run that is resumed with one keeps the first."""
         there = self.experiment.get_run(self.run_id).data.params
         if not there:
             super().log_hyperparams(params)
@@ -146,7 +146,7 @@ KINDS: dict[str, Callable[..., Any]] = {"wandb": RunWandb, "mlflow": RunMLFlow, 
 
 
 def tracker(name: str, settings: dict[str, Any], run_dir: Path, first_step: int) -> Logger:
-    """The logger of a tracker, started, so that what it lacks is told before training begins.
+    """Make and start the logger of a tracker, so that its errors come before training begins.
 
     Args:
         name: wandb, mlflow or comet.
@@ -157,7 +157,7 @@ def tracker(name: str, settings: dict[str, Any], run_dir: Path, first_step: int)
     Raises:
         UserError: its package is missing, or it cannot be reached.
     """
-    if "api_key" in settings:  # which config.yaml and the tracker would show to everybody
+    if "api_key" in settings:  # config.yaml and the tracker would show it to everybody
         raise UserError(f"--logger_args.api_key would be written into the run; log in with `{name} login` instead")
     sent = Sent(run_dir / f"{name}.json", resumed=first_step > 0)
     try:
@@ -186,13 +186,13 @@ def _stored_by_wandb(folder: Path, id: str) -> dict[str, int]:
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
-    """The records in a file of W&B: protocol buffers in the format of LevelDB's log. It may end amid one."""
+    """The records in a file of W&B: protocol buffers in the format of LevelDB's log. It may end within one."""
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from wandb.proto import wandb_internal_pb2
 
     data, place, record = path.read_bytes(), 7, b""
     while place + 7 <= len(data):
-        left = 32768 - place % 32768  # of the block; a record's part of 7 bytes and more does not cross its end
+        left = 32768 - place % 32768  # in the block; a part of a record, at least 7 bytes, does not cross its end
         if left < 7:
             place += left
             continue

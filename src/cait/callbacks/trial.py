@@ -53,6 +53,6 @@ class ReportTrial(Callback):
 
 
 def of_a_sweep(run_dir: Path, metric: str) -> list[Callback]:
-    """The callback of a trial; none if the run is no trial whose sweep stops trials early."""
+    """The callback of a trial; none unless the run is a trial of a sweep that stops trials early."""
     number = os.environ.get(sweep.VARIABLE)
     return [ReportTrial(run_dir, int(number), metric)] if number else []

@@ -1,4 +1,4 @@
-"""Says once an epoch how many images could not be read."""
+"""Report once an epoch how many images could not be read."""
 
 from __future__ import annotations
 

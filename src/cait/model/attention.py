@@ -50,7 +50,7 @@ class SelfAttention(nn.Module):
         return scaled_linear(self.proj, self.bias_proj(out), gamma)
 
     def maps(self, x: Tensor) -> Tensor:
-        """The weights that `forward` gives the values for the input x, [B, h, N, N]: a row a query."""
+        """The weights that `forward` gives the values for the input x, [B, h, N, N]: a row for each query."""
         qkv = self.qkv(self.bias_qkv(x)).unflatten(-1, (3, self.num_heads, -1))
         q, k, _ = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         return self._weights(q, k)

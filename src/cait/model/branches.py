@@ -1,4 +1,4 @@
-"""The residual branches of CaiT one by one, for who looks inside a run; the parts of any other network."""
+"""The residual branches of CaiT one by one, to look inside a run; for any other network its parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cait.model.cait import Block, CaiT, ClassAttentionBlock
 
 
 class Part(NamedTuple):
-    """A part of a network that is looked at by itself."""
+    """A part of a network that is measured by itself."""
 
     layer: int
     """From 1; class-attention blocks count on from the self-attention blocks."""
@@ -29,9 +29,9 @@ class Part(NamedTuple):
 
 
 def parts(network: nn.Module) -> list[Part]:
-    """The branches of CaiT, two a block in the order of the forward pass; of another network its modules.
+    """The branches of CaiT, two for each block, in the order of the forward pass; for another network its modules.
 
-    Those are the network's children, and the children of a child that is a Sequential or a ModuleList.
+    Those are the network's children; the children of a Sequential or a ModuleList take its place.
     """
     if not isinstance(network, CaiT):
         named = [(name, weights) for name, child in _children(network) if (weights := list(child.parameters()))]
@@ -50,7 +50,7 @@ def parts(network: nn.Module) -> list[Part]:
 
 
 def blocks(network: nn.Module) -> list[nn.Module]:
-    """The blocks of CaiT; of another network the modules in its children that are a Sequential or a ModuleList."""
+    """The blocks of CaiT; for another network the children of its Sequential and ModuleList children."""
     if isinstance(network, CaiT):
         return _blocks(network)
     return [module for name, module in _children(network) if "." in name]
@@ -72,7 +72,7 @@ def _blocks(network: CaiT) -> list[Any]:
 def measure(network: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Measure each branch of CaiT, in the order of `parts`; another network gives [].
 
-    Two figures of each image, [B] each: ‖γ·f(x)‖ / ‖x‖, and the root mean square of x. x is what the residual
+    It gives two figures for each image, [B] each: ‖γ·f(x)‖ / ‖x‖, and the root mean square of x. x is what the residual
     connection adds the branch to; in class attention it is the class tokens alone. Norms and means are over the
     tokens and channels of an image, in float32 at least.
 
@@ -96,7 +96,7 @@ def measure(network: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 @contextmanager
 def _as_is(network: CaiT) -> Iterator[None]:
-    """Evaluation mode with batch norms on the statistics of the batch. All is as it was afterwards."""
+    """Evaluation mode, with batch norms on the batch's statistics. Everything is restored afterwards."""
     modes = {module: module.training for module in network.modules()}
     norms = [module for module in modes if isinstance(module, _BatchNorm)]
     tracking = [norm.track_running_stats for norm in norms]
@@ -125,8 +125,8 @@ def watch_gradients(network: nn.Module, look: Callable[[int, Tensor], None]) -> 
     """Have `look(block, gradient)` called in the next backward pass, once or more for each block of CaiT.
 
     The gradient is the one with respect to the tokens that enter the block: [B, N, d], and the class tokens
-    [B, T, d] in class attention. Blocks count from 0, as in `Part.layer` less 1. Compiled blocks and activations that
-    are computed again are watched too; for the latter `look` may be called twice with the same gradient.
+    [B, T, d] in class attention. Blocks count from 0, so the number is `Part.layer` - 1. Compiled blocks and
+    checkpointed activations are watched too; for the latter `look` may be called twice with the same gradient.
 
     Returns:
         handles, whose `remove()` ends the watch.

@@ -50,7 +50,7 @@ def norm_layer(config: CaiTConfig) -> nn.Module:
 
 
 def normed(norm: nn.Module, x: Tensor) -> Tensor:
-    """`norm` over the channels of tokens [B, N, d]. A batch norm, even made a SyncBatchNorm, wants [B, d, N]."""
+    """`norm` over the channels of tokens [B, N, d]. A batch norm, SyncBatchNorm included, takes [B, d, N]."""
     return norm(x.transpose(1, 2)).transpose(1, 2) if isinstance(norm, _BatchNorm) else norm(x)
 
 
@@ -75,7 +75,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """What both kinds of block are made of: two residual branches, attention and feed-forward."""
+    """The base of both kinds of block: two residual branches, attention and feed-forward."""
 
     def __init__(self, config: CaiTConfig, attn: nn.Module, drop_path_rate: float, scaled: bool = True) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class SelfAttentionBlock(Block):
         super().__init__(config, SelfAttention(config), drop_path_rate)
 
     def forward(self, x: Tensor, *samples: Sample) -> Tensor:
-        """`samples` are those of stochastic depth for the two branches; without them they are drawn here."""
+        """`samples` are the draws of stochastic depth for the two branches; if not given, they are drawn here."""
         return self.run(self, x, *(samples or draw_samples([self.drop_path] * 2, x)))
 
     def body(self, x: Tensor, sample_1: Sample, sample_2: Sample) -> Tensor:
@@ -138,8 +138,8 @@ class ClassAttentionBlock(Block):
 def compiled(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A block's `body`, compiled for any number of images from the first call on.
 
-    By default torch compiles the first call for its own size alone. That kernel may round differently, and a
-    resumed run, which starts with it, would end with other bits.
+    By default torch compiles the first call for its own size only. That kernel may round differently. A resumed
+    run starts with it, so it would end with other bits.
     """
     fast = torch.compile(body, fullgraph=True)
 
@@ -153,7 +153,7 @@ def compiled(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class Maps(NamedTuple):
-    """Attention maps of a batch, one tensor a block: the weights that a query (row) gives the values."""
+    """Attention maps of a batch, one tensor for each block: the weights that a query (row) gives the values."""
 
     self_attention: list[Tensor]
     """[B, h, N, N] each, mixed over the heads."""
@@ -315,7 +315,7 @@ class CaiT(nn.Module):
                     block.run = run
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters of two and more dimensions that are not decayed."""
+        """Names of the parameters of two or more dimensions that are not decayed."""
         return {"pos_embed", "cls_token", "dist_token"}
 
     def group_matcher(self, coarse: bool = False) -> Callable[[str], float]:
@@ -338,13 +338,13 @@ class CaiT(nn.Module):
         return (self.head, self.head_dist) if self.config.distillation_token else (self.head,)
 
     def fit_state_dict(self, state: dict[str, Tensor]) -> list[str]:
-        """Fit weights of another resolution, or with or without a distillation token, to this network, in place.
+        """Fit weights to this network, in place: their resolution, and whether they have a distillation token.
 
         Returns:
             A line for each change.
 
         Raises:
-            UserError: the positions are of no square grid.
+            UserError: the positions do not form a square grid.
         """
         notes = self._fit_distillation_token(state)
         theirs = state.get("pos_embed")
@@ -367,7 +367,7 @@ class CaiT(nn.Module):
         state.update({key: own[key] for key in parts if ours})
         after, before = own["pos_embed"], state.get("pos_embed")
         if self.config.class_token_at == 0 and before is not None and before.shape[::2] == after.shape[::2]:
-            # Positions of the class token, of the distillation token where there is one, of the patches.
+            # Positions of the class token, of the distillation token if there is one, and of the patches.
             kept = before[:, :1], after[:, 1 : 1 + ours].to(before), before[:, 1 + theirs :]
             state["pos_embed"] = torch.cat(kept, dim=1)
         return ["the distillation token and its head " + ("start anew" if ours else "left out")]

@@ -149,7 +149,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def variant_config(name: str, **fields: Any) -> CaiTConfig:
-    """The configuration of a named variant, with `fields` put over its row.
+    """The configuration of a named variant; `fields` replace values of its row.
 
     A field given as None keeps the row's value. When `depth` is changed, ε follows the new depth.
 

@@ -1,6 +1,6 @@
 """Weights out: as a timm model, as the release's file, as ONNX and as PyTorch's exported program.
 
-Each is read back by the library that it is for and must give the network's logits. Only then does the file appear.
+Each file is read back by the library that it is for, and must give the network's logits before it appears.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ FILE_NAMES: dict[Format, str] = {
     "onnx": "model.onnx",
     "torch_export": "model.pt2",
 }
-"""What a format's file, or timm's directory, is called by default."""
+"""Default name of a format's file, or of timm's directory."""
 
 TOLERANCE: dict[Format, float] = {"timm": 1e-5, "release": 1e-5, "onnx": 1e-4, "torch_export": 1e-4}
-"""Largest difference of a logit that is accepted, as a share of the largest logit or of 1."""
+"""Largest accepted difference of a logit, as a share of the largest logit or of 1."""
 
 CHECKED_BATCHES = (1, 3)
 
@@ -55,7 +55,7 @@ TIMM_FIELDS = (
     "mlp_ratio",
     "qkv_bias",
 )
-"""The fields that timm's CaiT has too, under the same names. In all others timm's is the paper's CaiT."""
+"""The fields that timm's CaiT has too, under the same names. In all other fields timm's CaiT is the paper's."""
 
 
 TIMM_PREPROCESSING = ("mean", "std", "crop_pct", "interpolation")
@@ -79,19 +79,19 @@ def export(
     """Write a network in float32, checked and whole, or not at all.
 
     Args:
-        model: is left as it is.
-        output: the file to write, for "timm" the directory. What is there of the same name is replaced.
+        model: the network; it is not changed.
+        output: the file to write, for "timm" the directory. Files of the same name are replaced.
         format: "timm": `model.safetensors` and `config.json`, for `timm.create_model("local-dir:DIR",
             pretrained=True)` or the Hugging Face hub; a CaiT or a timm model. "release": a `.pth` as
             Facebook's, {"model": {"module.<key>": tensor}}; a CaiT. "onnx". "torch_export": for
             `torch.export.load`. The last two take "images" [B, C, S, S] of any B to "logits" [B, num_classes].
-        preprocessing: how images are prepared: mean, std, crop_pct, interpolation, and what else is to be told.
-            timm's configuration has timm's own by default.
+        preprocessing: how images are prepared: mean, std, crop_pct, interpolation, and anything else to record.
+            What is missing takes timm's defaults in timm's configuration.
         input_shape: (C, S, S); a CaiT knows its own.
         class_names: in the order of the logits. They go with the weights, and so does the preprocessing: as timm's
             `label_names`, as `metadata_props` of ONNX, as "metadata.json" among the `extra_files` of torch_export,
             as "metadata" beside "model" in the release's form.
-        saliency: of "onnx": add the output "saliency", see `WithSaliency`.
+        saliency: for "onnx": add the output "saliency", see `WithSaliency`.
 
     Raises:
         UserError: the format cannot hold this network, a package is missing, the place cannot be
@@ -258,7 +258,7 @@ def _timm_entry(config: CaiTConfig) -> tuple[str, dict[str, Any]]:
 
 
 def _timm_twin(config: CaiTConfig, weights: Path | None = None) -> nn.Module:
-    """timm's model of the same fields, with `weights` read by timm; its configuration names no weights of timm's."""
+    """timm's model with the same fields, and `weights` read by timm. Its configuration names none of timm's weights."""
     import timm
 
     entry, differ = _timm_entry(config)

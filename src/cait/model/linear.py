@@ -1,4 +1,4 @@
-"""The last linear layer of a residual branch, with what stands around it taken into it."""
+"""The last linear layer of a residual branch, together with the operations around it."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ NOT_FIELDS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg
 class Network(Protocol):
     """What the template asks of a network: images [B, C, S, S] in float32 to logits [B, num_classes].
 
-    Any `nn.Module` will do. What it has of the following is used:
+    Any `nn.Module` will do. Of the following, the template uses what the network has:
 
-    - `no_weight_decay() -> set[str]`: parameters of two and more dimensions that are not decayed;
+    - `no_weight_decay() -> set[str]`: parameters of two or more dimensions that are not decayed;
     - `forward_heads(images) -> tuple[Tensor, ...]`: in training, the logits of the class head and of a
       distillation head `head_dist`, which learns from the teacher;
     - `compile_blocks()`: for `--model.compile`;
@@ -115,7 +115,7 @@ def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int)
     """Try the network on two images, as in evaluation; no random number is drawn.
 
     Raises:
-        UserError: it fails, it gives anything but logits [2, num_classes], or nothing in it is trainable.
+        UserError: it fails, it does not give logits [2, num_classes], or nothing in it is trainable.
     """
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise UserError(f"{name} has no parameter to train")
@@ -178,7 +178,7 @@ def set_grad_checkpointing(network: Any, name: str) -> None:
         if hasattr(network, "set_grad_checkpointing"):
             network.set_grad_checkpointing(True)
             return
-    except AssertionError:  # timm's answer
+    except AssertionError:  # timm's way to say that it cannot
         pass
     else:
         if hasattr(network, "grad_checkpointing"):
@@ -220,7 +220,7 @@ def fit_state_dict(network: Any, state: dict[str, Tensor]) -> list[str]:
 
 
 def _timm_filter(network: nn.Module) -> Callable[..., dict[str, Tensor]] | None:
-    """timm's `checkpoint_filter_fn` of the file that a network of timm's is in."""
+    """timm's `checkpoint_filter_fn` in the file that defines a network of timm's."""
     if not type(network).__module__.startswith("timm.models."):
         return None
     return getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)

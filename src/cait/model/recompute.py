@@ -92,13 +92,13 @@ class TalkingHeads(torch.autograd.Function):
 
 
 def no_autocast(x: Tensor) -> Any:
-    """Turn autocast off: it makes the softmax return float32, twice the memory of a map that is rounded again."""
+    """Turn autocast off: its softmax returns float32, which takes twice the memory and is then rounded again."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def precise(x: Tensor) -> Tensor:
-    """In float32 at least."""
+    """x in float32 at least."""
     return x if x.dtype == torch.float32 else x.to(torch.promote_types(x.dtype, torch.float32))
 
 

@@ -1,6 +1,6 @@
 """The residual connection, the paper's subject: LayerScale, its rivals, and stochastic depth.
 
-Every form but "none" is x + drop_path(γ · branch(x)). They differ in γ and in the initial weights of the branch:
+Every form except "none" is x + drop_path(γ · branch(x)). They differ in γ and in the initial weights of the branch:
 
 | residual   | γ                                              | initial weights of the branch         |
 |------------|------------------------------------------------|---------------------------------------|

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _BatchNorm)
-"""They take float32 activations, and not all of them with parameters of another type."""
+"""Their activations are float32, and not all of them accept parameters of another type."""
 
 
 def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
     """Have each process keep a part of every parameter, of its gradient and of its moments, in place.
 
-    Each block of `cait.model.branches.blocks` gathers its parameters when it runs and lets them go afterwards; the
-    network does so with what is in no block. A network without blocks is gathered as a whole. The values of
-    process 0 count.
+    Each block of `cait.model.branches.blocks` gathers its parameters when it runs and frees them afterwards. The
+    network does the same with parameters outside of the blocks. A network without blocks is gathered as a whole. All
+    processes start from the values of process 0.
 
     Args:
         network: an `nn.Module`.
         mesh: the processes, in one dimension.
-        compute: type in which the blocks' parameters are gathered and their gradients computed, norms excepted.
+        compute: type in which the blocks' parameters are gathered and their gradients computed, except in norms.
             Parameters are kept, and gradients summed, in float32. None computes in float32 too.
 
     Raises:
@@ -75,7 +75,7 @@ def _copy(network: nn.Module, blank: nn.Module, mesh: DeviceMesh, compute: torch
 
 
 def copy(network: Any) -> nn.Module:
-    """A copy of a network; of a sharded network one that is sharded in the same way."""
+    """A copy of a network, sharded in the same way if the network is sharded."""
     return network.copy_sharded() if hasattr(network, "copy_sharded") else deepcopy(network)
 
 

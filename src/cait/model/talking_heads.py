@@ -67,7 +67,7 @@ def talking_heads_attention(
 def in_use(network: nn.Module, device: torch.device) -> str:
     """The backend that the attention of a network uses on `device`; empty if it has no talking heads.
 
-    For "auto" on a GPU that shows only after the first pass.
+    For "auto" on a GPU it is known only after the first pass.
     """
     ours = (module for module in network.modules() if getattr(module, "talking_heads", False) is True)  # not a layer
     backends = {getattr(module, "backend", "") for module in ours} - {""}
@@ -110,7 +110,7 @@ def _is_fastest(device: torch.device, dtype: torch.dtype, heads: int) -> bool:
 
 
 def _is_right(device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> bool:
-    """Compare "fused" with the plain backend on one random image: a second, mostly to compile the kernels."""
+    """Compare "fused" with the plain backend on one random image. It takes a second, mostly to compile."""
     from cait.model import fused
 
     bound = max(4 * torch.finfo(dtype).eps, 1e-4)

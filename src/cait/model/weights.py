@@ -91,7 +91,7 @@ def load_weights(
     - What the network fits itself: CaiT resizes its positions, and adds or leaves out the distillation token.
     - The head, if `own_classes` names the model's classes and the file is a checkpoint of our runs that knows
       some of them: rows follow their classes by name, and new classes keep the rows that `model` has.
-    - Else a head of another number of classes: it keeps the values that `model` has.
+    - Otherwise a head for another number of classes: it keeps the values that `model` has.
 
     Returns:
         A line for each exception that was made.
@@ -115,7 +115,7 @@ def _take_known_classes(model: nn.Module, state: StateDict, theirs: Sequence[str
     shapes = [tuple(side[key].shape) for side in (own, state) for key in heads]
     fitting = [(count, *own[key].shape[1:]) for count in (len(ours), len(theirs)) for key in heads]
     if not known or list(ours) == list(theirs) or shapes != fitting:
-        return []  # nothing to sort; or another network, which `_load` finds out
+        return []  # nothing to sort, or another network, which `_load` refuses
     for key in heads:
         head = own[key].clone()
         head[list(known)] = state[key][list(known.values())].to(head)
