@@ -36,7 +36,7 @@ def only_importing(paths: Sequence[str], source: str, remedy: str) -> Iterator[N
         UserError: `source` names something else; the line ends with `remedy`.
     """
     before = dict(parsing_settings)
-    # The paths of objects count too: torch.os.system is posix.system, which is denied by default.
+    # jsonargparse also compares where an object is defined: by default it denies torch.os.system as posix.system.
     set_parsing_settings(
         import_path_denylist=["*"], import_path_allowlist=[*paths], instantiate_subclass_spec_in_any=False
     )

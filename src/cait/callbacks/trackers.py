@@ -111,7 +111,7 @@ class RunMLFlow(Once, MLFlowLogger):
 
     @property
     def save_dir(self) -> str | None:
-        return None  # nothing of the run's own goes beside the database
+        return None  # Lightning needs no folder here: all goes into the database
 
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
@@ -138,7 +138,7 @@ class RunComet(Once, CometLogger):
     def _create_experiment(self) -> None:
         import comet_ml
 
-        self._comet_config = comet_ml.ExperimentConfig(**self._kwargs)  # Lightning's disables what is offline
+        self._comet_config = comet_ml.ExperimentConfig(**self._kwargs)  # Lightning disables an offline experiment
         super()._create_experiment()
 
 
