@@ -9,36 +9,25 @@ metrics.csv are those of so many steps. Both are resumed for one more step, in t
 from __future__ import annotations
 
 import argparse
-import csv
-import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from report import REPO, add, stamp
+from torture import Job
 
 from cait.callbacks.checkpoints import DurableCheckpointIO
+from cait.callbacks.loggers import RunCSVWriter
 
 LOGGED = 50
 """Steps from one row of metrics.csv to the next."""
 
 
-def cait(folder: Path, *arguments: str) -> float:
-    """Seconds of a process."""
-    begun = time.monotonic()
-    command = [sys.executable, "-m", "cait", *arguments]
-    done = subprocess.run(
-        command, cwd=folder, env=os.environ | {"PYTHONPATH": str(REPO / "src")}, capture_output=True, text=True
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return time.monotonic() - begun
+def last(run: Path) -> dict[str, Any]:
+    return torch.load(run / "checkpoints/last.ckpt", weights_only=True)
 
 
 def older(part: Any, times: int, name: str = "") -> Any:
@@ -53,8 +42,7 @@ def older(part: Any, times: int, name: str = "") -> Any:
 
 def age(run: Path, steps: int) -> int:
     """Make a run of one epoch as old as `steps`, in whole epochs. Returns its steps."""
-    path = run / "checkpoints/last.ckpt"
-    checkpoint = torch.load(path, weights_only=True)
+    checkpoint = last(run)
     times = steps // checkpoint["global_step"]
     for name in ("epoch", "global_step"):
         checkpoint[name] *= times
@@ -64,13 +52,10 @@ def age(run: Path, steps: int) -> int:
     for optimizer in checkpoint["optimizer_states"]:
         for state in optimizer["state"].values():
             state["step"] *= times
-    DurableCheckpointIO().save_checkpoint(checkpoint, path)
-    with (run / "metrics.csv").open() as file:
-        logged = [row for row in csv.DictReader(file) if row["train/loss"]]
-    with (run / "metrics.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, logged[0])
-        writer.writeheader()
-        writer.writerows(logged[0] | {"step": str(step)} for step in range(0, checkpoint["global_step"], LOGGED))
+    DurableCheckpointIO().save_checkpoint(checkpoint, run / "checkpoints/last.ckpt")
+    table = RunCSVWriter(str(run))
+    row = next(row for row in table.rows() if row["train/loss"])
+    table.replace_rows([row | {"step": step} for step in range(0, checkpoint["global_step"], LOGGED)], list(row))
     return checkpoint["global_step"]
 
 
@@ -83,18 +68,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         recipe = [f"--config={REPO / 'configs/digits.yaml'}", "--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
-        cait(folder, "fit", *recipe, "--run_name=begun", "--model.warmup_epochs=0.1")
+        Job(folder, ["fit", *recipe, "--run_name=begun", "--model.warmup_epochs=0.1"]).wait()
         shutil.copytree(folder / "logs/begun", folder / "logs/old")
-        first = torch.load(folder / "logs/begun/checkpoints/last.ckpt", weights_only=True)["global_step"]
-        reached = {"begun": first, "old": age(folder / "logs/old", options.steps)}
+        reached = {"begun": last(folder / "logs/begun")["global_step"], "old": age(folder / "logs/old", options.steps)}
         took: dict[str, list[float]] = {"begun": [], "old": []}
         for _ in range(options.rounds):
             for name, steps in reached.items():
                 shutil.rmtree(folder / "logs/trial", ignore_errors=True)
                 shutil.copytree(folder / "logs" / name, folder / "logs/trial")
                 more = ["--trainer.max_epochs=-1", f"--trainer.max_steps={steps + 1}", "--trainer.limit_val_batches=1"]
-                took[name].append(cait(folder, "resume", "trial", *more))
-                after = torch.load(folder / "logs/trial/checkpoints/last.ckpt", weights_only=True)["global_step"]
+                took[name].append(Job(folder, ["resume", "trial", *more]).wait())
+                after = last(folder / "logs/trial")["global_step"]
                 if after != steps + 1:
                     raise SystemExit(f"the resumed run is at step {after}, not {steps + 1}")
     begun, old = (statistics.median(took[name]) for name in ("begun", "old"))

@@ -29,6 +29,9 @@ class RunCSVWriter(ExperimentWriter):
             lines.pop()
         return list(csv.DictReader(lines))
 
+    def rows_before(self, step: int) -> list[dict[str, Any]]:
+        return [row for row in self.rows() if int(row["step"]) < step]
+
     def replace_rows(self, rows: list[dict[str, Any]], fieldnames: list[str]) -> None:
         path = Path(self.metrics_file_path)
         with run.whole(path) as beside, beside.open("w", newline="") as file:
@@ -50,7 +53,7 @@ class RunCSVLogger(CSVLogger):
     def experiment(self) -> Any:
         if self._experiment is None:
             self._experiment = writer = RunCSVWriter(self.log_dir)
-            rows = [row for row in writer.rows() if int(row["step"]) < self.first_step]
+            rows = writer.rows_before(self.first_step)
             if rows:
                 writer.metrics_keys = sorted(rows[0])
                 writer.replace_rows(rows, writer.metrics_keys)

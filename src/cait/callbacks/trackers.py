@@ -72,10 +72,9 @@ class Once:
     @rank_zero_only
     def catch_up(self, run_dir: Path, first_step: int) -> None:
         """Send what metrics.csv has before `first_step` and the tracker lacks."""
-        for row in RunCSVWriter(str(run_dir)).rows():
+        for row in RunCSVWriter(str(run_dir)).rows_before(first_step):
             step = int(row.pop("step"))
-            if step < first_step:
-                self.log_metrics({name: float(value) for name, value in row.items() if value}, step)
+            self.log_metrics({name: float(value) for name, value in row.items() if value}, step)
 
 
 class RunWandb(Once, WandbLogger):

@@ -78,6 +78,7 @@ def survey(train: Files, val: Files, names: Sequence[str], reading: Reading = AS
     grey = bool((spread < GREY).mean() >= 0.95)
     axes = (0, 1, 2, 3) if grey else (0, 1, 2)  # all channels alike if the images are grey
     areas = [width * height / 1e6 for width, height in sizes]
+    most = HUGE * statistics.median(areas)
     mean, std = (np.broadcast_to(figure / 255, 3) for figure in (pixels.mean(axis=axes), pixels.std(axis=axes)))
     return Survey(
         counts={name: counted[label] for label, name in enumerate(names)},
@@ -85,7 +86,7 @@ def survey(train: Files, val: Files, names: Sequence[str], reading: Reading = AS
         side=int(statistics.median(min(size) for size in sizes)),
         megapixels=statistics.mean(areas),
         grey=grey,
-        huge=sum(area for area in areas if area > HUGE * statistics.median(areas)) / len(areas),
+        huge=sum(area for area in areas if area > most) / len(areas),
         mean=tuple(round(float(value), 3) for value in mean),
         std=tuple(round(max(float(value), 0.01), 3) for value in std),
     )

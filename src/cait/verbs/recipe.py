@@ -197,8 +197,8 @@ def network(folder: Survey, machine: Machine, recipe: Recipe, size: int, start: 
     epochs = [epochs_in_time(folder, machine, gmacs(size, patch, width, depth)) for patch in possible]
     # If reading the images takes the time, larger patches save none.
     enough = min(WANTED_EPOCHS, 0.8 * epochs[-1])
-    fitting = [patch for patch, count in zip(possible, epochs, strict=True) if count >= enough]
-    patch = recipe.number("model.fields.patch_size", fitting[0])
+    fitting = next(patch for patch, count in zip(possible, epochs, strict=True) if count >= enough)
+    patch = recipe.number("model.fields.patch_size", fitting)
     count = (size // patch) ** 2
     recipe.say("network", f"CaiT of {depth} blocks, {width} wide, {count} patches of {patch} × {patch} pixels")
     return gmacs(size, patch, width, depth)
