@@ -27,6 +27,7 @@ from PIL import Image
 import cait as package
 from cait.analysis import attention
 from cait.cli import main
+from cait.data.folder import Reading, load_rgb
 from cait.data.transforms import INTERPOLATIONS, Preprocessing
 from cait.errors import UserError
 from cait.verbs import demo, web_runtime
@@ -90,10 +91,11 @@ def test_javascript_resizes_as_pillow_does_to_the_bit(tmp_path: Path) -> None:
         pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
         if number % 2:
             pixels = (pixels > 127).astype(np.uint8) * 255  # which overshoots
-        how = Preprocessing([16, 15][number % 2], filter, [1.0, 0.875, 0.9][number % 3], **PIXELS)
+        reading = Reading(shrink=[None, 4, 5][number % 3])
+        how = Preprocessing([16, 15][number % 2], filter, [1.0, 0.875, 0.9][number % 3], reading=reading, **PIXELS)
         opaque = np.dstack([pixels, np.full((height, width), 255, np.uint8)])
         asked.append({"pixels": opaque.ravel().tolist(), "width": width, "height": height, "how": how.settings()})
-        expected.append(how.transform()(Image.fromarray(pixels)))
+        expected.append(how.transform()(load_rgb(Image.fromarray(pixels), reading=reading)))
     weights = torch.rand(16)
     stdin = json.dumps({"images": asked, "weights": weights.tolist()})
     done = subprocess.run(["node", "run.mjs"], cwd=tmp_path, input=stdin, capture_output=True, text=True)

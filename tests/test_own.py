@@ -172,32 +172,14 @@ def test_the_survey_reads_the_images_as_the_run_will(tmp_path: Path) -> None:
         assert survey(*listed, ["a", "b"], Reading(background=background)).mean == (mean,) * 3
 
 
-def test_a_few_huge_images_among_small_ones_count(tmp_path: Path) -> None:
+def test_the_survey_tells_megapixels_in_jpeg_files_from_others(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         for number in range(4):
-            side = 2000 if number == 0 else 20
-            Image.new("L", (side, side)).save(tmp_path / name / f"{number}.png")
+            Image.new("RGB", (1000, 500)).save(tmp_path / name / f"{number}.{'jpg' if number == 1 else 'png'}")
     found = survey(*scan(tmp_path, ["a", "b"], "train", "val", 0.25), ["a", "b"])
-    assert found.side == 20
-    assert found.megapixels == pytest.approx(4 * 2 / found.images, rel=0.01)  # the first of each class is trained on
-    assert found.huge == pytest.approx(found.megapixels, rel=0.01)
-
-
-def test_all_cores_wait_for_an_image_that_is_huge_among_small_ones() -> None:
-    slow = replace(PHOTOGRAPHS, megapixels=2.3)
-    epochs = [
-        settings(folder, replace(TWO_CORES, cores=cores))["trainer.max_epochs"]
-        for folder in (slow, replace(slow, huge=2.2))
-        for cores in (1, 4)
-    ]
-    assert epochs[0] == epochs[2]  # one core waits for nothing
-    assert epochs[1] > 2 * epochs[3]  # of four cores three wait
-    said = [dict(choose(replace(slow, huge=huge), TWO_CORES, {}).lines)["reading"] for huge in (0.0, 2.2)]
-    assert [line.partition(" take ")[0] for line in said] == [
-        "images of 2 megapixels",
-        "a few huge images among small ones",
-    ]
+    assert (found.images, found.megapixels) == (6, pytest.approx(0.5))
+    assert found.jpeg == pytest.approx(0.5 / 3)  # the third of each class is held out
 
 
 def settings(folder: Survey, machine: Machine = TWO_CORES, start: Start | None = None, **given) -> dict:
@@ -214,16 +196,32 @@ def test_small_grey_images_are_not_mirrored_and_keep_their_size() -> None:
     assert (found["data.hflip"], found["data.auto_augment"], found["data.scale"]) == (0.5, None, [0.7, 1.0])
 
 
+def test_large_images_are_halved_and_read_once() -> None:
+    large = replace(PHOTOGRAPHS, counts={"cat": 900, "dog": 900}, val=200, side=3000, megapixels=12.0, jpeg=12.0)
+    found = settings(large)
+    assert (found["data.shrink"], found["data.copies_dir"]) == (128, "data/cache/copies")
+    assert settings(large, data__img_size=96)["data.shrink"] == 192
+    assert settings(replace(large, megapixels=0.09, jpeg=0.0)).keys().isdisjoint({"data.shrink", "data.copies_dir"})
+    unshrunk = settings(large, data__shrink=None)
+    assert "data.copies_dir" not in unshrunk
+    full = settings(large, replace(TWO_CORES, free=1.0))  # 0.3 GB of copies are more than a quarter of it
+    assert full["data.copies_dir"] is None
+    png = settings(replace(large, jpeg=0.0))
+    epochs = [how["trainer.max_epochs"] for how in (found, png, full, unshrunk)]
+    assert epochs[0] > epochs[1] > 2 * epochs[2] > 2 * epochs[3]  # training has half of the time, whatever comes first
+
+
 def test_images_that_are_slow_to_read_are_validated_by_all_cores_and_less_often() -> None:
-    slow = settings(replace(PHOTOGRAPHS, val=128, megapixels=2.3))
-    assert (slow["data.repeats"], slow["data.eval_batch_size"]) == (4, 16)
-    assert slow["trainer.max_epochs"] / slow["trainer.check_val_every_n_epoch"] <= 10
+    few, slow = (settings(replace(PHOTOGRAPHS, val=val, megapixels=2.3), data__shrink=None) for val in (128, 512))
+    assert (few["data.eval_batch_size"], slow["data.eval_batch_size"]) == (16, 64)
+    assert slow["trainer.max_epochs"] / slow["trainer.check_val_every_n_epoch"] == 2
     assert slow["trainer.max_epochs"] % slow["trainer.check_val_every_n_epoch"] == 0
 
 
 def test_patches_grow_only_where_that_saves_time() -> None:
     slow, many = replace(PHOTOGRAPHS, megapixels=50.0), replace(PHOTOGRAPHS, counts={"cat": 9000, "dog": 9000})
-    assert [settings(folder)["model.fields.patch_size"] for folder in (slow, many)] == [8, 16]
+    found = [settings(slow, data__shrink=None), settings(many)]
+    assert [how["model.fields.patch_size"] for how in found] == [8, 16]
 
 
 def test_the_few_images_of_a_rare_class_are_changed_more() -> None:

@@ -17,9 +17,10 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
 from cait import run, seeds
-from cait.data import augment, cores, folder
+from cait.data import augment, copies, cores, folder
 from cait.data.accumulation import batches_a_step
 from cait.data.augment import Augment, NormalizeAndErase
+from cait.data.copies import Copies
 from cait.data.dataset import EvalImages, Samples, TrainImages, Unlabelled, collate
 from cait.data.mixing import Mixing, MixMode
 from cait.data.sampler import POWERS, Balance, Loader, Order, ShardSampler, TrainBatchSampler, TrainLoader
@@ -118,6 +119,10 @@ class ImageNetDataModule(LightningDataModule):
             timm's loaders do not, and the published recipes do not: configs/imagenet turns it off.
         background: colour behind transparent pixels, as "white" or "#8090a0". None drops the alpha channel, as
             those loaders do, and shows whatever colour the file holds there.
+        shrink: halve an image as it is read for as long as its shorter side keeps this many pixels, in training and
+            evaluation. None leaves it as it is.
+        copies_dir: folder for copies of the images that `shrink` has halved, so that each is read from its file only
+            once. None keeps none. The pixels are the same, and the folder may be removed at any time.
         interpolation: timm's name of the resampling filter, for training and evaluation.
         mixup: alpha of Mixup's beta distribution; 0 turns it off.
         cutmix: alpha of CutMix's beta distribution; 0 turns it off.
@@ -175,6 +180,8 @@ class ImageNetDataModule(LightningDataModule):
         erase_prob: float = 0.25,
         exif_orientation: bool = True,
         background: str | None = "white",
+        shrink: int | None = None,
+        copies_dir: str | None = None,
         interpolation: str = "bicubic",
         mixup: float = 0.8,
         cutmix: float = 1.0,
@@ -198,7 +205,7 @@ class ImageNetDataModule(LightningDataModule):
         self._open_source = partial(open_source, root, *sets, cache_gb, order == "windowed")
         self.order, self.window, self.balance = order, window, balance
         self.preprocessing = Preprocessing(
-            img_size, interpolation, crop_pct, mean, std, folder.Reading(exif_orientation, background)
+            img_size, interpolation, crop_pct, mean, std, folder.Reading(exif_orientation, background, shrink)
         )
         self.augmentation = Augmentation(
             train_crop, scale, ratio, hflip, auto_augment, augment_ops, color_jitter, erase_prob
@@ -213,6 +220,7 @@ class ImageNetDataModule(LightningDataModule):
         self._shared_with: Trainer | None = None
         self.decode_once, self.num_workers, self.prefetch, self.repeats = decode_once, num_workers, prefetch, repeats
         self.max_bad_share, self.check_resume = max_bad_share, check_resume
+        self.copies_dir = Path(copies_dir) if copies_dir else None
         self.predict_root = Path(predict_root) if predict_root else None
         self._class_names = class_names
         self.unreadable_path: Path | None = None
@@ -240,6 +248,8 @@ class ImageNetDataModule(LightningDataModule):
             raise UserError(f"prefetch must be at least 1, got {self.prefetch}")
         if not 0 <= self.max_bad_share < 1:
             raise UserError(f"max_bad_share must be in [0, 1), got {self.max_bad_share}")
+        if self.copies_dir is not None and self.preprocessing.reading.shrink is None:
+            raise UserError("copies_dir is for the copies of images that are halved: give --data.shrink too")
         if not 0 < val_fraction < 1:
             raise UserError(f"val_fraction must be above 0 and below 1, got {val_fraction}")
         if self.mixing.is_on and self.batch_size % 2:
@@ -313,12 +323,13 @@ class ImageNetDataModule(LightningDataModule):
             there = len(self.source.class_names)
             raise UserError(f"class_names has {self.num_classes} names, {self.root} has {there} classes; leave it out")
         self.unreadable = UnreadableImages(self.unreadable_path, int(self.max_bad_share * (len(train) + len(val))))
-        self.val_images = EvalImages(val, self.eval_transform, self.unreadable, self.preprocessing.reading)
-        self.predict_samples = val
+        small_train, small_val = self._copied(train), self._copied(val)
+        self.val_images = EvalImages(small_val, self.eval_transform, self.unreadable, self.preprocessing.reading)
+        self.predict_samples = small_val
         if stage in ("fit", None):
             transform = self.train_transform
             open_image = transform.open if isinstance(transform, Augment) else self._open_rgb
-            self.train_images = TrainImages(train, open_image, transform, self.seed, self.unreadable)
+            self.train_images = TrainImages(small_train, open_image, transform, self.seed, self.unreadable)
         if stage == "fit":
             for samples in (train, val):
                 if isinstance(samples, folder.Files) and len(train) + len(val) <= CHECKED_IMAGES:
@@ -326,6 +337,15 @@ class ImageNetDataModule(LightningDataModule):
             if self.announces:
                 rank_zero_info(f"{self.summary()}; {self.how_read()}")
             self._check_order()
+            if isinstance(small_train, Copies) and isinstance(small_val, Copies):
+                workers = self.workers(self.trainer.num_devices if self.trainer is not None else 1)
+                copies.make([small_train, small_val], *self._rank_and_world(), workers, self._init_worker())
+
+    def _copied(self, samples: Samples) -> Samples:
+        """The images, the large ones as their small copies if copies are kept."""
+        if self.copies_dir is None:
+            return samples
+        return Copies(samples, self.preprocessing.reading, self.copies_dir)
 
     def _check_order(self) -> None:
         """Refuse an order that the source does not have, and tell what the published one costs over a network."""
@@ -587,9 +607,12 @@ class ImageNetDataModule(LightningDataModule):
             prefetch_factor=self.prefetch if workers else None,
             finish=None if self.trainer is not None else self._normalized,
             persistent_workers=workers > 0,
-            worker_init_fn=partial(_init_worker, under_trainer=self.trainer is not None),
+            worker_init_fn=self._init_worker(),
             pin_memory=torch.cuda.is_available(),
         )
+
+    def _init_worker(self) -> Callable[[int], None]:
+        return partial(_init_worker, under_trainer=self.trainer is not None)
 
 
 def _init_worker(worker_id: int, under_trainer: bool) -> None:

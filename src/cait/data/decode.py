@@ -43,8 +43,8 @@ class Frame(NamedTuple):
     kind: int
     """Marker of the frame."""
     components: int
-    pixels: int
-    """Width × height."""
+    width: int
+    height: int
     scan: int
     """Where the first scan starts."""
 
@@ -142,7 +142,7 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading:
     # A decoder could read a box above the point where a file is cut off. Pillow refuses such a file, so we do too.
     if data.startswith(JPEG_START) and data.endswith(JPEG_END):
         try:
-            image = _fast(data, name, decoder, reading.exif_orientation)
+            image = _fast(data, name, decoder, reading)
             width, height = image.size
             return DecodedImage(image.crop((0, 0, height, width))) if whole else image
         except Exception:  # of any kind; Pillow decides
@@ -154,11 +154,13 @@ def _by_pillow(raw: RawImage, name: str, reading: Reading) -> DecodedImage:
     return DecodedImage(np.asarray(load_rgb(raw, name, reading)))
 
 
-def _fast(data: bytes, name: str, decoder: Decoder, upright: bool) -> OpenImage:
+def _fast(data: bytes, name: str, decoder: Decoder, reading: Reading) -> OpenImage:
     """Raises any kind of error if Pillow must decide."""
     frame, has_exif = _header(data)
+    if reading.shrinks((frame.width, frame.height)):
+        raise ValueError("Pillow shrinks while it decodes, which is faster still")
     image = _stored(data, name, decoder, frame)
-    if upright and has_exif:
+    if reading.exif_orientation and has_exif:
         with Image.open(BytesIO(data)) as header:
             turned = orientation(header)
         return image if turned == 1 else Upright(image, turned)
@@ -167,7 +169,7 @@ def _fast(data: bytes, name: str, decoder: Decoder, upright: bool) -> OpenImage:
 
 def _stored(data: bytes, name: str, decoder: Decoder, frame: Frame) -> OpenImage:
     """The image as it lies in the file."""
-    if frame.pixels > 2 * (Image.MAX_IMAGE_PIXELS or math.inf):
+    if frame.width * frame.height > 2 * (Image.MAX_IMAGE_PIXELS or math.inf):
         raise ValueError("Pillow refuses so large an image")
     # nvImageCodec converts CMYK to another RGB, and smooths a box differently if a progressive file lacks its last
     # scans. It misses damage outside the box, so the scan must reach the end of the file without a marker.
@@ -181,7 +183,7 @@ def _stored(data: bytes, name: str, decoder: Decoder, frame: Frame) -> OpenImage
 
 def _header(data: bytes) -> tuple[Frame, bool]:
     """The frame, and whether there may be EXIF data; raises any error without a header."""
-    place, kind, components, pixels, has_exif = 2, 0, 0, 0, False
+    place, kind, components, width, height, has_exif = 2, 0, 0, 0, 0, False
     while True:
         start, marker = data[place], data[place + 1]
         if start != 0xFF:
@@ -189,10 +191,10 @@ def _header(data: bytes) -> tuple[Frame, bool]:
         has_exif |= marker == APP1
         if marker in FRAMES:
             kind, components = marker, data[place + 9]
-            pixels = int.from_bytes(data[place + 5 : place + 7]) * int.from_bytes(data[place + 7 : place + 9])
+            height, width = (int.from_bytes(data[place + at : place + at + 2]) for at in (5, 7))
         place += 2 + int.from_bytes(data[place + 2 : place + 4])
         if marker == 0xDA:  # start of scan
-            return Frame(kind, components, pixels, place), has_exif
+            return Frame(kind, components, width, height, place), has_exif
 
 
 def choose(wanted: Decoder | Literal["auto"]) -> Decoder:

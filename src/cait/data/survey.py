@@ -19,8 +19,8 @@ from cait.errors import UserError
 SIZES, SAMPLE = 1000, 100
 """Images whose size is read, and how many of these are decoded, evenly over the listing."""
 THUMB = 32
-HUGE = 100
-"""How many times larger than the median image, in pixels, an image is that others wait for."""
+JPEG = ("JPEG", "MPO")
+"""Pillow's names of JPEG files; some cameras write the second kind."""
 GREY = 2.0
 """An image counts as grey if its channels differ less than this on average, out of 255."""
 
@@ -39,8 +39,8 @@ class Survey:
     """Mean of the images' sizes. A median would hide a few huge images, which take most of the time."""
     grey: bool
     """Whether nearly all images are grey."""
-    huge: float = 0.0
-    """The part of `megapixels` that is in images `HUGE` times larger than the median."""
+    jpeg: float = 0.0
+    """The part of `megapixels` that is in JPEG files, of which a half, a quarter or an eighth can be decoded."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Mean of each channel, of pixels in [0, 1]."""
     std: tuple[float, ...] = (0.25, 0.25, 0.25)
@@ -61,10 +61,12 @@ def survey(train: Files, val: Files, names: Sequence[str], reading: Reading = AS
     looked_at = range(0, len(train), max(1, len(train) // SIZES))
     decoded = {*looked_at[:: max(1, len(looked_at) // SAMPLE)]}
     sizes, thumbs = [], []
+    jpeg = 0.0
     for index in looked_at:
         try:
             with Image.open(train.name(index)) as image:
                 sizes.append(image.size)
+                jpeg += image.width * image.height / 1e6 * (image.format in JPEG)
                 if index not in decoded:
                     continue
                 image.draft("RGB", (2 * THUMB, 2 * THUMB))  # of a JPEG file decode an eighth
@@ -78,7 +80,6 @@ def survey(train: Files, val: Files, names: Sequence[str], reading: Reading = AS
     grey = bool((spread < GREY).mean() >= 0.95)
     axes = (0, 1, 2, 3) if grey else (0, 1, 2)  # all channels alike if the images are grey
     areas = [width * height / 1e6 for width, height in sizes]
-    most = HUGE * statistics.median(areas)
     mean, std = (np.broadcast_to(figure / 255, 3) for figure in (pixels.mean(axis=axes), pixels.std(axis=axes)))
     return Survey(
         counts={name: counted[label] for label, name in enumerate(names)},
@@ -86,7 +87,7 @@ def survey(train: Files, val: Files, names: Sequence[str], reading: Reading = AS
         side=int(statistics.median(min(size) for size in sizes)),
         megapixels=statistics.mean(areas),
         grey=grey,
-        huge=sum(area for area in areas if area > most) / len(areas),
+        jpeg=jpeg / len(areas),
         mean=tuple(round(float(value), 3) for value in mean),
         std=tuple(round(max(float(value), 0.01), 3) for value in std),
     )

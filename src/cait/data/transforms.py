@@ -57,7 +57,7 @@ class Preprocessing:
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Preprocessing:
         """The `Preprocessing` whose `settings()` these are."""
-        reading = Reading(*(settings[name] for name in Reading._fields))
+        reading = Reading(**{name: settings[name] for name in Reading._fields if name in settings})
         return cls(**{name: value for name, value in settings.items() if name not in Reading._fields}, reading=reading)
 
     def transform(self) -> Compose:

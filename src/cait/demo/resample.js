@@ -99,8 +99,37 @@ export function geometry(width, height, imgSize, cropPct) {
   return { size, box: [left, top, imgSize, imgSize] };
 }
 
+// Halve an image in RGBA as Pillow's reduce(2) does; at an odd side the last pixels stand for fewer.
+function halve(pixels, width, height) {
+  const [across, down] = [Math.ceil(width / 2), Math.ceil(height / 2)];
+  const result = new Uint8ClampedArray(across * down * 4).fill(255);
+  for (let y = 0; y < down; y++) {
+    const below = 2 * y + 1 < height ? width * 4 : 0;
+    for (let x = 0; x < across; x++) {
+      const right = 2 * x + 1 < width ? 4 : 0;
+      const from = (2 * y * width + 2 * x) * 4;
+      for (let i = from; i < from + 3; i++) {
+        // A pixel that stands for the one missing beside it changes neither the mean nor its rounding.
+        const sum = pixels[i] + pixels[i + right] + pixels[i + below] + pixels[i + right + below];
+        result[(y * across + x) * 4 + i - from] = (sum + 2) >> 2;
+      }
+    }
+  }
+  return result;
+}
+
+// Halve an image for as long as its shorter side keeps `shrink` pixels.
+export function shrunk(pixels, width, height, shrink) {
+  while (shrink && Math.min(width, height) >= 2 * shrink) {
+    pixels = halve(pixels, width, height);
+    [width, height] = [Math.ceil(width / 2), Math.ceil(height / 2)];
+  }
+  return { pixels, width, height };
+}
+
 // The evaluation transform: an image in RGBA to the network's input, float32 [3, S, S], and to the pixels of it.
-export function prepare(pixels, width, height, how) {
+export function prepare(rgba, columns, rows, how) {
+  const { pixels, width, height } = shrunk(rgba, columns, rows, how.shrink);
   const { size, box } = geometry(width, height, how.img_size, how.crop_pct);
   const seen = resize(pixels, width, height, size, how.interpolation, box);
   const count = how.img_size ** 2;

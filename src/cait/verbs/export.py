@@ -13,7 +13,7 @@ from cait.verbs.loading import checkpoint_module, data_settings
 from cait.verbs.options import Options, named_run
 
 NEEDED = ("mean", "std", "crop_pct", "interpolation")
-TOLD = ("exif_orientation", "background")
+TOLD = ("exif_orientation", "background", "shrink")
 """Settings that timm's configuration holds, and others that are written too."""
 
 

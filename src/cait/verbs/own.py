@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterable
@@ -114,9 +115,10 @@ def machine(given: dict[str, Any]) -> Any:
     from cait.verbs.recipe import Machine
 
     on_cpu = given.get("trainer.accelerator") == "cpu" or not torch.cuda.is_available()
+    free = shutil.disk_usage(".").free / 1e9
     if on_cpu:
-        return Machine(share(1), fast_bf16=_has_amx())
-    return Machine(share(1), torch.cuda.device_count(), torch.cuda.is_bf16_supported())
+        return Machine(share(1), fast_bf16=_has_amx(), free=free)
+    return Machine(share(1), torch.cuda.device_count(), torch.cuda.is_bf16_supported(), free)
 
 
 def _has_amx() -> bool:

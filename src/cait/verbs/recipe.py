@@ -32,8 +32,13 @@ WANTED_EPOCHS = 25
 """Patches are made larger until so many epochs fit into the time."""
 LEARNED_AT = (224, 160, 128, 96)
 """Sizes for weights that were learned at 224 pixels."""
-REPEATS = 4
-"""Crops taken of a large image each time that it is read."""
+SHRINK = 2
+"""Images are halved for as long as their shorter side keeps this many times the pixels that the network sees."""
+COPY = 3.0
+"""Pixels of a halved image, as a multiple of the square of `data.shrink`: its sides are up to twice as long."""
+COPIES = "data/cache/copies"
+DISK = 0.25
+"""Share of the free disk that the copies may take."""
 MOST_EPOCHS, MOST_STEPS = 200, 4000
 """A small folder gains nothing from more than these."""
 VALIDATIONS = 30
@@ -50,6 +55,8 @@ class Machine:
     gpus: int = 0
     fast_bf16: bool = False
     """Whether it multiplies matrices in bfloat16 much faster than in float32."""
+    free: float = 100.0
+    """Free disk, in 10⁹ bytes."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +111,11 @@ def choose(folder: Survey, machine: Machine, given: Mapping[str, Any], start: St
         publish(folder, machine, recipe)
     else:
         size = resolution(folder, machine, recipe, start)
-        cost = network(folder, machine, recipe, size, start)
-        augment(folder, recipe, size)
+        work = halve(folder, machine, recipe, size)
+        cost = network(work, recipe, size, start)
+        augment(folder, recipe)
         batch = steps(folder, machine, recipe)
-        length(folder, machine, recipe, batch, cost, start)
+        length(work, recipe, batch, cost, start)
         optimize(recipe, start)
     balance(folder, recipe)
     return recipe
@@ -150,7 +158,8 @@ def publish(folder: Survey, machine: Machine, recipe: Recipe) -> None:
 def resolution(folder: Survey, machine: Machine, recipe: Recipe, start: Start | None) -> int:
     """Keep small images as they are. Shrink photographs while their subject still shows: time grows with the area."""
     if start is not None or not is_cait(recipe):
-        fitting = [size for size in LEARNED_AT if epochs_in_time(folder, machine, xxs24(size)) >= 10]
+        works = [(size, Work(folder, machine, halved(folder, recipe, size), True)) for size in LEARNED_AT]
+        fitting = [size for size, work in works if work.epochs(xxs24(size)) >= 10]
         size = recipe.number("data.img_size", (fitting or LEARNED_AT[-1:])[0] if start else LEARNED_AT[0])
         recipe.say("size", f"{size} pixels: nearer to what the weights have seen is better, but takes longer")
         return size
@@ -171,11 +180,90 @@ def is_cait(recipe: Recipe) -> bool:
     return recipe.get("model.name", "xxs24") in VARIANTS
 
 
-def network(folder: Survey, machine: Machine, recipe: Recipe, size: int, start: Start | None) -> float:
+def halve(folder: Survey, machine: Machine, recipe: Recipe, size: int) -> Work:
+    """Halve large images as they are read, and keep copies: a photograph takes longer to read than to learn from."""
+    shrink = halved(folder, recipe, size)
+    if shrink is None:
+        return Work(folder, machine)
+    recipe.take("data.shrink", shrink)
+    megabytes = (folder.images + folder.val) * 3 * min(folder.megapixels, copied(shrink))
+    place = recipe.take("data.copies_dir", COPIES if megabytes < 1000 * DISK * machine.free else None)
+    keeps = f"{place} keeps copies" if place else "there is no room for copies"
+    recipe.say("reading", f"images are halved down to {shrink} pixels; {keeps} ({megabytes:,.0f} MB)")
+    return Work(folder, machine, shrink, place is not None)
+
+
+def halved(folder: Survey, recipe: Recipe, size: int) -> int | None:
+    """The side down to which images are halved; None if they stay as they are."""
+    if "data.shrink" in recipe.given:
+        return recipe.given["data.shrink"]
+    return SHRINK * size if folder.megapixels >= 2 * copied(SHRINK * size) else None
+
+
+def copied(shrink: int) -> float:
+    """Megapixels of an image that was halved down to `shrink`."""
+    return COPY * shrink**2 / 1e6
+
+
+@dataclass(frozen=True)
+class Work:
+    """How long things take, in processor seconds or in seconds of the GPUs.
+
+    Args:
+        shrink: `data.shrink`.
+        kept: whether copies of the halved images are kept.
+    """
+
+    folder: Survey
+    machine: Machine
+    shrink: int | None = None
+    kept: bool = False
+
+    def opening(self) -> float:
+        """Of the processor, to decode an image and to halve it."""
+        return 0.02 * (self.folder.megapixels - self.folder.jpeg) + 0.004 * self.folder.jpeg
+
+    def copies(self) -> float:
+        """To make the copies, once."""
+        images = self.folder.images + self.folder.val if self.kept else 0
+        return images * self.opening() / (self.machine.cores if self.machine.gpus else 1)
+
+    def reading(self) -> float:
+        """Of the processor, to decode and augment an image in each epoch."""
+        if self.shrink is None:
+            return 0.0006 + 0.015 * self.folder.megapixels
+        small = 0.0006 + 0.015 * min(self.folder.megapixels, copied(self.shrink))
+        return small if self.kept else small + self.opening()
+
+    def image(self, cost: float) -> float:
+        """For an image in training: a network of `cost` GMACs, and reading."""
+        if self.machine.gpus:
+            return max(6 * cost / (15_000 * self.machine.gpus), self.reading() / self.machine.cores)
+        return 6 * cost / (75 if self.machine.fast_bf16 else 45) + self.reading()
+
+    def validation(self) -> float:
+        """For a validation, without the network: small networks take next to none."""
+        return self.folder.val * self.reading() / (self.machine.cores if self.machine.gpus else 1)
+
+    def budget(self) -> float:
+        """That training may take; a fifth of the time goes into the start, validation and checkpoints."""
+        return 0.8 * 60 * MINUTES * self.at_once()
+
+    def at_once(self) -> int:
+        """How many of these seconds pass in one second."""
+        return 1 if self.machine.gpus else min(self.machine.cores, 8)
+
+    def epochs(self, cost: float) -> float:
+        """Epochs of a network of `cost` GMACs that fit into the time; half of it is theirs in any case."""
+        return max(self.budget() / 2, self.budget() - self.copies()) / (self.folder.images * self.image(cost))
+
+
+def network(work: Work, recipe: Recipe, size: int, start: Start | None) -> float:
     """CaiT, shallow and wide for so little data: four blocks learn faster than 24. Returns its cost in GMACs an image.
 
     LayerScale starts at 1: it is there for depth, and four blocks are not deep. Patches grow until enough epochs fit.
     """
+    machine = work.machine
     name = recipe.take("model.name", "xxs24")
     if not is_cait(recipe) or (start is not None and recipe.get("model.fields.embed_dim", None) is None):
         return xxs24(size)
@@ -194,7 +282,7 @@ def network(folder: Survey, machine: Machine, recipe: Recipe, size: int, start: 
         width, depth = VARIANTS[name]["embed_dim"], VARIANTS[name]["depth"]
         width, depth = recipe.given.get("model.fields.embed_dim", width), recipe.given.get("model.fields.depth", depth)
     possible = patches(size, 16 if machine.gpus else 10)
-    epochs = [epochs_in_time(folder, machine, gmacs(size, patch, width, depth)) for patch in possible]
+    epochs = [work.epochs(gmacs(size, patch, width, depth)) for patch in possible]
     # If reading the images takes the time, larger patches save none.
     enough = min(WANTED_EPOCHS, 0.8 * epochs[-1])
     fitting = next(patch for patch, count in zip(possible, epochs, strict=True) if count >= enough)
@@ -221,54 +309,13 @@ def gmacs(size: int, patch: int, width: int, depth: int) -> float:
     return (depth * (12 * width**2 * tokens + 2 * width * tokens**2) + 4 * width**2 * tokens) / 1e9
 
 
-def seconds(folder: Survey, machine: Machine, cost: float) -> float:
-    """Processor seconds, or seconds of the GPUs, that an image takes in training: the network, decoding, the rest."""
-    read = reading(folder, machine, REPEATS if is_slow_to_read(folder) else 1)
-    if machine.gpus:
-        return max(6 * cost / (15_000 * machine.gpus), read / machine.cores)
-    return 6 * cost / (75 if machine.fast_bf16 else 45) + read
-
-
-def reading(folder: Survey, machine: Machine, crops: int = 1) -> float:
-    """Processor seconds to decode and augment an image, per crop taken of it.
-
-    Batches come in order: while one core decodes a huge image among small ones, the others run out of work.
-    """
-    return 0.0006 + 0.015 * (folder.megapixels + (machine.cores - 1) * folder.huge) / crops
-
-
-def validating(folder: Survey, machine: Machine) -> float:
-    """The same seconds for a validation, without the network: small networks take next to none."""
-    return folder.val * reading(folder, machine) / (machine.cores if machine.gpus else 1)
-
-
-def is_slow_to_read(folder: Survey) -> bool:
-    """Whether decoding takes longer than a small network's step."""
-    return folder.megapixels > 1
-
-
-def budget(machine: Machine) -> float:
-    """The same seconds for training; a fifth of the time goes into the start, validation and checkpoints."""
-    return 0.8 * 60 * MINUTES * (1 if machine.gpus else min(machine.cores, 8))
-
-
-def epochs_in_time(folder: Survey, machine: Machine, cost: float) -> float:
-    """Epochs of a network of `cost` GMACs that fit into the time."""
-    return budget(machine) / (folder.images * seconds(folder, machine, cost))
-
-
-def augment(folder: Survey, recipe: Recipe, size: int) -> None:
+def augment(folder: Survey, recipe: Recipe) -> None:
     """Photographs may be mirrored, cropped and recoloured; grey ones not recoloured: brightness is all they have.
 
     Small grey images may be digits or letters. The few images of a rare class are drawn so often that the network would
     learn them by heart, so they are changed more, grey or not.
     """
-    recipe.take("data.repeats", REPEATS if is_slow_to_read(folder) else 1)
-    if is_slow_to_read(folder):
-        few = folder.huge > folder.megapixels / 2
-        what = "a few huge images among small ones" if few else f"images of {folder.megapixels:.0f} megapixels"
-        text = f"{what} take long to read: {REPEATS} crops of each that is read"
-        recipe.say("reading", f"{text}; copies of 500 pixels would train many times longer in the same time")
+    recipe.take("data.repeats", 1)
     recipe.take("data.erase_prob", 0.0)
     recipe.take("data.cutmix", 1.0)
     recipe.take("data.mixup", 0.2)
@@ -307,23 +354,23 @@ def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     return batch
 
 
-def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, cost: float, start: Start | None) -> None:
+def length(work: Work, recipe: Recipe, batch: int, cost: float, start: Start | None) -> None:
     """As many epochs as the time allows; a small folder needs no more than MOST_STEPS steps."""
     if recipe.given.keys() & {"trainer.max_steps", "trainer.max_time", "trainer.fast_dev_run"}:
         return
-    allowed = epochs_in_time(folder, machine, cost)
+    folder, machine = work.folder, work.machine
     most = min(MOST_EPOCHS, max(10, MOST_STEPS * batch // folder.images))
     if start is not None:
         most = min(most, 30)  # weights know most of it already
-    wanted = max(1, min(most, int(allowed)))
-    validations = max(1, min(VALIDATIONS, int(VALIDATING * budget(machine) / validating(folder, machine))))
+    wanted = max(1, min(most, int(work.epochs(cost))))
+    validations = max(1, min(VALIDATIONS, int(VALIDATING * work.budget() / work.validation())))
     epochs = recipe.number("trainer.max_epochs", wanted - wanted % max(1, wanted // validations))
     # The last epoch must be validated, whatever number was given.
     every = max(count for count in range(1, max(1, epochs // validations) + 1) if epochs % count == 0)
     every = recipe.take("trainer.check_val_every_n_epoch", every)
     recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(epochs / 10, 1))))
     recipe.take("trainer.log_every_n_steps", max(1, min(10, folder.images // batch)))
-    took = epochs * folder.images * seconds(folder, machine, cost) / (1 if machine.gpus else min(machine.cores, 8))
+    took = (work.copies() + epochs * folder.images * work.image(cost)) / work.at_once()
     scored = "" if every == 1 else f", validated every {every}"
     on = some(machine.gpus, "GPU") if machine.gpus else some(machine.cores, "core")
     recipe.say(

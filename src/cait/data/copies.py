@@ -1,0 +1,143 @@
+"""Small copies of large images, so that a run reads each large file once and not in every epoch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from PIL import Image
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from torch.utils.data import DataLoader, Dataset
+
+from cait import run
+from cait.data.dataset import Samples
+from cait.data.folder import RawImage, Reading, load_rgb
+from cait.data.unreadable import UnreadableImageError
+
+FEW = 32
+"""So few missing copies are made without worker processes."""
+
+
+class Copies:
+    """`Samples` whose large image files are read from copies, which are made when they are missing.
+
+    A copy holds the pixels that `reading` gives, and reading it once more changes nothing, so a run is the same with
+    or without copies. They are named after path, size and time of the file, so a changed file gets a new one.
+
+    Args:
+        reading: how a file becomes RGB. Those that it shrinks are the large ones.
+        folder: where the copies are.
+    """
+
+    def __init__(self, samples: Samples, reading: Reading, folder: Path) -> None:
+        self.samples, self.reading, self.folder = samples, reading, folder
+        self.name = samples.name
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[RawImage, int]:
+        raw, label = self.samples[index]
+        path = self._path(raw)
+        if path is None:
+            return raw, label
+        with suppress(Exception):  # missing, or damaged in one of the ways that Pillow tells
+            copy = Image.open(path)
+            copy.load()
+            return copy, label
+        if not self._is_large(raw):
+            return raw, label
+        image = load_rgb(raw, reading=self.reading)
+        image.info.clear()  # it is upright now, and would be turned once more
+        with suppress(OSError):  # a full disk; `make` has said so
+            self._write(image, path)
+        return image, label
+
+    def missing(self) -> Iterator[int]:
+        """The large images that have no copy."""
+        for index in range(len(self)):
+            with suppress(UnreadableImageError):  # the run will meet it
+                raw, _ = self.samples[index]
+                path = self._path(raw)
+                if path is not None and not path.is_file() and self._is_large(raw):
+                    yield index
+
+    def make(self, index: int) -> str:
+        """Make the copy of a large image. Returns why it could not be written, or nothing."""
+        raw, _ = self.samples[index]
+        path = self._path(raw)
+        try:
+            if path is not None:
+                self._write(load_rgb(raw, reading=self.reading), path)
+        except UnreadableImageError:
+            pass
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
+
+    def _path(self, raw: RawImage) -> Path | None:
+        """Where the copy of a file is; None for what is no file."""
+        if not isinstance(raw, str | Path):
+            return None
+        try:
+            found = os.stat(raw)
+        except OSError:
+            return None
+        key = repr((os.path.abspath(raw), found.st_size, found.st_mtime_ns, self.reading))
+        name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
+        return self.folder / name[:2] / f"{name}.ppm"
+
+    def _is_large(self, raw: RawImage) -> bool:
+        with suppress(Exception), Image.open(raw) as image:  # type: ignore[arg-type]
+            return self.reading.shrinks(image.size)
+        return False
+
+    def _write(self, image: Image.Image, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with run.whole(path) as beside:
+                image.save(beside, "PPM")  # PNG would halve the size, and take twenty times as long to read
+        except OSError:
+            run.scratch(path).unlink(missing_ok=True)
+            raise
+
+
+class _Missing(Dataset[str]):
+    def __init__(self, images: Sequence[tuple[Copies, int]]) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, place: int) -> str:
+        copies, index = self.images[place]
+        return copies.make(index)
+
+
+def make(sets: Sequence[Copies], rank: int, processes: int, workers: int, init: Callable[[int], None]) -> None:
+    """Make this process's part of the copies that are missing.
+
+    Nobody waits for the other processes: an image without a copy is read from its file.
+
+    Args:
+        rank: number of this process among the `processes` of the run.
+        workers: processes to make them in.
+        init: called in each of them, with its number.
+    """
+    missing = [(copies, index) for copies in sets for index in copies.missing()][rank::processes]
+    if not missing:
+        return
+    rank_zero_info(f"copies    of large images are made once, in {sets[0].folder}")
+    workers = workers if len(missing) > FEW else 0
+    loader = DataLoader(_Missing(missing), None, num_workers=workers, worker_init_fn=init)
+    columns = ("          images", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    problem = ""
+    with Progress(*columns, disable=rank > 0) as bar:
+        for found in bar.track(loader, total=len(missing)):
+            problem = problem or found
+    if problem:
+        rank_zero_warn(f"no copies of some images in {sets[0].folder}: {problem}; they are read anew in each epoch")
