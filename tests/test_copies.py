@@ -130,7 +130,7 @@ def test_an_image_that_cannot_be_read_is_named_and_a_disk_that_cannot_be_written
     files = Files((name, 0) for name in names)
     copies = Copies(files, SMALL, tmp_path / "copies")
     make([copies], 0, 1, 0, lambda worker: None)
-    with pytest.raises(UnreadableImageError, match="torn.jpg"):
+    with pytest.raises(UnreadableImageError, match=r"torn\.jpg"):
         copies[0]
     assert copies[2][0] == names[2]  # whoever opens it says that it is missing
     (tmp_path / "file").write_text("in the way")

@@ -20,7 +20,8 @@ from conftest import LIMIT, REPO, checkpoint, rows, start
 from PIL import Image
 
 from cait.cli import main
-from cait.data.folder import Reading, class_names, scan
+from cait.data import listing
+from cait.data.folder import Reading, class_names, load_rgb, scan
 from cait.data.sampler import TrainBatchSampler, occurrences, shares
 from cait.data.source import open_source
 from cait.data.survey import Survey, left_out, survey
@@ -101,6 +102,37 @@ def test_names_nests_hidden_files_and_gifs(tmp_path: Path) -> None:
     )
     data.setup("fit")
     assert len([labels for _, labels in data.train_dataloader()]) == 4
+
+
+def test_photographs_of_telephones_are_read(tmp_path: Path, photographs: list[Image.Image]) -> None:
+    pytest.importorskip("pillow_heif")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for label, name in enumerate(("a", "b")):
+        (tmp_path / name).mkdir()
+        photographs[label].save(tmp_path / name / "1.HEIC", "HEIF", quality=95, exif=turned.tobytes())
+        photographs[label].save(tmp_path / name / "2.avif", quality=95)
+    source = open_source(str(tmp_path))
+    assert (len(source.train), len(source.val)) == (2, 2)
+    for path, label in (*source.train, *source.val):
+        photo = photographs[label]
+        expected = photo.transpose(Image.Transpose.ROTATE_270) if path.endswith("HEIC") else photo
+        assert np.abs(np.asarray(load_rgb(path), int) - np.asarray(expected, int)).mean() < 4
+
+
+def test_who_lacks_the_package_for_them_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "EXTENSIONS", (".png",))
+    fill(tmp_path, {"a": 6, "b": 6})
+    (tmp_path / "a/photo.HEIC").touch()
+    own.replace_folder(["--data.root", str(tmp_path)])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "left out 1 .heic; to read .heic, .venv/bin/pip install pillow-heif" in told
+    for image in (tmp_path / "a").glob("*.png"):
+        image.unlink()
+    with pytest.raises(UserError, match=r"no images in the class folder .*/a; to read \.heic, \.venv/bin/pip install"):
+        _ = open_source(str(tmp_path)).train
 
 
 @pytest.mark.parametrize(

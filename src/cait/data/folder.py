@@ -6,13 +6,14 @@ import csv
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
 from PIL import ExifTags, Image, ImageColor
 
-from cait.data.listing import Files, is_image, list_images
+from cait.data.listing import HEIF, Files, is_image, list_images
 from cait.data.unreadable import UnreadableImageError, UnreadableImages
 from cait.errors import UserError
 
@@ -20,6 +21,13 @@ from cait.errors import UserError
 warnings.filterwarnings("ignore", message="Corrupt EXIF data")
 # Pillow warns past MAX_IMAGE_PIXELS, 89 million, and refuses past twice that; the refusal is enough.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+with suppress(ImportError):
+    from pillow_heif import register_heif_opener
+
+    register_heif_opener()
+
+NEEDS_HEIF = "to read .heic, .venv/bin/pip install pillow-heif"
 
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "valid", "validation", "test", "testing")
@@ -282,7 +290,8 @@ def list_classes(folder: Path, names: list[str]) -> Files:
     empty = set(range(len(names))) - set(files.labels)
     if empty:
         folders = abbreviate([str(folder / names[label]) for label in sorted(empty)])
-        raise UserError(f"no images in the class folder {folders}")
+        heif = any(path.suffix.lower() in HEIF for label in empty for path in (folder / names[label]).rglob("*"))
+        raise UserError(f"no images in the class folder {folders}{f'; {NEEDS_HEIF}' if heif else ''}")
     return files
 
 

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from torchvision.datasets.folder import IMG_EXTENSIONS as TORCHVISIONS
 
 from cait import run
 
-EXTENSIONS = (*TORCHVISIONS, ".gif")
+HEIF = (".heic", ".heif")
+"""Suffixes of the photographs that iPhones take; pillow-heif reads them."""
+EXTENSIONS = (*TORCHVISIONS, ".gif", ".avif", *(HEIF if find_spec("pillow_heif") else ()))
 """Suffixes of image names, in lower case. Only the first frame of a GIF file is read."""
 KEPT_FROM = 10_000
 """Shorter listings take no time, and are not kept."""

@@ -128,6 +128,9 @@ def _has_amx() -> bool:
 
 
 def _print(root: Path, folder: Any, lines: Iterable[tuple[str, str]], others: dict[str, int], val: Path | None) -> None:
+    from cait.data.folder import NEEDS_HEIF
+    from cait.data.listing import HEIF
+
     count = len(folder.counts)
     held = "" if val else " (held out, see validation.csv)"
     colour = "grey" if folder.grey else "colour"
@@ -140,7 +143,8 @@ def _print(root: Path, folder: Any, lines: Iterable[tuple[str, str]], others: di
         )
     ]
     if others:
-        rows.append(("left out", ", ".join(f"{number:,} {kind}" for kind, number in list(others.items())[:4])))
+        listed = ", ".join(f"{number:,} {kind}" for kind, number in list(others.items())[:4])
+        rows.append(("left out", listed + (f"; {NEEDS_HEIF}" if others.keys() & {*HEIF} else "")))
     for topic, text in [*rows, *lines]:
         print(textwrap.fill(text, WIDTH, initial_indent=f"  {topic:10}", subsequent_indent=" " * 12))
     print("            Any setting can be given, as --trainer.max_epochs 50.", flush=True)
