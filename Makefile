@@ -4,6 +4,9 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 
+# Where this is set, as in many containers, every start would compile thousands of modules anew, for some seconds.
+export PYTHONDONTWRITEBYTECODE :=
+
 PYTHON ?= python3
 CONFIG ?= configs/digits.yaml
 PAPER ?=

@@ -50,7 +50,7 @@ reason() {
   if grep -q 'DO NOT MATCH THE HASHES' "$log"; then
     echo "Hash mismatch for$(grep -oE '^ +[A-Za-z0-9._-]+==[^ ]+' "$log" | tail -1)" | tr -s ' '
   else
-    grep -E '^(ERROR|error| *cause):' "$log" | tail -1 | sed -E 's/^ *[a-zA-Z]+: //'
+    { grep -E '^(ERROR|error| *cause|[A-Za-z]+Error):' "$log" || tail -1 "$log"; } | tail -1 | sed -E 's/^ *[a-zA-Z]+: //'
   fi
 }
 
@@ -71,3 +71,6 @@ else
   step "$count packages in their pinned versions, PyTorch with CUDA, 6 GB ($log)" install --require-hashes -r constraints.txt
 fi
 step "this repository" install --no-build-isolation --editable .
+# The first start compiles what it imports. Here it is kept, for containers and for users who write no bytecode later.
+step "bytecode" env PYTHONDONTWRITEBYTECODE= "$venv/bin/python" -c \
+  "import cait.lightning_cli, matplotlib.pyplot, sklearn.datasets, torch.utils.tensorboard"
