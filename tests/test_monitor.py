@@ -173,8 +173,9 @@ def expected(
     return found
 
 
-def close(value: float, rel: float = 1e-6) -> object:
-    return pytest.approx(value, rel=rel, abs=1e-12)
+def close(value: float, rel: float = 1e-6, name: str = "") -> object:
+    # The rounding of a cosine is that of 1, however near to 0 it is: processors differ by so much.
+    return pytest.approx(value, rel=rel, abs=2 * torch.finfo(torch.float32).eps if "cosine" in name else 1e-12)
 
 
 CASES = {
@@ -221,7 +222,7 @@ def test_figures_are_those_of_plain_pytorch(case: str, tmp_path: Path) -> None:
         wanted = {key: value for key, value in wanted.items() if value == value}
         assert got[step].keys() == wanted.keys()
         for key, value in wanted.items():
-            assert got[step][key] == close(value, rel), (step, key)
+            assert got[step][key] == close(value, rel, key[-1]), (step, key)
 
 
 @pytest.mark.parametrize("mode", ["mask", "skip", "subset"])
@@ -368,7 +369,7 @@ def test_on_two_processes_the_figures_are_those_of_the_whole_step(cait: Cait, tm
         wanted = expected(model, tmp_path / "steps", step)
         assert got[step].keys() == wanted.keys()
         for key, value in wanted.items():
-            assert got[step][key] == close(value), (step, key)
+            assert got[step][key] == close(value, name=key[-1]), (step, key)
 
 
 @pytest.mark.slow
