@@ -24,6 +24,7 @@ import numpy as np
 import yaml
 
 from cait import run
+from cait.data.dataset import NO_LABEL, EvalImages
 from cait.data.survey import survey
 from cait.datamodule import ImageNetDataModule
 
@@ -58,10 +59,11 @@ def regress(name: str) -> tuple[float, float, float, ImageNetDataModule]:
     data.setup()
     grey = survey(data.source.train, data.source.val, data.class_names).grey
     sets = []
-    for samples in (data.source.train, data.source.val):
-        images = type(data.val_images)(samples, data.eval_transform)
-        pixels = np.stack([images[index][0].numpy()[..., : 1 if grey else 3].ravel() for index in range(len(images))])
-        sets.append((pixels.astype(np.float32), np.array(samples.labels)))
+    for samples in (data.train_images.samples, data.val_images.samples):
+        images = EvalImages(samples, data.eval_transform, data.unreadable, data.preprocessing.reading)
+        read = [image for image in map(images.__getitem__, range(len(images))) if image[1] != NO_LABEL]
+        pixels = np.stack([image.numpy()[..., : 1 if grey else 3].ravel() for image, _ in read])
+        sets.append((pixels.astype(np.float32), np.array([label for _, label in read])))
     (pixels, labels), (val_pixels, val_labels) = sets
     start = time.monotonic()
     scale = StandardScaler().fit(pixels)
