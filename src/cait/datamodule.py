@@ -380,7 +380,9 @@ class ImageNetDataModule(LightningDataModule):
         own = type(self).make_train_transform is not ImageNetDataModule.make_train_transform
         if own:
             return "a training transform of your own"
-        return HOW_READ[self.backend if self.backend == "timm" or self._may_be_jpeg() else "pillow"]
+        how = HOW_READ[self.backend if self.backend == "timm" or self._may_be_jpeg() else "pillow"]
+        shrink = self.preprocessing.reading.shrink
+        return how if shrink is None else f"Pillow halves large images down to {shrink} pixels; of others {how}"
 
     def _may_be_jpeg(self) -> bool:
         """Whether any of up to a thousand training images has a name that ends as JPEG files do, or no suffix."""
