@@ -49,13 +49,7 @@ class Copies:
             copy = Image.open(path)
             copy.load()
             return copy, label
-        if not self._is_large(raw):
-            return raw, label
-        image = load_rgb(raw, reading=self.reading)
-        image.info.clear()  # it is upright now, and would be turned once more
-        with suppress(OSError):  # a full disk; `make` has said so
-            self._write(image, path)
-        return image, label
+        return (self._made(raw, path)[0] if self._is_large(raw) else raw), label
 
     def missing(self) -> Iterator[int]:
         """The large images that have no copy."""
@@ -70,13 +64,8 @@ class Copies:
         """Make the copy of a large image. Returns why it could not be written, or nothing."""
         raw, _ = self.samples[index]
         path = self._path(raw)
-        try:
-            if path is not None:
-                self._write(load_rgb(raw, reading=self.reading), path)
-        except UnreadableImageError:
-            pass
-        except OSError as error:
-            return error.strerror or str(error)
+        with suppress(UnreadableImageError):  # the run will meet it
+            return self._made(raw, path)[1] if path is not None else ""
         return ""
 
     def _path(self, raw: RawImage) -> Path | None:
@@ -96,14 +85,19 @@ class Copies:
             return self.reading.shrinks(image.size)
         return False
 
-    def _write(self, image: Image.Image, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def _made(self, raw: RawImage, path: Path) -> tuple[Image.Image, str]:
+        """A large image, and why its copy could not be written. Raises UnreadableImageError."""
+        image = load_rgb(raw, reading=self.reading)
+        image.info.clear()  # it is upright now, and would be turned once more
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             with run.whole(path) as beside:
                 image.save(beside, "PPM")  # PNG would halve the size, and take twenty times as long to read
-        except OSError:
-            run.scratch(path).unlink(missing_ok=True)
-            raise
+        except OSError as error:
+            with suppress(OSError):
+                run.scratch(path).unlink(missing_ok=True)
+            return image, error.strerror or str(error)
+        return image, ""
 
 
 class _Missing(Dataset[str]):
