@@ -196,6 +196,14 @@ def test_names_do_not_leave_their_place_in_the_card() -> None:
     assert card_text._cell("a\n# b\x1b[31m|") == "a \\# b\\[31m\\|"
 
 
+def test_large_images_are_halved_by_who_reads_the_card_and_the_copies_are_private() -> None:
+    config = {"data": {"root": "photos", "shrink": 128, "copies_dir": "data/cache"}, "model": {}}
+    halving = "Halve large images first: `while min(image.size) >= 256: image = image.reduce(2)`."
+    assert [*card_text._large(config)] == [halving]
+    assert [*card_text._large({"data": {"shrink": None}})] == []
+    assert card_text._settings(config)["data"] == {"shrink": 128}
+
+
 def test_a_push_is_what_timm_loads(scored: Path, hub: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     main(["push", "mine", "me/digits", "--dry-run"])
     shown = capsys.readouterr().out

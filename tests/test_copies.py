@@ -12,11 +12,14 @@ import torch
 import yaml
 from conftest import LIMIT, start
 from PIL import Image, ImageOps
+from torch.utils.data import Dataset
 
 import cait
 from cait.data.copies import Copies, make
+from cait.data.dataset import MapSamples
 from cait.data.decode import open_image
 from cait.data.folder import Files, Reading, load_rgb
+from cait.data.source import DataSource, SplitSource
 from cait.data.unreadable import UnreadableImageError
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
@@ -44,6 +47,22 @@ def test_images_are_halved_while_their_shorter_side_keeps_so_many_pixels(
         padded = np.pad(means, [(0, side % 2) for side in means.shape[:2]] + [(0, 0)], mode="edge")
         means = padded.reshape(padded.shape[0] // 2, 2, padded.shape[1] // 2, 2, 3).mean((1, 3))
     np.testing.assert_allclose(np.asarray(load_rgb(photo, reading=SMALL)), means, atol=3)
+
+
+@pytest.mark.parametrize("subsampling", ["4:2:0", "4:4:4"])
+def test_what_a_jpeg_decoder_halves_is_nearly_the_mean_of_the_pixels(
+    subsampling: str, photographs: list[Image.Image]
+) -> None:
+    for photo in photographs:
+        data = jpeg(photo.resize((1300, 870)), subsampling=subsampling)
+        with Image.open(BytesIO(data)) as image:
+            size = image.size
+            whole = load_rgb(image, reading=SMALL)
+            assert image.size == size  # an image of the caller is not made smaller
+        halved = load_rgb(BytesIO(data), reading=SMALL)
+        assert halved.size == whole.size == (82, 55)
+        difference = np.abs(np.asarray(halved, float) - np.asarray(whole, float))
+        assert 0 < difference.mean() < 1.5
 
 
 @pytest.mark.parametrize("decoder", ["nvimgcodec", "torchvision", "pillow"])
@@ -99,7 +118,7 @@ def test_a_copy_has_the_pixels_of_its_image_and_is_read_in_its_place(
         raise AssertionError("the file was read again")
 
     monkeypatch.setattr("cait.data.copies.load_rgb", never)
-    assert copies[0][0].size == copies[0][0].size  # type: ignore[union-attr]
+    assert isinstance(copies[0][0], Image.Image)
 
 
 def test_a_changed_file_and_other_settings_get_new_copies_and_a_torn_copy_is_made_anew(
@@ -129,31 +148,62 @@ def test_an_image_that_cannot_be_read_is_named_and_a_disk_that_cannot_be_written
     names = [str(tmp_path / name) for name in ("torn.jpg", "whole.jpg", "missing.jpg")]
     files = Files((name, 0) for name in names)
     copies = Copies(files, SMALL, tmp_path / "copies")
-    make([copies], 0, 1, 0, lambda worker: None)
+    make([copies], 0, 1, {})
     with pytest.raises(UnreadableImageError, match=r"torn\.jpg"):
         copies[0]
     assert copies[2][0] == names[2]  # whoever opens it says that it is missing
     (tmp_path / "file").write_text("in the way")
     hindered = Copies(files, SMALL, tmp_path / "file")
     with pytest.warns(UserWarning, match=r"no copies of some images in .*file: Not a directory; they are read anew"):
-        make([hindered], 0, 1, 0, lambda worker: None)
+        make([hindered], 0, 1, {})
     assert load_rgb(hindered[1][0]).tobytes() == load_rgb(names[1], reading=SMALL).tobytes()
 
 
-def test_processes_share_the_making(tmp_path: Path, photographs: list[Image.Image]) -> None:
+def test_processes_share_the_making(
+    tmp_path: Path, photographs: list[Image.Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = folder_of(tmp_path / "photos", photographs)
     copies = Copies(files, SMALL, tmp_path / "copies")
-    make([copies], 1, 3, 0, lambda worker: None)
-    assert len([*copies.missing()]) == 3
-    make([copies, copies], 0, 1, 2, lambda worker: None)
+    make([copies], 1, 3, {})
+    assert [Path(copies.name(index)).stem for index in copies.missing()] == ["art", "art"]  # 0 and 3
+    monkeypatch.setattr("cait.data.copies.FEW", 0)
+    make([copies, copies], 0, 1, {"num_workers": 2})
     assert not [*copies.missing()]
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_a_size_of_no_pixels_is_refused() -> None:
     with pytest.raises(UserError, match="shrink must be at least 1 pixel"):
         ImageNetDataModule(shrink=0)
-    with pytest.raises(UserError, match=r"give --data\.shrink too"):
-        ImageNetDataModule(copies_dir="x")
+
+
+class Own(Dataset):
+    """A data set of one's own, of images in memory."""
+
+    classes = ("a", "b")
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.linear_gradient("L").resize((300, 200)), index % 2
+
+
+def test_copies_are_kept_of_files_that_are_halved_and_of_nothing_else(
+    tmp_path: Path, photographs: list[Image.Image]
+) -> None:
+    class Mine(ImageNetDataModule):
+        def make_source(self) -> DataSource:
+            return SplitSource(
+                "mine", "train", "val", lambda split: MapSamples("mine", split, Turned(), Turned.classes)
+            )
+
+    settings = dict(copies_dir=str(tmp_path / "copies"), img_size=16, batch_size=2, num_workers=0, repeats=1)
+    folder_of(tmp_path / "photos", photographs)
+    of_files = ImageNetDataModule(str(tmp_path / "photos"), val_fraction=0.34, **settings)  # type: ignore[arg-type]
+    for data in (of_files, Mine("mine", shrink=50, **settings)):  # type: ignore[arg-type]
+        data.setup("fit")
+        assert next(iter(data.train_dataloader()))[0].shape == (2, 3, 16, 16)
+    assert not (tmp_path / "copies").exists()
 
 
 def test_batches_are_the_same_with_and_without_copies(tmp_path: Path, photographs: list[Image.Image]) -> None:

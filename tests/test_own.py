@@ -238,6 +238,14 @@ def test_large_images_are_halved_and_read_once() -> None:
     assert "data.copies_dir" not in unshrunk
     full = settings(large, replace(TWO_CORES, free=1.0))  # 0.3 GB of copies are more than a quarter of it
     assert full["data.copies_dir"] is None
+    for given, words in ((None, "no copies are kept"), ("", "no copies are kept")):
+        recipe = choose(large, TWO_CORES, {"data.copies_dir": given})
+        assert dict(recipe.lines)["reading"].endswith(words)
+        assert recipe.settings["trainer.max_epochs"] == full["trainer.max_epochs"]
+    assert "there is no room for copies" in dict(choose(large, replace(TWO_CORES, free=1.0), {}).lines)["reading"]
+    small = replace(PHOTOGRAPHS, side=250, megapixels=0.1)
+    assert "data.shrink" not in settings(small)
+    assert settings(replace(small, megapixels=2.3))["data.shrink"] == 128  # a few are huge
     png = settings(replace(large, jpeg=0.0))
     epochs = [how["trainer.max_epochs"] for how in (found, png, full, unshrunk)]
     assert epochs[0] > epochs[1] > 2 * epochs[2] > 2 * epochs[3]  # training has half of the time, whatever comes first

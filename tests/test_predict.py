@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -191,6 +192,8 @@ def test_a_loaded_module_predicts(here: Path) -> None:
     assert best["probability"] == pytest.approx(expected(paths[0], ema=False).max().item(), abs=1e-5)
     assert alone.training
     assert package.load(path, raw=True).predict(paths[0]) == alone.predict(paths[0])
+    away = shutil.copy(path, "away.ckpt")  # without the run's folder the checkpoint says how images are prepared
+    assert package.load(away, raw=True).predict(paths[0]) == alone.predict(paths[0])
 
 
 def test_lightnings_form_does_not_stop_at_an_unreadable_image(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

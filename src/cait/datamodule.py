@@ -40,7 +40,8 @@ HOW_READ = {
 ORDER = "order of the images"
 """Earlier checkpoints lack this key: their order is "published"."""
 CHECKED_IMAGES = 20_000
-"""In data sets up to this size every file's header is checked before training, which takes about a second."""
+"""In data sets up to this size every file's header is checked before training, which takes about a second, and copies
+are made. In larger ones a copy is made when its image is first read."""
 
 
 class ImageNetDataModule(LightningDataModule):
@@ -122,7 +123,8 @@ class ImageNetDataModule(LightningDataModule):
         shrink: halve an image as it is read for as long as its shorter side keeps this many pixels, in training and
             evaluation. None leaves it as it is.
         copies_dir: folder for copies of the images that `shrink` has halved, so that each is read from its file only
-            once. None keeps none. The pixels are the same, and the folder may be removed at any time.
+            once. None keeps none. The pixels are the same, and the folder may be removed at any time. It is for
+            folders of images; those of other sources are read anew.
         interpolation: timm's name of the resampling filter, for training and evaluation.
         mixup: alpha of Mixup's beta distribution; 0 turns it off.
         cutmix: alpha of CutMix's beta distribution; 0 turns it off.
@@ -248,8 +250,6 @@ class ImageNetDataModule(LightningDataModule):
             raise UserError(f"prefetch must be at least 1, got {self.prefetch}")
         if not 0 <= self.max_bad_share < 1:
             raise UserError(f"max_bad_share must be in [0, 1), got {self.max_bad_share}")
-        if self.copies_dir is not None and self.preprocessing.reading.shrink is None:
-            raise UserError("copies_dir is for the copies of images that are halved: give --data.shrink too")
         if not 0 < val_fraction < 1:
             raise UserError(f"val_fraction must be above 0 and below 1, got {val_fraction}")
         if self.mixing.is_on and self.batch_size % 2:
@@ -337,15 +337,16 @@ class ImageNetDataModule(LightningDataModule):
             if self.announces:
                 rank_zero_info(f"{self.summary()}; {self.how_read()}")
             self._check_order()
-            if isinstance(small_train, Copies) and isinstance(small_val, Copies):
-                workers = self.workers(self.trainer.num_devices if self.trainer is not None else 1)
-                copies.make([small_train, small_val], *self._rank_and_world(), workers, self._init_worker())
+            kept = [samples for samples in (small_train, small_val) if isinstance(samples, Copies)]
+            if len(train) + len(val) <= CHECKED_IMAGES:
+                copies.make(kept, *self._rank_and_world(), self._processes())
 
     def _copied(self, samples: Samples) -> Samples:
         """The images, the large ones as their small copies if copies are kept."""
-        if self.copies_dir is None:
+        reading = self.preprocessing.reading
+        if self.copies_dir is None or reading.shrink is None or not isinstance(samples, folder.Files):
             return samples
-        return Copies(samples, self.preprocessing.reading, self.copies_dir)
+        return Copies(samples, reading, self.copies_dir)
 
     def _check_order(self) -> None:
         """Refuse an order that the source does not have, and tell what the published one costs over a network."""
@@ -597,24 +598,27 @@ class ImageNetDataModule(LightningDataModule):
 
     def _loading(self, collate_fn: Callable[..., Any], batch_size: int, itemsize: int = 1) -> dict[str, Any]:
         """Settings of a loader; `itemsize` is the bytes of a value in its images."""
-        workers = self.workers(self.trainer.num_devices if self.trainer is not None else 1)
-        batches = None
+        processes, batches = self._processes(), None
+        workers = processes["num_workers"]
         if workers and SharedBatches.possible():
             batches = SharedBatches(workers, self.prefetch + HELD, batch_size * 3 * self.img_size**2 * itemsize)
-        return dict(
-            num_workers=workers,
+        return processes | dict(
             collate_fn=partial(collate_fn, batches=batches),
-            # Workers inherit the shared memory by a fork, which is no longer Python's default.
-            multiprocessing_context="fork" if batches else None,
             prefetch_factor=self.prefetch if workers else None,
             finish=None if self.trainer is not None else self._normalized,
             persistent_workers=workers > 0,
-            worker_init_fn=self._init_worker(),
             pin_memory=torch.cuda.is_available(),
         )
 
-    def _init_worker(self) -> Callable[[int], None]:
-        return partial(_init_worker, under_trainer=self.trainer is not None)
+    def _processes(self) -> dict[str, Any]:
+        """A loader's settings of its processes."""
+        workers = self.workers(self.trainer.num_devices if self.trainer is not None else 1)
+        return dict(
+            num_workers=workers,
+            # Workers inherit the memory for batches by a fork, which is no longer Python's default.
+            multiprocessing_context="fork" if workers and SharedBatches.possible() else None,
+            worker_init_fn=partial(_init_worker, under_trainer=self.trainer is not None),
+        )
 
 
 def _init_worker(worker_id: int, under_trainer: bool) -> None:

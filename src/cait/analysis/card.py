@@ -14,7 +14,17 @@ from cait.data import builtin
 from cait.errors import UserError
 from cait.objects import is_path
 
-PLACES = ("root", "data_dir", "val_list", "predict_root", "class_names", "cache_gb", "num_workers", "prefetch")
+PLACES = (
+    "root",
+    "data_dir",
+    "copies_dir",
+    "val_list",
+    "predict_root",
+    "class_names",
+    "cache_gb",
+    "num_workers",
+    "prefetch",
+)
 WEIGHTS = ("weights", "weights_ema", "teacher_weights", "teacher_path", "mean", "std")
 TRAINER = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
 """The Trainer's settings that make a difference. PLACES and WEIGHTS are settings of the data and the model that make
@@ -71,6 +81,7 @@ def text(
         "## Use",
         _use(repo, config, about),
         *_transparent(config),
+        *_large(config),
         *_classes(about["class_names"]),
         "It answers any image with one of its classes. " + _doubt(scores),
         "## Training",
@@ -144,6 +155,11 @@ def _use(repo: str, config: Mapping[str, Any], about: Mapping[str, Any]) -> str:
 def _transparent(config: Mapping[str, Any]) -> Iterator[str]:
     if background := config["data"].get("background"):
         yield f"Put images with transparent parts on {_cell(background)} first."
+
+
+def _large(config: Mapping[str, Any]) -> Iterator[str]:
+    if shrink := config["data"].get("shrink"):
+        yield f"Halve large images first: `while min(image.size) >= {2 * shrink}: image = image.reduce(2)`."
 
 
 def _classes(names: Sequence[str]) -> Iterator[str]:

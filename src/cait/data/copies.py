@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import PIL
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from PIL import Image
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
@@ -26,7 +28,8 @@ class Copies:
     """`Samples` whose large image files are read from copies, which are made when they are missing.
 
     A copy holds the pixels that `reading` gives, and reading it once more changes nothing, so a run is the same with
-    or without copies. They are named after path, size and time of the file, so a changed file gets a new one.
+    or without copies. They are named after path, size and time of the file and Pillow's version, so a changed file gets
+    a new one.
 
     Args:
         reading: how a file becomes RGB. Those that it shrinks are the large ones.
@@ -51,9 +54,9 @@ class Copies:
             return copy, label
         return (self._made(raw, path)[0] if self._is_large(raw) else raw), label
 
-    def missing(self) -> Iterator[int]:
-        """The large images that have no copy."""
-        for index in range(len(self)):
+    def missing(self, rank: int = 0, processes: int = 1) -> Iterator[int]:
+        """The large images that have no copy; of `processes` each gets a part."""
+        for index in range(rank, len(self), processes):
             with suppress(UnreadableImageError):  # the run will meet it
                 raw, _ = self.samples[index]
                 path = self._path(raw)
@@ -76,7 +79,7 @@ class Copies:
             found = os.stat(raw)
         except OSError:
             return None
-        key = repr((os.path.abspath(raw), found.st_size, found.st_mtime_ns, self.reading))
+        key = repr((os.path.abspath(raw), found.st_size, found.st_mtime_ns, self.reading, PIL.__version__))
         name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
         return self.folder / name[:2] / f"{name}.ppm"
 
@@ -112,22 +115,20 @@ class _Missing(Dataset[str]):
         return copies.make(index)
 
 
-def make(sets: Sequence[Copies], rank: int, processes: int, workers: int, init: Callable[[int], None]) -> None:
+def make(sets: Sequence[Copies], rank: int, processes: int, workers: dict[str, Any]) -> None:
     """Make this process's part of the copies that are missing.
 
     Nobody waits for the other processes: an image without a copy is read from its file.
 
     Args:
         rank: number of this process among the `processes` of the run.
-        workers: processes to make them in.
-        init: called in each of them, with its number.
+        workers: the loader's settings of processes to make them in.
     """
-    missing = [(copies, index) for copies in sets for index in copies.missing()][rank::processes]
+    missing = [(copies, index) for copies in sets for index in copies.missing(rank, processes)]
     if not missing:
         return
     rank_zero_info(f"copies    of large images are made once, in {sets[0].folder}")
-    workers = workers if len(missing) > FEW else 0
-    loader = DataLoader(_Missing(missing), None, num_workers=workers, worker_init_fn=init)
+    loader = DataLoader(_Missing(missing), None, **(workers if len(missing) > FEW else {}))
     columns = ("          images", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     problem = ""
     with Progress(*columns, disable=rank > 0) as bar:

@@ -90,7 +90,7 @@ def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Ima
     """
     try:
         with image if isinstance(image, Image.Image) else Image.open(image) as opened:
-            if reading.shrink is not None:
+            if reading.shrink is not None and opened is not image:  # it would change the caller's image
                 opened.draft(None, (reading.shrink, reading.shrink))  # JPEG decoders halve much faster, up to 3 times
             opened.load()
             upright = ORIENTATIONS.get(orientation(opened)) if reading.exif_orientation else None

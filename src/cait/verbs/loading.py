@@ -216,7 +216,11 @@ def _loaded(
     for part in network.modules():
         if isinstance(part, SelfAttention):
             part.backend = "auto"  # "fused" needs a GPU
-    given = data_settings(folder) if folder else {key: settings[key] for key in ("mean", "std") if key in settings}
+    if folder is not None:
+        given = data_settings(folder)
+    else:
+        given = {key: settings[key] for key in ("mean", "std") if key in settings}
+        given |= (run.data_state(checkpoint) or {}).get("preprocessing") or {}
     try:
         images = (data or ImageNetDataModule)(**given | {"img_size": size})
     except TypeError as error:

@@ -112,13 +112,20 @@ def machine(given: dict[str, Any]) -> Any:
     import torch
 
     from cait.data.cores import share
-    from cait.verbs.recipe import Machine
+    from cait.verbs.recipe import COPIES, Machine
 
     on_cpu = given.get("trainer.accelerator") == "cpu" or not torch.cuda.is_available()
-    free = shutil.disk_usage(".").free / 1e9
+    free = _room(Path(str(given.get("data.copies_dir") or COPIES)))
     if on_cpu:
         return Machine(share(1), fast_bf16=_has_amx(), free=free)
     return Machine(share(1), torch.cuda.device_count(), torch.cuda.is_bf16_supported(), free)
+
+
+def _room(copies: Path) -> float:
+    """The disk, in 10⁹ bytes, that copies in this folder may take: what is free, and what earlier ones take."""
+    there = next(place for place in (copies, *copies.absolute().parents) if place.is_dir())
+    taken = sum(path.stat().st_size for path in copies.rglob("*.ppm"))
+    return (shutil.disk_usage(there).free + taken) / 1e9
 
 
 def _has_amx() -> bool:

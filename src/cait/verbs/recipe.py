@@ -36,6 +36,8 @@ SHRINK = 2
 """Images are halved for as long as their shorter side keeps this many times the pixels that the network sees."""
 COPY = 3.0
 """Pixels of a halved image, as a multiple of the square of `data.shrink`: its sides are up to twice as long."""
+HUGE = 20
+"""If most images are small, others are halved for which the mean is so many times a halved image."""
 COPIES = "data/cache/copies"
 DISK = 0.25
 """Share of the free disk that the copies may take."""
@@ -188,16 +190,18 @@ def halve(folder: Survey, machine: Machine, recipe: Recipe, size: int) -> Work:
     recipe.take("data.shrink", shrink)
     megabytes = (folder.images + folder.val) * 3 * min(folder.megapixels, copied(shrink))
     place = recipe.take("data.copies_dir", COPIES if megabytes < 1000 * DISK * machine.free else None)
-    keeps = f"{place} keeps copies" if place else "there is no room for copies"
-    recipe.say("reading", f"images are halved down to {shrink} pixels; {keeps} ({megabytes:,.0f} MB)")
-    return Work(folder, machine, shrink, place is not None)
+    none = "no copies are kept" if "data.copies_dir" in recipe.given else "there is no room for copies"
+    keeps = f"{place} keeps copies ({megabytes:,.0f} MB)" if place else none
+    recipe.say("reading", f"images are halved down to {shrink} pixels; {keeps}")
+    return Work(folder, machine, shrink, bool(place))
 
 
 def halved(folder: Survey, recipe: Recipe, size: int) -> int | None:
     """The side down to which images are halved; None if they stay as they are."""
     if "data.shrink" in recipe.given:
         return recipe.given["data.shrink"]
-    return SHRINK * size if folder.megapixels >= 2 * copied(SHRINK * size) else None
+    usual, shrink = folder.side >= 2 * SHRINK * size, SHRINK * size
+    return shrink if folder.megapixels >= (2 if usual else HUGE) * copied(shrink) else None
 
 
 def copied(shrink: int) -> float:
