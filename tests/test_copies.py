@@ -193,9 +193,7 @@ def test_copies_are_kept_of_files_that_are_halved_and_of_nothing_else(
 ) -> None:
     class Mine(ImageNetDataModule):
         def make_source(self) -> DataSource:
-            return SplitSource(
-                "mine", "train", "val", lambda split: MapSamples("mine", split, Turned(), Turned.classes)
-            )
+            return SplitSource("mine", "train", "val", lambda split: MapSamples("mine", split, Own(), Own.classes))
 
     settings = dict(copies_dir=str(tmp_path / "copies"), img_size=16, batch_size=2, num_workers=0, repeats=1)
     folder_of(tmp_path / "photos", photographs)
