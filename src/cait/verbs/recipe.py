@@ -37,7 +37,7 @@ SHRINK = 2
 COPY = 3.0
 """Pixels of a halved image, as a multiple of the square of `data.shrink`: its sides are up to twice as long."""
 HUGE = 20
-"""If most images are small, others are halved for which the mean is so many times a halved image."""
+"""Where most images are small, the mean must be so many times a halved image: then a few are huge."""
 COPIES = "data/cache/copies"
 DISK = 0.25
 """Share of the free disk that the copies may take."""
@@ -200,8 +200,9 @@ def halved(folder: Survey, recipe: Recipe, size: int) -> int | None:
     """The side down to which images are halved; None if they stay as they are."""
     if "data.shrink" in recipe.given:
         return recipe.given["data.shrink"]
-    usual, shrink = folder.side >= 2 * SHRINK * size, SHRINK * size
-    return shrink if folder.megapixels >= (2 if usual else HUGE) * copied(shrink) else None
+    shrink = SHRINK * size
+    gain = 2 if folder.side >= 2 * shrink else HUGE  # most images are halved, or only a few
+    return shrink if folder.megapixels >= gain * copied(shrink) else None
 
 
 def copied(shrink: int) -> float:
