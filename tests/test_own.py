@@ -30,7 +30,8 @@ from cait.errors import UserError
 from cait.losses import WeightedCrossEntropy, balanced_weights
 from cait.metrics import EvalMetrics
 from cait.verbs import own
-from cait.verbs.recipe import Machine, Start, choose
+from cait.verbs.effort import Machine
+from cait.verbs.recipe import Start, choose
 
 TWO_CORES = Machine(2)
 PHOTOGRAPHS = Survey({"cat": 300, "dog": 280}, 60, side=480, megapixels=0.4, grey=False)

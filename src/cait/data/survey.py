@@ -40,7 +40,7 @@ class Survey:
     grey: bool
     """Whether nearly all images are grey."""
     jpeg: float = 0.0
-    """The part of `megapixels` that is in JPEG files, of which a half, a quarter or an eighth can be decoded."""
+    """The part of `megapixels` that is in JPEG files. They are halved while they are decoded, which is faster."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Mean of each channel, of pixels in [0, 1]."""
     std: tuple[float, ...] = (0.25, 0.25, 0.25)

@@ -112,7 +112,8 @@ def machine(given: dict[str, Any]) -> Any:
     import torch
 
     from cait.data.cores import share
-    from cait.verbs.recipe import COPIES, Machine
+    from cait.verbs.effort import Machine
+    from cait.verbs.recipe import COPIES
 
     on_cpu = given.get("trainer.accelerator") == "cpu" or not torch.cuda.is_available()
     free = _room(Path(str(given.get("data.copies_dir") or COPIES)))
