@@ -12,6 +12,7 @@ import torch
 import yaml
 from conftest import LIMIT, start
 from PIL import Image, ImageOps
+from test_decode import encoded
 from torch.utils.data import Dataset
 
 import cait
@@ -25,12 +26,6 @@ from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
 
 SMALL = Reading(shrink=50)
-
-
-def jpeg(image: Image.Image, **how) -> bytes:
-    file = BytesIO()
-    image.save(file, "JPEG", quality=90, **how)
-    return file.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -54,7 +49,7 @@ def test_what_a_jpeg_decoder_halves_is_nearly_the_mean_of_the_pixels(
     subsampling: str, photographs: list[Image.Image]
 ) -> None:
     for photo in photographs:
-        data = jpeg(photo.resize((1300, 870)), subsampling=subsampling)
+        data = encoded(photo.resize((1300, 870)), quality=90, subsampling=subsampling)
         with Image.open(BytesIO(data)) as image:
             size = image.size
             whole = load_rgb(image, reading=SMALL)
@@ -73,7 +68,7 @@ def test_every_decoder_gives_the_same_halved_pixels(decoder: str, photographs: l
     turned[0x0112] = 6
     for photo in (photographs[0], photographs[1].resize((90, 61))):  # large and small
         for exif in (None, turned):
-            data = jpeg(photo, **({"exif": exif} if exif else {}))
+            data = encoded(photo, quality=90, **({"exif": exif} if exif else {}))
             expected = load_rgb(BytesIO(data), reading=SMALL)
             upright = ImageOps.exif_transpose(Image.open(BytesIO(data)))
             assert (expected.width > expected.height) == (upright.width > upright.height)
@@ -142,7 +137,7 @@ def test_a_changed_file_and_other_settings_get_new_copies_and_a_torn_copy_is_mad
 def test_an_image_that_cannot_be_read_is_named_and_a_disk_that_cannot_be_written_is_told(
     tmp_path: Path, photographs: list[Image.Image]
 ) -> None:
-    whole = jpeg(photographs[0])
+    whole = encoded(photographs[0], quality=90)
     (tmp_path / "torn.jpg").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "whole.jpg").write_bytes(whole)
     names = [str(tmp_path / name) for name in ("torn.jpg", "whole.jpg", "missing.jpg")]
