@@ -17,14 +17,14 @@ from report import stamp
 
 COMMON = ["--trainer.max_epochs=10", "--model.drop_path_rate=0.2"]
 CHOICES = {
-    "the defaults: attention recomputed, drop path skip, pictures by nvImageCodec": [],
+    "the defaults: attention recomputed, drop path skip, images by nvImageCodec": [],
     "attention reference": ["--model.fields.attention_backend=reference"],
     "compiled": ["--model.compile=true"],
     "drop path mask, as published": ["--model.fields.drop_path_mode=mask"],
     "drop path subset": ["--model.fields.drop_path_mode=subset"],
-    "pictures by torchvision": ["--data.backend=torchvision"],
-    "pictures by Pillow": ["--data.backend=pillow"],
-    "pictures by timm's transform": ["--data.backend=timm"],
+    "images by torchvision": ["--data.backend=torchvision"],
+    "images by Pillow": ["--data.backend=pillow"],
+    "images by timm's transform": ["--data.backend=timm"],
 }
 
 
@@ -37,7 +37,7 @@ def main() -> None:
         "# Ways to compute the same: accuracy after ten epochs of digits",
         "",
         f"`python benchmarks/choices.py --seeds {options.seeds}`, {stamp()}. Stochastic depth .2; 360 validation",
-        "pictures, so that one picture is 0.28 points.",
+        "images, so that one image is 0.28 points.",
         "",
         "| | val/acc1 of each seed | mean |",
         "|---|---|---|",

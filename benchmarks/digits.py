@@ -61,8 +61,7 @@ def seeds_part(count: int) -> str:
     lines = [
         "# Digits: accuracy of `make train`",
         "",
-        f"`python benchmarks/digits.py --seeds {count}`, {stamp()}. "
-        f"360 validation pictures: one picture is 0.28 points.",
+        f"`python benchmarks/digits.py --seeds {count}`, {stamp()}. 360 validation images: one image is 0.28 points.",
         "",
         *table("seed", runs),
         f"Mean of the last epochs {statistics.mean(last):.2f}, lowest {min(last):.2f}.",

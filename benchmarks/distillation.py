@@ -37,7 +37,7 @@ def main() -> None:
             "",
             f"`python benchmarks/distillation.py --seeds {options.seeds}`, {stamp()}.",
             f"The teacher is `make train`'s network, {teacher[0]:.2f} % after its last epoch; the student has 2 blocks",
-            "of 48 channels and 15 epochs. 360 validation pictures, so that one picture is 0.28 points.",
+            "of 48 channels and 15 epochs. 360 validation images, so that one image is 0.28 points.",
             "",
             "| | val/acc1 of each seed, last epoch | mean | standard deviation |",
             "|---|---|---|---|",

@@ -191,7 +191,7 @@ def test_the_peak_rate_follows_the_global_batch(base: int | None, accumulate: in
     assert fit.lr_scheduler_configs[0].scheduler.base_lrs == pytest.approx([peak, peak])
 
 
-def test_warmup_counts_optimiser_steps() -> None:
+def test_warmup_counts_optimizer_steps() -> None:
     fit = trainer(max_epochs=4, accumulate_grad_batches=4)
     fit.fit(module(warmup_epochs=2), loader())
     schedule = fit.lr_scheduler_configs[0].scheduler
@@ -219,7 +219,7 @@ def test_another_networks_checkpoint_is_refused(tmp_path) -> None:
         trainer().fit(module(fields=FIELDS | {"depth": 3}), loader(), ckpt_path=tmp_path / "x.ckpt")
 
 
-def test_another_optimisers_checkpoint_is_refused(tmp_path) -> None:
+def test_another_optimizers_checkpoint_is_refused(tmp_path) -> None:
     first = trainer(max_epochs=1)
     first.fit(module(), loader())
     first.save_checkpoint(tmp_path / "x.ckpt")

@@ -44,7 +44,7 @@ def data(root: Path, **settings: Any) -> ImageNetDataModule:
 
 
 class Losses(Callback):
-    """The mean loss of each optimiser step."""
+    """The mean loss of each optimizer step."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[float]] = {}

@@ -159,7 +159,7 @@ def test_replayed_decisions_are_those_of_optuna(pruner: str, tmp_path: Path) -> 
         trial, copy = live.ask(), ours.ask()
         for place, value in enumerate(curve):
             trial.report(value, place)
-            copy.report(value, 10 * place + 7)  # steps of the optimiser
+            copy.report(value, 10 * place + 7)  # steps of the optimizer
             answer = trial.should_prune()
             for _ in range(2):  # asked again after a kill
                 assert sweep.stops(ours, space.make_pruner(), copy.number) == answer

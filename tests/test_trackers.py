@@ -70,7 +70,8 @@ def test_what_a_tracker_lacks_comes_from_metrics_csv(tmp_path: Path, monkeypatch
     ("name", "settings", "message"),
     [
         ("wandb", {"projekt": 1}, "--logger wandb cannot start: .*projekt"),
-        ("wandb", None, r'--logger wandb needs its package: pip install "\.\[loggers\]"'),
+        ("wandb", None, r"--logger wandb needs its package: \.venv/bin/pip install '\.\[loggers\]'"),
+        ("comet", None, r"--logger comet needs its package: \.venv/bin/pip install comet-ml"),
         ("mlflow", {"tracking_uri": "file:/proc/none"}, "--logger mlflow cannot start: "),
         ("comet", {"api_key": "secret"}, "--logger_args.api_key would be written into the run"),
     ],
@@ -79,7 +80,7 @@ def test_what_cannot_start_says_why(
     name: str, settings: dict | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if settings is None:
-        monkeypatch.setitem(sys.modules, "wandb", None)
+        monkeypatch.setitem(sys.modules, {"wandb": "wandb", "comet": "comet_ml"}[name], None)
     monkeypatch.setenv("WANDB_MODE", "offline")
     with pytest.raises(UserError, match=message) as error:
         tracker(name, settings or {}, tmp_path / "one", 0)

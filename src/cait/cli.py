@@ -107,7 +107,7 @@ def main(
         data: a subclass of `ImageNetDataModule` to use instead of it, in every verb.
     """
     # Set before torch is loaded. CPU threads that spin while they wait make a run five to twenty times slower if
-    # another job uses the same cores. Alone they are up to 1.4 times faster: set OMP_WAIT_POLICY=ACTIVE if you know
+    # another job uses the same cores. Alone they are up to 1.5 times faster: set OMP_WAIT_POLICY=ACTIVE if you know
     # that nothing else runs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # A process that ends breaks the others' connections. For each one torch would print a C++ stack trace.

@@ -81,9 +81,9 @@ class ImageNetDataModule(LightningDataModule):
             validation.csv. Then `val_fraction` is not used.
         img_size: side of the square images in pixels.
         batch_size: images in a batch of one process; even with Mixup or CutMix.
-        global_batch: make `batch_size` the images of one optimiser step, over all processes and accumulated
+        global_batch: make `batch_size` the images of one optimizer step, over all processes and accumulated
             batches, so that a run does not depend on the number of processes. A number is the images of one
-            optimiser step instead: `batch_size` stays the batch of one process, and the Trainer accumulates as
+            optimizer step instead: `batch_size` stays the batch of one process, and the Trainer accumulates as
             many batches as it takes. An epoch then has only whole steps.
         eval_batch_size: the same for validation, test and prediction; None means `batch_size`.
         backend: what reads the training images. "nvimgcodec" decodes only the crop of JPEG files,
@@ -469,7 +469,7 @@ class ImageNetDataModule(LightningDataModule):
             if theirs != value:
                 raise UserError(
                     f"the checkpoint is of a run with other data or settings: {name} was {theirs}, is {value}; "
-                    "to go on all the same add --data.check_resume false"
+                    "to continue anyway add --data.check_resume false"
                 )
 
     @cached_property

@@ -56,7 +56,7 @@ RUN_NAME = "Name of the run's folder in logs/; null takes the configuration's na
 
 OUTPUT = "File to write; default predictions.csv (cait predict) or evaluation.json (cait validate)."
 SAVE_MINUTES = "Minutes between checkpoints. Every epoch and every --save_every_n_steps saves one too."
-SAVE_STEPS = "Optimiser steps between checkpoints; null saves by time and epochs alone."
+SAVE_STEPS = "Optimizer steps between checkpoints; null saves by time and epochs alone."
 SAVE_ASYNC = "Write checkpoints in a thread while training goes on; takes twice a checkpoint's size of host memory."
 REAL = "File of ReaL labels, real.json, to validate on too; null takes timm's copy if the data is ImageNet."
 V2 = "Folder of ImageNet-V2, or of more images of the same classes, to validate on too."

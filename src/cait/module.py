@@ -445,7 +445,7 @@ class CaiTModule(Predicts, LightningModule):
                 group.update({key: own[key] for key in settings & own.keys()})
 
     def _global_batch(self) -> int:
-        """Images that go into one optimiser step."""
+        """Images that go into one optimizer step."""
         loader: Any = self.trainer.train_dataloader
         batch = loader.batch_size or loader.batch_sampler.batch_size
         return batch * self.trainer.world_size * self.trainer.accumulate_grad_batches

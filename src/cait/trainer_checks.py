@@ -47,7 +47,7 @@ def length(given: Any, checkpoint: run.Checkpoint, path: str) -> None:
     done = {"max_epochs": progress.get("processed", 0), "max_steps": int(checkpoint["global_step"])}
     for name, count in done.items():
         if given[name] is not None and 0 < given[name] < count:
-            raise UserError(f"--trainer.{name} {given[name]}: {path} has done {count} already; give more to go on")
+            raise UserError(f"--trainer.{name} {given[name]}: {path} has done {count} already; give more to continue")
 
 
 def named_strategy(given: str | Strategy) -> None:

@@ -64,7 +64,7 @@ class Watch:
         store: a connection that nobody else uses.
         place: of this process.
         limit: seconds of silence after which a process counts as lost.
-        step: returns the optimiser steps done.
+        step: returns the optimizer steps done.
     """
 
     def __init__(self, store: Any, place: Place, limit: float, step: Callable[[], int] = lambda: 0) -> None:

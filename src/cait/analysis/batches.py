@@ -116,7 +116,7 @@ class TrainingBatches:
 
     @property
     def steps(self) -> float:
-        """Optimiser steps of the whole run; infinity if nothing ends it."""
+        """Optimizer steps of the whole run; infinity if nothing ends it."""
         epochs, steps = self.trainer.max_epochs, self.trainer.max_steps
         by_epochs = math.inf if epochs in (None, -1) else epochs * self.steps_per_epoch
         return min(by_epochs, math.inf if steps == -1 else steps)
@@ -128,7 +128,7 @@ class TrainingBatches:
             raise UserError(f"there is no step {step:,}: the run has {self.steps:,}, from 0 to {self.steps - 1:,}")
 
     def of_step(self, step: int) -> list[tuple[int, int]]:
-        """(epoch, batch) of the batches of an optimiser step, several if gradients accumulate."""
+        """(epoch, batch) of the batches of an optimizer step, several if gradients accumulate."""
         epoch, step = divmod(step, self.steps_per_epoch)
         accumulated = self.trainer.accumulate_grad_batches
         last = min((step + 1) * accumulated, self.batches_per_epoch)

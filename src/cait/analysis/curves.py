@@ -10,7 +10,7 @@ from cait import run
 from cait.errors import UserError
 
 Curve = tuple[list[int], list[float]]
-"""Optimiser steps, and the value at each."""
+"""Optimizer steps, and the value at each."""
 
 
 def read(folder: Path) -> dict[str, Curve]:
@@ -62,7 +62,7 @@ def whole_lines(path: Path, why: str) -> list[str]:
 
 
 def steps_per_epoch(curves: dict[str, Curve]) -> float | None:
-    """Optimiser steps of one epoch; None if the run is within its first."""
+    """Optimizer steps of one epoch; None if the run is within its first."""
     steps, epochs = curves.get("epoch", ([], []))
     if not epochs or max(epochs) < 1:
         return None

@@ -91,13 +91,13 @@ class LastCheckpoint(Checkpoint):
     At SIGTERM, SIGINT or SIGUSR1 the process finishes the running step, saves, and exits with 128 + the
     signal's number. Several processes train on for about a second, until all have agreed.
 
-    Checkpoints are saved after an optimiser step that no validation follows. One saved between a step and its
+    Checkpoints are saved after an optimizer step that no validation follows. One saved between a step and its
     validation would look like one saved after the validation. Checkpoints hold no accumulated gradients. A stop
     during validation waits for its end.
 
     Args:
         folder: of the checkpoints.
-        every_n_steps: optimiser steps between two saves; None saves by time alone.
+        every_n_steps: optimizer steps between two saves; None saves by time alone.
         every_n_minutes: minutes between two saves, by the clock of process 0; None saves by steps alone.
 
     Raises:

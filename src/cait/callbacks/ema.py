@@ -16,7 +16,7 @@ from cait.model import sharding
 
 
 class EMA(Callback):
-    """Average `module.model` after every optimiser step; score the average as `val_ema/...` and `test_ema/...`.
+    """Average `module.model` after every optimizer step; score the average as `val_ema/...` and `test_ema/...`.
 
     The average starts from the initial weights, as timm's ModelEma does. It is saved in this callback's
     part of the checkpoint, and `cait eval` scores it from there. Nothing is ever swapped: every other part

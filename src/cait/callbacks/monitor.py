@@ -51,7 +51,7 @@ class Monitor(Callback):
     A figure that is not finite is left out, such as the cosine in a step whose gradient is 0.
 
     Args:
-        every_n_steps: measure each n-th optimiser step, those that metrics.csv has with the same
+        every_n_steps: measure each n-th optimizer step, those that metrics.csv has with the same
             trainer.log_every_n_steps; None measures nothing.
     """
 

@@ -243,7 +243,7 @@ class RunSummary(Callback):
             how = "stopped, saved" if isinstance(exception, SystemExit) else "interrupted"
             if (self.run_dir / run.CHECKPOINTS / run.LAST).exists():
                 resume = run.command("resume", self.run_dir)
-                print(f"{how} at step {trainer.global_step:,}; to go on: {resume}", flush=True)
+                print(f"{how} at step {trainer.global_step:,}; to continue: {resume}", flush=True)
             else:
                 print("interrupted before the first checkpoint", flush=True)
 

@@ -36,7 +36,7 @@ class StepRecord(Callback):
     """Note the batches, the losses and the gradients of some steps, and stop after them.
 
     Args:
-        start: optimiser steps that are done when training begins.
+        start: optimizer steps that are done when training begins.
         first: step to begin with; steps count from 0, as in metrics.csv.
         last: the last step.
     """

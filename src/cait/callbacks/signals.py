@@ -62,7 +62,7 @@ class StopSignals:
         Every process must ask after every step. All get the same answer after the same step.
 
         Args:
-            step: optimiser steps done.
+            step: optimizer steps done.
             save: whether to save; only process 0 is heard.
             at_once: do not wait for the next answer; the same on all processes.
         """

@@ -38,7 +38,7 @@ class ThroughputLog(Callback):
 
     Args:
         data: the data module.
-        every_n_steps: optimiser steps between two rows; None takes trainer.log_every_n_steps, 0 measures nothing.
+        every_n_steps: optimizer steps between two rows; None takes trainer.log_every_n_steps, 0 measures nothing.
     """
 
     def __init__(self, data: ImageNetDataModule, every_n_steps: int | None = None) -> None:

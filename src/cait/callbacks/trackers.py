@@ -166,7 +166,9 @@ def tracker(name: str, settings: dict[str, Any], run_dir: Path, first_step: int)
             sent.save(str(logger.run_id))
         logger.catch_up(run_dir, first_step)
     except ModuleNotFoundError as error:
-        raise UserError(f'--logger {name} needs its package: pip install ".[loggers]" ({one_line(error)})') from error
+        package = "comet-ml" if name == "comet" else "'.[loggers]'"
+        hint = f".venv/bin/pip install {package} ({one_line(error)})"
+        raise UserError(f"--logger {name} needs its package: {hint}") from error
     except Exception as error:
         raise UserError(f"--logger {name} cannot start: {one_line(error) or type(error).__name__}") from error
     return logger

@@ -1,4 +1,4 @@
-"""How many batches make an optimiser step of a given number of images."""
+"""How many batches make an optimizer step of a given number of images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def batches_a_step(images: int, batch_size: int, even: bool, trainer: Trainer) -
     """The batches of `batch_size` that each process of `trainer` accumulates for steps of `images` images.
 
     Args:
-        images: of one optimiser step, over all processes.
+        images: of one optimizer step, over all processes.
         batch_size: images in a batch of one process.
         even: batches must have an even number of images; for the advice alone.
         trainer: a Trainer that has not started yet.

@@ -77,7 +77,7 @@ class TrainBatchSampler(Sampler[list[Key]]):
         self.epoch = 0
         self.first_batch = 0
         self.accumulated = 1
-        """Batches of an optimiser step; an epoch has only whole steps."""
+        """Batches of an optimizer step; an epoch has only whole steps."""
         usable = length // 256 * 256 if repeats > 1 and length >= 256 else length
         self.entries = usable // world_size
 

@@ -200,7 +200,7 @@ def _write_onnx(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape
         try:
             importlib.import_module(package)
         except ImportError as error:
-            raise UserError(f"ONNX needs the package {package}: pip install --editable '.[export]'") from error
+            raise UserError(f"ONNX needs the package {package}: .venv/bin/pip install '.[export]'") from error
     import onnxruntime
 
     with _quiet():

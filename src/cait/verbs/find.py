@@ -137,7 +137,7 @@ def _draw(results: dict[str, list[float]], rate: float | None, path: Path) -> No
     figure, axes = plots.grid(1, 1, 6, 4)
     (plot,) = axes[0]
     plot.plot(results["lr"], results["loss"])
-    plot.set(xscale="log", xlabel="learning rate of the optimiser", ylabel="training loss, smoothed")
+    plot.set(xscale="log", xlabel="learning rate of the optimizer", ylabel="training loss, smoothed")
     if rate is not None:
         plot.axvline(rate, color="C1", linestyle="--", label=f"falls fastest: {rate:.2g}")
         plot.legend()

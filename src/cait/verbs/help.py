@@ -34,7 +34,7 @@ The model
   --model.pretrained true   start from timm's published weights [false]
   --model.weights FILE      start from the weights in a file [null]
   --model.distillation X    learn from --model.teacher: none, soft, hard [none]
-The optimiser
+The optimizer
   --model.lr RATE           peak rate, for lr_base_size images a step [0.0005]
   --model.lr_base_size N    null takes lr as it is, whatever the batch [512]
   --model.warmup_epochs N   length of the linear warm-up; then a cosine [5]
