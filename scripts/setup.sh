@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Create the virtual environment VENV and install the pinned packages and this repository into it.
-# scripts/setup.sh VENV [cpu]: with cpu PyTorch comes without CUDA, which needs uv.
+# scripts/setup.sh VENV [cpu]: with cpu PyTorch comes without CUDA, which needs uv. VENV keeps to that until it is removed.
 set -euo pipefail
 venv=$1 torch=${2:-}
 python=${PYTHON:-python3}
@@ -14,10 +14,12 @@ fail() {
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
   fail "Python 3.11 or newer is needed, $python is $("$python" --version 2>&1); try: make PYTHON=python3.12"
 uv=$(command -v uv || true)
+[[ -n $torch || ! -e $venv/torch ]] || torch=$(<"$venv/torch")  # what an earlier set-up was asked for
 [[ -z $torch || $torch == cpu ]] || fail "TORCH=$torch is unknown; TORCH=cpu takes PyTorch without CUDA"
 [[ -z $torch || -n $uv ]] || fail "TORCH=cpu needs uv, which knows where PyTorch's builds without CUDA are: pip install uv"
 
-[[ -x $venv/bin/python ]] || "$python" -m venv "$venv" || fail "cannot create $venv"
+# `activate` is what venv writes last: without it an earlier try was cut short.
+[[ -e $venv/bin/activate ]] || "$python" -m venv "$venv" || fail "cannot create $venv"
 
 # All packages are named with their hashes, so nothing is left to resolve and each file is checked.
 install() {
@@ -58,9 +60,9 @@ without_cuda() {
   local pins=$venv/pins.txt
   # A package's pin is a line of its own, and its hashes are the indented lines behind it.
   awk '/^[^ ]/ {left_out = /^(torch|torchvision|cuda-|nvidia-)/ && !/^nvidia-nvimgcodec/} !left_out' constraints.txt >"$pins"
-  install --require-hashes -r "$pins"
-  # PyTorch's own index serves these builds; its hashes are not in constraints.txt.
-  install --torch-backend cpu $(grep -oE '^(torch|torchvision)==[^ ]+' constraints.txt)
+  # PyTorch's own index serves its builds; their hashes are not in constraints.txt.
+  install --require-hashes -r "$pins" &&
+    install --torch-backend cpu $(grep -oE '^(torch|torchvision)==[^ ]+' constraints.txt)
 }
 
 : >"$log"
@@ -70,6 +72,7 @@ if [[ $torch == cpu ]]; then
 else
   step "$count packages in their pinned versions, PyTorch with CUDA, 6 GB ($log)" install --require-hashes -r constraints.txt
 fi
+echo "$torch" >"$venv/torch"
 step "this repository" install --no-build-isolation --editable .
 # The first start compiles what it imports. Here it is kept, for containers and for users who write no bytecode later.
 step "bytecode" env PYTHONDONTWRITEBYTECODE= "$venv/bin/python" -c \

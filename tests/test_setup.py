@@ -1,0 +1,66 @@
+"""`scripts/setup.sh`: what it refuses, and what an interrupted or failed set-up leaves behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import REPO
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a wheel, and with pins that ask for it under another hash."""
+    with zipfile.ZipFile(tmp_path / "tiny-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tiny.py", "")
+        wheel.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        wheel.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("tiny-1.0.dist-info/RECORD", "")
+    (tmp_path / "constraints.txt").write_text(f"tiny==1.0 \\\n    --hash=sha256:{64 * '0'}\ntorch==2.9.0\n")
+    (tmp_path / "bin").mkdir()
+    for tool in ("bash", "awk", "grep", "tee", "cat", "tail", "tr", "sed", "env", "dirname"):
+        (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))
+    return tmp_path
+
+
+def setup(place: Path, *options: str) -> str:
+    """What it says as it fails."""
+    command = ["bash", REPO / "scripts/setup.sh", ".venv", *options]
+    pip = dict(PIP_NO_INDEX="1", PIP_FIND_LINKS=str(place), PIP_CONFIG_FILE=os.devnull)
+    env = {"PATH": str(place / "bin"), "PYTHON": sys.executable, "HOME": str(place), **pip}
+    done = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True)
+    assert done.returncode == 2, done
+    return done.stderr
+
+
+def test_a_wrong_hash_is_refused_and_a_half_made_environment_is_finished(place: Path) -> None:
+    (place / ".venv/bin").mkdir(parents=True)
+    (place / ".venv/bin/python").symlink_to(sys.executable)  # where venv was cut short, before pip
+    assert "setup: Hash mismatch for tiny==1.0" in setup(place)
+    assert (place / ".venv/bin/pip").exists()
+
+
+def test_pins_that_cannot_be_had_end_a_set_up_without_cuda(place: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / ".venv"], check=True)
+    assert "TORCH=gpu is unknown" in setup(place, "gpu")
+    assert "TORCH=cpu needs uv" in setup(place, "cpu")
+    uv = place / "bin/uv"  # refuses the pins, and could have everything else
+    uv.write_text(
+        '#!/bin/bash\necho "$@" >>calls\n[[ $* != *require-hashes* ]] || { echo "error: no route"; exit 1; }\n'
+    )
+    uv.chmod(0o755)
+    assert "setup: no route (all of it: .venv/setup.log)" in setup(place, "cpu")
+    (call,) = (place / "calls").read_text().splitlines()
+    assert "--require-hashes -r .venv/pins.txt" in call
+    assert "torch" not in (place / ".venv/pins.txt").read_text()
+
+
+def test_an_environment_without_cuda_stays_one(place: Path) -> None:
+    (place / ".venv").mkdir()
+    (place / ".venv/torch").write_text("cpu\n")
+    assert "TORCH=cpu needs uv" in setup(place)
