@@ -214,7 +214,7 @@ def test_a_study_that_is_ended_goes_on_with_its_runs(grid_file: Path, tmp_path: 
         assert job.poll() is None
         time.sleep(0.1)
     job.send_signal(signal.SIGTERM)
-    assert "the same command goes on with them" in job.communicate(timeout=LIMIT)[1]
+    assert "The runs have saved; the same command continues them" in job.communicate(timeout=LIMIT)[1]
     assert job.returncode == 130
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from cait.analysis import sweep
 from cait.analysis.space import Space
 from cait.cli import main
 from cait.errors import UserError
+from cait.verbs.options import stopping
+from cait.verbs.sweep import Sweep
 
 TINY: dict[str, Any] = {
     "config": str(REPO / "configs/digits.yaml"),
@@ -237,6 +240,33 @@ def test_a_sweep_trains_reports_and_draws(tmp_path: Path, digits_root: Path) -> 
     assert "make eval RUN=logs/tiny/trial-000" in output
 
 
+def test_an_error_of_one_worker_ends_the_others(tmp_path: Path) -> None:
+    class Failing(Sweep):
+        def _work(self, place: int) -> None:
+            if place == 1:
+                raise UserError("the disk is full")
+            command = [sys.executable, "-c", "import time; time.sleep(600)"]
+            with (tmp_path / "claim").open("w") as claim:
+                statuses.append(self._process(command, tmp_path / "output", dict(os.environ), claim.fileno()))
+
+    statuses: list[int] = []
+    (tmp_path / "sweep").mkdir()
+    with pytest.raises(UserError, match="the disk is full"):
+        Failing(Space.read(write(tmp_path)), tmp_path / "sweep", 2).train()
+    assert statuses == [-signal.SIGTERM]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_the_end_of_a_terminal_stops_as_ctrl_c_does(signum: int, capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.signal(signum, signal.SIG_DFL)  # the tests may run under nohup
+    try:
+        with pytest.raises(KeyboardInterrupt), stopping("runs"):
+            signal.raise_signal(signum)
+    finally:
+        signal.signal(signum, before)
+    assert "The runs have saved; the same command continues them" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_two_processes_share_it(tmp_path: Path, digits_root: Path) -> None:
     link_digits(tmp_path, digits_root)
@@ -304,7 +334,7 @@ def test_a_trial_that_fails_is_noted_and_one_that_is_killed_goes_on(tmp_path: Pa
     os.kill(job.pid, signal.SIGINT)
     output = job.communicate(timeout=LIMIT)[0]
     assert job.returncode == 130, output
-    assert "The trials have saved; the same command goes on with them" in output
+    assert "The trials have saved; the same command continues them" in output
     assert "trial-001  was killed" in output
     (output,) = ended(start(tmp_path, "sweep", path, "--jobs", "2"))
     assert [trial[2] for trial in trials_of(folder)] == ["FAIL", "COMPLETE", "COMPLETE"]

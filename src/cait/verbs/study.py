@@ -7,13 +7,10 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,7 @@ from cait.analysis import study
 from cait.analysis.study import Grid, Result, Trial
 from cait.data import cores
 from cait.errors import UserError, one_line
-from cait.verbs.options import Options
+from cait.verbs.options import Options, stopping
 
 RESULT, OUTPUT = "result.json", "output.txt"
 """Files in the folder of each run: its settings and what it reached, and what it printed."""
@@ -185,7 +182,7 @@ def _train(runs: Runs, trials: list[Trial]) -> dict[str, Result]:
     results: dict[str, Result] = {}
     if not trials:
         return results
-    with _progress() as progress, _stopping(runs), ThreadPoolExecutor(runs.jobs) as pool:
+    with _progress() as progress, stopping("runs"), ThreadPoolExecutor(runs.jobs) as pool:
         task = progress.add_task("runs", total=sum(map(_cost, trials)))
         waiting = {pool.submit(runs.train, trial): trial for trial in trials}
         try:
@@ -216,23 +213,6 @@ def _progress() -> Progress:
     return Progress(
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), left, speed_estimate_period=600
     )
-
-
-@contextmanager
-def _stopping(runs: Runs) -> Iterator[None]:
-    """SIGTERM ends the study as Ctrl-C does."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("The runs have saved; the same command goes on with them", file=sys.stderr)
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _write(results: list[Result], runs: Runs, data: str | None) -> list[Path]:

@@ -7,13 +7,12 @@ import errno
 import fcntl
 import io
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from cait.analysis.space import Space, optuna
 from cait.analysis.sweep import CAUSE, SECONDS, STOPPED, VARIABLE
 from cait.data.lock import file_lock
 from cait.errors import UserError
-from cait.verbs.options import Options
+from cait.verbs.options import Options, stopping
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -109,10 +108,10 @@ class Sweep:
 
     def train(self) -> None:
         """Train until all trials have ended, here or in other processes."""
-        with _stopping(), ThreadPoolExecutor(self.jobs) as pool:
+        with stopping("trials"), ThreadPoolExecutor(self.jobs) as pool:
             workers = [pool.submit(self._work, place) for place in range(self.jobs)]
             try:
-                for worker in workers:
+                for worker in as_completed(workers):
                     worker.result()
             except BaseException:
                 self._stop.set()
@@ -298,25 +297,6 @@ def _running(study: Study) -> list[str]:
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-@contextlib.contextmanager
-def _stopping() -> Iterator[None]:
-    """SIGTERM, or SIGHUP from a closed terminal, ends the sweep as Ctrl-C does."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    signals = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else [])]
-    before = {number: signal.signal(number, interrupt) for number in signals}
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("The trials have saved; the same command goes on with them", file=sys.stderr)
-        raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _report(study: Study, space: Space, folder: Path, only_show: bool) -> list[trials.Row]:
