@@ -2,6 +2,7 @@
 
 import re
 import tempfile
+from collections.abc import Iterator
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins import MixedPrecision
 from timm.optim import Lamb
 from timm.utils import ModelEmaV2
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA, update
@@ -121,6 +122,21 @@ def test_the_average_of_weights_in_bfloat16_is_in_float32() -> None:
     assert ours.average.head.weight.mean().item() == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_loss_is_the_mean_of_all_images_whatever_the_network_computes_in(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits, labels = 3 * torch.randn(300, 128, 7), torch.randint(0, 7, (300, 128))
+    metrics = EvalMetrics(7).to(dtype=dtype)
+    for _ in range(2):  # it starts again
+        for batch in zip(logits, labels, strict=True):
+            metrics.update(*batch)
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), labels.flatten())
+        assert metrics.compute("val")["val/loss"].item() == pytest.approx(expected.item(), rel=1e-5)
+    metrics.update(logits[0], labels[0])
+    metrics.update(logits[1].fill_(float("nan")), labels[1])
+    assert metrics.compute("val")["val/loss"].isnan()
+
+
 @pytest.mark.parametrize("precision", ["bf16-true", "16-true", "64-true"])
 def test_true_precisions_train_and_score_the_data_modules_batches(precision: str, digits_root: Path) -> None:
     data = ImageNetDataModule(root=str(digits_root), img_size=8, batch_size=16, num_workers=0, repeats=1)
@@ -169,6 +185,20 @@ def test_the_average_is_scored_with_a_checkpoint_and_given_up_aloud(tmp_path, ca
     caplog.set_level("INFO")
     trainer(max_epochs=3, callbacks=[EMA(decay=None)]).fit(net, loader(), loader(8), ckpt_path=tmp_path / "x.ckpt")
     assert "the moving average in the checkpoint is given up" in caplog.text
+
+
+def test_the_average_is_that_of_the_checkpoint_that_is_scored(tmp_path) -> None:
+    paths = [tmp_path / "1.ckpt", tmp_path / "2.ckpt"]
+    for epochs, path in enumerate(paths, start=1):
+        fit = trainer(max_epochs=epochs, callbacks=[EMA(decay=0.5)])
+        fit.fit(module(lr=1e-2, warmup_epochs=0), loader(), ckpt_path=paths[0] if epochs == 2 else None)
+        fit.save_checkpoint(path)
+    one = trainer(callbacks=[EMA(decay=0.5)])
+    found = [one.validate(net := module(), loader(8), path, verbose=False)[0] for path in paths]
+    found.append(one.validate(net, loader(8), paths[0], verbose=False)[0])
+    for path, figures in zip([*paths, paths[0]], found, strict=True):
+        assert figures == trainer(callbacks=[EMA(decay=0.5)]).validate(module(), loader(8), path, verbose=False)[0]
+    assert found[0]["val_ema/loss"] != found[1]["val_ema/loss"]
 
 
 def test_the_epochs_line_has_the_means_of_the_epoch(capsys) -> None:
@@ -233,6 +263,36 @@ def test_another_optimizers_checkpoint_is_refused(tmp_path) -> None:
             trainer().fit(module(), loader(), ckpt_path=tmp_path / "other.ckpt")
     with pytest.raises(UserError, match="the checkpoint's optimizer is adamw, this one sgd; start a new run"):
         trainer().fit(module(optimizer="sgd"), loader(), ckpt_path=tmp_path / "x.ckpt")
+
+
+def test_a_run_of_another_optimizer_is_scored(tmp_path) -> None:
+    first = trainer(max_epochs=1)
+    first.fit(module(optimizer="lamb"), loader(), loader(8))
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    (figures,) = trainer().validate(module(), loader(8), tmp_path / "x.ckpt", verbose=False)
+    assert figures["val/loss"] == pytest.approx(first.callback_metrics["val/loss"].item(), rel=1e-6)
+
+
+def test_the_logged_rate_is_the_heads_under_layer_decay() -> None:
+    fit = trainer(max_epochs=1)
+    fit.fit(module(layer_decay=0.5, lr=1e-2, warmup_lr=1e-2, min_lr=1e-2, warmup_epochs=0), loader())
+    assert fit.callback_metrics["lr"].item() == pytest.approx(1e-2)
+    assert fit.optimizers[0].param_groups[0]["lr"] < 1e-2
+
+
+class Endless(IterableDataset):
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        while True:
+            yield torch.randn(3, 8, 8), torch.tensor(3)
+
+
+def test_a_loader_without_a_length_needs_no_warmup_in_epochs(tmp_path) -> None:
+    guard = NonFiniteGuard(tmp_path, limit=3)
+    settings: dict = dict(max_epochs=-1, max_steps=3, log_every_n_steps=0, callbacks=[guard])  # and logs nothing
+    with pytest.raises(UserError, match="the warm-up counts epochs, and the loader has no length"):
+        trainer(**settings).fit(module(), DataLoader(Endless(), 4))
+    (fit := trainer(**settings)).fit(module(warmup_epochs=0), DataLoader(Endless(), 4))
+    assert fit.global_step == 3
 
 
 def clipping_case(precision: str, optimizer: str, algorithm: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -359,6 +359,16 @@ def test_a_broken_validation_picture_is_not_counted(jpegs: Path) -> None:
     assert metrics.compute("val")["val/acc1"] == 100
 
 
+def test_an_unreadable_image_whose_name_is_no_text_is_listed(jpegs: Path) -> None:
+    data = package.ImageNetDataModule(root=str(jpegs), img_size=16, batch_size=16, num_workers=1, repeats=1)
+    data.unreadable_path = jpegs / "unreadable.csv"
+    broken = os.fsdecode(os.fsencode(jpegs / "train/class0") + b"/\xff.jpg")
+    Path(broken).write_bytes(b"")
+    data.setup("fit")
+    assert sum(len(batch[0]) for batch in data.train_dataloader()) > 0
+    assert data.train_images.unreadable.read().keys() == {broken}
+
+
 def poisoned(batches: Iterable[int]):
     data = loader(24)
     images = data.dataset.tensors[0]
@@ -417,6 +427,12 @@ def test_weights_moments_and_step_count_stay_in_every_precision(
     with pytest.raises(UserError, match="10 steps in a row gave no finite gradient"):
         poisoned_throughout.fit(net, poisoned(range(6)))
     assert poisoned_throughout.global_step == 10
+
+
+def test_a_wrapper_of_a_fused_optimizer_leaves_such_a_step_out_too(tmp_path: Path) -> None:
+    net = module(optimizer="lookahead_adamw", optimizer_args={"fused": True}, lr=1e-2, warmup_epochs=0)
+    trainer(max_epochs=1, callbacks=[NonFiniteGuard(tmp_path, 10)]).fit(net, poisoned((1, 2, 4)))
+    assert all(parameter.isfinite().all() for parameter in net.parameters())
 
 
 def test_too_many_of_them_end_the_run_with_the_batch(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, Metric, MetricCollection
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from cait.errors import UserError
@@ -40,6 +40,30 @@ class ClassCounts(Metric):
         return self.counts.clone()
 
 
+class MeanLoss(Metric):
+    """The mean cross entropy of images; NaN if that of any of them is.
+
+    torchmetrics' MeanMetric leaves NaN out, and adds up in bfloat16 in a network of bfloat16.
+    """
+
+    total: Tensor
+    images: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("images", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: logits [B, num_classes] in float32, labels [B]."""
+        loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+        self.total = self.total + loss  # not in place: Lightning may have made the state bfloat16
+        self.images += len(labels)
+
+    def compute(self) -> Tensor:
+        return self.total / self.images
+
+
 class EvalMetrics(nn.Module):
     """Loss and top-1 / top-5 accuracy in per cent over a whole set, exact over several processes.
 
@@ -55,7 +79,7 @@ class EvalMetrics(nn.Module):
 
     def __init__(self, num_classes: int, own: Mapping[str, str] | None = None, per_class: bool = False) -> None:
         super().__init__()
-        self.loss = MeanMetric()
+        self.loss = MeanLoss()
         # Not grouped: torchmetrics would merge the two for good if they agreed on the first batch.
         self.accuracy = MetricCollection(
             {f"acc{k}": MulticlassAccuracy(num_classes, top_k=min(k, num_classes), average="micro") for k in (1, 5)},
@@ -70,7 +94,7 @@ class EvalMetrics(nn.Module):
         """Count a batch: logits [B, num_classes], labels [B]; a label below 0 is not counted."""
         counted = labels >= 0
         logits, labels = logits[counted].float(), labels[counted]
-        self.loss.update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
+        self.loss.update(logits, labels)
         self.accuracy.update(logits, labels)
         self.counts.update(logits, labels)
         metric: Any

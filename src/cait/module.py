@@ -277,7 +277,9 @@ class CaiTModule(Predicts, LightningModule):
         if not self.is_logged():
             return
         step = self.trainer.strategy.reduce(step, reduce_op="mean")  # over all processes
-        rate = torch.full((), self.trainer.optimizers[0].param_groups[0]["lr"], dtype=torch.float32, device=self.device)
+        # With layer decay the groups have different rates; the head has the whole one.
+        highest = max(group["lr"] for group in self.trainer.optimizers[0].param_groups)
+        rate = torch.full((), highest, dtype=torch.float32, device=self.device)
         self.log_dict({"train/loss": step[0], "train/acc1": step[1], "lr": rate}, on_step=True)
 
     def _mean_of_step(self, figures: Tensor) -> Tensor:
@@ -296,7 +298,8 @@ class CaiTModule(Predicts, LightningModule):
         """
         trainer = self.trainer
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        return trainer.is_last_batch or (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % every == 0
+        steps = trainer.fit_loop.epoch_loop._batches_that_stepped + 1
+        return trainer.is_last_batch or (every > 0 and steps % every == 0)
 
     def configure_gradient_clipping(
         self,
@@ -383,7 +386,10 @@ class CaiTModule(Predicts, LightningModule):
             raise UserError("the cosine needs an end: set --trainer.max_epochs or --trainer.max_steps")
         if trainer.train_dataloader is None:  # if max_epochs is -1, Lightning has not counted an epoch's batches
             trainer.fit_loop.setup_data()
-        steps_per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        batches = trainer.num_training_batches
+        if self.warmup_epochs and not math.isfinite(batches):
+            raise UserError("the warm-up counts epochs, and the loader has no length: set limit_train_batches")
+        steps_per_epoch = math.ceil(batches / trainer.accumulate_grad_batches) if self.warmup_epochs else 0
         peak = self.lr
         if self.lr_base_size is not None:
             peak *= self._global_batch() / self.lr_base_size
@@ -417,7 +423,8 @@ class CaiTModule(Predicts, LightningModule):
                     f"the checkpoint is of another network: {key} is {shapes[1] or 'missing'} in it, "
                     f"{shapes[0] or 'missing'} in the configured model"
                 )
-        if states := checkpoint.get("optimizer_states"):
+        states = checkpoint.get("optimizer_states")
+        if states and self._trainer is not None and self._trainer.state.fn == "fit":
             self._take_settings_of_now(checkpoint, states)
 
     def _take_settings_of_now(self, checkpoint: dict[str, Any], states: list[dict[str, Any]]) -> None:

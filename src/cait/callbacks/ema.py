@@ -60,6 +60,7 @@ class EMA(Callback):
         self.average = sharding.copy(pl_module.model).to(self._dtype).eval().requires_grad_(False)
         if self._loaded:
             self.average.load_state_dict(self._loaded)
+            self._loaded = {}
         self._metrics = EvalMetrics(pl_module.num_classes, pl_module.own_metrics, pl_module.per_class).to(
             pl_module.device
         )
@@ -93,6 +94,9 @@ class EMA(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         return self.average.state_dict() if self.average is not None else {}
+
+    def on_load_checkpoint(self, *_: Any) -> None:
+        self.average, self._loaded = None, {}  # those of other weights
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict

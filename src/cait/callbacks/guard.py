@@ -47,7 +47,7 @@ class NonFiniteGuard(Callback):
             pl_module.log("train/grad_norm", norm)
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
-        if optimizer.defaults.get("fused"):
+        if getattr(optimizer, "_step_supports_amp_scaling", False):  # fused, and no wrapper of a fused one
             optimizer.found_inf = bad  # type: ignore[attr-defined]
         elif bad:
             raise SkipStep
@@ -55,7 +55,8 @@ class NonFiniteGuard(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        looked_at = pl_module.device.type == "cpu" or trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        every = trainer.log_every_n_steps or 50  # type: ignore[attr-defined]
+        looked_at = pl_module.device.type == "cpu" or trainer.global_step % every == 0
         if looked_at and self.in_a_row >= self.limit:
             self._give_up(trainer, batch)
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 from cait.errors import UserError
+
+FORMAT: Any = dict(newline="", encoding="utf-8", errors="surrogateescape")
+"""Of the file: names may hold bytes that are not text."""
 
 
 class UnreadableImageError(UserError):
@@ -37,7 +41,7 @@ class UnreadableImages:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # One short write in append mode, so that processes do not write into each other's lines.
-            with self.path.open("a", newline="") as file:
+            with self.path.open("a", **FORMAT) as file:
                 csv.writer(file).writerow([image, reason])
         if len(self.seen) > self.limit:
             self._fail(len(self.seen), reason)
@@ -46,17 +50,17 @@ class UnreadableImages:
         """Reason by image, from all processes and from earlier parts of the run."""
         if self.path is None or not self.path.is_file():
             return {}
-        with self.path.open(newline="") as file:
+        with self.path.open(**FORMAT) as file:
             return {row[0]: row[1] for row in csv.reader(file) if len(row) == 2}
 
     def check(self) -> int:
-        """Number of images that all processes have noted so far; none of them is noted again.
+        """Number of images that all processes have noted so far; this process notes none of them again.
 
         Raises:
             UserError: there are more than `limit`.
         """
         reasons = self.read()
-        self.seen.update(reasons)  # the next epoch's workers inherit this; else the file would grow in every epoch
+        self.seen.update(reasons)  # workers that are started later inherit this, as those of a resumed run
         if len(reasons) > self.limit:
             self._fail(len(reasons), next(iter(reasons.values())))
         return len(reasons)
