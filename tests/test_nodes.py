@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import KIND, LIMIT, SMALL, Cait, checkpoint, environment, free_port, rows, start
+from lightning.pytorch import Callback, Trainer
 from test_module import loader, module, trainer
 from test_survival import RECIPE, TWO, assert_same, wait_for_steps
 
@@ -89,6 +90,27 @@ def test_saving_by_the_clock(minutes: float | None, saves: int, tmp_path: Path) 
     trainer(max_epochs=1, callbacks=[last], plugins=[Counting()], enable_checkpointing=True).fit(module(), loader())
     assert len(steps) == saves  # 6 steps; the last ends the epoch
     assert steps[-1] == 6
+
+
+def test_no_save_comes_between_a_step_and_its_validation(tmp_path: Path) -> None:
+    events: list[tuple[str, int]] = []
+
+    class Noting(DurableCheckpointIO):
+        def save_checkpoint(self, checkpoint: dict, *args: object, **kwargs: object) -> None:
+            events.append(("saved", checkpoint["global_step"]))
+            super().save_checkpoint(checkpoint, *args, **kwargs)
+
+    class Watching(Callback):
+        def on_validation_end(self, trainer: Trainer, *_: object) -> None:
+            events.append(("validated", trainer.global_step))
+
+    settings: dict = dict(plugins=[Noting()], enable_checkpointing=True, num_sanity_val_steps=0, max_epochs=2)
+    counted: dict = dict(check_val_every_n_epoch=None, val_check_interval=4)  # over the ends of epochs
+    callbacks = [Watching(), LastCheckpoint(tmp_path, every_n_steps=1)]
+    trainer(callbacks=callbacks, **settings, **counted).fit(module(), loader(), loader(8))  # 6 steps an epoch
+    assert [step for what, step in events if what == "validated"] == [4, 8, 12]
+    assert [step for what, step in events if what == "saved"] == [1, 2, 3, 5, 6, 7, 9, 10, 11, 12]
+    assert events[-2:] == [("validated", 12), ("saved", 12)]
 
 
 @pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan")])

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from conftest import REPO, SMALL, Cait, checkpoint, rows, start
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from test_module import FIELDS, module, trainer
 from test_survival import TWO, wait_for_steps
 
@@ -28,10 +29,11 @@ from cait.callbacks.banner import Banner, checkpoint_bytes, duration, shortage, 
 from cait.callbacks.ema import EMA
 from cait.callbacks.loggers import run_loggers
 from cait.callbacks.throughput import COLUMNS, ThroughputLog
+from cait.cli import main
 from cait.data.accumulation import batches_a_step
 from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
-from cait.lightning_cli import _recipe
+from cait.lightning_cli import CaiTCLI, _recipe
 from cait.model import talking_heads
 from cait.model.factory import create_model
 
@@ -201,6 +203,31 @@ def test_a_network_of_ones_own_may_call_a_layer_talking_heads() -> None:
     net = torch.nn.Module()
     net.talking_heads = torch.nn.Linear(2, 2)
     assert talking_heads.in_use(net, torch.device("cpu")) == ""
+
+
+def test_auto_is_decided_by_the_first_pass_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, gpu = create_model("xxs24", **FIELDS), torch.device("cuda", 0)
+    monkeypatch.setattr(talking_heads, "CHECKED", {})
+    assert talking_heads.in_use(net, torch.device("cpu")) == "recompute"
+    assert talking_heads.in_use(net, gpu) == "auto"
+    for serves, backend in ((False, "recompute"), (True, "fused")):
+        talking_heads.CHECKED[gpu, torch.bfloat16, 4, 2, 8] = serves
+        assert talking_heads.in_use(net, gpu) == backend
+
+
+@pytest.mark.parametrize("more", [["--trainer.enable_checkpointing=false"], ["--trainer.fast_dev_run=1"], []])
+def test_slurm_is_never_asked_to_requeue_by_lightning(
+    more: list[str], tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = dict(NTASKS="1", JOB_ID="7", JOB_NAME="train", PROCID="0", LOCALID="0", NODEID="0", NODELIST="node1")
+    for name, value in slurm.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.chdir(tmp_path)
+    trainers: list[Trainer] = []
+    monkeypatch.setattr(CaiTCLI, "fit", lambda cli, *_, **__: trainers.append(cli.trainer))
+    main(["fit", *SMALL, f"--data.root={digits_root}", "--trainer.devices=1", "--run_name=mine", *more])
+    environment: Any = trainers[0]._accelerator_connector.cluster_environment
+    assert (type(environment), environment.auto_requeue) == (SLURMEnvironment, False)
 
 
 def test_a_disk_that_is_too_small_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 import cait
 from cait import launch, run
-from cait.errors import UserError, did_you_mean, kind_and_place
+from cait.errors import UserError, did_you_mean, kind_and_place, of_file
 
 if TYPE_CHECKING:
     from cait.datamodule import ImageNetDataModule
@@ -116,14 +117,11 @@ def main(
         sys.path.append(os.getcwd())  # `my_file:thing` is found beside logs/
     argv = sys.argv[1:] if argv is None else argv
     run.script = sys.argv[0] if module or data else None
+    with suppress(AttributeError, OSError):  # somebody has replaced the stream
+        sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]  # file names may be no text
     try:
         _run(argv, module, data)
         sys.stdout.flush()
-    except UserError as error:
-        training = argv[:1] in (["fit"], ["resume"])
-        if launch.watch:
-            _end(launch.watch, error)
-        _stop(launch.tell(str(error)) if training else str(error))
     except (KeyboardInterrupt, BrokenPipeError, SystemExit) as error:
         # Lightning turns a KeyboardInterrupt into a SystemExit after the run has said what to type next. rich turns a
         # BrokenPipeError into one.
@@ -137,9 +135,13 @@ def main(
             raise SystemExit(141) from None
         raise
     except Exception as error:
+        told = of_file(error) if isinstance(error, OSError) else error
         if launch.watch:
-            _end(launch.watch, error)
-        raise
+            _end(launch.watch, told or error)
+        if not isinstance(told, UserError):
+            raise
+        training = argv[:1] in (["fit"], ["resume"])
+        _stop(launch.tell(str(told)) if training else str(told))
 
 
 def _run(argv: list[str], module: type[CaiTModule] | None, data: type[ImageNetDataModule] | None) -> None:

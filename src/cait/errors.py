@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import traceback
 from collections.abc import Iterable
 
@@ -12,6 +13,16 @@ class UserError(ValueError):
 
     The command line prints the message without a traceback and exits with status 2.
     """
+
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def of_file(error: OSError) -> UserError | None:
+    """The line for an error about a file, such as a missing permission, or about a full disk; None for any other."""
+    if error.filename is None and error.errno not in DISK_FULL:  # a full disk gives no name
+        return None
+    return UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror}")
 
 
 def one_line(error: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import os
 import re
@@ -46,10 +45,9 @@ from cait.callbacks.trackers import tracker
 from cait.callbacks.trial import of_a_sweep
 from cait.callbacks.unreadable import UnreadableReport
 from cait.datamodule import ImageNetDataModule
-from cait.errors import UserError, one_line
+from cait.errors import DISK_FULL, UserError, one_line
 from cait.module import CaiTModule
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
 RUN_NAME = "Name of the run's folder in logs/; null takes the configuration's name, with a number if that is taken."
@@ -317,6 +315,8 @@ class CaiTCLI(LightningCLI):
             if self.subcommand == "predict":
                 output = Path(self.config.predict.output or "predictions.csv")
                 callbacks.append(PredictionsFile(output, self.datamodule))
+        if isinstance(here := launch.cluster(), SLURMEnvironment):
+            kwargs["plugins"] = [*kwargs.get("plugins", _listed(given.plugins)), here]
         try:
             trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
             if self.subcommand == "fit":
@@ -380,8 +380,6 @@ class CaiTCLI(LightningCLI):
             *_listed(given.plugins),
             BackgroundCheckpointIO() if config.save_async else DurableCheckpointIO(),
         ]
-        if isinstance(here := launch.cluster(), SLURMEnvironment):
-            kwargs["plugins"].append(here)
         return [
             BestCheckpoint(folder, config.best_metric, config.best_mode),
             LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes),
@@ -402,7 +400,7 @@ def drive(
     """Run a verb of LightningCLI with its options; None takes the package's own class.
 
     Raises:
-        UserError: bad input, a setting that Lightning refuses, or a file that cannot be used.
+        UserError: bad input, or a setting that Lightning refuses.
     """
     try:
         with _full_disk_told_once():
@@ -419,12 +417,6 @@ def drive(
         if isinstance(error, UserError) or not _is_lightnings(error):
             raise
         raise UserError(one_line(error)) from error
-    except OSError as error:
-        # With a file name the error is about that file: no permission, or a file instead of a folder. A full disk
-        # gives no name.
-        if error.filename is None and error.errno not in DISK_FULL:
-            raise
-        raise UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror}") from error
 
 
 def _is_lightnings(error: Exception) -> bool:

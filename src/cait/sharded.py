@@ -200,10 +200,10 @@ def _on_all(step: Callable[[], Any]) -> list[Any]:
         result = step()
     except CheckpointException as error:  # it holds the errors of all processes; report our own if there is one
         own = error.failures.get(dist.get_rank())
-        reason = _reason(own[0]) if own else None
-        reason = reason or ("" if dist.get_rank() else _reason(next(iter(error.failures.values()))[0]))
+        reason = cause_of(own[0]) if own else None
+        reason = reason or ("" if dist.get_rank() else cause_of(next(iter(error.failures.values()))[0]))
     except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
-        reason = _reason(error)
+        reason = cause_of(error)
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, (result, reason))
     if reasons := [reason for _, reason in gathered if reason is not None]:
@@ -211,7 +211,8 @@ def _on_all(step: Callable[[], Any]) -> list[Any]:
     return [result for result, _ in gathered]
 
 
-def _reason(error: BaseException) -> str:
+def cause_of(error: BaseException) -> str:
+    """Why a file could not be written."""
     cause = error if isinstance(error, OSError) else error.__context__ or error
     return getattr(cause, "strerror", None) or str(cause)
 

@@ -33,8 +33,11 @@ def numbers(given: Any) -> None:
         if given[name] is not None and given[name] < 0:
             raise UserError(f"--trainer.{name} must be at least 0, got {given[name]}")
     interval = given.val_check_interval
-    if isinstance(interval, int | float) and interval <= 0:
-        raise UserError(f"--trainer.val_check_interval must be above 0, got {interval}")
+    if isinstance(interval, int | float):
+        if interval <= 0:
+            raise UserError(f"--trainer.val_check_interval must be above 0, got {interval}")
+    elif interval is not None:  # each process would go by its own clock, and a resumed run by another one
+        raise UserError(f"--trainer.val_check_interval counts batches or a share of an epoch, not time: {interval}")
     if given.num_sanity_val_steps is not None and given.num_sanity_val_steps < -1:
         raise UserError(f"--trainer.num_sanity_val_steps must be at least -1, got {given.num_sanity_val_steps}")
     if given.use_distributed_sampler:

@@ -43,8 +43,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
                 os.fsync(file.fileno())
             run.replace(beside, path, previous and Path(previous))
         except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
-            cause = error if isinstance(error, OSError) else error.__context__ or error
-            self.error = f"cannot write {path}: {getattr(cause, 'strerror', None) or cause}"
+            self.error = f"cannot write {path}: {sharded.cause_of(error)}"
             beside.unlink(missing_ok=True)
 
     def finish(self) -> None:
@@ -149,7 +148,7 @@ class LastCheckpoint(Checkpoint):
         self._last_step = trainer.global_step
         stop, late = self.signals.agreed(trainer.global_step, save=self._late())
         self._due |= late or (self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0)
-        if not _validation_follows(trainer, batch_idx):
+        if not _validation_follows(trainer):
             if self._due or stop:
                 self._log_step()
                 self.save(trainer)
@@ -207,9 +206,11 @@ class LastCheckpoint(Checkpoint):
         self.signals.restore()
 
 
-def _validation_follows(trainer: Trainer, batch_idx: int) -> bool:
-    every = trainer.val_check_batch
-    return trainer.is_last_batch or (isinstance(every, int) and (batch_idx + 1) % every == 0)
+def _validation_follows(trainer: Trainer) -> bool:
+    """Whether validation or the end of the epoch comes before the next step."""
+    loop = trainer.fit_loop
+    assert loop._data_fetcher is not None
+    return trainer.is_last_batch or loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
 
 
 class BestCheckpoint(ModelCheckpoint):

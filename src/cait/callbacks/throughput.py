@@ -90,7 +90,7 @@ class ThroughputLog(Callback):
 
     def _write(self, trainer: Trainer, measured: Any) -> None:
         speed = measured["device/samples_per_sec"] * trainer.world_size
-        values = {COLUMNS[1]: speed, COLUMNS[2]: measured.get("device/mfu"), COLUMNS[3]: _memory() / 1e9}
+        values = {COLUMNS[1]: speed, COLUMNS[2]: measured.get("device/mfu"), COLUMNS[3]: _memory(trainer) / 1e9}
         known = {name: float(f"{value:.5g}") for name, value in values.items() if value is not None}
         assert self._path is not None
         new = not self._path.exists()
@@ -104,9 +104,9 @@ class ThroughputLog(Callback):
                 logger.log_metrics({f"throughput/{name}": value for name, value in known.items()}, self._last - 1)
 
 
-def _memory() -> int:
-    """Peak memory in bytes."""
-    if torch.cuda.is_available():
+def _memory(trainer: Trainer) -> int:
+    """Peak memory in bytes, of the GPU if the run is on one."""
+    if trainer.strategy.root_device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most

@@ -67,13 +67,16 @@ def talking_heads_attention(
 def in_use(network: nn.Module, device: torch.device) -> str:
     """The backend that the attention of a network uses on `device`; empty if it has no talking heads.
 
-    For "auto" on a GPU it is known only after the first pass.
+    On a GPU "auto" is decided at the first pass; it stays "auto" until then.
     """
     ours = (module for module in network.modules() if getattr(module, "talking_heads", False) is True)  # not a layer
     backends = {getattr(module, "backend", "") for module in ours} - {""}
     if "auto" not in backends:
         return ", ".join(sorted(map(str, backends)))
-    return "fused" if any(serves for key, serves in CHECKED.items() if key[0] == device) else "recompute"
+    decided = [serves for key, serves in CHECKED.items() if key[0] == device]
+    if device.type == "cuda" and not decided:
+        return "auto"
+    return "fused" if any(decided) else "recompute"
 
 
 def _sizes(qkv: Tensor) -> tuple[int, int, int]:

@@ -158,8 +158,6 @@ def _write(rows: Iterator[Row], samples: Any, loaded: loading.Loaded, given: arg
 def _place(output: Path | None) -> Iterator[IO[str]]:
     """The file to write, which appears once complete, or standard output. Names may hold bytes that are not text."""
     if output is None:
-        with contextlib.suppress(AttributeError):  # somebody has replaced the stream
-            sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
         yield sys.stdout
         return
     try:
