@@ -201,6 +201,13 @@ def test_epsilon_scales_each_branch(residual: str) -> None:
     assert not torch.equal(block(x), x)
 
 
+def test_epsilon_follows_a_changed_depth_alone() -> None:
+    row = variant_config("xxs36")
+    assert row.epsilon == 1e-5
+    assert variant_config("xxs36", depth=36) == row
+    assert variant_config("xxs36", depth=48).epsilon == 1e-6
+
+
 def test_uniform_start_lies_in_zero_to_two_epsilon() -> None:
     torch.manual_seed(0)
     model = cait.create_model(**SMALL, depth=24, layer_scale_dist="uniform")

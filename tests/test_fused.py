@@ -313,16 +313,19 @@ def test_auto_takes_it_once_it_is_checked_and_says_so(
 
 @runs
 @pytest.mark.parametrize(
-    ("kernel", "words"),
+    ("name", "kernel", "words"),
     [
-        (lambda *_: None, "fused differs by .*, 3.9e-03 is allowed"),
-        (lambda *_: 1 / 0, r"fused failed its check \(ZeroDivisionError: division by zero\)"),
+        ("mix", lambda *_: None, r"fused differs by \d.*, 3.9e-03 is allowed"),
+        ("mix", lambda *_: 1 / 0, r"fused failed its check \(ZeroDivisionError: division by zero\)"),
+        ("mix_backward", lambda maps, *_: maps.new_full((2, 4, 4), float("nan")), "fused differs by nan"),
     ],
 )
-def test_auto_falls_back_aloud(kernel: Any, words: str, capability: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_falls_back_aloud(
+    name: str, kernel: Any, words: str, capability: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from cait.model import fused
 
-    monkeypatch.setattr(fused, "mix", kernel)
+    monkeypatch.setattr(fused, name, kernel)
     with pytest.warns(UserWarning, match=words):
         assert not talking_heads._fused_serves(*LAYER)
 

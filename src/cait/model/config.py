@@ -165,6 +165,6 @@ def variant_config(name: str, **fields: Any) -> CaiTConfig:
             raise UserError(f"unknown model field {field!r}{hint}")
     given = {key: value for key, value in fields.items() if value is not None}
     row = dict(VARIANTS[name])
-    if "depth" in given:
+    if given.get("depth", row["depth"]) != row["depth"]:
         row.pop("layer_scale_init", None)
     return CaiTConfig(**{**row, **given})

@@ -246,7 +246,8 @@ talking_heads.register_autograd(_gradients, setup_context=_save)
 def difference(device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> float:
     """Largest error of the output and the gradients for one random image, against the plain backend in float64.
 
-    Each error is relative to the norm of its tensor. The random image comes from a generator of its own.
+    Each error is relative to the norm of its tensor; the result is NaN if one is. The random image comes from a
+    generator of its own.
     """
     generator = torch.Generator().manual_seed(0)
     shapes = [(1, N, 3, heads, k), (heads, heads), (heads,), (heads, heads), (heads,), (1, N, heads * k)]
@@ -259,4 +260,5 @@ def difference(device: torch.device, dtype: torch.dtype, N: int, heads: int, k: 
             tensors = [tensor.to(device, dtype).to(kind).requires_grad_() for tensor in exact]
             out = attend(*tensors[:5], k**-0.5)
             found.append([out, *torch.autograd.grad(out, [tensors[i] for i in (0, 1, 3, 4)], tensors[5])])
-        return max(((ours - plain).norm() / plain.norm()).item() for ours, plain in zip(*found, strict=True))
+        errors = [(ours - plain).norm() / plain.norm() for ours, plain in zip(*found, strict=True)]
+        return torch.stack(errors).max().item()  # NaN if any is

@@ -53,9 +53,9 @@ class DropPath(nn.Module):
     - mask: compute the branch for every image and multiply the dropped ones by 0, as published.
     - skip: the same distribution, but compute the branch for the kept images only. It saves a share of
       `rate` of the block. The draw is on the CPU, so the number of images is known without a GPU sync.
-    - subset: keep round(keep · B) images of the B, at random, and divide by their share, as in DINOv2. Expectation
-      and variance of one image stay the same; within a batch the draws are negatively correlated. The
-      shapes never change, which suits torch.compile.
+    - subset: keep round(keep · B) images of the B, at random, and divide by their share, as in DINOv2. The
+      expectation stays the same, and the variance too where keep · B is whole; a rate below 1 / (2 B) drops
+      nothing. Within a batch the draws are negatively correlated. The shapes never change, which suits torch.compile.
     """
 
     def __init__(self, rate: float = 0.0, mode: DropPathMode = "mask") -> None:
