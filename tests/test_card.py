@@ -268,6 +268,18 @@ def test_what_cannot_be_pushed_is_told_in_one_line(
     assert "there is no Hugging Face token: `hf auth login`" in refused("push", "mine", "me/digits", capfd=capfd)
 
 
+def test_a_root_with_a_slash_at_its_end_is_the_same_root(scored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = Path("logs/mine/config.yaml")
+    kept = config.read_text()
+    try:
+        config.write_text(kept.replace("root: data/digits\n", "root: data/digits/\n"))
+        assert config.read_text() != kept
+        main(["card", "mine"])
+        assert "logs/mine/card/README.md" in capsys.readouterr().out
+    finally:
+        config.write_text(kept)
+
+
 def test_a_run_that_was_not_scored_has_no_card(scored: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = Path("logs/mine/evaluation.json")
     kept = path.read_text()

@@ -33,6 +33,16 @@ def test_a_folder_without_fault(mixed_root: Path, capsys: pytest.CaptureFixture[
     assert "decoded 7 images" in capsys.readouterr().out
 
 
+def test_what_a_run_leaves_out_is_not_counted(mixed_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(mixed_root)
+    before = capsys.readouterr().out
+    for name in ("train/cat/.thumbnails", "train/__MACOSX", "val/.trash"):
+        (mixed_root / name).mkdir()
+        shutil.copy(mixed_root / "train/cat/0.jpg", mixed_root / name / "0.jpg")
+    assert run(mixed_root) == 0
+    assert capsys.readouterr().out == before
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

@@ -556,6 +556,14 @@ def test_the_list_of_counts_is_scikit_learns_matrix(classes: int) -> None:
     assert [share is None for share in figures["per_class"].values()] == (expected.sum(axis=1) == 0).tolist()
 
 
+def test_names_that_are_no_text_are_written_as_json_allows(tmp_path: Path) -> None:
+    scores = {"per_class": {"\udcff": 1.0, "naïve": 2.0}}
+    write(scores, tmp_path / "evaluation.json")
+    text = (tmp_path / "evaluation.json").read_text(encoding="utf-8")
+    assert json.loads(text) == scores
+    assert "naïve" in text
+
+
 def test_the_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "evaluation.json"
     write({"first": 1}, path)

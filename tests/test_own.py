@@ -333,6 +333,8 @@ def test_weights_keep_their_network_and_are_trained_gently() -> None:
 
 def test_settings_are_read_in_every_spelling() -> None:
     assert own._settings(["--data.root=2024"]) == {"data.root": "2024"}
+    assert own._settings(["--data.background", "#8090a0"]) == {"data.background": "#8090a0"}
+    assert own._settings(["--data.background=null"]) == {"data.background": None}
     words = ["--data.root", "a b", "--model.lr=1e-3", "--model.fields", "{depth: 2}", "--print_config", "--x=[1, 2]"]
     found = own._settings(words)
     assert found == {

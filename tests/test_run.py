@@ -82,6 +82,21 @@ def test_a_run_is_a_name_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         run.find("third")
 
 
+def test_a_file_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("before")
+
+    def write() -> None:
+        with run.whole(path) as beside:
+            beside.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert [file.name for file in tmp_path.iterdir()] == ["table.csv"]
+    assert path.read_text() == "before"
+
+
 def test_it_needs_no_torch() -> None:
     done = python("import sys; sys.modules['torch'] = None; from cait.run import find; print(find)")
     assert done.returncode == 0, done.stderr

@@ -148,7 +148,7 @@ def test_images_that_are_decoded_already_keep_their_pixels(
             "    classes = ['a', 'b']\n"
             "    def __init__(self, split): self.first = 8 * (split == 'val')\n"
             "    def __len__(self): return 8\n"
-            f"    def __getitem__(self, index): index += self.first; return {code}, index % 2 - (index == 9)\n"
+            f"    def __getitem__(self, index): index += self.first; return {code}, -1 if index == 9 else index % 2\n"
         )
         monkeypatch.syspath_prepend(tmp_path)
         root, more = f"pictures_{kind[:2]}:Some", {}
@@ -507,9 +507,10 @@ def read_at_random(address: str, cache: Path, limit: int, listed: list[Piece], s
 def test_the_cache_stays_within_its_bound_whoever_shares_it(tmp_path: Path, s3: loopback.Requests) -> None:
     listed = pieces(tmp_path / "shards", 12, 10_000)
     address, cache = loopback.upload(tmp_path / "shards", "some"), tmp_path / "cache"
-    stale = cache / "other/val/chunk-0-7.part"  # reserved by a process that was killed
-    stale.parent.mkdir(parents=True)
-    stale.write_bytes(bytes(10_000))
+    stale = [cache / "other/val/chunk-0-7.part", cache / "some/train/chunk-0-3.part"]  # of a process that was killed
+    for part in stale:
+        part.parent.mkdir(parents=True)
+        part.write_bytes(bytes(10_000))
     children = [
         get_context("fork").Process(target=read_at_random, args=(address, cache, 45_000, listed, seed))
         for seed in range(3)
@@ -519,8 +520,21 @@ def test_the_cache_stays_within_its_bound_whoever_shares_it(tmp_path: Path, s3: 
     for child in children:
         child.join(LIMIT)
         assert child.exitcode == 0
-    assert not stale.exists()
+    assert not any(part.exists() for part in stale)
     assert 30_000 < held(cache) <= 45_000
+
+
+def test_what_a_killed_process_has_left_of_a_chunk_is_no_obstacle_to_it(tmp_path: Path, s3: loopback.Requests) -> None:
+    listed = pieces(tmp_path / "shards", 1, 1000)
+    place = Bucket(loopback.upload(tmp_path / "shards", "one"), tmp_path / "cache", 1500)
+    place.folder = tmp_path / "cache/one"
+    part = place.folder / "train/chunk-0-0.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(bytes(1000))
+    child = get_context("fork").Process(target=place.read, args=(listed[0], 0, 10))
+    child.start()
+    child.join(LIMIT)
+    assert child.exitcode == 0
 
 
 def test_a_chunk_is_fetched_once_and_the_one_used_longest_ago_goes(tmp_path: Path, s3: loopback.Requests) -> None:

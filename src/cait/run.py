@@ -37,7 +37,7 @@ UNREADABLE = "unreadable_images.csv"
 NONFINITE = "nonfinite.pt"
 MONITOR = "monitor.csv"
 THROUGHPUT = "throughput.csv"
-LOCK, OWNER = ".lock", ".owner"
+LOCK, OWNER, FINISHED = ".lock", ".owner", ".finished"
 
 # In its folder of checkpoints. Each is a file, or a folder that `cait.sharded` wrote.
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
@@ -91,8 +91,13 @@ def scratch(path: Path) -> Path:
 def whole(path: Path) -> Iterator[Path]:
     """A file to write, which then takes the place of `path`: a kill leaves the old file or the new one."""
     beside = scratch(path)
-    yield beside
-    beside.replace(path)
+    try:
+        yield beside
+        beside.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -116,6 +116,7 @@ class Bucket:
 
     def _download(self, piece: Piece, path: Path) -> bytes:
         part = path.with_suffix(".part")
+        part.unlink(missing_ok=True)  # a killed process has left it; its room would be reserved twice
         try:
             self._reserve(part, piece.size)
             data = self._verified(piece)

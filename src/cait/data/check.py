@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cait.data.bucket import INDEX
-from cait.data.folder import abbreviate, load_rgb
+from cait.data.folder import MACOS, abbreviate, load_rgb
 from cait.data.imagenet import ARCHIVES
 from cait.data.listing import is_image
 from cait.data.shards import Folder, ShardSource, is_shards, parse
@@ -63,16 +63,17 @@ def _check_shards(root: Path, images: int) -> Iterator[str]:
 
 
 def _decode_shards(source: ShardSource, images: int) -> Iterator[str]:
-    total = len(source.train) + len(source.val)
+    total, decoded = len(source.train) + len(source.val), 0
     for samples in (source.train, source.val):
-        share = min(len(samples), images * len(samples) // total)
+        share = min(len(samples), -(-images * len(samples) // total))
+        decoded += share
         for i in range(share):
             index = (2 * i + 1) * len(samples) // (2 * share)
             try:
                 load_rgb(samples[index][0], samples.name(index))
             except UserError as error:
                 yield str(error)
-    print(f"decoded {min(images, total):,} images, spread evenly over the sets")
+    print(f"decoded {decoded:,} images, spread evenly over the sets")
 
 
 def _check(root: Path, images: int) -> Iterator[str]:
@@ -109,7 +110,7 @@ def _count(folder: Path, classes: Classes) -> Iterator[str]:
     """Fill `classes`, and yield what is wrong with the folder itself."""
     loose, strange = [], []
     for entry in os.scandir(folder):
-        if entry.name.startswith("."):
+        if entry.name.startswith(".") or entry.name == MACOS:
             continue
         if not entry.is_dir():
             loose.append(entry.name)
@@ -139,9 +140,11 @@ def _count(folder: Path, classes: Classes) -> Iterator[str]:
 def _files(folder: str) -> Iterator[str]:
     """Every file below a folder except hidden ones. The system lists kinds with names, so no file is opened."""
     for entry in os.scandir(folder):
+        if entry.name.startswith("."):
+            continue
         if entry.is_dir():
             yield from _files(entry.path)
-        elif not entry.name.startswith("."):
+        else:
             yield entry.path
 
 

@@ -97,8 +97,6 @@ class Copies:
             with run.whole(path) as beside:
                 image.save(beside, "PPM")  # PNG would halve the size, and take twenty times as long to read
         except OSError as error:
-            with suppress(OSError):
-                run.scratch(path).unlink(missing_ok=True)
             return image, error.strerror or str(error)
         return image, ""
 

@@ -277,6 +277,11 @@ def scan_extra_val(root: Path, names: list[str]) -> Files:
     )
 
 
+def root_name(root: str) -> str:
+    """A data set's root in one spelling: `DIR/`, as a shell completes it, is `DIR`."""
+    return root.rstrip("/") if "://" in root else str(Path(root))
+
+
 def folder_names(folder: Path) -> list[str]:
     """The sorted names of the folders in a folder, without hidden ones."""
     with os.scandir(folder) as entries:  # it tells folders from files without asking for each

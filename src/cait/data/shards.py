@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from cait.data.bucket import INDEX, Bucket, Piece
+from cait.data.dataset import NO_LABEL
+from cait.data.folder import root_name
 from cait.errors import UserError, one_line
 
 PLAN = ".plan.json"
@@ -181,7 +183,7 @@ class ShardSource:
         cache_gb: float = 20.0,
         by_chunk: bool = False,
     ) -> None:
-        self.root, self.by_chunk = root.rstrip("/") if "://" in root else str(Path(root)), by_chunk
+        self.root, self.by_chunk = root_name(root), by_chunk
         self._given = {"train": train_split, "val": val_split}
         self.cache_dir, self.limit = cache_dir, int(cache_gb * 1e9)
 
@@ -314,6 +316,6 @@ def read_table(data: bytes, name: str) -> dict[str, np.ndarray]:
 
 
 def _fits(table: dict[str, np.ndarray], index: Index, chunks: int) -> bool:
-    """Whether the places of all images are in the chunks, and their labels among the classes."""
-    within = {"places": chunks * index.images_per_chunk, "labels": len(index.class_names)}
-    return all(((table[name] >= 0) & (table[name] < end)).all() for name, end in within.items())
+    """Whether the places of all images are in the chunks, and their labels among the classes or NO_LABEL."""
+    within = {"places": (0, chunks * index.images_per_chunk), "labels": (NO_LABEL, len(index.class_names))}
+    return all(((table[name] >= first) & (table[name] < end)).all() for name, (first, end) in within.items())

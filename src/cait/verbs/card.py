@@ -63,6 +63,7 @@ def write(folder: Path, output: Path, repo: str, ema: bool, license: str | None)
         UserError: the run was not scored, or its scores are of another step or data set.
     """
     from cait.analysis import card
+    from cait.data.folder import root_name
 
     path = folder / run.EVALUATION
     about = _read(path, folder)
@@ -75,10 +76,10 @@ def write(folder: Path, output: Path, repo: str, ema: bool, license: str | None)
             f"score it again with `{run.command('eval', folder)}`"
         )
     config = _config(folder)
-    if about.get("root") != str(config["data"]["root"]):
+    root = root_name(str(config["data"]["root"]))
+    if about.get("root") != root:
         raise UserError(
-            f"{path} is of {about.get('root')}, the run of {config['data']['root']}: "
-            f"score it again with `{run.command('eval', folder)}`"
+            f"{path} is of {about.get('root')}, the run of {root}: score it again with `{run.command('eval', folder)}`"
         )
     output.mkdir(parents=True, exist_ok=True)
     images = _images(folder, output)

@@ -174,11 +174,13 @@ def _evaluation(checkpoint: Path, folder: Path | None) -> dict[str, Any]:
     """What `cait eval` has written about this checkpoint; empty if nothing."""
     if folder is None:
         return {}
+    from cait.data.folder import root_name
+
     with contextlib.suppress(OSError, ValueError, TypeError):
         scores = dict(json.loads((folder / run.EVALUATION).read_text()))
         step = run.read_checkpoint(checkpoint, without=run.TENSORS)["global_step"]
         settings = loading.data_settings(folder)
-        same = (scores.get("step"), scores.get("root")) == (step, str(settings["root"]))
+        same = (scores.get("step"), scores.get("root")) == (step, root_name(str(settings["root"])))
         return scores if same and not scores.get("tta") else {}
     return {}
 

@@ -26,6 +26,8 @@ SOURCE = ("train_split", "val_split", "val_fraction", "val_list")
 FROM = "from"
 TEXTS = (FROM, "data.root", "data.train_split", "data.val_split")
 """Settings that stay text where YAML would read a number, as in a folder 2024."""
+COLOUR = "data.background"
+"""For YAML "#8090a0" is a comment."""
 WIDTH = 80
 
 
@@ -170,7 +172,7 @@ def _settings(arguments: list[str]) -> dict[str, Any]:
             found[name] = True
         else:
             text = text if equals else following
-            found[name] = text if name in TEXTS else _value(text)
+            found[name] = text if name in TEXTS or (name == COLOUR and text != "null") else _value(text)
         if isinstance(found[name], dict):
             found |= {f"{name}.{key}": value for key, value in found[name].items()}
     return found

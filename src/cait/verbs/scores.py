@@ -154,7 +154,8 @@ def write(result: Scores, path: Path) -> None:
     """
     result = _arrays_out(result, path.with_suffix(""))
     with run.whole(path) as beside:
-        beside.write_text(json.dumps(result, ensure_ascii=False) + "\n")
+        # A name that is no text is escaped, which JSON allows.
+        beside.write_text(json.dumps(result, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def _arrays_out(result: Scores, stem: Path) -> Scores:

@@ -27,7 +27,7 @@ def shards(arguments: list[str], module: Any, data: Any) -> None:
         raise UserError("shards are written by LitData: .venv/bin/pip install '.[stream]'") from error
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    from cait.data import cores, making, source
+    from cait.data import cores, folder, making, source
 
     settings = {name: getattr(asked, name) for name in SOURCE}
     opened = data(root=asked.root, **settings).source if data else source.open_source(asked.root, **settings)
@@ -35,7 +35,7 @@ def shards(arguments: list[str], module: Any, data: Any) -> None:
     count = len(opened.train) + len(opened.val)
     splits = {"train": asked.train_split, "val": asked.val_split}
     workers = cores.share(1) if asked.workers is None else asked.workers
-    root = str(Path(asked.root))
+    root = folder.root_name(asked.root)
     with Progress("images", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task("", total=count)
         for images in making.make(opened, root, splits, asked.out, asked.images, workers):
