@@ -168,7 +168,7 @@ def test_the_runs_are_listed(
     main(["runs"])
     assert "there are no runs in logs yet; `make train` starts one" in capsys.readouterr().out
     ends = "".join(f"{epoch},,{epoch * 9 + 8},,{5 + epoch}.5,7.25\n" for epoch in range(3))
-    write_run(tmp_path, "whole", ends, 1e9)
+    (write_run(tmp_path, "whole", ends, 1e9) / ".finished").touch()
     write_run(tmp_path, "cut", "0,1e-3,4,2.5,,\n0,,8,,40.5,\n1,1e-3,14,2.0,,\n1,1e", 2e9)
     write_run(tmp_path, "sweep/3", "", 3e8, checkpoint=False)
     running = write_run(tmp_path, "a-long-name-of-a-run-that-is-training", "0,1e-3,4,2.5,,\n", 1.5e9)
@@ -220,6 +220,8 @@ def test_a_failed_start_leaves_nothing(
 
     main([*fit, "--run_name=done"])
     assert "see its mistakes" in capfd.readouterr().out
+    main(["runs", "--json"])
+    assert json.loads(capfd.readouterr().out)[0]["state"] == "finished"
     before = files()
     assert "has done 2 already; give more" in refused("resume", "done", "--trainer.max_steps=1")
     assert "seed was 0, is 5" in refused("resume", "done", "--trainer.max_steps=3", "--seed_everything=5")

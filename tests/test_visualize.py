@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import csv
 import io
+import os
 import re
 import shutil
 import sys
@@ -241,6 +243,11 @@ def test_scores_are_scikit_learns_and_the_worst_come_first(tmp_path: Path) -> No
     assert {text.get_text() for text in axis.texts} == {str(count) for count in expected.flat if count}
 
 
+def test_without_a_label_there_is_no_accuracy() -> None:
+    images = DataLoader(TensorDataset(torch.randn(3, 4), torch.full((3,), -1)), 2)
+    assert np.isnan(mistakes.score(torch.nn.Linear(4, 4), images).acc1)
+
+
 def identity(layer: torch.nn.Module) -> None:
     torch.nn.init.eye_(layer.weight)
     torch.nn.init.zeros_(layer.bias)
@@ -455,6 +462,27 @@ def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
     assert capfd.readouterr().out.splitlines()[-1] == "visualize/index.html"
     text, _ = check_page(Path("visualize/index.html"))
     assert "Curves" not in text
+
+
+def test_the_images_held_out_stay_the_same_when_the_folder_grows(trained: Path, capfd: Capture) -> None:
+    shutil.move("mixed/train", "flat")
+    train = ["fit", *SMALL, "--data.root=flat", "--data.img_size=32", "--data.num_workers=0", "--data.batch_size=4"]
+    main([*train, "--trainer.devices=1", "--trainer.max_epochs=1", "--run_name=flat"])
+    with Path("logs/flat/validation.csv").open(newline="") as file:
+        held = len([*csv.DictReader(file)])
+    for place, name in enumerate(("owl", EVIL)):
+        for number in range(20):
+            shutil.copy(next(Path("flat", name).iterdir()), f"flat/{name}/0{place}{number}.png")
+    capfd.readouterr()
+    main(["visualize", "flat"])
+    assert f" % of {held} validation images\n" in capfd.readouterr().out
+
+
+def test_a_name_that_is_no_text_is_drawn(trained: Path, capfd: Capture) -> None:
+    name = b"mixed/val/owl/\xff.png"
+    shutil.copy(os.fsencode(next(Path("mixed/val/owl").iterdir())), name)
+    main(["visualize", "a", "--images", os.fsdecode(name), "--no_validation"])
+    assert Path("logs/a/visualize/index.html").read_text(encoding="utf-8")
 
 
 def test_help_waits_for_no_torch() -> None:

@@ -43,8 +43,9 @@ class Scored(NamedTuple):
 
     @property
     def acc1(self) -> float:
-        """In per cent."""
-        return 100 * float(1 - self.wrong.sum() / max(self.counted.sum(), 1))
+        """In per cent; NaN if no image counts."""
+        counted = int(self.counted.sum())
+        return 100 * (1 - int(self.wrong.sum()) / counted) if counted else float("nan")
 
     def worst(self, most: int) -> list[int]:
         """The wrong images with the highest loss, the worst first."""

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cait.errors import UserError
-from cait.run import LOCK, OWNER, clear_scratch, remove
+from cait.run import FINISHED, LOCK, OWNER, clear_scratch, remove
 
 SECONDS = 10.0
 """Time that a network file system may need to show a change to another node."""
@@ -25,7 +25,8 @@ PATIENCE = 2.0
 class Claim(Callback):
     """A run's folder, held until `release` or the end of the process, however it ends. It is made if it is missing.
 
-    As a callback of the Trainer it learns when training begins: from then on `undo` removes nothing.
+    As a callback of the Trainer it learns when training begins: from then on `undo` removes nothing. When training ends
+    as planned, the file FINISHED says so until it is continued.
 
     Raises:
         UserError: another process holds it.
@@ -49,6 +50,11 @@ class Claim(Callback):
 
     def on_train_start(self, *_: Any) -> None:
         self._begun = True
+        (self.run_dir / FINISHED).unlink(missing_ok=True)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and not trainer.interrupted:
+            (self.run_dir / FINISHED).touch()
 
     def undo(self) -> None:
         """Release the folder. If training never began, remove what is new in it, and the folder if it is empty."""

@@ -113,10 +113,15 @@ def _module(path: Path, checkpoint: run.Checkpoint, kind: Any) -> Any:
 def data_settings(folder: Path) -> dict[str, Any]:
     """The settings of a run's data module, including those that earlier runs did not record.
 
+    The images that it held out stay the same, even if the data folder has grown since.
+
     Raises:
         UserError: its configuration does not hold them.
     """
-    return _earlier(written := _written_settings(folder)) | written
+    settings = _earlier(written := _written_settings(folder)) | written
+    if "val_list" in settings and (folder / run.VALIDATION).is_file():
+        settings["val_list"] = str(folder / run.VALIDATION)
+    return settings
 
 
 def earlier_settings(folder: Path) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
 import json
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cait import run
+from cait.analysis import curves
 from cait.errors import UserError
 from cait.verbs.options import asks_for_help
 
@@ -96,10 +96,8 @@ def _reproduced(row: Row) -> str:
     """The row's own accuracy, else the last of its run in logs/, else "not run". A run on other data does not count."""
     if row.reproduced is not None:
         return f"{row.reproduced}"
-    file = row.run_dir / run.METRICS
-    if file.is_file() and row.is_of(_hparams(row.run_dir)):
-        with file.open(newline="") as lines:
-            scored = [line for line in csv.DictReader(lines) if line.get("val/acc1")]
+    if (row.run_dir / run.METRICS).is_file() and row.is_of(_hparams(row.run_dir)):
+        scored = [line for line in curves.rows(row.run_dir).values() if "val/acc1" in line]
         if scored:
             return f"{float(scored[-1]['val/acc1']):.2f} after {int(scored[-1]['epoch']) + 1} epochs"
     return "not run"

@@ -27,7 +27,7 @@ class Row:
     model: str | None
     data: str | None
     epochs: int
-    """Epochs that are done."""
+    """Epochs that are done and validated."""
     planned: int | None
     """Planned epochs; None if only the steps are given."""
     steps: int
@@ -67,10 +67,10 @@ def describe(folder: Path) -> Row:
     trainer = settings.get("trainer") or {}
     metrics = folder / run.METRICS
     epochs, steps, best = _logged(metrics)
-    planned, max_steps = trainer.get("max_epochs"), trainer.get("max_steps") or -1
+    planned = trainer.get("max_epochs")
     if is_held(folder):
         state = "running"
-    elif (planned and 0 < planned <= epochs) or 0 < max_steps <= steps:
+    elif (folder / run.FINISHED).exists():
         state = "finished"
     else:
         state = "stopped" if any(folder.glob(f"{run.CHECKPOINTS}/*.ckpt")) else "failed"

@@ -103,13 +103,11 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def _draw(loaded: loading.Loaded, folder: Path | None, given: argparse.Namespace, arguments: list[str]) -> None:
-    import torch
-
     from cait.analysis import page
     from cait.model import network
 
     network.require(loaded.network, loaded.name, "maps", "visualize")
-    loaded.network.to("cuda" if torch.cuda.is_available() else "cpu")
+    loaded.network.to(loading.device(folder))
     output = given.output or (folder / FOLDER if folder else FOLDER)
     check_folder(output)
     output.mkdir(parents=True, exist_ok=True)
@@ -121,7 +119,8 @@ def _draw(loaded: loading.Loaded, folder: Path | None, given: argparse.Namespace
         sections += _validation_sections(loaded, facts, needed=not given.images)
     facts.append(("command", shlex.join(["cait", "visualize", *arguments])))
     with run.whole(output / PAGE) as beside:
-        beside.write_text(page.page(f"{given.source}: what the network sees", facts, sections), encoding="utf-8")
+        html = page.page(f"{given.source}: what the network sees", facts, sections)
+        beside.write_text(html, encoding="utf-8", errors="xmlcharrefreplace")  # file names may be no text
     print(os.path.relpath(output / PAGE))
 
 
