@@ -19,7 +19,7 @@ uv=$(command -v uv || true)
 [[ -z $torch || -n $uv ]] || fail "TORCH=cpu needs uv, which knows where PyTorch's builds without CUDA are: pip install uv"
 
 # `activate` is what venv writes last: without it an earlier try was cut short.
-[[ -e $venv/bin/activate ]] || "$python" -m venv "$venv" || fail "cannot create $venv"
+[[ -e $venv/bin/activate || -d $venv/conda-meta ]] || "$python" -m venv "$venv" || fail "cannot create $venv"
 
 # All packages are named with their hashes, so nothing is left to resolve and each file is checked.
 install() {

@@ -28,6 +28,9 @@ LIMIT = 1200
 DEVICES = ["--trainer.accelerator=cpu", f"--trainer.devices={os.environ.get('CAIT_TEST_DEVICES', '1')}"]
 """Where runs train unless a test says otherwise, the same on every machine; `make test-two` takes two processes."""
 
+NO_TEXT = b"\xff" if sys.platform != "darwin" else b"y"
+"""A file's name that is no text; macOS refuses such names."""
+
 # A network and a recipe of seconds, for what is about the run and not about the accuracy.
 SMALL = [
     "--config",

@@ -105,8 +105,6 @@ VERBS = {
     "fit --help=models": "there is no --help=models",
     "train --config digits.yaml": "unknown verb 'train'; did you mean fit?",
     "zo": "unknown verb 'zo'; did you mean zoo?",
-    f"imagenet-check {300 * 'x'}": f"cannot use {300 * 'x'}: File name too long",
-    f"fit --data.root {300 * 'x'}": ": File name too long",
     "runs nowhere": "there is no folder nowhere",
     "resume": "which run?",
     "resume nowhere": "there is no run logs/nowhere",
@@ -123,6 +121,11 @@ VERBS = {
     "zoo foo": "takes no option but --json",
     "paper table9": "no table 'table9'",
 }
+if sys.version_info < (3, 14):  # later ones say that such a folder does not exist
+    VERBS |= {
+        f"imagenet-check {300 * 'x'}": f"cannot use {300 * 'x'}: File name too long",
+        f"fit --data.root {300 * 'x'}": ": File name too long",
+    }
 ROWS = [
     *(([*FIT, *option.split(" ", 1)], words) for option, words in OPTIONS.items()),
     *((["fit", "--config", file], words) for file, words in CONFIGS.items()),

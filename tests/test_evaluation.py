@@ -568,7 +568,7 @@ def test_the_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "evaluation.json"
     write({"first": 1}, path)
 
-    def full(self: Path, text: str) -> None:
+    def full(self: Path, text: str, **_: str) -> None:
         with self.open("w") as file:
             file.write(text[:5])
         raise OSError(28, "No space left on device")

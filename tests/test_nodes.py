@@ -119,6 +119,19 @@ def test_no_time_to_save(minutes: float, tmp_path: Path) -> None:
         LastCheckpoint(tmp_path, every_n_minutes=minutes)
 
 
+def test_a_run_is_finished_until_it_is_continued(tmp_path: Path) -> None:
+    class Failing(Callback):
+        def on_train_batch_end(self, *_: object) -> None:
+            raise ValueError("in the middle")
+
+    claim, finished = Claim(tmp_path), tmp_path / ".finished"
+    trainer(max_epochs=1, callbacks=[claim]).fit(module(), loader())
+    assert finished.exists()
+    with pytest.raises(ValueError, match="in the middle"):
+        trainer(max_epochs=1, callbacks=[claim, Failing()]).fit(module(), loader())
+    assert not finished.exists()
+
+
 def test_a_failed_start_keeps_what_was_made_while_it_waited(tmp_path: Path) -> None:
     held = threading.Event()
 

@@ -21,7 +21,7 @@ import loopback
 import numpy as np
 import pytest
 import torch
-from conftest import LIMIT, SMALL, start
+from conftest import LIMIT, NO_TEXT, SMALL, start
 from PIL import Image
 from test_survival import RECIPE, TWO, assert_same, wait_for_steps
 
@@ -95,7 +95,7 @@ def test_a_folder_of_every_mode_gives_the_same_batches_from_all_places(
     # A file that is no image, and a name that is no text.
     (mixed_root / "train/cat/0.jpg").write_bytes(b"<html>")
     (mixed_root / "val/owl/5.JPEG").write_bytes(b"")
-    odd = Path(os.fsdecode(os.fsencode(mixed_root / "train/dog") + b"/\xff.png"))
+    odd = Path(os.fsdecode(os.fsencode(mixed_root / "train/dog") + b"/" + NO_TEXT + b".png"))
     (mixed_root / "train/dog/2.png").rename(odd)
     out = make(mixed_root, tmp_path / "shards", "--images", "5", "--workers", "0")
     address = loopback.upload(out, "mixed")
@@ -221,7 +221,7 @@ def test_what_cannot_be_made_is_told_in_a_line(
         options, words = ["--images=0"], "--images must be at least 1"
     elif kind == "no litdata":
         monkeypatch.setitem(sys.modules, "litdata", None)
-        words = "shards are written by LitData: .venv/bin/pip install '.[stream]'"
+        words = "shards are written by LitData: .venv/bin/pip install --editable '.[stream]'"
     else:
         root, words = tmp_path / "nowhere", f"the data folder {tmp_path}/nowhere does not exist"
     assert words in refusal(["shards", str(root), str(out), *options], capsys)
@@ -322,7 +322,7 @@ FIT = ["fit", *SMALL, "--trainer.max_steps=2", "--trainer.limit_val_batches=1", 
         ("s3://pictures/digits", dict(AWS_ENDPOINT_URL="http://127.0.0.1:1"), "Could not connect to the endpoint URL"),
         ("s3://pictures/digits", dict(AWS_ENDPOINT_URL="nonsense"), "Invalid endpoint: nonsense"),
         ("s3://pictures/digits", dict(AWS_ACCESS_KEY_ID=None), "Unable to locate credentials"),
-        ("s3://pictures/digits", dict(litdata=None), "is read by LitData: .venv/bin/pip install '.[stream]'"),
+        ("s3://pictures/digits", dict(litdata=None), "by LitData: .venv/bin/pip install --editable '.[stream]'"),
         ("gs://pictures/digits", {}, "needs Google's package: .venv/bin/pip install google-cloud-storage"),
         ("http://pictures/digits", {}, "shards are read from a folder, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER"),
     ],

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import LIMIT, SMALL, Cait, checkpoint, ended, environment, rows, slow, start
+from conftest import LIMIT, NO_TEXT, SMALL, Cait, checkpoint, ended, environment, rows, slow, start
 from lightning.pytorch.callbacks import LambdaCallback
 from PIL import Image
 from test_module import FIELDS, Chosen, loader, module, precision_of, trainer
@@ -362,7 +362,7 @@ def test_a_broken_validation_picture_is_not_counted(jpegs: Path) -> None:
 def test_an_unreadable_image_whose_name_is_no_text_is_listed(jpegs: Path) -> None:
     data = package.ImageNetDataModule(root=str(jpegs), img_size=16, batch_size=16, num_workers=1, repeats=1)
     data.unreadable_path = jpegs / "unreadable.csv"
-    broken = os.fsdecode(os.fsencode(jpegs / "train/class0") + b"/\xff.jpg")
+    broken = os.fsdecode(os.fsencode(jpegs / "train/class0") + b"/" + NO_TEXT + b".jpg")
     Path(broken).write_bytes(b"")
     data.setup("fit")
     assert sum(len(batch[0]) for batch in data.train_dataloader()) > 0

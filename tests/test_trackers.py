@@ -70,7 +70,7 @@ def test_what_a_tracker_lacks_comes_from_metrics_csv(tmp_path: Path, monkeypatch
     ("name", "settings", "message"),
     [
         ("wandb", {"projekt": 1}, "--logger wandb cannot start: .*projekt"),
-        ("wandb", None, r"--logger wandb needs its package: \.venv/bin/pip install '\.\[loggers\]'"),
+        ("wandb", None, r"--logger wandb needs its package: \.venv/bin/pip install --editable '\.\[loggers\]'"),
         ("comet", None, r"--logger comet needs its package: \.venv/bin/pip install comet-ml"),
         ("mlflow", {"tracking_uri": "file:/proc/none"}, "--logger mlflow cannot start: "),
         ("comet", {"api_key": "secret"}, "--logger_args.api_key would be written into the run"),

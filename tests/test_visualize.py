@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import SMALL, python, save_mixed, slow
+from conftest import NO_TEXT, SMALL, python, save_mixed, slow
 from PIL import Image, ImageDraw
 from safetensors.torch import save_file
 from saliency import share, spread
@@ -479,7 +479,7 @@ def test_the_images_held_out_stay_the_same_when_the_folder_grows(trained: Path, 
 
 
 def test_a_name_that_is_no_text_is_drawn(trained: Path, capfd: Capture) -> None:
-    name = b"mixed/val/owl/\xff.png"
+    name = b"mixed/val/owl/" + NO_TEXT + b".png"
     shutil.copy(os.fsencode(next(Path("mixed/val/owl").iterdir())), name)
     main(["visualize", "a", "--images", os.fsdecode(name), "--no_validation"])
     assert Path("logs/a/visualize/index.html").read_text(encoding="utf-8")

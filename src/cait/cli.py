@@ -7,6 +7,7 @@ import sys
 import traceback
 from contextlib import suppress
 from importlib import import_module
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, NoReturn
 
 import cait
@@ -117,8 +118,9 @@ def main(
         sys.path.append(os.getcwd())  # `my_file:thing` is found beside logs/
     argv = sys.argv[1:] if argv is None else argv
     run.script = sys.argv[0] if module or data else None
-    with suppress(AttributeError, OSError):  # somebody has replaced the stream
-        sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]  # file names may be no text
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        with suppress(OSError):  # somebody has replaced the file below
+            sys.stdout.reconfigure(errors="surrogateescape")  # file names may be no text
     try:
         _run(argv, module, data)
         sys.stdout.flush()

@@ -364,12 +364,14 @@ class ImageNetDataModule(LightningDataModule):
     def _write_held_out(self) -> None:
         """List the images that the run has held out of its folder, so that others can hold out the same."""
         source = self.source
-        if self.validation_path is None or not isinstance(source, FolderSource) or not source.holds_out:
+        if self.validation_path is None or (self.trainer is not None and not self.trainer.is_global_zero):
             return
-        if self.trainer is None or self.trainer.is_global_zero:
+        if isinstance(source, FolderSource) and source.holds_out:
             start = len(str(self.root)) + 1
             rows = [(path[start:], self.class_names[label]) for path, label in source.val]
             run.write_csv(self.validation_path, ["path", "class"], rows)
+        else:
+            self.validation_path.unlink(missing_ok=True)  # from before the run was resumed with other data
 
     def summary(self) -> str:
         """The data set in a line."""

@@ -22,7 +22,7 @@ def of_file(error: OSError) -> UserError | None:
     """The line for an error about a file, such as a missing permission, or about a full disk; None for any other."""
     if error.filename is None and error.errno not in DISK_FULL:  # a full disk gives no name
         return None
-    return UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror}")
+    return UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror or one_line(error)}")
 
 
 def one_line(error: object) -> str:

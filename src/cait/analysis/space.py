@@ -47,7 +47,7 @@ def optuna() -> Any:
     try:
         import optuna as package
     except ImportError as error:
-        raise UserError("a sweep needs Optuna: .venv/bin/pip install '.[sweep]'") from error
+        raise UserError("a sweep needs Optuna: .venv/bin/pip install --editable '.[sweep]'") from error
     package.logging.set_verbosity(package.logging.ERROR)
     warnings.filterwarnings("ignore", category=package.exceptions.ExperimentalWarning)
     return package

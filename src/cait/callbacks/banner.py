@@ -105,7 +105,8 @@ class Banner(Callback):
 def doubts(trainer: Trainer, pl_module: Any, saves_best: bool) -> list[str]:
     """Settings that are probably mistakes, one line each."""
     steps, found = int(trainer.estimated_stepping_batches), []
-    each = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+    batches: float = trainer.num_training_batches
+    each = math.ceil(batches / trainer.accumulate_grad_batches) if math.isfinite(batches) else steps
     warmup = round(pl_module.warmup_epochs * each)
     peak = max(group.get("initial_lr", group["lr"]) for group in trainer.optimizers[0].param_groups)
     if pl_module.lr == 0:

@@ -207,7 +207,7 @@ class LastCheckpoint(Checkpoint):
 
 
 def _validation_follows(trainer: Trainer) -> bool:
-    """Whether validation or the end of the epoch comes before the next step."""
+    """Whether validation or the end of the epoch follows the batch that has just been trained on."""
     loop = trainer.fit_loop
     assert loop._data_fetcher is not None
     return trainer.is_last_batch or loop.epoch_loop._should_check_val_fx(loop._data_fetcher)

@@ -53,7 +53,7 @@ class Claim(Callback):
         (self.run_dir / FINISHED).unlink(missing_ok=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit" and not trainer.interrupted:
+        if stage == "fit":  # Lightning does not call this after an exception or a signal
             (self.run_dir / FINISHED).touch()
 
     def undo(self) -> None:

@@ -95,8 +95,9 @@ class EMA(Callback):
     def state_dict(self) -> dict[str, Any]:
         return self.average.state_dict() if self.average is not None else {}
 
-    def on_load_checkpoint(self, *_: Any) -> None:
-        self.average, self._loaded = None, {}  # those of other weights
+    def on_load_checkpoint(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.state.fn != "fit":
+            self.average, self._loaded = None, {}  # those of the weights that were scored before
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict

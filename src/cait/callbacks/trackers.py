@@ -166,7 +166,7 @@ def tracker(name: str, settings: dict[str, Any], run_dir: Path, first_step: int)
             sent.save(str(logger.run_id))
         logger.catch_up(run_dir, first_step)
     except ModuleNotFoundError as error:
-        package = "comet-ml" if name == "comet" else "'.[loggers]'"
+        package = "comet-ml" if name == "comet" else "--editable '.[loggers]'"
         hint = f".venv/bin/pip install {package} ({one_line(error)})"
         raise UserError(f"--logger {name} needs its package: {hint}") from error
     except Exception as error:

@@ -193,7 +193,7 @@ def _check_installed(url: str) -> None:
     try:
         import_module("litdata")
     except ImportError as error:
-        raise UserError(f"{url} is read by LitData: .venv/bin/pip install '.[stream]'") from error
+        raise UserError(f"{url} is read by LitData: .venv/bin/pip install --editable '.[stream]'") from error
     if url.startswith("gs://"):
         try:
             import_module("google.cloud.storage")

@@ -232,7 +232,8 @@ def _hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, File
     listed = {os.path.join(root, name) for name in read_val_list(val_list)}
     held = Files(sample for sample in images if sample[0] in listed)
     if missing := sorted(listed - {path for path, _ in held}):
-        raise UserError(f"--data.val_list {val_list} names images that are not in {root}: {abbreviate(missing)}")
+        there = f"names images that are not in {root}: {abbreviate(missing)}"
+        raise UserError(f"--data.val_list {val_list} {there}; put them back, or take their lines out of the file")
     train = Files(sample for sample in images if sample[0] not in listed)
     if set(train.labels) != set(images.labels) or not len(held):
         raise UserError(f"--data.val_list {val_list} leaves a class without training images, or nothing held out")

@@ -200,7 +200,8 @@ def _write_onnx(model: nn.Module, path: Path, metadata: Mapping[str, Any], shape
         try:
             importlib.import_module(package)
         except ImportError as error:
-            raise UserError(f"ONNX needs the package {package}: .venv/bin/pip install '.[export]'") from error
+            hint = ".venv/bin/pip install --editable '.[export]'"
+            raise UserError(f"ONNX needs the package {package}: {hint}") from error
     import onnxruntime
 
     with _quiet():

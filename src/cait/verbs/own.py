@@ -172,7 +172,7 @@ def _settings(arguments: list[str]) -> dict[str, Any]:
             found[name] = True
         else:
             text = text if equals else following
-            found[name] = text if name in TEXTS or (name == COLOUR and text != "null") else _value(text)
+            found[name] = text if name in TEXTS or (name == COLOUR and text not in ("null", "~")) else _value(text)
         if isinstance(found[name], dict):
             found |= {f"{name}.{key}": value for key, value in found[name].items()}
     return found

@@ -24,7 +24,7 @@ def shards(arguments: list[str], module: Any, data: Any) -> None:
     try:
         import_module("litdata")
     except ImportError as error:
-        raise UserError("shards are written by LitData: .venv/bin/pip install '.[stream]'") from error
+        raise UserError("shards are written by LitData: .venv/bin/pip install --editable '.[stream]'") from error
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     from cait.data import cores, folder, making, source
