@@ -50,6 +50,9 @@ EMA = "EMA"
 TENSORS = ("state_dict", "optimizer_states", "callbacks")
 """Keys of a checkpoint that hold nearly all of its size."""
 
+TABLE: Any = dict(newline="", encoding="utf-8", errors="surrogateescape")
+"""How files with the names of images are opened: names may hold bytes that are not text."""
+
 Checkpoint = dict[str, Any]
 
 script: str | None = None
@@ -101,8 +104,8 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table whole. File names in it may hold bytes that are not text."""
-    with whole(path) as beside, beside.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+    """Write a table whole."""
+    with whole(path) as beside, beside.open("w", **TABLE) as file:
         writer = csv.writer(file)
         writer.writerow(header)
         writer.writerows(rows)

@@ -148,10 +148,9 @@ class LastCheckpoint(Checkpoint):
         self._last_step = trainer.global_step
         stop, late = self.signals.agreed(trainer.global_step, save=self._late())
         self._due |= late or (self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0)
-        if not _validation_follows(trainer):
-            if self._due or stop:
-                self._log_step()
-                self.save(trainer)
+        if (self._due or stop) and not _validation_follows(trainer):
+            self._log_step()
+            self.save(trainer)
             if stop:
                 self._leave(trainer, stop)
 

@@ -40,7 +40,7 @@ class PredictionsFile(Callback):
         self._samples = self.data.predict_samples
         self._indices = range(trainer.global_rank, len(self._samples), trainer.world_size)
         self._done = self._unreadable = 0
-        self._file = run.scratch(self.path).open("w", newline="", encoding="utf-8", errors="surrogateescape")
+        self._file = run.scratch(self.path).open("w", **run.TABLE)
         self._writer = csv.writer(self._file)
         self._writer.writerow(["path", "class", "probability"])
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Any
 
 from cait.errors import UserError
-
-FORMAT: Any = dict(newline="", encoding="utf-8", errors="surrogateescape")
-"""Of the file: names may hold bytes that are not text."""
+from cait.run import TABLE
 
 
 class UnreadableImageError(UserError):
@@ -41,7 +38,7 @@ class UnreadableImages:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # One short write in append mode, so that processes do not write into each other's lines.
-            with self.path.open("a", **FORMAT) as file:
+            with self.path.open("a", **TABLE) as file:
                 csv.writer(file).writerow([image, reason])
         if len(self.seen) > self.limit:
             self._fail(len(self.seen), reason)
@@ -50,7 +47,7 @@ class UnreadableImages:
         """Reason by image, from all processes and from earlier parts of the run."""
         if self.path is None or not self.path.is_file():
             return {}
-        with self.path.open(**FORMAT) as file:
+        with self.path.open(**TABLE) as file:
             return {row[0]: row[1] for row in csv.reader(file) if len(row) == 2}
 
     def check(self) -> int:

@@ -162,10 +162,7 @@ def _place(output: Path | None) -> Iterator[IO[str]]:
         return
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            run.whole(output) as beside,
-            beside.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
-        ):
+        with run.whole(output) as beside, beside.open("w", **run.TABLE) as file:
             yield file
     except OSError as error:
         raise UserError(f"cannot write {output}: {error.strerror or error}") from error
