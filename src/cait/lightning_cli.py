@@ -31,6 +31,7 @@ from cait.callbacks.background import BackgroundCheckpointIO
 from cait.callbacks.banner import Banner
 from cait.callbacks.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.callbacks.claim import Claim, shared
+from cait.callbacks.cpu import CPUSettings
 from cait.callbacks.data_wait import DataWait
 from cait.callbacks.ema import EMA
 from cait.callbacks.guard import NonFiniteGuard
@@ -39,7 +40,6 @@ from cait.callbacks.monitor import Monitor
 from cait.callbacks.predictions import PredictionsFile
 from cait.callbacks.progress import EpochLines, RunProgressBar, RunSummary, TimeLeft
 from cait.callbacks.seeding import StepSeed
-from cait.callbacks.threads import SmallNetworkThreads
 from cait.callbacks.throughput import ThroughputLog
 from cait.callbacks.trackers import tracker
 from cait.callbacks.trial import of_a_sweep
@@ -365,7 +365,7 @@ class CaiTCLI(LightningCLI):
                 own = [*own, tracker(config.logger, dict(config.logger_args), self.run_dir, first_step)]
             kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *own]
         callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
-        callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize(), SmallNetworkThreads(self.datamodule)]
+        callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize(), CPUSettings(self.datamodule)]
         if given.enable_checkpointing is not False and not given.fast_dev_run:
             callbacks += [*of_a_sweep(self.run_dir, config.best_metric), *self._checkpoints(given, kwargs)]
         if given.enable_model_summary is not False:

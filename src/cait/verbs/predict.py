@@ -120,6 +120,7 @@ def _rows(loaded: loading.Loaded, samples: Any, device: Any, top_k: int) -> Iter
     import torch
 
     from cait.callbacks.predictions import why_unreadable
+    from cait.cpu import fast_matmul
     from cait.prediction import best_classes
 
     data, network = loaded.data, loaded.network.to(device)
@@ -127,7 +128,7 @@ def _rows(loaded: loading.Loaded, samples: Any, device: Any, top_k: int) -> Iter
     data.predict_samples = samples
     done = 0
     for images, labels in data.predict_dataloader():
-        with torch.inference_mode():
+        with torch.inference_mode(), fast_matmul(device):
             probabilities = network(images.to(device)).float().softmax(dim=1).cpu()
         best = best_classes(probabilities, loaded.class_names, top_k)
         for index, (classes, label) in enumerate(zip(best, labels.tolist(), strict=True), done):

@@ -22,11 +22,11 @@ from cait import launch, run
 from cait.analysis import curves
 from cait.analysis.batches import TrainingBatches
 from cait.analysis.replay import StepImages
+from cait.callbacks.cpu import CPUSettings
 from cait.callbacks.guard import NonFiniteGuard
 from cait.callbacks.progress import RunProgressBar
 from cait.callbacks.replay import KeptRows, StepRecord
 from cait.callbacks.seeding import StepSeed
-from cait.callbacks.threads import SmallNetworkThreads
 from cait.callbacks.unreadable import UnreadableReport
 from cait.errors import UserError
 from cait.lightning_cli import CaiTCLI, _listed
@@ -77,7 +77,7 @@ class ReplayCLI(CaiTCLI):
         # The guard skips what comes after it in a step without a finite gradient.
         guard = NonFiniteGuard(self.asked.output, NEVER)
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed), self.record, guard]
-        callbacks += [UnreadableReport(self.datamodule), SmallNetworkThreads(self.datamodule)]
+        callbacks += [UnreadableReport(self.datamodule), CPUSettings(self.datamodule)]
         if sys.stdout.isatty():
             callbacks.append(RunProgressBar())
             kwargs["enable_progress_bar"] = True

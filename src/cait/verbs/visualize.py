@@ -41,6 +41,7 @@ def visualize(arguments: list[str], module: Any, data: Any) -> None:
     if folder is None and not given.images:
         raise UserError("which images? name files or folders with --images; only a run has images of its own")
     from cait import trust
+    from cait.cpu import fast_matmul
 
     with contextlib.nullcontext() if given.trusted else trust.only_own(folder):
         if given.pretrained:
@@ -49,8 +50,10 @@ def visualize(arguments: list[str], module: Any, data: Any) -> None:
             loaded = loading.from_weights(given.source, given.name, given.ema, given.img_size)
         else:
             loaded = loading.from_checkpoint(checkpoint, folder, given.ema, given.img_size, module, data)
+        loaded.network.to(device := loading.device(folder))
         try:
-            _draw(loaded, folder, given, arguments)
+            with fast_matmul(device):
+                _draw(loaded, folder, given, arguments)
         except OSError as error:
             raise UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror or error}") from error
 
@@ -107,7 +110,6 @@ def _draw(loaded: loading.Loaded, folder: Path | None, given: argparse.Namespace
     from cait.model import network
 
     network.require(loaded.network, loaded.name, "maps", "visualize")
-    loaded.network.to(loading.device(folder))
     output = given.output or (folder / FOLDER if folder else FOLDER)
     check_folder(output)
     output.mkdir(parents=True, exist_ok=True)
