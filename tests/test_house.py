@@ -21,7 +21,7 @@ FLOORS = [
     ["model"],
     ["launch"],
     ["watch"],
-    ["errors", "objects", "quiet", "refusals", "run", "seeds", "sharded", "signature"],
+    ["cpu", "errors", "objects", "quiet", "refusals", "run", "seeds", "sharded", "signature"],
 ]
 # Neighbours that must not know each other.
 APART = [("module", "datamodule"), ("datamodule", "module"), ("data", "optim"), ("optim", "data")]
