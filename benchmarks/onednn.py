@@ -24,9 +24,16 @@ from torch.nn.functional import cross_entropy
 import cait
 from cait.cpu import fast_matmul
 
-DIGITS = dict(embed_dim=96, depth=6, num_heads=2, patch_size=4)
-"""The network of configs/digits.yaml."""
-CASES = [("the digits' network, one thread", 16, 32, 1, DIGITS), ("XXS-24", 64, 16, 0, {}), ("XXS-24", 224, 4, 0, {})]
+WARM_UP = 4
+"""Rounds that are not counted: oneDNN writes code for each shape, and memory is taken."""
+WIDTHS = (32, 48, 64, 96, 128)
+DIGITS = dict(depth=6, num_heads=2, patch_size=4)
+"""The network of configs/digits.yaml, which is 96 wide."""
+CASES = [
+    *((f"the digits' network, {width} wide, one thread", 16, 32, 1, DIGITS | {"embed_dim": width}) for width in WIDTHS),
+    ("XXS-24", 64, 16, 0, {}),
+    ("XXS-24", 224, 4, 0, {}),
+]
 """What it is called, pixels, images in a batch, threads (0: PyTorch's choice), fields."""
 
 
@@ -39,11 +46,11 @@ def seconds(work: Callable[[], object]) -> float:
 def compare(work: Callable[[], object], rounds: int) -> str:
     cpu = torch.device("cpu")
     found: dict[str, list[float]] = {"own": [], "onednn": []}
-    for round_ in range(rounds + 1):
+    for round_ in range(-WARM_UP, rounds):
         for side, taken in found.items():
             with fast_matmul(cpu) if side == "onednn" else nullcontext():
                 time_ = seconds(work)
-            if round_:  # the first also plans and takes memory
+            if round_ >= 0:
                 taken.append(time_)
     ratio = statistics.median(own / onednn for own, onednn in zip(*found.values(), strict=True))
     own, onednn = (1e3 * statistics.median(taken) for taken in found.values())

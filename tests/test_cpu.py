@@ -70,12 +70,18 @@ def test_products_are_as_exact_as_before() -> None:
     assert (found - exact).norm() < 1e-6 * exact.norm()
 
 
-def test_a_run_uses_it(
-    digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("width", "expected"), [(32, "highest"), (64, "medium")])
+def test_a_run_uses_it_where_the_network_is_wide_enough(
+    width: int,
+    expected: str,
+    digits_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: ZEN5)
     step = ["--trainer.fast_dev_run=1", "--trainer.callbacks+=test_cpu.Precision", "--data.num_workers=0"]
-    main(["fit", *SMALL, f"--data.root={digits_root}", *step])
-    assert "precision medium" in capfd.readouterr().out
+    main(["fit", *SMALL, f"--model.fields.embed_dim={width}", f"--data.root={digits_root}", *step])
+    assert f"precision {expected}" in capfd.readouterr().out
     assert torch.get_float32_matmul_precision() == "highest"

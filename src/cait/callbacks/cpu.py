@@ -15,6 +15,9 @@ from cait.datamodule import ImageNetDataModule
 SMALL = 2**17
 """With up to this many numbers in the tokens of a batch one thread is faster (benchmarks/small_step.md)."""
 
+WIDE = 64
+"""oneDNN is slower than MKL on narrower networks (benchmarks/onednn.md)."""
+
 
 class CPUSettings(Callback):
     """Fast matrix products on AMD processors, and one thread for a small network unless OMP_NUM_THREADS says how many.
@@ -33,8 +36,9 @@ class CPUSettings(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         device = trainer.strategy.root_device
-        self._until_teardown.enter_context(fast_matmul(device))
         positions = getattr(getattr(pl_module, "model", None), "pos_embed", None)  # [1, N, D]
+        if positions is None or positions.shape[-1] >= WIDE:
+            self._until_teardown.enter_context(fast_matmul(device))
         if device.type != "cpu" or self._given or positions is None:
             return
         if self.data.batch_size * positions.numel() <= SMALL:
