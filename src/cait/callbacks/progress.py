@@ -248,7 +248,7 @@ class RunSummary(Callback):
                 print("interrupted before the first checkpoint", flush=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit" or not trainer.is_global_zero or trainer.interrupted:
+        if stage != "fit" or not trainer.is_global_zero:
             return
         name, checkpoints = run.run_argument(self.run_dir), self.run_dir / run.CHECKPOINTS
         table = Table.grid(padding=(0, 2))
