@@ -4,36 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import Tensor
+
+WIDE = 64
+"""oneDNN is slower than MKL on narrower networks (benchmarks/onednn.md)."""
 
 
 @contextmanager
-def fast_matmul(device: torch.device) -> Iterator[None]:
-    """Let oneDNN multiply float32 matrices inside, if `device` is a CPU where it is faster than MKL and as exact.
+def fast_matmul(network: Any, device: torch.device) -> Iterator[None]:
+    """Let oneDNN multiply float32 matrices inside, if that is faster than MKL.
 
-    MKL, PyTorch's choice, has AVX-512 for Intel's processors only: on others it takes about twice as long as oneDNN.
-    PyTorch hands such matrices to oneDNN if the precision is "medium", which permits bfloat16. oneDNN makes use of that
-    with AMX instructions alone, which AMD's processors do not have. A precision that has been set before stays.
+    It is faster on an AMD processor with AVX-512, because MKL, PyTorch's choice, has AVX-512 for Intel's processors
+    only. PyTorch hands float32 matrices to oneDNN where bfloat16 is permitted. oneDNN makes use of that permission with
+    AMX instructions alone, which AMD's processors do not have. So float32 stays; its rounding errors are up to 1.5
+    times those of MKL. A precision that you have set in `torch.backends` stays too.
+
+    Args:
+        network: at least 64 wide by its `pos_embed` [1, N, D]; others keep MKL.
+        device: where it runs; nothing changes unless it is the CPU.
     """
-    if device.type != "cpu" or not _onednn_is_faster() or not _precision_is_default():
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    table = positions(network)
+    wide = table is not None and table.shape[-1] >= WIDE
+    if device.type != "cpu" or not wide or not _onednn_is_faster() or matmul.fp32_precision != "none":
         yield
         return
-    torch.set_float32_matmul_precision("medium")
+    matmul.fp32_precision = "bf16"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision("highest")
+        matmul.fp32_precision = "none"
+
+
+def positions(network: Any) -> Tensor | None:
+    """The table of a network's positions, [1, N, D]; None if it has no such table."""
+    table = getattr(network, "pos_embed", None)
+    return table if isinstance(table, Tensor) else None
 
 
 def _onednn_is_faster() -> bool:
     processor = torch.cpu.get_capabilities()
     has_avx512 = all(processor.get(f"avx512_{part}") for part in ("f", "vl", "bw", "dq"))
-    return "AMD" in processor.get("cpu_name", "") and has_avx512 and not processor.get("amx_tile")
-
-
-def _precision_is_default() -> bool:
-    try:
-        return torch.get_float32_matmul_precision() == "highest"
-    except RuntimeError:  # set by one of the newer settings in torch.backends
-        return False
+    amd = "AMD" in processor.get("cpu_name", "") and has_avx512 and not processor.get("amx_tile")
+    return amd and torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()

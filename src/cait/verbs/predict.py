@@ -128,7 +128,7 @@ def _rows(loaded: loading.Loaded, samples: Any, device: Any, top_k: int) -> Iter
     data.predict_samples = samples
     done = 0
     for images, labels in data.predict_dataloader():
-        with torch.inference_mode(), fast_matmul(device):
+        with torch.inference_mode(), fast_matmul(network, device):
             probabilities = network(images.to(device)).float().softmax(dim=1).cpu()
         best = best_classes(probabilities, loaded.class_names, top_k)
         for index, (classes, label) in enumerate(zip(best, labels.tolist(), strict=True), done):

@@ -50,9 +50,10 @@ def visualize(arguments: list[str], module: Any, data: Any) -> None:
             loaded = loading.from_weights(given.source, given.name, given.ema, given.img_size)
         else:
             loaded = loading.from_checkpoint(checkpoint, folder, given.ema, given.img_size, module, data)
-        loaded.network.to(device := loading.device(folder))
+        device = loading.device(folder)
+        loaded.network.to(device)
         try:
-            with fast_matmul(device):
+            with fast_matmul(loaded.network, device):
                 _draw(loaded, folder, given, arguments)
         except OSError as error:
             raise UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror or error}") from error
