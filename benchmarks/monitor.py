@@ -23,15 +23,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from report import add
+from report import DIGITS, add
 from torch.utils.data import DataLoader
 
 from cait.callbacks.monitor import Monitor
 from cait.module import CaiTModule
 
 EVERY = 50
-DIGITS = dict(embed_dim=96, depth=6, num_heads=2, patch_size=4)
-"""The network of configs/digits.yaml."""
 
 
 class Clock(Callback):

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `cait` sets it
 
 import torch
-from report import add, stamp
+from report import DIGITS, add, stamp
 from torch.nn.functional import cross_entropy
 
 import cait
@@ -32,8 +32,6 @@ CLASSES = 10
 WARM_UP = 4
 """Rounds that are not counted: oneDNN compiles a kernel for each shape, and memory is taken."""
 WIDTHS = (32, 48, 64, 96, 128)
-DIGITS = dict(depth=6, num_heads=2, patch_size=4)
-"""The network of configs/digits.yaml, which is 96 wide."""
 CASES = [
     *((f"the digits' network, {width} wide, one thread", 16, 32, 1, DIGITS | {"embed_dim": width}) for width in WIDTHS),
     ("XXS-24", 64, 16, 0, {}),
@@ -42,20 +40,16 @@ CASES = [
 """What it is called, pixels, images in a batch, threads (0: PyTorch's choice), fields."""
 
 
-def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 def compare(work: Callable[[], object], rounds: int) -> str:
     found: dict[str, list[float]] = {"mkl": [], "onednn": []}
     for round_ in range(-WARM_UP, rounds):
         for side, taken in found.items():
             with fast_matmul(WIDE, CPU) if side == "onednn" else nullcontext():
-                time_ = seconds(work)
+                start = time.perf_counter()
+                work()
+                end = time.perf_counter()
             if round_ >= 0:
-                taken.append(time_)
+                taken.append(end - start)
     ratio = statistics.median(mkl / onednn for mkl, onednn in zip(*found.values(), strict=True))
     mkl, onednn = (1e3 * statistics.median(taken) for taken in found.values())
     return f"{mkl:.0f} ms, {onednn:.0f} ms with oneDNN, {ratio:.2f} times the speed"

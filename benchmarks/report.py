@@ -1,4 +1,4 @@
-"""Where and when a measurement was made."""
+"""What several measurements share: where and when one was made, and the digits' network."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ import torch
 
 REPO = Path(__file__).resolve().parent.parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DIGITS = dict(embed_dim=96, depth=6, num_heads=2, patch_size=4)
+"""The network of configs/digits.yaml."""
 
 
 def device() -> str:

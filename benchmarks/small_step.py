@@ -29,7 +29,6 @@ BUSY = "while True: pass"
 FIRST = 30
 """Steps at the start that are not counted: workers start, memory is taken."""
 OUT = "SMALL_STEP_OUT"
-NETWORK = dict(embed_dim=96, depth=6, num_heads=2, patch_size=4, drop_path_rate=0.05)
 
 
 class Times(Callback):
@@ -47,11 +46,12 @@ class Times(Callback):
 
 def plain(steps: int) -> None:
     import torch
+    from report import DIGITS
     from torch.nn.functional import cross_entropy
 
     import cait
 
-    model = cait.create_model("xxs24", img_size=16, num_classes=10, **NETWORK).train()
+    model = cait.create_model("xxs24", img_size=16, num_classes=10, drop_path_rate=0.05, **DIGITS).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     images, labels = torch.randn(32, 3, 16, 16), torch.randint(0, 10, (32,))
     starts = []

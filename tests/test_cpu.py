@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,14 +88,11 @@ def test_a_precision_that_somebody_has_set_stays() -> None:
 
 @pytest.mark.usefixtures("zen5")
 def test_all_is_as_before_after_an_error_and_inside_another() -> None:
-    try:
+    with suppress(ZeroDivisionError), fast_matmul(WIDE, CPU):
         with fast_matmul(WIDE, CPU):
-            with fast_matmul(WIDE, CPU):
-                pass
-            assert matmul.fp32_precision == "bf16"
-            raise ZeroDivisionError
-    except ZeroDivisionError:
-        pass
+            pass
+        assert matmul.fp32_precision == "bf16"
+        raise ZeroDivisionError
     assert matmul.fp32_precision == "none"
     assert torch.get_float32_matmul_precision() == "highest"
 

@@ -48,5 +48,5 @@ def positions(network: Any) -> Tensor | None:
 def _onednn_is_faster() -> bool:
     processor = torch.cpu.get_capabilities()
     has_avx512 = all(processor.get(f"avx512_{part}") for part in ("f", "vl", "bw", "dq"))
-    amd = "AMD" in processor.get("cpu_name", "") and has_avx512 and not processor.get("amx_tile")
-    return amd and torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+    is_amd = "AMD" in processor.get("cpu_name", "") and not processor.get("amx_tile")
+    return is_amd and has_avx512 and torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
