@@ -32,9 +32,9 @@ from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from cait.model import fused, kernels
+from cait.extras.fused import attention, kernels
+from cait.extras.fused.attention import Tile, Tiling
 from cait.model.attention import merge_heads
-from cait.model.fused import Tile, Tiling
 from cait.model.recompute import heads_first, padded, scaled_product
 from cait.model.talking_heads import talking_heads_attention
 
@@ -68,8 +68,8 @@ def compiled(
     program issues for one tile, and the processor's seconds that it took.
     """
     kernel = getattr(kernels, f"{name}_kernel")
-    tile = tile or getattr(fused.default(N, dtype), name)
-    constants = fused.constants(kernel, tile, heads, padded(N))
+    tile = tile or getattr(attention.default(N, dtype), name)
+    constants = attention.constants(kernel, tile, heads, padded(N))
     signature, aligned = {}, {}
     for at, argument in enumerate(kernel.arg_names):
         if argument in constants:
@@ -82,7 +82,7 @@ def compiled(
             aligned[(at,)] = [["tt.divisibility", 16]]
     begin = os.times()
     source = ASTSource(kernel, signature, constants, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=fused.options(tile))
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=attention.options(tile))
     seconds = sum(os.times()[:4]) - sum(begin[:4])  # the processor's, those of ptxas among them
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(made.asm["cubin"])
@@ -132,7 +132,7 @@ def compile_table(shapes: list[str], capability: int, dtype: torch.dtype) -> lis
     for shape in shapes:
         heads, N = parse(shape)
         for name in Tiling._fields:
-            tile = getattr(fused.default(N, dtype), name)
+            tile = getattr(attention.default(N, dtype), name)
             found = compiled(name, heads, N, tile, dtype, capability)
             figures = (found["registers"], found["stack"], round(found["shared"] / 2**10), found["instructions"])
             words = (shape.replace("x", " × "), name, ", ".join(map(str, tile)), *figures, f"{found['seconds']:.1f}")
@@ -233,8 +233,8 @@ class Layer:
         heads = heads_first(self.qkv.detach(), padded(self.tokens))
         q, k, v = heads[0, :, : self.tokens], heads[1].transpose(1, 2), heads[2]
         calls = {
-            "forward kernel": lambda: fused.mix(maps, *weights),
-            "backward kernel": lambda: fused.mix_backward(maps, d_maps, *weights),
+            "forward kernel": lambda: attention.mix(maps, *weights),
+            "backward kernel": lambda: attention.mix_backward(maps, d_maps, *weights),
             "S = Q Kᵀ": lambda: scaled_product(q, k, K**-0.5),
             "O = A V": lambda: maps @ v,
             "dV = Aᵀ dO": lambda: maps.transpose(1, 2) @ q,
@@ -269,19 +269,19 @@ def choices(N: int) -> list[Tile]:
 
 
 def tune(layer: Layer, rounds: int) -> Tiling:
-    """Try the tiles for each kernel, and leave the best in `fused.TILINGS`."""
-    key = fused.key(layer.qkv, layer.heads, layer.tokens)
-    best = fused.default(layer.tokens, layer.dtype)
+    """Try the tiles for each kernel, and leave the best in `attention.TILINGS`."""
+    key = attention.key(layer.qkv, layer.heads, layer.tokens)
+    best = attention.default(layer.tokens, layer.dtype)
     maps, d_maps = layer.maps()
     weights = layer.proj_l.weight.detach(), layer.proj_w.weight.detach()
     calls = {
-        "forward": lambda: fused.mix(maps, *weights),
-        "backward": lambda: fused.mix_backward(maps, d_maps, *weights),
+        "forward": lambda: attention.mix(maps, *weights),
+        "backward": lambda: attention.mix_backward(maps, d_maps, *weights),
     }
     for name, call in calls.items():
         times = {}
         for tile in choices(layer.tokens):
-            fused.TILINGS[key] = best._replace(**{name: tile})
+            attention.TILINGS[key] = best._replace(**{name: tile})
             try:
                 times[tile] = median_ms(call, rounds)
             except (RuntimeError, triton.runtime.errors.OutOfResources) as error:
@@ -289,7 +289,7 @@ def tune(layer: Layer, rounds: int) -> Tiling:
                 continue
             print(f"  {name} {tuple(tile)}: {times[tile]:.3f} ms", flush=True)
         best = best._replace(**{name: min(times, key=times.__getitem__)})
-    fused.TILINGS[key] = best
+    attention.TILINGS[key] = best
     return best
 
 

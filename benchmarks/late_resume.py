@@ -19,8 +19,8 @@ import torch
 from report import REPO, add, stamp
 from torture import Job
 
-from cait.callbacks.checkpoints import DurableCheckpointIO
-from cait.callbacks.loggers import RunCSVWriter
+from cait.run.checkpoints import DurableCheckpointIO
+from cait.run.loggers import RunCSVWriter
 
 LOGGED = 50
 """Steps from one row of metrics.csv to the next."""

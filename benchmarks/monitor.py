@@ -26,8 +26,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from report import DIGITS, add
 from torch.utils.data import DataLoader
 
-from cait.callbacks.monitor import Monitor
-from cait.module import CaiTModule
+from cait.extras.monitor.callback import Monitor
+from cait.train.module import CaiTModule
 
 EVERY = 50
 

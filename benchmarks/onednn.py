@@ -1,4 +1,4 @@
-"""How much faster float32 is with oneDNN than with MKL on an AMD processor: `cait.cpu.fast_matmul`.
+"""How much faster float32 is with oneDNN than with MKL on an AMD processor: `cait.run.cpu.fast_matmul`.
 
     python benchmarks/onednn.py [--rounds 20] [--out benchmarks/onednn.md]
 
@@ -23,7 +23,7 @@ from report import DIGITS, add, stamp
 from torch.nn.functional import cross_entropy
 
 import cait
-from cait.cpu import fast_matmul
+from cait.run.cpu import fast_matmul
 
 CPU = torch.device("cpu")
 WIDE = SimpleNamespace(pos_embed=torch.empty(1, 1, 64))

@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from cait import run
+from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import NO_LABEL, EvalImages
-from cait.data.survey import survey
-from cait.datamodule import ImageNetDataModule
+from cait.extras.recipe.survey import survey
+from cait.run import rundir
 
 HEADER = (
     "| folder | images | classes | pixels | logistic regression | seconds | this recipe, mean (each seed) | "
@@ -43,7 +43,7 @@ def train(root: str, name: str, seed: int, more: list[str]) -> tuple[dict[str, f
         subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = sum(getattr(after, kind) - getattr(before, kind) for kind in ("ru_utime", "ru_stime"))
-    with open(run.LOGS / name / run.METRICS, newline="") as lines:
+    with open(rundir.LOGS / name / rundir.METRICS, newline="") as lines:
         scored = [row for row in csv.DictReader(lines) if row.get("val/acc1")]
     last = {key: float(scored[-1][key]) for key in ("val/acc1", "val/acc1_macro")}
     return last, used, time.monotonic() - start
@@ -54,7 +54,7 @@ def regress(name: str) -> tuple[float, float, float, ImageNetDataModule]:
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
-    settings = yaml.safe_load(run.config(run.LOGS / name).read_text())["data"]
+    settings = yaml.safe_load(rundir.config(rundir.LOGS / name).read_text())["data"]
     data = ImageNetDataModule(**settings)
     data.setup()
     grey = survey(data.source.train, data.source.val, data.class_names).grey

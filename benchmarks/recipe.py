@@ -40,14 +40,14 @@ from torch import Tensor, nn
 from torchvision.datasets import ImageFolder
 
 from cait import seeds
-from cait.callbacks.ema import EMA
-from cait.callbacks.guard import NonFiniteGuard
-from cait.callbacks.seeding import StepSeed
+from cait.data.datamodule import ImageNetDataModule
 from cait.data.digits import write_digits
-from cait.datamodule import ImageNetDataModule
-from cait.losses import Distillation, distillation_loss
-from cait.module import CaiTModule
-from cait.optim import warmup_cosine
+from cait.guards.nonfinite import NonFiniteGuard
+from cait.train.ema import EMA
+from cait.train.losses import Distillation, distillation_loss
+from cait.train.module import CaiTModule
+from cait.train.optim import warmup_cosine
+from cait.train.step_seed import StepSeed
 
 BATCH, CLASSES, SIZE, SEED = 64, 10, 16, 0
 EPOCHS = 10

@@ -86,13 +86,13 @@ def use_tilings(path: Path | None) -> None:
     """Have the fused attention take the tiles that `kernel.py --tune` found."""
     if path is None:
         return
-    from cait.model import fused
+    from cait.extras.fused import attention
 
     for (capability, *rest), tiles in json.loads(path.read_text()):
-        fused.TILINGS[(tuple(capability), *rest)] = fused.Tiling(*(fused.Tile(*tile) for tile in tiles))
+        attention.TILINGS[(tuple(capability), *rest)] = attention.Tiling(*(attention.Tile(*tile) for tile in tiles))
 
 
 def write_tilings(path: Path) -> None:
-    from cait.model import fused
+    from cait.extras.fused import attention
 
-    path.write_text(json.dumps(list(fused.TILINGS.items()), indent=1) + "\n")
+    path.write_text(json.dumps(list(attention.TILINGS.items()), indent=1) + "\n")

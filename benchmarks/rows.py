@@ -14,7 +14,7 @@ from pathlib import Path
 
 from report import add, stamp
 
-from cait.callbacks.loggers import RunCSVLogger, run_loggers
+from cait.run.loggers import RunCSVLogger, run_loggers
 
 ROW = {"train/loss": 6.9, "train/acc1": 0.1, "lr": 1e-3, "epoch": 0.0}
 

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from report import stamp
 from torch import Tensor
 
-from cait.analysis.attention import on_grid, saliency
+from cait.ckpt import read_checkpoint
+from cait.cli.loading import find, from_checkpoint
+from cait.extras.visualize.attention import on_grid, saliency
 from cait.model.network import rebuild
-from cait.run import read_checkpoint
-from cait.verbs.loading import find, from_checkpoint
 
 HERE = Path(__file__).parent
 THRESHOLD = 0.5

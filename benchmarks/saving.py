@@ -26,10 +26,10 @@ from lightning.pytorch import Callback, Trainer
 from report import add
 from torch.utils.data import DataLoader
 
-from cait.callbacks.background import BackgroundCheckpointIO
-from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint
-from cait.callbacks.ema import EMA
-from cait.module import CaiTModule
+from cait.extras.background.checkpoint_io import BackgroundCheckpointIO
+from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
+from cait.train.ema import EMA
+from cait.train.module import CaiTModule
 
 WARM_UP = 3
 KINDS: dict[str, type[DurableCheckpointIO] | None] = {

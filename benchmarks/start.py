@@ -63,7 +63,7 @@ def start(root: str, workers: int) -> None:
         nonlocal begin
         seconds[part], begin = time.perf_counter() - begin, time.perf_counter()
 
-    import cait.lightning_cli  # noqa: F401  # what `cait fit` imports
+    import cait.cli.lightning  # noqa: F401  # what `cait fit` imports
     from cait import ImageNetDataModule
 
     done("imports")

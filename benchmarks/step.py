@@ -32,9 +32,9 @@ from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
 
 import cait
-from cait.analysis import cost
+from cait.model import cost
 from cait.model.config import VARIANTS, variant_config
-from cait.optim import param_groups
+from cait.train.optim import param_groups
 
 if hasattr(ctypes.CDLL(None), "mallopt"):
     # glibc gives freed memory back to the system and faults it in again, which for either side may take as

@@ -26,10 +26,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from report import add
 from torch.utils.data import DataLoader
 
-from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint
-from cait.callbacks.guard import NonFiniteGuard
-from cait.callbacks.seeding import StepSeed
-from cait.module import CaiTModule
+from cait.guards.nonfinite import NonFiniteGuard
+from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
+from cait.train.module import CaiTModule
+from cait.train.step_seed import StepSeed
 
 SAVE_EVERY = 500
 

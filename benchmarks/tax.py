@@ -25,7 +25,7 @@ from report import file_name, stamp, use_tilings, write
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from cait.analysis import cost
+from cait.model import cost
 from cait.model.config import CaiTConfig, variant_config
 
 CASES = ["s24-224", "s24-384", "s24-224-compiled", "s24-384-compiled"]

@@ -76,4 +76,4 @@ echo "$torch" >"$venv/torch"
 step "this repository" install --no-build-isolation --editable .
 # The first start compiles what it imports. Here it is kept, for containers and for users who write no bytecode later.
 step "bytecode" env PYTHONDONTWRITEBYTECODE= "$venv/bin/python" -c \
-  "import cait.lightning_cli, matplotlib.pyplot, sklearn.datasets, torch.utils.tensorboard"
+  "import cait.cli.lightning, matplotlib.pyplot, sklearn.datasets, torch.utils.tensorboard"

@@ -12,12 +12,12 @@ from test_module import FIELDS, module, trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint
-from cait.callbacks.ema import EMA
-from cait.callbacks.fsdp import FullyShardedStrategy
-from cait.callbacks.guard import NonFiniteGuard
-from cait.callbacks.seeding import StepSeed
 from cait.errors import UserError
+from cait.extras.fsdp.strategy import FullyShardedStrategy
+from cait.guards.nonfinite import NonFiniteGuard
+from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
+from cait.train.ema import EMA
+from cait.train.step_seed import StepSeed
 
 RANK = int(os.environ["LOCAL_RANK"])
 BATCHES = 25

@@ -16,9 +16,9 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from test_module import loader, module, trainer
 
-from cait.callbacks.background import BackgroundCheckpointIO
-from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint, is_whole, newest_whole
 from cait.errors import UserError
+from cait.extras.background.checkpoint_io import BackgroundCheckpointIO
+from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint, is_whole, newest_whole
 
 
 @contextmanager

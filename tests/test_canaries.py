@@ -18,8 +18,8 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from test_module import loader, module, trainer
 
-from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint
-from cait.datamodule import ImageNetDataModule
+from cait.data.datamodule import ImageNetDataModule
+from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
 
 
 class Log(Callback):
@@ -200,7 +200,7 @@ def test_torchs_fused_adamw_leaves_a_step_out_at_found_inf() -> None:
 
 @pytest.mark.parametrize("damage", [-1, 5000])
 def test_torch_saves_checksums_that_zipfile_checks(damage: int, tmp_path: Path) -> None:
-    from cait.callbacks.checkpoints import is_whole
+    from cait.run.checkpoints import is_whole
 
     path = tmp_path / "x.ckpt"
     torch.save({"weights": torch.randn(10_000)}, path)

@@ -21,9 +21,9 @@ import yaml
 from conftest import SMALL
 from PIL import Image
 
-from cait import run
-from cait.analysis import card as card_text
+from cait import ckpt
 from cait.cli import main
+from cait.extras.hub import model_card as card_text
 
 TOKEN = "hf_test"
 
@@ -171,7 +171,7 @@ def test_the_card_tells_what_the_run_has_written(scored: Path, capsys: pytest.Ca
     assert (result.dataset_name, result.metric_type) == ("digits", "accuracy")
     assert result.metric_value == pytest.approx(found["raw"]["acc1"] / 100, abs=1e-4)
     assert f"| validation images | 360 | {found['raw']['acc1']:.2f} % |" in card
-    state = run.data_state(torch.load("logs/mine/checkpoints/best.ckpt", weights_only=True))
+    state = ckpt.data_state(torch.load("logs/mine/checkpoints/best.ckpt", weights_only=True))
     digest = state["depends_on"]["digest of the training pictures' names"]
     assert f"Digest of the training images' names: `{digest}`" in card
     assert re.search(r"Code when this card was written: (commit `[0-9a-f]{40}`|cait-lightning \d)", card)

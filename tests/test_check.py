@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from cait.cli import main
-from cait.data import check
-from cait.data.imagenet import ARCHIVES
+from cait.extras.catalog.imagenet import ARCHIVES
+from cait.extras.datacheck import check
 
 
 def run(root: Path, *options: str) -> int:

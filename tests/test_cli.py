@@ -21,9 +21,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_survival import wait_for_steps
 
 from cait.cli import main
-from cait.datamodule import ImageNetDataModule
+from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
-from cait.module import CaiTModule
+from cait.train.module import CaiTModule
 
 THREE = ["--trainer.accelerator=cpu", "--trainer.devices=3"]
 
@@ -419,7 +419,7 @@ def test_interrupted_or_cut_off(
             raise
 
     monkeypatch.setattr(sys, "argv", ["cait"])
-    monkeypatch.setattr("cait.lightning_cli.CaiTCLI", cut)
+    monkeypatch.setattr("cait.cli.lightning.CaiTCLI", cut)
     with monkeypatch.context() as patch:
         patch.setattr(os, "dup2", lambda *_: None)  # it would close pytest's own output
         with pytest.raises(SystemExit) as stop:

@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 from test_plot import in_the_place, place, refused  # noqa: F401  # the first two are fixtures
 
-from cait.analysis import comparison, curves, figures
 from cait.cli import main
+from cait.extras.visualize import comparison, figures
+from cait.run import curves
 
 
 def cells(line: str) -> list[str]:

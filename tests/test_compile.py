@@ -15,9 +15,9 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from cait import create_model
-from cait.callbacks.ema import EMA
 from cait.errors import UserError
 from cait.model.cait import CaiT
+from cait.train.ema import EMA
 
 needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
 

@@ -16,14 +16,14 @@ from test_decode import encoded
 from torch.utils.data import Dataset
 
 import cait
-from cait.data.copies import Copies, make
+from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import MapSamples
 from cait.data.decode import open_image
 from cait.data.folder import Files, Reading, load_rgb
 from cait.data.source import DataSource, SplitSource
 from cait.data.unreadable import UnreadableImageError
-from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
+from cait.extras.recipe.copies import Copies, make
 
 SMALL = Reading(shrink=50)
 
@@ -112,7 +112,7 @@ def test_a_copy_has_the_pixels_of_its_image_and_is_read_in_its_place(
     def never(*_: object) -> None:
         raise AssertionError("the file was read again")
 
-    monkeypatch.setattr("cait.data.copies.load_rgb", never)
+    monkeypatch.setattr("cait.extras.recipe.copies.load_rgb", never)
     assert isinstance(copies[0][0], Image.Image)
 
 
@@ -161,7 +161,7 @@ def test_processes_share_the_making(
     copies = Copies(files, SMALL, tmp_path / "copies")
     make([copies], 1, 3, {})
     assert [Path(copies.name(index)).stem for index in copies.missing()] == ["art", "art"]  # 0 and 3
-    monkeypatch.setattr("cait.data.copies.FEW", 0)
+    monkeypatch.setattr("cait.extras.recipe.copies.FEW", 0)
     make([copies, copies], 0, 1, {"num_workers": 2})
     assert not [*copies.missing()]
 

@@ -15,8 +15,8 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from cait.cli import main
-from cait.cpu import fast_matmul
 from cait.model.cait import CaiT
+from cait.run.cpu import fast_matmul
 
 CPU = torch.device("cpu")
 AVX512 = dict(avx512_f=True, avx512_vl=True, avx512_bw=True, avx512_dq=True)

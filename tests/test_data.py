@@ -24,12 +24,12 @@ from torch import Tensor
 
 from cait import seeds
 from cait.cli import main
-from cait.data import making
+from cait.data.datamodule import ImageNetDataModule
 from cait.data.decode import choose
 from cait.data.digits import write_digits
 from cait.data.folder import AS_SEEN, PUBLISHED, Files, Reading, load_rgb, scan
-from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
+from cait.extras.shards import writer
 
 
 def test_digits_are_scikit_learns_every_one_once(digits_root: Path) -> None:
@@ -441,7 +441,7 @@ def test_decoded_images_keep_their_alpha_channel_and_orientation_in_shards(photo
     turned[ExifTags.Base.Orientation] = 8
     file = BytesIO()
     art.save(file, "WEBP", lossless=True, exact=True, exif=turned)
-    kept = making._as_png(Image.open(file), "it")
+    kept = writer._as_png(Image.open(file), "it")
     assert kept.startswith(b"\x89PNG")
     for reading in (AS_SEEN, PUBLISHED, Reading(background="red")):
         assert load_rgb(BytesIO(kept), "it", reading).tobytes() == load_rgb(file, "it", reading).tobytes()

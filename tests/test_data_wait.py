@@ -14,11 +14,11 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from cait import ImageNetDataModule
-from cait.callbacks import data_wait
-from cait.callbacks.data_wait import DataWait, advice
-from cait.callbacks.progress import EpochLines
 from cait.data import cores, decode, sampler
 from cait.data.sampler import Loader
+from cait.run import data_wait
+from cait.run.data_wait import DataWait, advice
+from cait.run.progress import EpochLines
 
 
 class Clock:

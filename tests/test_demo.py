@@ -25,12 +25,12 @@ from conftest import SMALL, link_digits
 from PIL import Image
 
 import cait as package
-from cait.analysis import attention
 from cait.cli import main
 from cait.data.folder import Reading, load_rgb
 from cait.data.transforms import INTERPOLATIONS, Preprocessing
 from cait.errors import UserError
-from cait.verbs import demo, web_runtime
+from cait.extras.demo import verb, web_runtime
+from cait.extras.visualize import attention
 
 PIXELS = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 JAVASCRIPT = """
@@ -82,7 +82,7 @@ def trained(place: Path) -> Path:
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="runs JavaScript in Node.js")
 def test_javascript_resizes_as_pillow_does_to_the_bit(tmp_path: Path) -> None:
-    shutil.copy(demo.PAGE / "resample.js", tmp_path / "resample.mjs")
+    shutil.copy(verb.PAGE / "resample.js", tmp_path / "resample.mjs")
     (tmp_path / "run.mjs").write_text(JAVASCRIPT)
     rng = np.random.default_rng(0)
     asked, expected = [], []
@@ -134,7 +134,7 @@ def test_the_folder_holds_all_that_the_page_needs(
     folder = Path("logs/few/demo")
     assert told.splitlines()[-1] == str(folder / "index.html")
     assert {path.name for path in folder.iterdir()} == {
-        *(path.name for path in demo.PAGE.iterdir()), *web_runtime.FILES, "model.onnx", "model.json",
+        *(path.name for path in verb.PAGE.iterdir()), *web_runtime.FILES, "model.onnx", "model.json",
     }  # fmt: skip
     about = json.loads((folder / "model.json").read_text())
     assert about["class_names"] == [str(digit) for digit in range(10)]
@@ -151,7 +151,7 @@ def test_the_folder_holds_all_that_the_page_needs(
     small, large = (float(facts["Weights"].split(" MB")[i].split()[-1]) for i in (0, 1))
     assert 0 < small < large
 
-    assert str(Path(demo.__file__).parents[2]).encode() not in (folder / "model.onnx").read_bytes()
+    assert str(Path(verb.__file__).parents[2]).encode() not in (folder / "model.onnx").read_bytes()
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     assert json.loads(session.get_modelmeta().custom_metadata_map["class_names"]) == about["class_names"]
     module = package.load("few")

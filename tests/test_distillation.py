@@ -13,10 +13,10 @@ from timm.loss import SoftTargetCrossEntropy
 from timm.task import DistillationTeacher, TokenDistillationTask
 from torch import Tensor, nn
 
-from cait.callbacks.ema import EMA
 from cait.errors import UserError
-from cait.module import CaiTModule
-from cait.teacher import Teacher
+from cait.train.ema import EMA
+from cait.train.module import CaiTModule
+from cait.train.teacher import Teacher
 
 TEACHER = "test_resnet.r160_in1k"  # a few thousand weights, with batch norm and a normalisation of its own
 STUDENT_MEAN, STUDENT_STD = (0.1, 0.2, 0.3), (0.3, 0.2, 0.1)

@@ -24,7 +24,7 @@ import yaml
 from conftest import REPO, Cait, slow
 
 from cait.cli import main
-from cait.verbs.loading import data_settings, earlier_settings
+from cait.cli.loading import data_settings, earlier_settings
 
 EARLIER = REPO / "tests/data/e128188"
 LAST_STEP = {"ema": 200, "distilled": 150, "ddp": 80}

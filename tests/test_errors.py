@@ -76,7 +76,7 @@ OPTIONS = {
     "--trainer.callbacks EarlyStopping": "cannot use lightning.pytorch.callbacks.EarlyStopping: it needs monitor",
     "--trainer.logger CSVLoger": "there is no such class; did you mean CSVLogger?",
     "--trainer.logger CaiTModule": "--trainer.logger cannot be 'CaiTModule': there is no such class",
-    "--trainer.logger cait.module.CaiTModule": "it is no Logger, or needs a package that is not installed",
+    "--trainer.logger cait.train.module.CaiTModule": "it is no Logger, or needs a package that is not installed",
     "--trainer.profiler XLAProfiler": "cannot make lightning.pytorch.profilers.XLAProfiler: Requirement 'torch_xla",
     "--model.fields.embed_dim 1000000000000": "out of memory",
     "--trainer.logger.project 5": "--trainer.logger.project has no class to set it of: name one first",

@@ -20,17 +20,17 @@ from timm.data.real_labels import RealLabelsImagenet
 from torch import Tensor
 from torchmetrics.classification import MulticlassCalibrationError
 
-from cait.analysis import calibration
-from cait.analysis.paper import Row, released, rows
-from cait.callbacks.evaluation import CLASSES_IN_JSON, Counts, Evaluation, RealAccuracy
 from cait.cli import main
-from cait.data.extra_val import ALEXNET, mce, open_extra
+from cait.cli.scores import write
 from cait.data.folder import Files, load_rgb, scan_extra_val
-from cait.data.real_labels import real_labels
 from cait.errors import UserError
+from cait.extras.evaluation import calibration
+from cait.extras.evaluation.callback import CLASSES_IN_JSON, Counts, Evaluation, RealAccuracy
+from cait.extras.evaluation.extra_sets import ALEXNET, mce, open_extra
+from cait.extras.evaluation.real_labels import real_labels
+from cait.extras.paper.rows import Row, released, rows
 from cait.model.weights import load_weights
-from cait.module import CaiTModule
-from cait.verbs.scores import write
+from cait.train.module import CaiTModule
 
 NAMES = [f"n{index:02d}" for index in range(12)]
 BROKEN = "ILSVRC2012_val_00000005.JPEG"
@@ -494,7 +494,7 @@ def test_timms_weights_are_scored_beside_timms_figures(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cait"])
-    monkeypatch.setattr("cait.module.load_pretrained", lambda model, name: [])  # nothing is fetched
+    monkeypatch.setattr("cait.train.module.load_pretrained", lambda model, name: [])  # nothing is fetched
     recipe = ["--config", str(REPO / "configs/imagenet/xxs24_224.yaml"), *HERE, f"--data.root={mixed_root}"]
     main(["validate", *recipe, "--data.num_workers=0", "--trainer.precision=32-true", "--model.pretrained=true"])
     found = json.loads(Path("evaluation.json").read_text())

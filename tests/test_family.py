@@ -11,12 +11,12 @@ from timm.models.cait import ClassAttn
 from torch.utils.flop_counter import FlopCounterMode
 
 import cait
-from cait.analysis.cost import measure
-from cait.analysis.zoo import ZooRow, zoo
 from cait.cli import main
 from cait.errors import UserError
+from cait.extras.paper.models import ZooRow, zoo
 from cait.model.cait import CaiT
 from cait.model.config import VARIANTS, variant_config
+from cait.model.cost import measure
 
 # GMACs at 224 and 384 counted on timm's models, M-48 at 448 in place of 384 at the end.
 GMACS = {

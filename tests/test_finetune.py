@@ -10,8 +10,8 @@ import torch
 from conftest import SMALL, rows
 
 from cait.cli import main
+from cait.cli.lightning import RUN_VARIABLE
 from cait.errors import UserError
-from cait.lightning_cli import RUN_VARIABLE
 from cait.model.factory import create_model
 from cait.model.weights import load_weights, read_state_dict
 

@@ -20,10 +20,12 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from test_survival import wait_for_steps
 from torch.utils._pytree import tree_flatten_with_path
 
-from cait import run, sharded
-from cait.callbacks.checkpoints import DurableCheckpointIO, is_whole, newest_whole
-from cait.callbacks.fsdp import FullyShardedStrategy
+from cait import ckpt, disk
 from cait.errors import UserError
+from cait.extras.fsdp import sharded
+from cait.extras.fsdp.strategy import FullyShardedStrategy
+from cait.run import rundir
+from cait.run.checkpoints import DurableCheckpointIO, is_whole, newest_whole
 
 FSDP = ["--trainer.devices=2", "--trainer.strategy=fsdp2"]
 RECIPE = [
@@ -68,8 +70,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
     return folder, pair(folder)
 
 
-def checkpoint(folder: Path, name: str, generation: str = run.LAST) -> dict:
-    return run.read_checkpoint(folder / name / generation)
+def checkpoint(folder: Path, name: str, generation: str = rundir.LAST) -> dict:
+    return ckpt.read_checkpoint(folder / name / generation)
 
 
 def differences(ours: dict, theirs: dict) -> dict[str, float]:
@@ -81,7 +83,7 @@ def differences(ours: dict, theirs: dict) -> dict[str, float]:
     found = {}
     parts = ("state_dict", "optimizer_states", "loops", "lr_schedulers")
     sides = [
-        tree_flatten_with_path({part: side[part] for part in parts} | {"EMA": run.average(side)})[0]
+        tree_flatten_with_path({part: side[part] for part in parts} | {"EMA": ckpt.average(side)})[0]
         for side in (ours, theirs)
     ]
     biases = {i for i, name in enumerate(_trained(theirs)) if name.endswith("attn.k.bias")}
@@ -101,7 +103,7 @@ def differences(ours: dict, theirs: dict) -> dict[str, float]:
 
 def _trained(checkpoint: dict) -> list[str]:
     """The names of the parameters in the order of the optimizer's: those without weight decay come first."""
-    state = run.weights(checkpoint)
+    state = ckpt.weights(checkpoint)
     plain = {name for name, weight in state.items() if weight.ndim <= 1 or name in ("pos_embed", "cls_token")}
     return [name for name in state if name in plain] + [name for name in state if name not in plain]
 
@@ -159,7 +161,7 @@ def test_a_torn_folder_is_found(both: tuple[Path, list[dict]], tmp_path: Path) -
     with pytest.raises(UserError, match=r"no checkpoint in .* is whole"):
         newest_whole(tmp_path / sharded.REST)
     with pytest.raises(UserError, match="not a whole checkpoint"):
-        run.read_checkpoint(tmp_path / sharded.REST / "last.ckpt")
+        ckpt.read_checkpoint(tmp_path / sharded.REST / "last.ckpt")
 
 
 def test_reading_a_folder_runs_no_code(both: tuple[Path, list[dict]], tmp_path: Path) -> None:
@@ -175,7 +177,7 @@ def test_reading_a_folder_runs_no_code(both: tuple[Path, list[dict]], tmp_path: 
         else:
             torch.save(Evil(), folder / name)
         with pytest.raises(UserError, match="not a whole checkpoint"):
-            run.read_checkpoint(folder)
+            ckpt.read_checkpoint(folder)
     assert not (tmp_path / "evil").exists()
 
 
@@ -183,25 +185,25 @@ def test_folders_and_files_take_each_others_place(both: tuple[Path, list[dict]],
     last, previous = tmp_path / "last.ckpt", tmp_path / "previous.ckpt"
 
     def step(place: Path) -> int:
-        return run.read_checkpoint(place)["global_step"]
+        return ckpt.read_checkpoint(place)["global_step"]
 
-    for generation in (run.PREVIOUS, run.LAST):
-        shutil.copytree(both[0] / "fsdp" / generation, beside := run.scratch(last))
-        run.replace(beside, last, previous)
+    for generation in (rundir.PREVIOUS, rundir.LAST):
+        shutil.copytree(both[0] / "fsdp" / generation, beside := disk.scratch(last))
+        disk.replace(beside, last, previous)
     assert (step(last), step(previous)) == (50, 25)
     writer = DurableCheckpointIO()
     for number in (51, 52, 53):  # a run that goes on with ddp
         writer.save_checkpoint(dict(global_step=number, state_dict={}), last, {"previous": previous})
         assert writer.error is None
     assert (step(last), step(previous)) == (53, 52)
-    shutil.copytree(both[0] / "fsdp/last.ckpt", beside := run.scratch(last))
-    run.replace(beside, last, previous)
+    shutil.copytree(both[0] / "fsdp/last.ckpt", beside := disk.scratch(last))
+    disk.replace(beside, last, previous)
     assert (step(last), step(previous)) == (50, 53)
     # A kill between two renames; and a checkpoint half written.
-    previous.rename(tmp_path / f".previous.ckpt{run.AWAY}")
+    previous.rename(tmp_path / f".previous.ckpt{disk.AWAY}")
     (tmp_path / ".last.ckpt.123.tmp").mkdir()
     (tmp_path / ".last.ckpt.123.tmp/__0_0.distcp").write_bytes(b"half")
-    run.clear_scratch(tmp_path)
+    disk.clear_scratch(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last.ckpt", "previous.ckpt"]
     assert step(previous) == 53
 
@@ -217,18 +219,18 @@ def test_a_folder_that_somebody_still_reads_does_not_end_the_run(
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))  # as on NFS
 
     monkeypatch.setattr("shutil.rmtree", busy)
-    run.replace(tmp_path / "new", tmp_path / "best.ckpt")
-    run.clear_scratch(tmp_path)
+    disk.replace(tmp_path / "new", tmp_path / "best.ckpt")
+    disk.clear_scratch(tmp_path)
     assert (tmp_path / "best.ckpt/rest.pt").read_text() == "new"
     monkeypatch.undo()
-    run.clear_scratch(tmp_path)
+    disk.clear_scratch(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["best.ckpt"]
 
 
 def test_consolidated_it_is_the_file_of_ddp(
     both: tuple[Path, list[dict]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cait.verbs.consolidate import consolidate
+    from cait.extras.fsdp.consolidate import consolidate
 
     monkeypatch.chdir(tmp_path)
     shutil.copytree(both[0] / "fsdp", tmp_path / "logs/sharded/checkpoints")
@@ -309,7 +311,7 @@ def test_other_settings_train_as_with_ddp(settings: dict, trainers: dict, tolera
         assert str(each["fsdp-again"]["losses"]) == str(each["fsdp"]["losses"][25:])
         assert each["fsdp"]["decay"] == each["ddp"]["decay"]
     ours = checkpoint(tmp_path, "fsdp")
-    assert all(weight.dtype == torch.float32 for weight in run.weights(ours).values() if weight.is_floating_point())
+    assert all(weight.dtype == torch.float32 for weight in ckpt.weights(ours).values() if weight.is_floating_point())
     assert ours["state_dict"].keys() == checkpoint(tmp_path, "ddp")["state_dict"].keys()
 
 
@@ -320,7 +322,7 @@ def whole(place: Path) -> Path:
 
 
 def assert_same(ours: Path, theirs: Path) -> None:
-    found = differences(*(run.read_checkpoint(folder / "checkpoints/last.ckpt") for folder in (ours, theirs)))
+    found = differences(*(ckpt.read_checkpoint(folder / "checkpoints/last.ckpt") for folder in (ours, theirs)))
     assert max(found.values()) == 0
     assert rows(ours) == rows(theirs)
 
@@ -374,7 +376,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, tmp_path: Path, who
         assert "No space left on device" in output
         assert "Traceback" not in output
         assert newest_whole(disk / "full/checkpoints")
-        assert not [path for path in (disk / "full/checkpoints").glob(".*") if not path.name.endswith(run.AWAY)]
+        assert not [path for path in (disk / "full/checkpoints").glob(".*") if not path.name.endswith(disk.AWAY)]
         ballast.unlink()
         resumed = cait("resume", "full")
         assert resumed.returncode == 0, resumed.stderr
@@ -392,7 +394,7 @@ def test_the_verbs_take_a_sharded_run(cait: Cait, tmp_path: Path, whole: Path) -
     def scored(*arguments: str) -> tuple[float, float]:
         done = cait("eval", "sharded", *arguments)
         assert done.returncode == 0, done.stderr
-        figures = json.loads((folder / run.EVALUATION).read_text())
+        figures = json.loads((folder / rundir.EVALUATION).read_text())
         return figures["raw"]["acc1"], figures["ema"]["acc1"]
 
     one = ("--trainer.devices=1", "--trainer.strategy=auto")

@@ -57,9 +57,9 @@ def test_the_kernels_under_the_interpreter(pytestconfig: pytest.Config) -> None:
 @pytest.fixture
 def tiles_as_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 16 rows, where the interpreter has more to be faster."""
-    from cait.model import fused
+    from cait.extras.fused import attention
 
-    monkeypatch.setattr(fused, "ROWS", 16)
+    monkeypatch.setattr(attention, "ROWS", 16)
 
 
 def case(heads: int, N: int, dtype: torch.dtype, k: int = 48, batch: int = 1) -> list[Tensor]:
@@ -113,12 +113,12 @@ def test_no_less_exact_than_the_reference(heads: int, N: int, dtype: torch.dtype
 @pytest.mark.kernel
 @pytest.mark.parametrize(("heads", "N"), MODELS)
 def test_no_less_exact_at_the_models_own_shapes(heads: int, N: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cait.model import fused
+    from cait.extras.fused import attention
 
     if INTERPRETED:  # fewer programs and chunks, so less time
-        monkeypatch.setattr(fused, "ROWS", 512)
-        tile = fused.Tile(256 if N < 256 else 512, 4, 1)
-        monkeypatch.setattr(fused, "default", lambda *_: fused.Tiling(tile, tile))
+        monkeypatch.setattr(attention, "ROWS", 512)
+        tile = attention.Tile(256 if N < 256 else 512, 4, 1)
+        monkeypatch.setattr(attention, "default", lambda *_: attention.Tiling(tile, tile))
     given = case(heads, N, torch.bfloat16 if CUDA else torch.float16, batch=2 if CUDA else 1)
     print(f"| {heads} × {N} | {no_less_exact(given)} |", flush=True)
     if CUDA or N < 200:  # the interpreter has but one order
@@ -133,11 +133,11 @@ def test_rows_that_no_tile_holds(dtype: torch.dtype) -> None:
 
 @runs
 def test_several_tiles_a_program(monkeypatch: pytest.MonkeyPatch, tiles_as_compiled: None) -> None:
-    from cait.model import fused
+    from cait.extras.fused import attention
 
-    monkeypatch.setattr(fused, "PROGRAMS", 3)
+    monkeypatch.setattr(attention, "PROGRAMS", 3)
     given = case(6, 13, torch.float32, k=8, batch=2)  # 13 tiles: 5, 5 and 3, the last of them by half
-    assert fused.turns(given[0].new_empty(12, 13, 16), 6) == (3, 5)
+    assert attention.turns(given[0].new_empty(12, 13, 16), 6) == (3, 5)
     no_less_exact(given)
 
 
@@ -171,9 +171,9 @@ def test_any_width_and_any_layout(k: int) -> None:
 
 
 def fused_output(qkv: Tensor, given: list[Tensor]) -> Tensor:
-    from cait.model import fused
+    from cait.extras.fused import attention
 
-    return fused.talking_heads(qkv, *given[1:5], qkv.shape[-1] ** -0.5)[0]
+    return attention.talking_heads(qkv, *given[1:5], qkv.shape[-1] ** -0.5)[0]
 
 
 @runs
@@ -208,15 +208,15 @@ def test_no_image_at_all() -> None:
 @runs
 @pytest.mark.slow
 def test_the_operators_keep_pytorchs_rules() -> None:
-    from cait.model import fused
+    from cait.extras.fused import attention
 
     qkv, *parameters, d_out = case(1, 5, torch.float32, k=16)
     inputs = [tensor.requires_grad_() for tensor in (qkv, *parameters)]
-    torch.library.opcheck(fused.talking_heads, (*inputs, 0.25))
-    _, heads = fused.talking_heads(*inputs, 0.25)
+    torch.library.opcheck(attention.talking_heads, (*inputs, 0.25))
+    _, heads = attention.talking_heads(*inputs, 0.25)
     weight_l, _, weight_w, bias_w = parameters
     given = [tensor.detach() for tensor in (d_out, heads, weight_l, weight_w, bias_w)]
-    torch.library.opcheck(fused.talking_heads_backward, (*given, 0.25))
+    torch.library.opcheck(attention.talking_heads_backward, (*given, 0.25))
 
 
 def network(backend: str = "fused") -> torch.nn.Module:
@@ -278,7 +278,7 @@ def test_where_it_cannot_run_is_told(heads: int, k: int, dtype: torch.dtype, wor
 def test_without_triton_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """That all else runs without it, test_house has."""
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "cait.model.fused", raising=False)
+    monkeypatch.delitem(sys.modules, "cait.extras.fused.attention", raising=False)
     monkeypatch.delattr(cait.model, "fused", raising=False)
     with pytest.raises(UserError, match="attention_backend fused needs Triton"):
         results(case(2, 5, torch.float32, 8), "fused")
@@ -323,9 +323,9 @@ def test_auto_takes_it_once_it_is_checked_and_says_so(
 def test_auto_falls_back_aloud(
     name: str, kernel: Any, words: str, capability: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cait.model import fused
+    from cait.extras.fused import attention
 
-    monkeypatch.setattr(fused, name, kernel)
+    monkeypatch.setattr(attention, name, kernel)
     with pytest.warns(UserWarning, match=words):
         assert not talking_heads._fused_serves(*LAYER)
 

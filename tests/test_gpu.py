@@ -11,12 +11,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from PIL import Image
 
-from cait.callbacks.ema import EMA
-from cait.callbacks.guard import NonFiniteGuard
-from cait.callbacks.seeding import StepSeed
-from cait.datamodule import ImageNetDataModule
-from cait.module import CaiTModule
-from cait.optim import build_optimizer
+from cait.data.datamodule import ImageNetDataModule
+from cait.guards.nonfinite import NonFiniteGuard
+from cait.train.ema import EMA
+from cait.train.module import CaiTModule
+from cait.train.optim import build_optimizer
+from cait.train.step_seed import StepSeed
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 

@@ -12,17 +12,17 @@ from fake_cuda import FakeCUDAAccelerator, FakeCUDAStrategy, Spy, fake_cuda
 from lightning.pytorch import Callback, Trainer
 from test_module import FIELDS, module
 
-from cait.callbacks import throughput
-from cait.callbacks.banner import Banner
-from cait.callbacks.ema import EMA
-from cait.callbacks.guard import NonFiniteGuard
-from cait.callbacks.loggers import run_loggers
-from cait.callbacks.progress import RunProgressBar
-from cait.callbacks.seeding import StepSeed
-from cait.callbacks.throughput import ThroughputLog
-from cait.datamodule import ImageNetDataModule
-from cait.module import CaiTModule
-from cait.teacher import Teacher
+from cait.data.datamodule import ImageNetDataModule
+from cait.extras.throughput import log
+from cait.extras.throughput.log import ThroughputLog
+from cait.guards.nonfinite import NonFiniteGuard
+from cait.run.banner import Banner
+from cait.run.loggers import run_loggers
+from cait.run.progress import RunProgressBar
+from cait.train.ema import EMA
+from cait.train.module import CaiTModule
+from cait.train.step_seed import StepSeed
+from cait.train.teacher import Teacher
 
 LOG_EVERY, STEPS = 2, 8
 FIGURES = 4  # train/loss, train/acc1, train/grad_norm, lr
@@ -38,7 +38,7 @@ NOT_DETERMINISTIC = {
 
 @pytest.fixture
 def digits(digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> ImageNetDataModule:
-    monkeypatch.setattr(throughput, "get_available_flops", lambda *_: 1e12)  # which asks CUDA for the device's name
+    monkeypatch.setattr(log, "get_available_flops", lambda *_: 1e12)  # which asks CUDA for the device's name
     return ImageNetDataModule(root=str(digits_root), img_size=8, batch_size=8, num_workers=0, erase_prob=0.5)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cait.callbacks.loggers import RunCSVLogger
+from cait.run.loggers import RunCSVLogger
 
 WHOLE = "epoch,step,train/loss,val/acc1\r\n0,0,2.5,\r\n0,1,2.25,\r\n0,1,,12.5\r\n1,2,2.0,\r\n"
 

@@ -8,7 +8,7 @@ from timm.data import Mixup
 from timm.loss import BinaryCrossEntropy as TimmBinaryCrossEntropy
 
 from cait.errors import UserError
-from cait.losses import build_loss
+from cait.train.losses import build_loss
 
 B, C = 8, 7
 

@@ -17,15 +17,15 @@ from timm.optim import Lamb
 from timm.utils import ModelEmaV2
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from cait.callbacks.data_wait import DataWait
-from cait.callbacks.ema import EMA, update
-from cait.callbacks.guard import NonFiniteGuard
-from cait.callbacks.progress import EpochLines
-from cait.datamodule import ImageNetDataModule
+from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
-from cait.metrics import EvalMetrics
-from cait.module import CaiTModule
-from cait.optim import param_groups
+from cait.guards.nonfinite import NonFiniteGuard
+from cait.run.data_wait import DataWait
+from cait.run.progress import EpochLines
+from cait.train.ema import EMA, update
+from cait.train.metrics import EvalMetrics
+from cait.train.module import CaiTModule
+from cait.train.optim import param_groups
 
 FIELDS = dict(embed_dim=16, depth=2, num_heads=2, patch_size=4)
 

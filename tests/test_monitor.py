@@ -21,15 +21,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 
-from cait.callbacks.guard import NonFiniteGuard
-from cait.callbacks.monitor import Monitor
-from cait.callbacks.seeding import StepSeed
 from cait.cli import main
-from cait.datamodule import ImageNetDataModule
+from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
+from cait.extras.monitor.callback import Monitor
+from cait.guards.nonfinite import NonFiniteGuard
 from cait.model import branches as branches_module
 from cait.model.cait import CaiT
-from cait.module import CaiTModule
+from cait.train.module import CaiTModule
+from cait.train.step_seed import StepSeed
 
 Figures = dict[tuple[int, str, str], float]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassF1Score
 
 import cait
-from cait.datamodule import ImageNetDataModule
+from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.model import network
 from cait.model.weights import load_weights

@@ -22,11 +22,11 @@ from lightning.pytorch import Callback, Trainer
 from test_module import loader, module, trainer
 from test_survival import RECIPE, TWO, assert_same, wait_for_steps
 
-from cait.callbacks.checkpoints import DurableCheckpointIO, LastCheckpoint
-from cait.callbacks.claim import Claim
-from cait.callbacks.signals import StopSignals
 from cait.errors import UserError
 from cait.model.factory import create_model
+from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
+from cait.run.run_lock import Claim
+from cait.run.signals import StopSignals
 
 # Long enough never to end by itself.
 ENDLESS = [*SMALL, *TWO, "--trainer.max_epochs=1000", "--trainer.log_every_n_steps=1", "--data.num_workers=0"]
@@ -153,7 +153,7 @@ def test_a_failed_start_keeps_what_was_made_while_it_waited(tmp_path: Path) -> N
 def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path) -> None:
     # Its forked child, as a loader's worker, lives on and must not hold the folder.
     code = (
-        "import os, sys, time\nfrom pathlib import Path\nfrom cait.callbacks.claim import Claim\n"
+        "import os, sys, time\nfrom pathlib import Path\nfrom cait.run.run_lock import Claim\n"
         "claim = Claim(Path(sys.argv[1]))\n"
         "if os.fork() == 0:\n    print(os.getppid(), flush=True)\n"  # the child: it has let go of the lock by then
         "time.sleep(3600)"

@@ -21,17 +21,17 @@ from PIL import Image
 
 from cait.cli import main
 from cait.data import listing
+from cait.data.datamodule import ImageNetDataModule
 from cait.data.folder import Reading, class_names, load_rgb, scan
 from cait.data.sampler import TrainBatchSampler, occurrences, shares
 from cait.data.source import open_source
-from cait.data.survey import Survey, left_out, survey
-from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
-from cait.losses import WeightedCrossEntropy, balanced_weights
-from cait.metrics import EvalMetrics
-from cait.verbs import own
-from cait.verbs.effort import Machine
-from cait.verbs.recipe import Start, choose
+from cait.extras.recipe import chooser
+from cait.extras.recipe.duration import Machine
+from cait.extras.recipe.rules import Start, choose
+from cait.extras.recipe.survey import Survey, left_out, survey
+from cait.train.losses import WeightedCrossEntropy, balanced_weights
+from cait.train.metrics import EvalMetrics
 
 TWO_CORES = Machine(2)
 PHOTOGRAPHS = Survey({"cat": 300, "dog": 280}, 60, side=480, megapixels=0.4, grey=False)
@@ -127,7 +127,7 @@ def test_who_lacks_the_package_for_them_is_told(
     monkeypatch.setattr(listing, "EXTENSIONS", (".png",))
     fill(tmp_path, {"a": 6, "b": 6})
     (tmp_path / "a/photo.HEIC").touch()
-    own.replace_folder(["--data.root", str(tmp_path)])
+    chooser.replace_folder(["--data.root", str(tmp_path)])
     told = " ".join(capsys.readouterr().out.split())
     assert "left out 1 .heic; to read .heic, .venv/bin/pip install pillow-heif" in told
     for image in (tmp_path / "a").glob("*.png"):
@@ -332,11 +332,11 @@ def test_weights_keep_their_network_and_are_trained_gently() -> None:
 
 
 def test_settings_are_read_in_every_spelling() -> None:
-    assert own._settings(["--data.root=2024"]) == {"data.root": "2024"}
-    assert own._settings(["--data.background", "#8090a0"]) == {"data.background": "#8090a0"}
-    assert own._settings(["--data.background=null"]) == {"data.background": None}
+    assert chooser._settings(["--data.root=2024"]) == {"data.root": "2024"}
+    assert chooser._settings(["--data.background", "#8090a0"]) == {"data.background": "#8090a0"}
+    assert chooser._settings(["--data.background=null"]) == {"data.background": None}
     words = ["--data.root", "a b", "--model.lr=1e-3", "--model.fields", "{depth: 2}", "--print_config", "--x=[1, 2]"]
-    found = own._settings(words)
+    found = chooser._settings(words)
     assert found == {
         "data.root": "a b",
         "model.lr": 1e-3,
@@ -345,7 +345,7 @@ def test_settings_are_read_in_every_spelling() -> None:
         "print_config": True,
         "x": [1, 2],
     }
-    assert own._without(words, "model.fields") == [
+    assert chooser._without(words, "model.fields") == [
         word for word in words if "fields" not in word and "depth" not in word
     ]
 
@@ -355,16 +355,16 @@ def test_an_overlay_leaves_the_choice_and_a_configuration_takes_it(
 ) -> None:
     root = ["--data.root", str(fill(tmp_path / "photos", {"a": 6, "b": 6}))]
     overlay, digits = (str(REPO / "configs" / name) for name in ("trainer/debug.yaml", "digits.yaml"))
-    chosen, name = own.replace_folder(["--config", overlay, *root])
+    chosen, name = chooser.replace_folder(["--config", overlay, *root])
     assert name == "photos"
-    given = own._settings(chosen)
+    given = chooser._settings(chosen)
     assert "model.fields.patch_size" in given
     assert "trainer.max_epochs" not in given  # the overlay's
     capsys.readouterr()
     for option in ("--config", "-c"):
-        assert own.replace_folder([option, digits, *root]) == ([option, digits, *root], "")
+        assert chooser.replace_folder([option, digits, *root]) == ([option, digits, *root], "")
     wrong = [*root, "--model.name", "s24", "--model.fields.depth", "abc"]
-    assert own.replace_folder(wrong) == (wrong, "")  # the parser tells
+    assert chooser.replace_folder(wrong) == (wrong, "")  # the parser tells
 
 
 def keys(rank: int = 0, world: int = 1, balance: str | None = "full", repeats: int = 1) -> list[list[tuple]]:

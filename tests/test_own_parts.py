@@ -14,11 +14,11 @@ import torch
 from conftest import SMALL, checkpoint, rows, script
 from test_module import module, trainer
 
-from cait import run as layout
-from cait.callbacks.ema import EMA
+from cait import ckpt
 from cait.cli import main
-from cait.datamodule import ImageNetDataModule
+from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
+from cait.train.ema import EMA
 
 MY_TRAIN = """
 import torch
@@ -115,7 +115,7 @@ def test_a_file_of_ones_own_has_every_verb(
     assert re.search(r"best +val/answer 42\.0000 +logs/mine/checkpoints/best.ckpt", done.stdout)
     mine = tmp_path / "logs/mine"
     assert checkpoint(mine)["hyper_parameters"]["answer"] == 42
-    assert layout.class_names(checkpoint(mine)) == [str(digit) for digit in range(10)]
+    assert ckpt.class_names(checkpoint(mine)) == [str(digit) for digit in range(10)]
     assert "MyData" in checkpoint(mine)
 
     monkeypatch.syspath_prepend(tmp_path)

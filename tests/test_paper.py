@@ -12,12 +12,12 @@ import torch
 import yaml
 from conftest import DEVICES, slow
 
-from cait.analysis.cost import measure
-from cait.analysis.paper import find, rows
 from cait.cli import main
 from cait.errors import UserError
+from cait.extras.paper.rows import find, rows
 from cait.model.cait import CaiT
 from cait.model.config import VARIANTS
+from cait.model.cost import measure
 
 ROWS = sorted(rows())
 ONE_OF_EACH_TABLE = {row.table: row.id for row in rows().values()}.values()
@@ -313,12 +313,12 @@ def test_what_cannot_be_is_told(arguments: list[str], words: str, capsys: pytest
 
 
 def test_an_unknown_word_in_a_row_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cait.analysis import paper
+    from cait.extras.paper import rows
 
     broken = {"table": {"title": "", "rows": {"row": {"bse": "other"}}}}
-    monkeypatch.setattr(paper, "tables", lambda: broken)
+    monkeypatch.setattr(rows, "tables", lambda: broken)
     with pytest.raises(UserError, match="unknown key 'bse'"):
-        paper.rows.__wrapped__()
+        rows.rows.__wrapped__()
 
 
 # The row's own recipe on the digits, with a network and a length of seconds.

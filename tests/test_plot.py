@@ -12,9 +12,11 @@ from conftest import SMALL
 from matplotlib.collections import QuadMesh
 from PIL import Image
 
-from cait.analysis import curves, figures, monitored
 from cait.cli import main
 from cait.errors import UserError
+from cait.extras.monitor import measured
+from cait.extras.visualize import figures
+from cait.run import curves
 
 HERE = ["--data.num_workers=0", "--trainer.devices=1"]  # the tests' own process could not start others
 FULL = {
@@ -72,7 +74,7 @@ def test_the_heat_map_shows_the_rows_of_the_file() -> None:
     with (folder / "monitor.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if (row["part"], row["name"]) == ("ffn", "branch_ratio")]
     expected = {(int(row["layer"]), int(row["step"])): float(row["value"]) for row in rows}
-    tables = monitored.read(folder)
+    tables = measured.read(folder)
     figure = figures.draw_map(tables, "branch_ratio", curves.read(folder))
     drawn = {axes.get_title(): axes for axes in figure.axes}
     mesh = next(part for part in drawn["feed-forward"].collections if isinstance(part, QuadMesh))
@@ -125,8 +127,8 @@ def test_a_row_that_is_being_written_is_left_out(tmp_path: Path) -> None:
 def test_another_networks_modules_are_the_layers(tmp_path: Path) -> None:
     lines = ["step,layer,part,name,value", "4,1,stem,grad_norm,0.5", "4,2,layer1.0,grad_norm,0", "9,1,stem,grad_norm,2"]
     (tmp_path / "monitor.csv").write_text("\n".join(lines) + "\n9,2,layer1.0,grad_n")  # torn by a kill
-    tables = monitored.read(tmp_path)
-    table = tables[monitored.MODULES, "grad_norm"]
+    tables = measured.read(tmp_path)
+    table = tables[measured.MODULES, "grad_norm"]
     assert (table.layers, table.steps) == (["stem", "layer1.0"], [4, 9])
     np.testing.assert_equal(table.values, [[0.5, 2], [0, np.nan]])
     figure = figures.draw_map(tables, "grad_norm", {})
@@ -139,7 +141,7 @@ def test_another_networks_modules_are_the_layers(tmp_path: Path) -> None:
 def test_a_single_step_and_equal_values_can_be_drawn(value: str, tmp_path: Path) -> None:
     rows = [f"4,{layer},sa,{name},{value}" for layer in (1, 2) for name in ("grad_norm", "branch_ratio", "grad_cosine")]
     (tmp_path / "monitor.csv").write_text("\n".join(["step,layer,part,name,value", *rows, ""]))
-    tables = monitored.read(tmp_path)
+    tables = measured.read(tmp_path)
     for name in ("grad_norm", "branch_ratio", "grad_cosine"):
         figures.draw_map(tables, name, {}).savefig(tmp_path / "map.png")
     figures.draw_depth(tables, {}).savefig(tmp_path / "depth.png")

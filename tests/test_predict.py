@@ -18,7 +18,7 @@ from PIL import Image
 from timm.data import create_transform
 
 import cait as package
-from cait import run
+from cait import ckpt
 from cait.cli import main
 from cait.data.folder import load_rgb
 from cait.errors import UserError
@@ -50,9 +50,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Imag
 
 def expected(path: Path, ema: bool) -> torch.Tensor:
     """Probabilities by the network alone, of an image that timm has prepared."""
-    checkpoint = run.read_checkpoint("logs/mixed/checkpoints/best.ckpt")
+    checkpoint = ckpt.read_checkpoint("logs/mixed/checkpoints/best.ckpt")
     network = package.create_model("xxs24", 16, 3, embed_dim=32, depth=2, num_heads=2, patch_size=4).eval()
-    network.load_state_dict(run.average(checkpoint) if ema else run.weights(checkpoint))
+    network.load_state_dict(ckpt.average(checkpoint) if ema else ckpt.weights(checkpoint))
     timms = create_transform((3, 16, 16), crop_pct=0.8, interpolation="bilinear")
     with torch.no_grad():
         return network(timms(load_rgb(path))[None])[0].softmax(0)

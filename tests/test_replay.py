@@ -21,13 +21,13 @@ from test_module import module, trainer
 from test_survival import wait_for_steps
 from torchvision import transforms
 
-from cait.analysis import contact_sheet
-from cait.analysis.batches import TrainingBatches
-from cait.analysis.contact_sheet import Cell
-from cait.callbacks.replay import StepRecord
 from cait.cli import main
-from cait.datamodule import ImageNetDataModule
+from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
+from cait.extras.replay import contact_sheet
+from cait.extras.replay.batches import TrainingBatches
+from cait.extras.replay.contact_sheet import Cell
+from cait.extras.replay.record import StepRecord
 
 SETTINGS = dict(
     img_size=8,

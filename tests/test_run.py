@@ -9,8 +9,9 @@ import pytest
 import torch
 from conftest import python
 
-from cait import run
+from cait import ckpt, disk
 from cait.errors import UserError
+from cait.run import rundir
 
 WEIGHT = torch.ones(2)
 CHECKPOINT: dict[str, Any] = {
@@ -27,47 +28,47 @@ STATE = {"class_names": ["cat", "dog"], "depends_on": {"seed": 0}}
 @pytest.mark.parametrize("state", [STATE, {"class_names": ["cat", "dog"]}], ids=["today", "older"])
 def test_the_data_modules_part_is_found_by_what_it_holds(name: str, state: dict[str, Any]) -> None:
     saved = CHECKPOINT | {name: state}
-    assert run.data_state(saved) is state
-    assert run.class_names(saved) == ["cat", "dog"]
-    run.rename_data_state(saved, "OtherData")
+    assert ckpt.data_state(saved) is state
+    assert ckpt.class_names(saved) == ["cat", "dog"]
+    ckpt.rename_data_state(saved, "OtherData")
     assert saved == CHECKPOINT | {"OtherData": state}
 
 
 def test_a_part_that_says_what_it_depends_on_comes_first() -> None:
     saved = CHECKPOINT | {"Other": {"class_names": ["x"]}, "MyData": STATE}
-    assert run.data_state(saved) is STATE
+    assert ckpt.data_state(saved) is STATE
 
 
 def test_a_checkpoint_without_a_data_module() -> None:
     saved = CHECKPOINT.copy()
-    assert run.data_state(saved) is None
-    assert run.class_names(saved) is None
-    run.rename_data_state(saved, "MyData")
+    assert ckpt.data_state(saved) is None
+    assert ckpt.class_names(saved) is None
+    ckpt.rename_data_state(saved, "MyData")
     assert saved == CHECKPOINT
 
 
 def test_the_weights_and_their_average() -> None:
-    assert run.is_checkpoint(CHECKPOINT)
-    assert not run.is_checkpoint({"model": {}})
-    assert not run.is_checkpoint([1])
-    assert run.weights(CHECKPOINT).keys() == {"head.bias"}
-    average = run.average(CHECKPOINT)
+    assert ckpt.is_checkpoint(CHECKPOINT)
+    assert not ckpt.is_checkpoint({"model": {}})
+    assert not ckpt.is_checkpoint([1])
+    assert ckpt.weights(CHECKPOINT).keys() == {"head.bias"}
+    average = ckpt.average(CHECKPOINT)
     assert average is not None
     assert torch.equal(average["head.bias"], 2 * WEIGHT)
-    assert run.average(CHECKPOINT | {"callbacks": {"EMA": {}}}) is None  # ema.decay null
-    assert run.average({"state_dict": {}}) is None
+    assert ckpt.average(CHECKPOINT | {"callbacks": {"EMA": {}}}) is None  # ema.decay null
+    assert ckpt.average({"state_dict": {}}) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"no checkpoint"])
 def test_what_is_no_checkpoint_is_told(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     with pytest.raises(UserError, match="not a whole checkpoint"):
-        run.read_checkpoint(path)
+        ckpt.read_checkpoint(path)
     path.write_bytes(content)
     with pytest.raises(UserError, match="not a whole checkpoint"):
-        run.read_checkpoint(path)
+        ckpt.read_checkpoint(path)
     torch.save(CHECKPOINT, path)
-    assert run.read_checkpoint(path)["global_step"] == 3
+    assert ckpt.read_checkpoint(path)["global_step"] == 3
 
 
 def test_a_run_is_a_name_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,11 +76,11 @@ def test_a_run_is_a_name_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for folder in ("logs/first", "elsewhere/second"):
         Path(folder).mkdir(parents=True)
         (Path(folder) / "config.yaml").touch()
-    assert run.find("first") == run.find("logs/first") == Path("logs/first")
-    assert run.run_argument(Path("logs/first")) == "first"
-    assert run.run_argument(run.find("elsewhere/second")) == "elsewhere/second"
+    assert rundir.find("first") == rundir.find("logs/first") == Path("logs/first")
+    assert rundir.run_argument(Path("logs/first")) == "first"
+    assert rundir.run_argument(rundir.find("elsewhere/second")) == "elsewhere/second"
     with pytest.raises(UserError, match="there is no run logs/third; runs: first"):
-        run.find("third")
+        rundir.find("third")
 
 
 def test_a_file_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_a_file_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
     path.write_text("before")
 
     def write() -> None:
-        with run.whole(path) as beside:
+        with disk.whole(path) as beside:
             beside.write_text("half")
             raise KeyboardInterrupt
 

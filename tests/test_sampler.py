@@ -13,8 +13,8 @@ from PIL import Image
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import DistributedSampler
 
+from cait.data.datamodule import ImageNetDataModule
 from cait.data.sampler import ShardSampler, TrainBatchSampler
-from cait.datamodule import ImageNetDataModule
 
 
 @pytest.mark.parametrize(("length", "world_size"), [(1000, 1), (1000, 4), (515, 2), (100, 3)])

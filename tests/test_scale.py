@@ -21,21 +21,21 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from test_module import FIELDS, module, trainer
 from test_survival import TWO, wait_for_steps
 
-from cait.analysis.cost import forward_gmacs
-from cait.analysis.zoo import zoo
-from cait.callbacks import together
-from cait.callbacks.accumulation import StepsOfAnotherSize
-from cait.callbacks.banner import Banner, checkpoint_bytes, duration, shortage, size
-from cait.callbacks.ema import EMA
-from cait.callbacks.loggers import run_loggers
-from cait.callbacks.throughput import COLUMNS, ThroughputLog
 from cait.cli import main
-from cait.data.accumulation import batches_a_step
-from cait.datamodule import ImageNetDataModule
+from cait.cli.lightning import CaiTCLI, _recipe
+from cait.data.datamodule import ImageNetDataModule
+from cait.data.global_batch import batches_a_step
 from cait.errors import UserError
-from cait.lightning_cli import CaiTCLI, _recipe
+from cait.extras.paper.models import zoo
+from cait.extras.throughput.log import COLUMNS, ThroughputLog
+from cait.extras.watch import connection
 from cait.model import talking_heads
+from cait.model.cost import forward_gmacs
 from cait.model.factory import create_model
+from cait.run.banner import Banner, checkpoint_bytes, duration, shortage, size
+from cait.run.loggers import run_loggers
+from cait.train.accumulation import StepsOfAnotherSize
+from cait.train.ema import EMA
 
 STEPS = 50
 
@@ -143,15 +143,15 @@ def test_an_overlay_of_the_trainer_does_not_name_the_run() -> None:
 def test_several_nodes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(UserError, match="num_nodes 2: start it on every machine with torchrun or srun"):
-        together.watch(trainer(num_nodes=2, devices=1, strategy="ddp"), 10.0, 60.0, own_timeout=False)
+        connection.watch(trainer(num_nodes=2, devices=1, strategy="ddp"), 10.0, 60.0, own_timeout=False)
     with pytest.raises(UserError, match="collective_timeout_minutes must be above 0"):
-        together.watch(trainer(), 0.0, None, own_timeout=False)
+        connection.watch(trainer(), 0.0, None, own_timeout=False)
 
 
 def test_the_collectives_get_the_time_limit() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(minutes=30))
     try:
-        together.limit_collectives(timedelta(seconds=7))
+        connection.limit_collectives(timedelta(seconds=7))
         group = dist.distributed_c10d._get_default_group()
         assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=7)
         assert dist.distributed_c10d._get_default_store().timeout == timedelta(seconds=7)
@@ -296,7 +296,7 @@ def test_the_speed_is_the_images_over_the_time_without_validation(
     digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("cait.callbacks.throughput.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("cait.extras.throughput.log.time.monotonic", lambda: clock[0])
 
     class Clock(Callback):
         def on_train_batch_start(self, *_: Any) -> None:
@@ -306,7 +306,7 @@ def test_the_speed_is_the_images_over_the_time_without_validation(
             clock[0] += 100.0
 
     given = data(digits_root, batch_size=64)
-    monkeypatch.setattr("cait.callbacks.throughput.get_available_flops", lambda *_: 1e9)
+    monkeypatch.setattr("cait.extras.throughput.log.get_available_flops", lambda *_: 1e9)
     speed = ThroughputLog(given, 1)
     fit = trainer(
         max_steps=6, max_epochs=-1, callbacks=[Clock(), speed], val_check_interval=2, default_root_dir=tmp_path

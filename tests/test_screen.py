@@ -18,12 +18,11 @@ from lightning.pytorch import Callback
 from test_module import loader, module, trainer
 from torchmetrics.classification import MulticlassAccuracy
 
-from cait.callbacks import progress
-from cait.callbacks.banner import doubts
-from cait.callbacks.progress import TimeLeft, clock, fitting, never_right
-from cait.cli import main
-from cait.lightning_cli import CaiTCLI
-from cait.verbs import help
+from cait.cli import help, main
+from cait.cli.lightning import CaiTCLI
+from cait.run import progress
+from cait.run.banner import doubts
+from cait.run.progress import TimeLeft, clock, fitting, never_right
 
 SHOWN = {"loss": "2.302", "acc1": "10.0%", "lr": "1.0e-05", "val/acc1": "10.00%", "val/f1": "0.1234"}
 

@@ -26,14 +26,14 @@ from PIL import Image
 from test_survival import RECIPE, TWO, assert_same, wait_for_steps
 
 from cait.cli import main
-from cait.data import bucket, making
-from cait.data.bucket import Bucket, Piece
+from cait.data.datamodule import ImageNetDataModule
 from cait.data.folder import load_rgb
-from cait.data.lock import file_lock
 from cait.data.sampler import TrainBatchSampler
-from cait.data.shards import ShardSamples, ShardSource
-from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
+from cait.extras.shards import bucket, writer
+from cait.extras.shards.bucket import Bucket, Piece
+from cait.extras.shards.source import ShardSamples, ShardSource
+from cait.file_lock import file_lock
 
 
 def module(root: Path | str, **settings: object) -> ImageNetDataModule:
@@ -195,7 +195,7 @@ def test_a_making_that_is_killed_goes_on_to_the_same_files(
     other = ["shards", str(digits_root), str(out), "--images=41"]
     assert "holds a part of other shards" in refusal(other, capsys)
     # The last chunk may lie there without the record that vouches for it: the kill came between the two renames.
-    chunks = [path for path in out.glob("[tv]*/chunk-*.bin") if making.record_of(path).is_file()]
+    chunks = [path for path in out.glob("[tv]*/chunk-*.bin") if writer.record_of(path).is_file()]
     before = {path: path.stat().st_mtime_ns for path in chunks}
     assert len(before) >= kills[-1] - 1
     make(digits_root, out, "--images=40", "--workers=1")
@@ -639,16 +639,17 @@ def test_a_worker_does_not_copy_what_is_known_of_the_images(tmp_path: Path) -> N
     order = np.random.default_rng(0).permutation(count)
     zeros = [0] * count
     records = [dict(labels=zeros, starts=zeros, sizes=zeros, sums=zeros)]
-    samples = ShardSamples("root", making._table(records, order, names), [Piece("", 0, "")] * 200, 500, lambda *_: b"")
-    del names, zeros, records
-    reader, writer = os.pipe()
+    table = writer._table(records, order, names)
+    samples = ShardSamples("root", table, [Piece("", 0, "")] * 200, 500, lambda *_: b"")
+    del names, zeros, records, table
+    read_end, write_end = os.pipe()
     if (child := os.fork()) == 0:
         gc.disable()
         before = own()
         for index in range(count):
             samples.name(index), samples[index]
-        os.write(writer, str(own() - before).encode())
+        os.write(write_end, str(own() - before).encode())
         os._exit(0)
     os.waitpid(child, 0)
-    assert int(os.read(reader, 100)) < 4_000_000  # as a list of tuples 20 million
+    assert int(os.read(read_end, 100)) < 4_000_000  # as a list of tuples 20 million
     assert samples.name(99_999) == "root/train/n00000333/n00099999.JPEG"

@@ -24,10 +24,11 @@ from torchvision import datasets
 from torchvision.datasets.imagenet import ARCHIVE_META
 
 from cait.cli import main
-from cait.data import folder, imagenet
+from cait.data import folder
+from cait.data.datamodule import ImageNetDataModule
 from cait.data.folder import load_rgb
-from cait.datamodule import ImageNetDataModule
 from cait.errors import UserError
+from cait.extras.catalog import imagenet
 
 
 def module(root: Path | str, **settings: object) -> ImageNetDataModule:

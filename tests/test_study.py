@@ -18,13 +18,13 @@ import pytest
 import yaml
 from conftest import KIND, LIMIT, environment
 
-from cait.analysis import study
-from cait.analysis.paper import find, rows
-from cait.analysis.study import GRID, Grid, Result, Table
 from cait.cli import main
 from cait.errors import UserError
+from cait.extras.paper.rows import find, rows
+from cait.extras.study import plan
+from cait.extras.study.plan import GRID, Grid, Result, Table
+from cait.extras.study.verb import Runs
 from cait.model.config import variant_config
-from cait.verbs.study import Runs
 
 FULL = Grid(size="full")
 TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=3", "--trainer.limit_val_batches=1"]
@@ -61,7 +61,7 @@ def test_what_is_the_same_is_trained_once() -> None:
     assert originals["skipinit-24-seed0"].name == "skipinit-24-seed0"
     (result,) = results({("plain", 12): [61.0]})
     place = next(trial for trial in FULL.trials if trial.name == "insert-0-seed0")
-    other = study.as_of(place, result)
+    other = plan.as_of(place, result)
     assert (other.method, other.paper, other.is_place, other.acc1) == ("insert-0", "table2/insert-0", True, 61.0)
 
 
@@ -101,7 +101,7 @@ def test_means_and_spreads_are_numpys(tmp_path: Path) -> None:
     gains = np.subtract(runs["plain", 24], runs["plain", 12])
     assert table.gain("plain", 12, 24) == pytest.approx((gains.mean(), gains.std(ddof=1)))
     assert table.gain("layerscale", 12, 24) is None
-    study.write_report(table.results, {}, tmp_path / "study.md", "Depth")
+    plan.write_report(table.results, {}, tmp_path / "study.md", "Depth")
     text = (tmp_path / "study.md").read_text()
     assert f"| plain | 61.57 ± {np.std(runs['plain', 12], ddof=1):.2f} | 54.67 ±" in text
     assert "in the paper" not in text
@@ -110,7 +110,7 @@ def test_means_and_spreads_are_numpys(tmp_path: Path) -> None:
 
 def test_the_papers_figures_stand_beside_at_all_its_depths(tmp_path: Path) -> None:
     of_a_method = [replace(result, paper="table1/layerscale-6") for result in results({("layerscale", 6): [90.0]})]
-    study.write_report(of_a_method, {}, tmp_path / "study.md", "Depth")
+    plan.write_report(of_a_method, {}, tmp_path / "study.md", "Depth")
     text = (tmp_path / "study.md").read_text()
     assert "| method | 12 blocks | 18 blocks | 24 blocks | 36 blocks |" in text
     assert "| layerscale | 80.5 | 81.7 | 82.4 | 82.9 |" in text
@@ -118,7 +118,7 @@ def test_the_papers_figures_stand_beside_at_all_its_depths(tmp_path: Path) -> No
 
 def test_a_failed_run_is_marked(tmp_path: Path) -> None:
     good, bad = results({("plain", 12): [61.0], ("plain", 24): [math.nan]})
-    study.write_report([good, replace(bad, failed=True)], {}, tmp_path / "study.md", "Depth")
+    plan.write_report([good, replace(bad, failed=True)], {}, tmp_path / "study.md", "Depth")
     assert "| plain | 61.00 ± 0.00 |  † |  |" in (tmp_path / "study.md").read_text()
 
 
@@ -148,7 +148,7 @@ def test_a_small_study_to_its_end(
         assert float(row["acc1"]) == float(last["val/acc1"])
     assert not list(Path("logs/study").rglob("*.ckpt"))
     folder = Path("logs/study/layerscale-6-seed0")
-    gradients = study.by_layer(folder, "block", "input_grad_norm", 0)
+    gradients = plan.by_layer(folder, "block", "input_grad_norm", 0)
     assert len(gradients) == 6
     assert min(gradients) > 0
     shown = [f"{gradients[place]:.2g}" for place in (0, -1)]

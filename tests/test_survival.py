@@ -25,9 +25,9 @@ from test_module import FIELDS, Chosen, loader, module, precision_of, trainer
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 import cait as package
-from cait.callbacks.checkpoints import DurableCheckpointIO, is_whole, newest_whole
-from cait.callbacks.guard import NonFiniteGuard
 from cait.errors import UserError
+from cait.guards.nonfinite import NonFiniteGuard
+from cait.run.checkpoints import DurableCheckpointIO, is_whole, newest_whole
 
 # A step checkpoint every third step, in epochs of 22, with all that a checkpoint could forget.
 RECIPE = [
@@ -350,7 +350,7 @@ def test_a_broken_validation_picture_is_not_counted(jpegs: Path) -> None:
     data.setup("fit")
     labels = torch.cat([labels for _, labels in data.val_dataloader()])
     assert sorted(labels.tolist()) == [-1] + [0] * 19 + [1] * 20
-    from cait.metrics import EvalMetrics
+    from cait.train.metrics import EvalMetrics
 
     metrics = EvalMetrics(2)
     logits = torch.nn.functional.one_hot(labels.clamp(min=0), 2).float()
@@ -388,7 +388,7 @@ def test_a_step_without_a_finite_gradient_is_left_out(tmp_path: Path) -> None:
     # The same by hand: torch's AdamW, never called for those batches.
     other = module(drop_path_rate=0.0)
     other.load_state_dict(start)
-    from cait.optim import param_groups
+    from cait.train.optim import param_groups
 
     optimizer = torch.optim.AdamW(param_groups(other.model, 0.05), lr=1e-2, fused=True)
     for number, (images, labels) in enumerate(data):

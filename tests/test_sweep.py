@@ -19,12 +19,12 @@ import pytest
 import yaml
 from conftest import DEVICES, LIMIT, REPO, link_digits, start
 
-from cait.analysis import sweep
-from cait.analysis.space import Space
 from cait.cli import main
+from cait.cli.options import stopping
 from cait.errors import UserError
-from cait.verbs.options import stopping
-from cait.verbs.sweep import Sweep
+from cait.extras.sweep import trials
+from cait.extras.sweep.space import Space
+from cait.extras.sweep.verb import Sweep
 
 TINY: dict[str, Any] = {
     "config": str(REPO / "configs/digits.yaml"),
@@ -105,7 +105,7 @@ def test_a_setting_that_fit_refuses_ends_the_sweep_before_it_begins(
 
 
 def test_the_space_that_is_shipped_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cait.verbs.sweep import _check
+    from cait.extras.sweep.verb import _check
 
     monkeypatch.chdir(REPO)
     space = Space.read(REPO / "configs/sweep/digits.yaml")
@@ -132,13 +132,13 @@ def test_a_sweep_cut_anywhere_draws_the_same_trials(sampler: str, tmp_path: Path
     space = Space.read(path)
 
     def draw(cut: bool) -> list[dict[str, Any]]:
-        study = optuna.create_study(sampler=sweep._sampler(space), direction="maximize")
+        study = optuna.create_study(sampler=trials._sampler(space), direction="maximize")
         for number in range(6):
             study.ask()
             for axis in space.axes if cut else ():  # another process draws each value, and each is asked for again
-                study.sampler = sweep._sampler(Space.read(path))
-                axis.suggest(sweep.trial_of(study, number))
-            values = sweep.values_of(study, space, number)
+                study.sampler = trials._sampler(Space.read(path))
+                axis.suggest(trials.trial_of(study, number))
+            values = trials.values_of(study, space, number)
             study.tell(number, values["a"] * int(values["b"]) - values["c"] / 8)
         return [trial.params for trial in study.trials]
 
@@ -155,7 +155,7 @@ def test_replayed_decisions_are_those_of_optuna(pruner: str, tmp_path: Path) -> 
     options = {"median": {"n_startup_trials": 3, "n_warmup_steps": 1}, "hyperband": {"reduction_factor": 2}}[pruner]
     space = Space.read(write(tmp_path, pruner={"name": pruner} | options))
     curves = np.random.default_rng(0).random((14, 5)).cumsum(axis=1)
-    live = optuna.create_study(study_name=sweep.NAME, direction="maximize", pruner=space.make_pruner())
+    live = optuna.create_study(study_name=trials.NAME, direction="maximize", pruner=space.make_pruner())
     ours = optuna.create_study(direction="maximize")
     stopped = 0
     for curve in curves:
@@ -165,10 +165,10 @@ def test_replayed_decisions_are_those_of_optuna(pruner: str, tmp_path: Path) -> 
             copy.report(value, 10 * place + 7)  # steps of the optimizer
             answer = trial.should_prune()
             for _ in range(2):  # asked again after a kill
-                assert sweep.stops(ours, space.make_pruner(), copy.number) == answer
+                assert trials.stops(ours, space.make_pruner(), copy.number) == answer
             if answer:
                 break
-        state = sweep.state("PRUNED" if answer else "COMPLETE")
+        state = trials.state("PRUNED" if answer else "COMPLETE")
         for study, each in ((live, trial), (ours, copy)):
             study.tell(each, None if answer else curve[-1], state)
         stopped += answer
@@ -177,29 +177,29 @@ def test_replayed_decisions_are_those_of_optuna(pruner: str, tmp_path: Path) -> 
 
 def test_a_sweep_of_another_space_is_refused_once_it_has_begun(tmp_path: Path) -> None:
     space = Space.read(write(tmp_path))
-    sweep.open_study(tmp_path, space).ask()
+    trials.open_study(tmp_path, space).ask()
     longer = Space.read(write(tmp_path, trials=5))
-    assert len(sweep.open_study(tmp_path, longer).trials) == 1
+    assert len(trials.open_study(tmp_path, longer).trials) == 1
     other = Space.read(write(tmp_path, seed=4))
-    assert len(sweep.open_study(tmp_path, other).trials) == 0  # nothing had begun
+    assert len(trials.open_study(tmp_path, other).trials) == 0  # nothing had begun
     (tmp_path / "trial-000").mkdir()
     (tmp_path / "trial-000/config.yaml").touch()
     with pytest.raises(UserError, match=r"another space than .*space\.yaml now says"):
-        sweep.open_study(tmp_path, space)
+        trials.open_study(tmp_path, space)
 
 
 def test_trials_without_their_study_are_not_taken_for_others(tmp_path: Path) -> None:
     (tmp_path / "trial-000").mkdir()
     (tmp_path / "trial-000/config.yaml").touch()
     with pytest.raises(UserError, match=r"has trials, but .*study\.db is missing"):
-        sweep.open_study(tmp_path, Space.read(write(tmp_path)))
+        trials.open_study(tmp_path, Space.read(write(tmp_path)))
 
 
 def trials_of(folder: Path) -> list[tuple[Any, ...]]:
     """All that a sweep ends with."""
     return [
         (trial.number, trial.params, trial.state.name, trial.value, trial.intermediate_values)
-        for trial in sweep.open_study(folder).trials
+        for trial in trials.open_study(folder).trials
     ]
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT, SMALL, Cait, rows, start
 
-from cait.callbacks.loggers import RunCSVLogger, run_loggers
-from cait.callbacks.trackers import Sent, tracker, wandb_records
 from cait.errors import UserError
+from cait.extras.trackers.trackers import Sent, tracker, wandb_records
+from cait.run.loggers import RunCSVLogger, run_loggers
 
 SHORT = [*SMALL, "--model.fields.depth=1", "--trainer.log_every_n_steps=1", "--data.num_workers=0"]
 

@@ -17,8 +17,8 @@ from jsonargparse import _common
 from lightning.pytorch import Trainer
 from PIL import Image
 
-from cait import trust
 from cait.cli import main
+from cait.guards import trust
 
 NAME = "stranger.payload.Payload"
 PAYLOAD = """

@@ -27,11 +27,11 @@ from timm.data import ImageNetInfo, create_transform
 from torch.utils.data import DataLoader, TensorDataset
 
 import cait as package
-from cait.analysis import attention, mistakes, page
 from cait.cli import main
-from cait.datamodule import ImageNetDataModule
+from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
-from cait.verbs.visualize import _crop_box
+from cait.extras.visualize import attention, mistakes, page
+from cait.extras.visualize.verb import _crop_box
 
 SMALL_CAIT = dict(depth=2, embed_dim=48, patch_size=8, num_heads=4)
 EVIL = "<b>&\"cat'$_{$"

@@ -22,10 +22,10 @@ from conftest import LIMIT, SMALL, environment, link_digits, slow, start
 from test_nodes import ENDLESS, torchrun
 from test_survival import TWO
 
-from cait import watch
+from cait.data.datamodule import ImageNetDataModule
 from cait.data.sampler import TrainBatchSampler
-from cait.datamodule import ImageNetDataModule
-from cait.watch import Place, Watch, is_of_the_network
+from cait.extras.watch import watch
+from cait.extras.watch.watch import Place, Watch, is_of_the_network
 
 HOST = socket.gethostname()
 Main = Callable[[Watch, int], None]

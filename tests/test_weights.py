@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import cait
 from cait.cli import main
+from cait.cli.lightning import RUN_VARIABLE
 from cait.errors import UserError
-from cait.lightning_cli import RUN_VARIABLE
 from cait.model.export import export
 from cait.model.weights import load_weights, read_state_dict
 

@@ -99,7 +99,7 @@ def fork_for_others() -> list | None:
 
 
 # What a run imports at once and what it imports later.
-MODULES = ("cait.lightning_cli", "sklearn.datasets", "torch.utils.tensorboard")
+MODULES = ("cait.cli.lightning", "sklearn.datasets", "torch.utils.tensorboard")
 
 if __name__ == "__main__":
     PATH = sys.path[1:]

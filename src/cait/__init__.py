@@ -6,10 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cait.datamodule import ImageNetDataModule
+    from cait.cli.loading import load
+    from cait.data.datamodule import ImageNetDataModule
     from cait.model.factory import create_model
-    from cait.module import CaiTModule
-    from cait.verbs.loading import load
+    from cait.train.module import CaiTModule
 
 __version__ = "0.1.0"
 __all__ = ["CaiTModule", "ImageNetDataModule", "create_model", "load"]
@@ -17,9 +17,9 @@ __all__ = ["CaiTModule", "ImageNetDataModule", "create_model", "load"]
 # Imported on first use: Lightning takes seconds to import, and `create_model` needs torch alone.
 _HOME = {
     "create_model": "cait.model.factory",
-    "CaiTModule": "cait.module",
-    "ImageNetDataModule": "cait.datamodule",
-    "load": "cait.verbs.loading",
+    "CaiTModule": "cait.train.module",
+    "ImageNetDataModule": "cait.data.datamodule",
+    "load": "cait.cli.loading",
 }
 
 

@@ -8,7 +8,7 @@ import os
 import secrets
 from pathlib import Path
 
-from cait import run
+from cait import disk
 
 SIGNATURE = ".signature"
 
@@ -16,7 +16,7 @@ SIGNATURE = ".signature"
 def sign(config: Path, *texts: str) -> None:
     """Sign these texts for the file `config`; nothing is signed where no key can be kept."""
     if key := _key():
-        with contextlib.suppress(OSError), run.whole(config.with_name(SIGNATURE)) as beside:
+        with contextlib.suppress(OSError), disk.whole(config.with_name(SIGNATURE)) as beside:
             beside.write_text("\n".join(_digest(key, text) for text in texts))
 
 

@@ -25,7 +25,7 @@ from cait.data.folder import RawImage, Reading
 from cait.data.ops import on_arrays
 from cait.data.shared import ByValue, Handle, SharedBatches, labels_of
 from cait.errors import UserError, kind_and_place
-from cait.objects import is_path, locate
+from cait.references import is_path, locate
 
 Erased = tuple[int, int, int, int, int]
 """seed of the noise, and the box that it fills: top, left, height, width in pixels"""

@@ -52,7 +52,7 @@ ORIENTATIONS = {
 
 
 class Reading(NamedTuple):
-    """How a file becomes RGB; the fields are `cait.datamodule.ImageNetDataModule`'s settings."""
+    """How a file becomes RGB; the fields are `cait.data.datamodule.ImageNetDataModule`'s settings."""
 
     exif_orientation: bool = True
     background: str | None = "white"

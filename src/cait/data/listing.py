@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torchvision.datasets.folder import IMG_EXTENSIONS as TORCHVISIONS
 
-from cait import run
+from cait import disk
 
 HEIF = (".heic", ".heif")
 """Suffixes of the photographs that iPhones take; pillow-heif reads them."""
@@ -138,7 +138,7 @@ def _keep(kept: Path, files: Files, times: Times) -> None:
     folders = np.frombuffer(b"\0".join(os.fsencode(inner) for inner, _ in times), np.uint8)
     with suppress(OSError):  # the home may be full or read-only
         kept.parent.mkdir(parents=True, exist_ok=True)
-        with run.whole(kept) as beside, beside.open("wb") as file:
+        with disk.whole(kept) as beside, beside.open("wb") as file:
             np.savez(file, folders=folders, changed=[changed for _, changed in times], **files.arrays())
 
 

@@ -17,7 +17,7 @@ MixMode = Literal["batch", "pair", "elem"]
 
 @dataclass(frozen=True)
 class Mixing:
-    """Settings of `cait.datamodule.ImageNetDataModule`, checked, and the mixing that they make.
+    """Settings of `cait.data.datamodule.ImageNetDataModule`, checked, and the mixing that they make.
 
     Raises:
         UserError: a setting is out of range.

@@ -9,11 +9,12 @@ from typing import Protocol
 
 from torch.utils.data import IterableDataset
 
-from cait.data import builtin, digits, folder, imagenet
+from cait.data import digits, folder
 from cait.data.dataset import MapSamples, Samples
-from cait.data.shards import CACHE, ShardSource, is_shards
 from cait.errors import UserError, one_line
-from cait.objects import is_path, locate
+from cait.extras.catalog import imagenet, sets
+from cait.extras.shards.source import CACHE, ShardSource, is_shards
+from cait.references import is_path, locate
 
 
 class DataSource(Protocol):
@@ -54,7 +55,7 @@ def open_source(
 ) -> DataSource:
     """Open the data set `root`; nothing is read yet.
 
-    The arguments are settings of `cait.datamodule.ImageNetDataModule`, except `by_chunk`, see `ShardSource`.
+    The arguments are settings of `cait.data.datamodule.ImageNetDataModule`, except `by_chunk`, see `ShardSource`.
 
     Raises:
         UserError: there is no built-in data set of that name, or the shards are not finished.
@@ -63,9 +64,9 @@ def open_source(
         return SplitSource(root, train_split, val_split, partial(_open_own, root))
     if is_shards(root):
         return ShardSource(root, train_split, val_split, Path(data_dir) if data_dir else CACHE, cache_gb, by_chunk)
-    if builtin.is_builtin(root):
+    if sets.is_builtin(root):
         open_split = partial(
-            builtin.open_set,
+            sets.open_set,
             root,
             folder=Path(data_dir) if data_dir else None,
             download=download,
@@ -164,7 +165,7 @@ class SplitSource:
 
 
 def _open_own(path: str, split: str) -> MapSamples:
-    """Call the factory at `path`; see `root` of `cait.datamodule.ImageNetDataModule`."""
+    """Call the factory at `path`; see `root` of `cait.data.datamodule.ImageNetDataModule`."""
     factory = locate(path)
     try:
         dataset = factory(split=split)

@@ -26,7 +26,7 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes the network's input; the fields are `cait.datamodule.ImageNetDataModule`'s settings.
+    """How an image becomes the network's input; the fields are `cait.data.datamodule.ImageNetDataModule`'s settings.
 
     Raises:
         UserError: a setting is out of range.
@@ -89,7 +89,7 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training images are augmented; the fields are `cait.datamodule.ImageNetDataModule`'s settings.
+    """How training images are augmented; the fields are `cait.data.datamodule.ImageNetDataModule`'s settings.
 
     Raises:
         UserError: a setting is out of range, or timm does not know the policy.

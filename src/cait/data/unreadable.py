@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from cait.disk import TABLE
 from cait.errors import UserError
-from cait.run import TABLE
 
 
 class UnreadableImageError(UserError):

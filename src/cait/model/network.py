@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from cait import objects
+from cait import references
 from cait.errors import UserError, did_you_mean, kind_and_place, one_line
 from cait.model.cait import CaiT
 from cait.model.config import VARIANTS, variant_config
@@ -58,10 +58,10 @@ def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | No
         return CaiT(variant_config(name, **given))
     if name.startswith(TIMM):
         return _build_timm(name, img_size, num_classes, drop_path_rate, fields)
-    if not objects.is_path(name):
+    if not references.is_path(name):
         hint = did_you_mean(name, VARIANTS, f"; choose one of {', '.join(VARIANTS)},")
         raise UserError(f"unknown model {name!r}{hint} or timm/<name>, or package.module:factory")
-    factory = objects.locate(name)
+    factory = references.locate(name)
     arguments = dict(img_size=img_size, num_classes=num_classes, **fields)
     try:
         takes = inspect.signature(factory)

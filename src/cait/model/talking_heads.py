@@ -37,7 +37,7 @@ def talking_heads_attention(
     Args:
         qkv: queries, keys and values, [B, N, 3, h, k].
         backend: "reference" leaves the backward pass to autograd. "recompute" is `TalkingHeads`: the same
-            values in a third of the memory. "fused" is `cait.model.fused`: it needs a GPU, moves half the
+            values in a third of the memory. "fused" is `cait.extras.fused.attention`: it needs a GPU, moves half the
             bytes and saves no map. "auto" takes the best for the device.
 
     Returns:
@@ -54,9 +54,9 @@ def talking_heads_attention(
         _require_fused(qkv.device, qkv.dtype, qkv.shape[3])
     given = qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias, scale
     if backend == "fused":
-        from cait.model import fused  # imported here: not every machine has Triton
+        from cait.extras.fused import attention  # imported here: not every machine has Triton
 
-        return fused.talking_heads(*given)[0]
+        return attention.talking_heads(*given)[0]
     if backend == "recompute":
         return TalkingHeads.apply(*given)
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
@@ -88,10 +88,10 @@ def _sizes(qkv: Tensor) -> tuple[int, int, int]:
 def _require_fused(device: torch.device, dtype: torch.dtype, heads: int) -> None:
     """Raise UserError where "fused" cannot run."""
     try:
-        from cait.model import fused
+        from cait.extras.fused import attention
     except ImportError as error:
         raise UserError(f"attention_backend fused needs Triton ({error}); take auto or recompute") from error
-    if reason := fused.refusal(device, dtype, heads):
+    if reason := attention.refusal(device, dtype, heads):
         raise UserError(f"attention_backend fused needs {reason}; take auto or recompute")
 
 
@@ -114,11 +114,11 @@ def _is_fastest(device: torch.device, dtype: torch.dtype, heads: int) -> bool:
 
 def _is_right(device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> bool:
     """Compare "fused" with the plain backend on one random image. It takes a second, mostly to compile."""
-    from cait.model import fused
+    from cait.extras.fused import attention
 
     bound = max(4 * torch.finfo(dtype).eps, 1e-4)
     try:
-        found = fused.difference(device, dtype, N, heads, k)
+        found = attention.difference(device, dtype, N, heads, k)
     except Exception as error:  # no compiler, an old driver: train without it
         line = (str(error).splitlines() or [""])[0]
         warnings.warn(f"attention by recompute: fused failed its check ({type(error).__name__}: {line})", stacklevel=2)

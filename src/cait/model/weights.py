@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cait import run
+from cait import ckpt
 from cait.errors import UserError, one_line
 from cait.model import network
 from cait.model.config import VARIANTS, CaiTConfig, variant_config
@@ -48,7 +48,7 @@ def read_state_dict(path: str | Path, ema: bool = False) -> StateDict:
 def _read(path: str | Path) -> Any:
     path = Path(path)
     if path.is_dir() and path.suffix == ".ckpt":  # of a sharded run
-        return run.read_checkpoint(path, without=["optimizer_states"])
+        return ckpt.read_checkpoint(path, without=["optimizer_states"])
     if not path.is_file():
         raise UserError(f"the weights {path} do not exist")
     try:
@@ -75,8 +75,8 @@ def _state_dict(content: Any, path: str | Path, ema: bool) -> StateDict:
 def _unwrap(content: Any, ema: bool) -> StateDict | None:
     if not isinstance(content, dict):
         return None
-    if run.is_checkpoint(content):
-        return run.average(content) if ema else run.weights(content)
+    if ckpt.is_checkpoint(content):
+        return ckpt.average(content) if ema else ckpt.weights(content)
     for key in ("state_dict_ema", "model_ema") if ema else ("state_dict", "model"):
         if key in content:
             return content[key]
@@ -101,7 +101,7 @@ def load_weights(
     """
     content = _read(path)
     state = _state_dict(content, path, ema)
-    theirs = run.class_names(content) if run.is_checkpoint(content) else None
+    theirs = ckpt.class_names(content) if ckpt.is_checkpoint(content) else None
     notes = _take_known_classes(model, state, theirs or [], own_classes or [])
     return [*_load(model, state, str(path)), *notes]
 

@@ -1,0 +1,89 @@
+"""What a checkpoint holds, read without running code from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cait.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EMA = "EMA"
+"""Key of the moving average among the states of the callbacks."""
+TENSORS = ("state_dict", "optimizer_states", "callbacks")
+"""Keys of a checkpoint that hold nearly all of its size."""
+Checkpoint = dict[str, Any]
+
+
+def read_checkpoint(path: str | Path, without: Sequence[str] = ()) -> Checkpoint:
+    """Read a checkpoint without running code from it.
+
+    The tensors of a file stay on disk. Those of a folder are read whole, except under the keys `without`, such as
+    "optimizer_states": there None takes their place.
+
+    Raises:
+        UserError: the file or folder is not a whole checkpoint of a run.
+    """
+    import torch
+
+    try:
+        if Path(path).is_dir():
+            from cait import sharded
+
+            checkpoint = sharded.read(Path(path), without=without)
+        else:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        checkpoint["global_step"], checkpoint["state_dict"]
+    except Exception as error:
+        raise UserError(f"{path} is not a whole checkpoint of a run") from error
+    return checkpoint
+
+
+def is_checkpoint(content: Any) -> bool:
+    """Whether the content of a file is a checkpoint of a run."""
+    return isinstance(content, dict) and "pytorch-lightning_version" in content
+
+
+def weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The weights of the network under its own names."""
+    prefix = "model."
+    state = checkpoint["state_dict"]
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def average(checkpoint: Checkpoint) -> dict[str, Tensor] | None:
+    """The moving average of the weights, under the network's names; None if the run kept none."""
+    return checkpoint.get("callbacks", {}).get(EMA) or None
+
+
+def data_state(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """The data module's part of a checkpoint, whatever its class is called; None if there is no such part."""
+    key = _data_key(checkpoint)
+    return None if key is None else checkpoint[key]
+
+
+def class_names(checkpoint: Checkpoint) -> list[str] | None:
+    """The names of the classes, in the order of the logits; None if the checkpoint has no data module."""
+    state = data_state(checkpoint)
+    return None if state is None else state["class_names"]
+
+
+def rename_data_state(checkpoint: Checkpoint, name: str) -> None:
+    """Put the data module's part under `name`: Lightning looks for the `__qualname__` of the class in use."""
+    key = _data_key(checkpoint)
+    if key is not None:
+        checkpoint[name] = checkpoint.pop(key)
+
+
+def _data_key(checkpoint: Checkpoint) -> str | None:
+    """The key of the data module's part: it has the "class_names" and, except in old checkpoints, "depends_on"."""
+    settings = ("hyper_parameters", "datamodule_hyper_parameters")  # a user's own settings may name classes too
+    found = [
+        key
+        for key, part in checkpoint.items()
+        if key not in settings and isinstance(part, dict) and isinstance(part.get("class_names"), list)
+    ]
+    return next((key for key in found if "depends_on" in checkpoint[key]), found[0] if found else None)

@@ -1,0 +1,81 @@
+"""`cait fit` and `cait resume`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cait import signature
+from cait.cli.loading import earlier_of, earlier_settings
+from cait.cli.options import TRUST, asks_for_help, check_one_name, split_run, split_trust
+from cait.errors import UserError
+from cait.extras.paper.verb import replace_row
+from cait.extras.recipe.chooser import replace_folder
+from cait.extras.watch import launch
+from cait.run import rundir
+
+USAGE = """\
+usage: cait resume RUN [options of fit]
+
+Continue a run from its last checkpoint, or from --ckpt_path FILE. RUN is a name in logs/ or
+the path of a folder. What you give now wins over the run's own settings.
+
+  --trust-config   run code that the run's config.yaml names: your own parts, package.module:name,
+                   and classes from outside cait, lightning, torch, torchmetrics and torchvision.
+                   Code in a stranger's run may do anything."""
+
+
+def fit(arguments: list[str], module: Any, data: Any) -> None:
+    """Train. Without a configuration a recipe is chosen for the folder of images, see `cait.extras.recipe.rules`."""
+    check_one_name(arguments)
+    arguments, name = replace_row("fit", arguments), ""
+    arguments = [*earlier_of(arguments), *arguments]
+    if module is None and data is None:  # the rules know the settings of the package's own classes
+        arguments, name = replace_folder(arguments)
+    from cait.cli.lightning import CaiTCLI, drive
+
+    drive(partial(CaiTCLI, name=name), ["fit", *arguments], module, data)
+
+
+def resume(arguments: list[str], module: Any, data: Any) -> None:
+    """Continue a run."""
+    if asks_for_help(arguments):
+        print(USAGE)
+        return
+    trusted, given = split_trust(arguments)
+    arguments = _arguments(given)
+    from cait.cli.lightning import CaiTCLI, drive
+    from cait.guards import trust
+
+    own = signature.own_text(Path(arguments[2]))
+    limits: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if not (trusted or own):
+        paths = [*trust.PACKAGES, *trust.named(given)]
+        limits = trust.only_importing(paths, arguments[2], f"if you trust it add {TRUST}")
+    with limits, contextlib.nullcontext() if trusted else trust.only_objects([*given, own]):
+        drive(CaiTCLI, arguments, module, data)
+
+
+def _arguments(given: list[str]) -> list[str]:
+    """The arguments of `fit` that continue the run named first."""
+    try:
+        return _continue(*split_run("resume", given))
+    except UserError as error:
+        raise UserError(f"{error}; all nodes must share {rundir.LOGS}/" if launch.several() else str(error)) from error
+
+
+def _continue(folder: Path, overrides: list[str]) -> list[str]:
+    # The folder may have been moved or renamed since its configuration was written.
+    place = ["--trainer.default_root_dir", str(folder.parent), "--run_name", folder.name]
+    if not any(override.split("=")[0] == "--ckpt_path" for override in overrides):
+        from cait.run.checkpoints import newest_whole
+
+        last = newest_whole(folder / rundir.CHECKPOINTS)
+        if last is None:
+            raise UserError(f"nothing to resume: {folder} has no checkpoint yet; start it with `make train`")
+        place += ["--ckpt_path", str(last)]
+        sys.argv += place[-2:]  # the processes that Lightning starts continue from the same one
+    return ["fit", "--config", str(rundir.config(folder)), *earlier_settings(folder), *place, *overrides]

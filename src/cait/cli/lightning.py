@@ -1,0 +1,469 @@
+"""LightningCLI for CaiT: the run's folder, its loggers, checkpoints and screen."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning
+from jsonargparse import ArgumentError
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from rich.console import Console
+
+from cait import ckpt, disk, signature
+from cait.data.datamodule import ImageNetDataModule
+from cait.errors import DISK_FULL, UserError, one_line
+from cait.extras.background.checkpoint_io import BackgroundCheckpointIO
+from cait.extras.monitor.callback import Monitor
+from cait.extras.sweep.callback import of_a_sweep
+from cait.extras.throughput.log import ThroughputLog
+from cait.extras.trackers.trackers import tracker
+from cait.extras.watch import connection, launch
+from cait.guards import refusals, trainer_checks
+from cait.guards.nonfinite import NonFiniteGuard
+from cait.run import quiet, rundir
+from cait.run.banner import Banner
+from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
+from cait.run.data_wait import DataWait
+from cait.run.loggers import run_loggers
+from cait.run.predictions import PredictionsFile
+from cait.run.progress import EpochLines, RunProgressBar, RunSummary, TimeLeft
+from cait.run.run_lock import Claim, shared
+from cait.run.threads import CPUSettings
+from cait.run.unreadable_report import UnreadableReport
+from cait.train.accumulation import StepsOfAnotherSize
+from cait.train.ema import EMA
+from cait.train.module import CaiTModule
+from cait.train.step_seed import StepSeed
+
+RUN_VARIABLE = "CAIT_RUN"
+"""Passes the run's name from the first process to the others that Lightning starts."""
+RUN_NAME = "Name of the run's folder in logs/; null takes the configuration's name, with a number if that is taken."
+
+OUTPUT = "File to write; default predictions.csv (cait predict) or evaluation.json (cait validate)."
+SAVE_MINUTES = "Minutes between checkpoints. Every epoch and every --save_every_n_steps saves one too."
+SAVE_STEPS = "Optimizer steps between checkpoints; null saves by time and epochs alone."
+SAVE_ASYNC = "Write checkpoints in a thread while training goes on; takes twice a checkpoint's size of host memory."
+REAL = "File of ReaL labels, real.json, to validate on too; null takes timm's copy if the data is ImageNet."
+V2 = "Folder of ImageNet-V2, or of more images of the same classes, to validate on too."
+COLLECTIVE = "Minutes that the processes of a run wait for one that does not answer, before all end."
+SILENCE = "Seconds without a sign of life after which a process counts as lost and all end; null waits for ever."
+THROUGHPUT = "Steps between rows of throughput.csv; null takes trainer.log_every_n_steps, 0 writes none."
+BEST_METRIC = "Metric that chooses best.ckpt, as metrics.csv names it."
+BEST_MODE = "Whether the best value of --best_metric is its largest or its smallest."
+LOGGER = "Tracker to log to beside metrics.csv and TensorBoard; a resumed run goes on under its id there."
+LOGGER_ARGS = "Arguments of Lightning's logger of that tracker, as {project: mine, offline: true}."
+PAPER_ROW = "Row of the paper to compare the run with; --paper sets it."
+
+
+class SaveConfig(SaveConfigCallback):
+    """Write config.yaml when training begins, so that a refused resume leaves the old one as it was.
+
+    The file is whole at any moment. Its signature says that the run is this account's own. A new run's file is
+    signed, and the signature holds unless somebody else changes the file.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        pass
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        path = Path(trainer.default_root_dir) / rundir.CONFIG
+        text = self.parser.dump(self.config, skip_none=False)
+        if not trainer.is_global_zero or (path.is_file() and path.read_text() == text):
+            return
+        before = signature.own_text(path)
+        own = bool(before) or not path.exists()
+        if own:
+            signature.sign(path, before, text)  # a kill before the last line leaves either text, and both are signed
+        with disk.whole(path) as beside:
+            beside.write_text(text)
+        if own:
+            signature.sign(path, text)
+
+
+class CaiTCLI(LightningCLI):
+    """`fit` writes everything below `<trainer.default_root_dir, else logs>/<run>/`.
+
+    Args:
+        arguments: a verb of LightningCLI and its options.
+        module: class of the module.
+        data: class of the data module.
+        name: of a run that neither --run_name nor a configuration names; empty takes the model's.
+    """
+
+    claim: Claim | None = None
+    _not_made: str | None = None
+
+    def __init__(
+        self,
+        arguments: list[str],
+        module: type[CaiTModule] = CaiTModule,
+        data: type[ImageNetDataModule] = ImageNetDataModule,
+        name: str = "",
+    ) -> None:
+        self.arguments, self.name = arguments, name
+        quiet.hush()
+        # Raise errors, so that one line reports them. Do not guess an option from its first letters.
+        strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
+        super().__init__(
+            module,
+            data,
+            save_config_callback=SaveConfig,
+            trainer_defaults={
+                "use_distributed_sampler": False,  # the datamodule shards, exactly
+                "num_sanity_val_steps": 1,
+            },
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            parser_kwargs=strict | {arguments[0]: strict | {"usage": f"cait {arguments[0]} [--NAME VALUE ...]"}},
+        )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Only the verb that is run: parsers for all verbs would take a third of a second more."""
+        verb = self.arguments[0]
+        return {verb: LightningCLI.subcommands()[verb]}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--run_name", type=str | None, default=None, help=RUN_NAME)
+        parser.add_argument("--output", type=str | None, default=None, help=OUTPUT)
+        parser.add_argument("--real", type=str | None, default=None, help=REAL)
+        parser.add_argument("--v2", type=str | None, default=None, help=V2)
+        parser.add_argument("--paper_row", type=str | None, default=None, help=PAPER_ROW)
+        parser.add_argument("--save_every_n_minutes", type=float | None, default=10.0, help=SAVE_MINUTES)
+        parser.add_argument("--save_every_n_steps", type=int | None, default=None, help=SAVE_STEPS)
+        parser.add_argument("--save_async", type=bool, default=False, help=SAVE_ASYNC)
+        parser.add_argument(
+            "--max_nonfinite_steps",
+            type=int,
+            default=10,
+            help="Skipped steps in a row, without a finite gradient, that end the run.",
+        )
+        parser.add_argument("--throughput_every_n_steps", type=int | None, default=None, help=THROUGHPUT)
+        parser.add_argument("--collective_timeout_minutes", type=float, default=10.0, help=COLLECTIVE)
+        parser.add_argument("--silence_seconds", type=float | None, default=60.0, help=SILENCE)
+        parser.add_argument("--best_metric", type=str, default="val/acc1", help=BEST_METRIC)
+        parser.add_argument("--best_mode", type=Literal["max", "min"], default="max", help=BEST_MODE)
+        parser.add_argument("--logger", type=Literal["wandb", "mlflow", "comet"] | None, default=None, help=LOGGER)
+        parser.add_argument("--logger_args", type=dict[str, Any], default={}, help=LOGGER_ARGS)
+        parser.add_lightning_class_args(EMA, "ema")
+        parser.add_lightning_class_args(Monitor, "monitor")
+        for kind in (Callback, Logger):
+            parser.add_instantiator(self._make, kind)
+        parser.link_arguments("data.img_size", "model.img_size")
+        parser.link_arguments("data.mean", "model.mean")
+        parser.link_arguments("data.std", "model.std")
+        parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
+        parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+        shown: Any = parser._action_groups  # in the order of --help: the Trainer's hundred settings go last
+        shown.append(shown.pop(shown.index((parser.groups or {})["trainer"])))
+
+    def _make(self, kind: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make a callback or a logger that a setting names."""
+        try:
+            return kind(*args, **kwargs)
+        except Exception as error:
+            reason = one_line(error) or type(error).__name__
+            self._not_made = f"cannot make {kind.__module__}.{kind.__qualname__}: {reason}"
+            raise
+
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except Exception as error:  # jsonargparse's own message would be long
+            if self._not_made is not None:
+                raise UserError(self._not_made) from error
+            if isinstance(error, ValueError) and (reason := refusals.not_made(str(error))):
+                raise UserError(reason) from error
+            raise
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        for file in refusals.config_files(self.arguments):
+            refusals.check_config(file)
+        try:
+            self.config = parser.parse_args(refusals.join_negative(self.arguments))
+        except ArgumentError as error:
+            known = list(self._parser(self.arguments[0]).get_defaults().keys(branches=True))
+            raise UserError(refusals.explain(str(error), self.arguments, known)) from error
+        seed = self.config[self.config.subcommand].seed_everything
+        if isinstance(seed, bool) or not 0 <= seed < 2**32:  # Lightning takes true as a random seed, false as none
+            raise UserError(f"--seed_everything must be a whole number from 0 to {2**32 - 1}, got {seed}")
+
+    def _parse_ckpt_path(self) -> None:
+        if self.config.subcommand == "fit":
+            self._meet()
+        # Lightning would silently prefer the checkpoint's hyper-parameters to the command line. Here the
+        # configuration says what the model is, and a checkpoint that does not fit is refused.
+        config = self.config[self.config.subcommand]
+        if config.ckpt_path is None:
+            if self.config.subcommand != "fit" and not (config.model.weights or config.model.pretrained):
+                raise UserError(
+                    "nothing to score: give --ckpt_path or --model.weights FILE, or use `cait eval RUN` for a run"
+                )
+        elif not Path(config.ckpt_path).exists():
+            raise UserError(f"the checkpoint {config.ckpt_path} does not exist")
+        else:
+            checkpoint = ckpt.read_checkpoint(config.ckpt_path, without=ckpt.TENSORS)
+            config.weights_only = True  # whatever the configuration says; Lightning reads the file again
+            self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
+            if self.config.subcommand == "fit":
+                trainer_checks.length(config.trainer, checkpoint, config.ckpt_path)
+            if self.config.subcommand == "predict" and config.data.predict_root is not None:
+                # The checkpoint knows the classes; the training folder need not be there.
+                config.data.class_names = ckpt.class_names(checkpoint)
+
+    def _meet(self) -> None:
+        """Wait for the other processes. If torchrun has restarted them, continue from the run's last checkpoint."""
+        config = self.config.fit
+        restarts = launch.agree(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))  # each node counts its own
+        if any(map(int, restarts)) and config.ckpt_path is None and not config.trainer.fast_dev_run:
+            last = newest_whole(self._name_run() / rundir.CHECKPOINTS)
+            config.ckpt_path = str(last) if last else None
+
+    def _name_run(self) -> Path:
+        """The run's folder. It is made now if the run has no name."""
+        config = self.config.fit
+        root = Path(config.trainer.default_root_dir or rundir.LOGS)
+        launched = "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ  # by torchrun, SLURM or Lightning
+        name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
+        if name is None:
+            base = _recipe(map(str, config.config or [])) or self.name or re.sub(r"[/:]", "-", config.model.name)
+            # Processes that were launched separately cannot agree on a number.
+            name = base if launched else _new_folder(root, base)
+        if not re.fullmatch(r"\w[\w.=+-]*", name):
+            raise UserError(f"a run's name is made of letters, digits and . _ - + =, and is not a path: {name!r}")
+        os.environ[RUN_VARIABLE] = config.run_name = name
+        return root / name
+
+    def _claim_run_dir(self) -> Path:
+        config = self.config.fit
+        if config.trainer.fast_dev_run:  # it writes nothing
+            return Path(config.trainer.default_root_dir or rundir.LOGS)
+        run_dir = self._name_run()
+        if _rank() == 0:
+            self.claim = Claim(run_dir)
+            if config.ckpt_path is None and any(run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt")):
+                resume = rundir.command("resume", run_dir)
+                raise UserError(f"{run_dir} holds a run: go on with `{resume}` or give another --run_name")
+        holder = launch.agree(self.claim.owner if self.claim else "")[0]
+        lost = holder and not shared(run_dir, holder)
+        launch.agree(trouble=f"{run_dir} is not the folder of {holder}; all nodes must share it" if lost else "")
+        return run_dir
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        self.datamodule.check_channels((self.model.hparams.get("fields") or {}).get("in_chans", 3))
+        try:
+            return self._trainer(**kwargs)
+        except BaseException:
+            if self.claim:
+                self.claim.undo()
+            raise
+
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
+        """Let an `EMA` of your own among the Trainer's callbacks replace `--ema`; drop a `--monitor` that is off."""
+        if any(isinstance(callback, EMA) for callback in config["callbacks"]):
+            callbacks = [callback for callback in callbacks if not isinstance(callback, EMA)]
+        monitors = [callback for callback in callbacks if isinstance(callback, Monitor)]
+        callbacks = [callback for callback in callbacks if callback not in monitors]
+        # Before the guard: in a step without a finite gradient it skips the callbacks that follow it.
+        config["callbacks"][:0] = [monitor for monitor in monitors if monitor.every_n_steps is not None]
+        return super()._instantiate_trainer(config, callbacks)
+
+    def fit(self, *args: Any, **kwargs: Any) -> None:
+        """Train, in LightningCLI's place."""
+        try:
+            self.trainer.fit(*args, **kwargs)
+        except BaseException as error:
+            # An error while another is handled, as on a full disk, keeps the Trainer from ending the loader's
+            # workers. They ignore SIGTERM, so Python would wait for them for ever.
+            with contextlib.suppress(Exception):
+                self.trainer.fit_loop.teardown()
+            if self.claim:
+                self.claim.undo()
+            if isinstance(error, SystemExit | KeyboardInterrupt):  # all processes stop, as they have agreed
+                connection.part()
+            raise
+        else:
+            connection.part()
+        finally:
+            if self.claim:
+                self.claim.release()
+
+    def _trainer(self, **kwargs: Any) -> Trainer:
+        given = self.config_init[self.subcommand].trainer
+        if given.barebones:
+            raise UserError("--trainer.barebones true leaves out the checkpoints and metrics of a run")
+        trainer_checks.named_strategy(given.strategy)
+        callbacks: list[Callback] = [StepSeed(self.datamodule.seed), *self._screen(given, kwargs)]
+        if self.subcommand == "fit":
+            callbacks += self._parts_of_a_run(given, kwargs)
+        else:
+            self.save_config_callback = None
+            kwargs.update(logger=False, enable_checkpointing=False)
+            kwargs["plugins"] = [*_listed(given.plugins), DurableCheckpointIO()]  # it reads folders too
+            if self.subcommand == "predict":
+                output = Path(self.config.predict.output or "predictions.csv")
+                callbacks.append(PredictionsFile(output, self.datamodule))
+        if isinstance(here := launch.cluster(), SLURMEnvironment):
+            kwargs["plugins"] = [*kwargs.get("plugins", _listed(given.plugins)), here]
+        try:
+            trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
+            if self.subcommand == "fit":
+                self.datamodule.share_batch(trainer)  # before other processes are started
+                own_timeout = isinstance(given.strategy, Strategy)
+                config = self.config.fit
+                connection.watch(trainer, config.collective_timeout_minutes, config.silence_seconds, own_timeout)
+        except (ValueError, TypeError, ImportError) as error:  # Lightning's, about settings that do not fit together
+            raise UserError(one_line(error)) from error
+        trainer_checks.made(trainer, self.model, self.subcommand == "fit", bool(given.sync_batchnorm))
+        return trainer
+
+    def _screen(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
+        """The callbacks that show the progress."""
+        if given.enable_progress_bar is False:
+            return []
+        wait = DataWait(self.datamodule)
+        if sys.stdout.isatty():
+            left = TimeLeft()
+            return [wait, left, EpochLines(wait, Console().width), RunProgressBar(left)]
+        kwargs["enable_progress_bar"] = False
+        return [wait, EpochLines(wait)]
+
+    def _parts_of_a_run(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
+        """Claim the folder of the run, and make its loggers and callbacks."""
+        config = self.config.fit
+        callbacks: list[Callback] = []
+        trainer_checks.numbers(given)
+        self.run_dir = self._claim_run_dir()
+        first_step = self._first_step()
+        config.ckpt_path = None  # the run's configuration does not say where it was resumed from
+        kwargs["default_root_dir"] = self.run_dir
+        if self.claim:
+            callbacks.append(self.claim)
+        if not given.fast_dev_run:
+            self.datamodule.unreadable_path = self.run_dir / rundir.UNREADABLE
+            self.datamodule.validation_path = self.run_dir / rundir.VALIDATION
+            callbacks.append(RunSummary(self.run_dir, first_step))
+        if given.max_steps > 0:  # a trial of a few steps logs metrics too
+            kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
+        if given.logger is False and config.logger:
+            raise UserError(f"--trainer.logger false leaves no room for --logger {config.logger}; leave one out")
+        if given.logger is not False:
+            own = [] if given.logger is True else _listed(given.logger)
+            if config.logger and not given.fast_dev_run:  # that logs nothing
+                own = [*own, tracker(config.logger, dict(config.logger_args), self.run_dir, first_step)]
+            kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *own]
+        callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
+        callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize(), CPUSettings(self.datamodule)]
+        if given.enable_checkpointing is not False and not given.fast_dev_run:
+            callbacks += [*of_a_sweep(self.run_dir, config.best_metric), *self._checkpoints(given, kwargs)]
+        if given.enable_model_summary is not False:
+            self.datamodule.announces = False
+            callbacks.append(Banner(self.datamodule, None if given.fast_dev_run else self.run_dir))
+        kwargs["enable_model_summary"] = False  # Lightning's own
+        return [*callbacks, ThroughputLog(self.datamodule, config.throughput_every_n_steps)]
+
+    def _checkpoints(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
+        config, folder = self.config.fit, self.run_dir / rundir.CHECKPOINTS
+        kwargs["plugins"] = [
+            *_listed(given.plugins),
+            BackgroundCheckpointIO() if config.save_async else DurableCheckpointIO(),
+        ]
+        return [
+            BestCheckpoint(folder, config.best_metric, config.best_mode),
+            LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes),
+        ]
+
+    def _first_step(self) -> int:
+        """Steps of this run that the checkpoint has done; 0 in a new run, whatever checkpoint it starts from."""
+        resumed = self.config.fit.ckpt_path is not None and any(self.run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt"))
+        return self.checkpoint_step if resumed else 0
+
+
+def drive(
+    kind: Callable[..., CaiTCLI],
+    arguments: list[str],
+    module: type[CaiTModule] | None,
+    data: type[ImageNetDataModule] | None,
+) -> None:
+    """Run a verb of LightningCLI with its options; None takes the package's own class.
+
+    Raises:
+        UserError: bad input, or a setting that Lightning refuses.
+    """
+    try:
+        with _full_disk_told_once():
+            kind(arguments, module or CaiTModule, data or ImageNetDataModule)
+    except MisconfigurationException as error:
+        raise UserError(one_line(error)) from error
+    except (ValueError, RuntimeError) as error:  # settings that do not go with the data, or with each other
+        if re.search(r"out of memory|can't allocate memory", str(error)):
+            size = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
+            raise UserError(
+                f"out of memory{f' ({size[0].lower()})' if size else ''}: lower --data.batch_size or --data.img_size, "
+                "take a smaller model, or add --model.grad_checkpointing true"
+            ) from error
+        if isinstance(error, UserError) or not _is_lightnings(error):
+            raise
+        raise UserError(one_line(error)) from error
+
+
+def _is_lightnings(error: Exception) -> bool:
+    """Whether Lightning itself raised the error, and not code that it calls."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return Path(lightning.__file__).parent in Path(last.filename).parents
+
+
+@contextlib.contextmanager
+def _full_disk_told_once() -> Iterator[None]:
+    """Hide the traceback of TensorBoard's writing thread: the run itself reports a full disk in one line."""
+    before = threading.excepthook
+
+    def tell(given: threading.ExceptHookArgs) -> None:
+        if not (isinstance(given.exc_value, OSError) and given.exc_value.errno in DISK_FULL):
+            before(given)
+
+    threading.excepthook = tell
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _recipe(configs: Iterable[str]) -> str:
+    """The name of the last file that is no overlay; overlays only say where a run trains and logs."""
+    return next(
+        (path.stem for path in reversed([*map(Path, configs)]) if path.parent.name not in refusals.OVERLAYS), ""
+    )
+
+
+def _rank() -> int:
+    return rank_zero_only.rank  # type: ignore[attr-defined]  # set by Lightning from the launcher's variables
+
+
+def _new_folder(root: Path, base: str) -> str:
+    """Make the first folder of `base`, `base-2`, `base-3`, ... that is not there yet, for this run alone."""
+    root.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        name = base if number == 1 else f"{base}-{number}"
+        with contextlib.suppress(FileExistsError):
+            (root / name).mkdir()
+            break
+    return name

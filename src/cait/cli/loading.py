@@ -1,0 +1,289 @@
+"""The network of a run, of a checkpoint or of a file of weights, and how its images are prepared."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cait import ckpt
+from cait.errors import UserError, one_line
+from cait.guards.refusals import check_config, config_files
+from cait.run import rundir
+
+WEIGHTS = (".ckpt", ".pth", ".pt", ".safetensors")
+AVERAGE = ", moving average"
+
+
+EARLIER = {"exif_orientation": False, "background": None}
+"""Data module settings that earlier runs did not record, and the values they used."""
+
+
+class Loaded(NamedTuple):
+    """A network in evaluation mode, and how its images are prepared."""
+
+    network: Any
+    name: str
+    about: str
+    """Where the weights come from."""
+    class_names: list[str]
+    data: Any
+    """A data module, for its evaluation transform; a run's also gives its images."""
+    data_state: dict[str, Any] | None = None
+    """What the checkpoint says of the run's data."""
+    averaged: bool = False
+    """Whether the weights are a run's moving average."""
+
+
+def load(
+    source: str | Path, *, raw: bool = False, trust_config: bool = False, module: Any = None, data: Any = None
+) -> Any:
+    """A trained run, to classify images with: `cait.load("logs/digits").predict("photo.jpg")`.
+
+    Args:
+        source: the run, as a name in logs/ or a folder, or a checkpoint in it. A run means its best checkpoint.
+        raw: take the raw weights even if the checkpoint holds their moving average.
+        trust_config: run your own parts, `package.module:name`, that the run's config.yaml names. Code in a
+            stranger's run may do anything.
+        module: class of the module, a subclass of `cait.CaiTModule`; None takes that.
+        data: class of the data module, for its evaluation transform; None takes `cait.ImageNetDataModule`.
+
+    Returns:
+        the `cait.CaiTModule`, in evaluation, on the CPU, with `class_names`, `transform` and `predict`.
+
+    Raises:
+        UserError: there is no such run, or it cannot be used.
+    """
+    path, folder = find(str(source), "load")
+    from cait.guards import trust
+
+    with contextlib.nullcontext() if trust_config else trust.only_own(folder):
+        checkpoint = ckpt.read_checkpoint(path, without=["optimizer_states"])
+        ema = ckpt.average(checkpoint) is not None and not raw
+        built = _built(path, checkpoint, ema, module)
+        loaded = _loaded(built, checkpoint, path, folder, ema, None, data)
+        built.class_names = loaded.class_names
+        built.prepare_as(loaded.data.preprocessing, loaded.data.eval_transform)
+    return built.eval()
+
+
+def checkpoint_module(path: Path, ema: bool, module: Any) -> Any:
+    """The LightningModule in a checkpoint, built as the checkpoint says, not as the configuration says.
+
+    Raises:
+        UserError: the checkpoint is not whole, or holds no moving average where one is asked for.
+    """
+    return _built(path, ckpt.read_checkpoint(path, without=["optimizer_states"]), ema, module)
+
+
+def _built(path: Path, checkpoint: ckpt.Checkpoint, ema: bool, module: Any) -> Any:
+    from cait.train.module import CaiTModule
+
+    if "name" not in checkpoint.get("hyper_parameters", {}):
+        raise UserError(f"{path} does not say what its network is: 'name' is missing")
+    average = ckpt.average(checkpoint) if ema else {}
+    if average is None:
+        raise UserError(f"{path} holds no moving average of the weights")
+    built = _module(path, checkpoint, module or CaiTModule)
+    if ema:
+        built.model.load_state_dict(average)
+    return built
+
+
+def _module(path: Path, checkpoint: ckpt.Checkpoint, kind: Any) -> Any:
+    import torch
+
+    source: Any = path
+    if path.is_dir():  # Lightning reads only files
+        source = io.BytesIO()
+        torch.save({key: value for key, value in checkpoint.items() if key != "optimizer_states"}, source)
+        source.seek(0)
+    try:
+        return kind.load_from_checkpoint(source, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
+    except Exception as error:  # a stranger's hyper-parameters may cause any error
+        raise UserError(f"{path} cannot be loaded: {one_line(error)}") from error
+
+
+def data_settings(folder: Path) -> dict[str, Any]:
+    """The settings of a run's data module, including those that earlier runs did not record.
+
+    The images that it held out stay the same, even if the data folder has grown since.
+
+    Raises:
+        UserError: its configuration does not hold them.
+    """
+    settings = _earlier(written := _written_settings(folder)) | written
+    if "val_list" in settings and (folder / rundir.VALIDATION).is_file():
+        settings["val_list"] = str(folder / rundir.VALIDATION)
+    return settings
+
+
+def earlier_settings(folder: Path) -> list[str]:
+    """Arguments that keep an earlier run's behaviour where its config.yaml lacks a current setting."""
+    try:
+        earlier = _earlier(_written_settings(folder))
+    except UserError:  # the parser reports it
+        return []
+    return [f"--data.{name}={json.dumps(value)}" for name, value in earlier.items()]
+
+
+def earlier_of(arguments: list[str]) -> list[str]:
+    """The same for each config.yaml of a run that `arguments` name."""
+    files = [path for path in config_files(arguments) if path.name == rundir.CONFIG]
+    return [setting for path in files for setting in earlier_settings(path.parent)]
+
+
+def _earlier(written: dict[str, Any]) -> dict[str, Any]:
+    if "max_bad_share" not in written:  # a data module of your own, which may know none of these
+        return {}
+    return {name: value for name, value in EARLIER.items() if name not in written}
+
+
+def _written_settings(folder: Path) -> dict[str, Any]:
+    import yaml
+
+    path = rundir.config(folder)
+    check_config(path)
+    try:
+        return dict(yaml.safe_load(path.read_text())["data"])
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} does not say how images are prepared: {one_line(error)}") from error
+
+
+def device(folder: Path | None) -> Any:
+    """The device of a run on this machine: the accelerator if there is one, unless the run asks for the CPU."""
+    import torch
+    import yaml
+
+    here = torch.accelerator.current_accelerator(check_available=True)
+    trainer = (yaml.safe_load(rundir.config(folder).read_text()) if folder else {}).get("trainer") or {}
+    return torch.device("cpu") if here is None or trainer.get("accelerator") == "cpu" else here
+
+
+def find(source: str, purpose: str) -> tuple[Path, Path | None]:
+    """A checkpoint, given as a run or as a file, and its run's folder; None if it does not lie in one.
+
+    Raises:
+        UserError: there is no such run or file; the error names the `purpose`, such as "visualize".
+    """
+    path = Path(source)
+    if path.is_file() or (path.suffix == ".ckpt" and path.is_dir()):
+        folder = Path(os.path.relpath(path.absolute().parent.parent))
+        return path, folder if (folder / rundir.CONFIG).is_file() else None
+    if path.suffix in WEIGHTS and not path.is_dir():
+        raise UserError(f"the weights {source} do not exist")
+    folder = rundir.find(source)
+    return rundir.best_checkpoint(folder, purpose), folder
+
+
+def from_checkpoint(
+    path: Path, folder: Path | None, ema: bool | None, img_size: int | None, module: Any, data: Any
+) -> Loaded:
+    """Load a run's checkpoint. Images are prepared as in its `folder`, or without one as the checkpoint says.
+
+    Args:
+        ema: whether to take the moving average of the weights; None takes it if there is one.
+        img_size: side of the images, to which positions are resized; None takes the checkpoint's.
+        module: the LightningModule's class; None takes the package's own.
+        data: the data module's class; likewise.
+
+    Raises:
+        UserError: the checkpoint or the run's configuration cannot be used.
+    """
+    try:
+        checkpoint = ckpt.read_checkpoint(path, without=["optimizer_states"])
+    except UserError as error:
+        raise UserError(f"{error}; of a file of weights say the model: --name, as --name xxs24") from error
+    averaged = ckpt.average(checkpoint) is not None if ema is None else ema
+    return _loaded(_built(path, checkpoint, averaged, module), checkpoint, path, folder, averaged, img_size, data)
+
+
+def _loaded(
+    built: Any, checkpoint: ckpt.Checkpoint, path: Path, folder: Path | None, ema: bool, img_size: int | None, data: Any
+) -> Loaded:
+    from cait.data.datamodule import ImageNetDataModule
+    from cait.model.attention import SelfAttention
+    from cait.model.network import input_shape, rebuild
+    from cait.model.weights import load_weights
+
+    network, (_, _, size) = built.model, input_shape(built.hparams)
+    settings = checkpoint["hyper_parameters"]
+    if img_size not in (None, size):
+        size = img_size
+        network = rebuild(settings | {"img_size": size})
+        load_weights(network, path, ema)
+    for part in network.modules():
+        if isinstance(part, SelfAttention):
+            part.backend = "auto"  # "fused" needs a GPU
+    if folder is not None:
+        given = data_settings(folder)
+    else:
+        given = {key: settings[key] for key in ("mean", "std") if key in settings}
+        given |= (ckpt.data_state(checkpoint) or {}).get("preprocessing") or {}
+    try:
+        images = (data or ImageNetDataModule)(**given | {"img_size": size})
+    except TypeError as error:
+        raise UserError(f"the run does not say how images are prepared: {one_line(error)}") from error
+    about = f"{path}{AVERAGE * ema}, step {checkpoint['global_step']:,}"
+    names = _readable(ckpt.class_names(checkpoint), settings["num_classes"])
+    return Loaded(network.eval(), settings["name"], about, names, images, ckpt.data_state(checkpoint), ema)
+
+
+def from_weights(path: str, name: str, ema: bool, img_size: int | None) -> Loaded:
+    """Load a file with the weights of one of the paper's models: the release's, timm's, or any other's.
+
+    Raises:
+        UserError: the file holds no weights, or those of another network.
+    """
+    from cait.data.datamodule import ImageNetDataModule
+    from cait.model.factory import create_model
+    from cait.model.weights import load_weights, read_state_dict
+
+    state = read_state_dict(path, ema)
+    try:
+        classes, positions = len(state["head.weight"]), state["pos_embed"].shape[1]
+        patch_size = state["patch_embed.proj.weight"].shape[-1]
+    except (KeyError, IndexError, TypeError) as error:
+        raise UserError(f"{path} is of another network than {name}: {one_line(error)}") from error
+    size = math.isqrt(positions) * patch_size if img_size is None else img_size
+    network = create_model(name, size, classes, patch_size=patch_size, distillation_token="dist_token" in state)
+    about = "; ".join([f"{path}{AVERAGE * ema}", *load_weights(network, path, ema)])
+    return Loaded(network.eval(), name, about, _readable(None, classes), ImageNetDataModule(img_size=size))
+
+
+def from_timm(name: str, img_size: int | None) -> Loaded:
+    """Load the weights that timm publishes for a model, at their lowest resolution unless `img_size` is given.
+
+    Raises:
+        UserError: there are none, or they cannot be fetched.
+    """
+    from cait.data.datamodule import ImageNetDataModule
+    from cait.model import network
+    from cait.model.weights import load_pretrained, published_entries
+
+    size = min(published_entries(name), default=224) if img_size is None else img_size
+    built = network.build(name, size, 1000)
+    network.require(built, name, "maps", "visualize")  # before anything is fetched
+    about = "; ".join(load_pretrained(built, name))
+    return Loaded(built.eval(), name, about, _readable(None, 1000), ImageNetDataModule(img_size=size))
+
+
+def _readable(names: list[str] | None, num_classes: int) -> list[str]:
+    """The names of the classes: ImageNet's in words, numbers where there are none."""
+    from timm.data import ImageNetInfo
+
+    imagenet = ImageNetInfo()
+    if names == imagenet.label_names() or (names is None and num_classes == imagenet.num_classes()):
+        words = [name.split(",")[0] for name in imagenet.label_descriptions()]  # the first of several synonyms
+        many = Counter(words)
+        return [
+            word if many[word] == 1 else name for word, name in zip(words, imagenet.label_descriptions(), strict=True)
+        ]
+    return names if names is not None else [f"class {index}" for index in range(num_classes)]

@@ -1,0 +1,107 @@
+"""What the verbs have in common on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cait.errors import UserError
+from cait.run import rundir
+
+TRUST = "--trust-config"
+
+
+class Options(argparse.ArgumentParser):
+    """Options of a verb; an error is a UserError."""
+
+    def __init__(self, verb: str, description: str) -> None:
+        super().__init__(prog=f"cait {verb}", description=description, allow_abbrev=False)
+
+    def add_trust(self) -> None:
+        """Take --trust-config, as `trusted`."""
+        self.add_argument(
+            TRUST, "--trust_config", action="store_true", dest="trusted", help="run the code that the run names"
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; `{self.prog} --help` lists what there is")
+
+
+def asks_for_help(arguments: list[str]) -> bool:
+    return not {"-h", "--help"}.isdisjoint(arguments)
+
+
+def check_one_name(arguments: list[str]) -> None:
+    """Raise UserError if a run is given two names, as RUN=a beside ARGS="--run_name b" does."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--run_name", action="append", default=[])
+    with contextlib.suppress(argparse.ArgumentError):  # no value; the real parser reports it
+        names = parser.parse_known_args(arguments)[0].run_name
+        if len(set(names)) > 1:
+            raise UserError(f"the run is given {len(names)} names, {' and '.join(names)}; keep RUN= or --run_name")
+
+
+def split_trust(arguments: list[str]) -> tuple[bool, list[str]]:
+    """(whether --trust-config is given, the other arguments)"""
+    others = [argument for argument in arguments if argument.replace("_", "-") != TRUST]
+    return len(others) < len(arguments), others
+
+
+def split_run(verb: str, arguments: list[str]) -> tuple[Path, list[str]]:
+    """(the folder of the run that comes first, the other arguments)
+
+    Raises:
+        UserError: no run is named, or there is none of this name.
+    """
+    name = None if not arguments or arguments[0].startswith("-") else arguments[0]
+    return named_run(verb, name), arguments[1:]
+
+
+def named_run(verb: str, name: str | None) -> Path:
+    """The folder of the run that is named.
+
+    Raises:
+        UserError: no run is named, or there is none of this name.
+    """
+    if not name:
+        raise which_run(verb)
+    return rundir.find(name)
+
+
+def check_folder(path: Path) -> None:
+    """Raise UserError if `path`, where files are to go, is a file."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file; name a folder with --output")
+
+
+@contextlib.contextmanager
+def stopping(what: str) -> Iterator[None]:
+    """SIGTERM, or SIGHUP from a closed terminal, raises KeyboardInterrupt as Ctrl-C does.
+
+    Args:
+        what: "runs" or "trials", which are told to save then.
+    """
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    signals = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else [])]
+    before = {number: signal.signal(number, interrupt) for number in signals}
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"The {what} have saved; the same command continues them", file=sys.stderr)
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def which_run(verb: str) -> UserError:
+    """The error where no run is named."""
+    return UserError(f"which run? `make {verb} RUN=NAME` or `cait {verb} NAME`; runs are the folders in {rundir.LOGS}/")

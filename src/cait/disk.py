@@ -1,0 +1,114 @@
+"""Files and folders that are whole after a kill at any moment: the old one or the new one."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+AWAY = ".away.tmp"
+"""Suffix of a file or folder that was moved away to make room for another."""
+TABLE: Any = dict(newline="", encoding="utf-8", errors="surrogateescape")
+"""How files with the names of images are opened: names may hold bytes that are not text."""
+
+
+def scratch(path: Path) -> Path:
+    """Where this process writes a file before it takes the place of `path`."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file to write, which then takes the place of `path`: a kill leaves the old file or the new one."""
+    beside = scratch(path)
+    try:
+        yield beside
+        beside.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table whole."""
+    with whole(path) as beside, beside.open("w", **TABLE) as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def replace(beside: Path, path: Path, previous: Path | None = None) -> None:
+    """Move the file or folder `beside` to `path`, and keep what was at `path` as `previous`.
+
+    A kill at any moment leaves the old one or the new one. No rename replaces a folder, so the one that has to go is
+    moved away first. After a kill between those renames, `clear_scratch` puts it back.
+    """
+    if any(place is not None and place.is_dir() for place in (beside, path, previous)):
+        _replace_folder(beside, path, previous)
+        return
+    if previous is not None and path.exists():
+        _keep(path, previous)
+    os.replace(beside, path)
+    flush(path.parent)
+
+
+def _keep(path: Path, previous: Path) -> None:
+    """Give the file at `path` the name `previous` too."""
+    link = scratch(previous)
+    link.unlink(missing_ok=True)
+    try:
+        os.link(path, link)
+    except OSError:  # a file system without links: `path` is missing until the new file takes its place
+        os.replace(path, previous)
+    else:
+        os.replace(link, previous)
+
+
+def _replace_folder(beside: Path, path: Path, previous: Path | None) -> None:
+    if beside.is_dir():
+        flush(beside)
+    goes = previous or path
+    away = goes.with_name(f".{goes.name}{AWAY}")
+    remove(away)
+    if path.exists():
+        if goes.exists():
+            goes.rename(away)
+        if previous is not None:
+            path.rename(previous)
+    beside.rename(path)
+    flush(path.parent)
+    with suppress(OSError):  # NFS keeps a folder that somebody reads; `clear_scratch` comes back to it
+        remove(away)
+
+
+def flush(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def clear_scratch(folder: Path) -> None:
+    """Remove what killed processes left half written, and put back what they had moved away."""
+    for path in list(folder.rglob(".*.tmp")):
+        place = path.with_name(path.name.removeprefix(".").removesuffix(AWAY))
+        if path.name.endswith(AWAY) and not place.exists():
+            path.rename(place)
+            continue
+        with suppress(OSError):  # a process that has lost process 0 may still write there
+            remove(path)

@@ -1,0 +1,100 @@
+"""The files of onnxruntime-web that a page needs to run a network: fetched by npm, checked and kept."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import shutil
+import subprocess
+import tarfile
+import zlib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from cait import disk
+from cait.errors import UserError
+
+VERSION = "1.30.0"
+PACKAGE = f"onnxruntime-web@{VERSION}"
+TARBALL = f"onnxruntime-web-{VERSION}.tgz"
+FILES = {
+    "ort.wasm.bundle.min.mjs": "sha512-"
+    "1KcF8CWAZeqtTcvLgKPtOMXIbkWeh++LDCQpDhQ5ARVxHAL1VNL5rr0OI+MxTbmNIANldE/A/q+O4gSKgSMjWQ==",
+    "ort-wasm-simd-threaded.wasm": "sha512-"
+    "Gt7e1iIDIZ/PXEhM/OVleqWHVom0kEI/hs8cod0crXcV9jDGM39B23HuQnlOOgDOC3x4k5pxIgtdgzaL9up3MA==",
+}
+"""The files in dist/ of the package, and their hashes in the form of subresource integrity."""
+LIMIT = 600
+"""Seconds that npm may take."""
+
+
+def files(given: Path | None) -> dict[str, bytes]:
+    """The contents of the files by name.
+
+    Args:
+        given: the package's folder or its .tgz; None takes the .tgz in ~/.cache/cait, or has npm fetch it there.
+
+    Raises:
+        UserError: there is no npm, it cannot fetch the package, or what was given or fetched is of another version.
+    """
+    place = given or _cached()
+    try:
+        contents = _read_folder(place) if place.is_dir() else _read_tarball(place)
+    except (OSError, KeyError, AttributeError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise UserError(f"{place} is not the package {PACKAGE}: {error}") from error
+    for name, content in contents.items():
+        if _integrity(content) != FILES[name]:
+            raise UserError(f"{name} in {place} is not that of {PACKAGE}; `npm pack {PACKAGE}` fetches the package")
+    return contents
+
+
+def _read_folder(folder: Path) -> dict[str, bytes]:
+    inner = folder / "dist" if (folder / "dist").is_dir() else folder
+    return {name: (inner / name).read_bytes() for name in FILES}
+
+
+def _read_tarball(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as tar:
+        return {name: tar.extractfile(f"package/dist/{name}").read() for name in FILES}  # type: ignore[union-attr]
+
+
+def _integrity(content: bytes) -> str:
+    return f"sha512-{base64.b64encode(hashlib.sha512(content).digest()).decode()}"
+
+
+def _cached() -> Path:
+    """The cache folder of the files, which are fetched if they are missing."""
+    cache = _cache()
+    if not all((cache / name).is_file() for name in FILES):
+        _fetch(cache)
+    return cache
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cait/onnxruntime-web" / VERSION
+
+
+def _fetch(cache: Path) -> None:
+    """Put the files into the cache, once they are checked."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise UserError(
+            f"there is no npm here, which fetches {PACKAGE}: run `npm pack {PACKAGE}` where there is one, "
+            f"and add --runtime {TARBALL}"
+        )
+    with TemporaryDirectory(prefix="cait-npm-") as scratch:
+        command = [npm, "pack", PACKAGE, "--silent"]
+        try:
+            done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=LIMIT)
+        except subprocess.TimeoutExpired as error:
+            raise UserError(f"npm has not fetched {PACKAGE} in {LIMIT} seconds; or give --runtime {TARBALL}") from error
+        tarball = Path(scratch, TARBALL)
+        if done.returncode or not tarball.is_file():
+            said = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it gives no reason")
+            raise UserError(f"npm cannot fetch {PACKAGE}: {said}; or give --runtime {TARBALL}")
+        contents = files(tarball)
+    cache.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        with disk.whole(cache / name) as beside:
+            beside.write_bytes(content)

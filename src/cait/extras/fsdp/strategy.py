@@ -1,0 +1,168 @@
+"""`--trainer.strategy fsdp2`: parameters, gradients, moments and the moving average shared out over all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy, StrategyRegistry
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from cait import ckpt, disk
+from cait.errors import UserError, one_line
+from cait.extras.fsdp import sharded
+from cait.run.checkpoints import DurableCheckpointIO
+
+NAME = "fsdp2"
+ANOTHER = "take another --model.optimizer, such as adamw"
+PRECISIONS = ("32-true", "bf16-mixed")
+
+
+class FullyShardedStrategy(ModelParallelStrategy):
+    """Lightning's strategy for FSDP2 over all processes; `CaiTModule.configure_model` shards the network.
+
+    Checkpoints hold what a run with DDP saves, key by key, with sharded tensors: see `sharded.py`. So they are
+    restored at the same points of a run as DDP's, and either strategy reads the other's checkpoints.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(tensor_parallel_size=1, **settings)
+        self._states_checked = False
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return False
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    def check(self, precision: str, sync_batchnorm: bool, optimizer: str) -> None:
+        """Raise UserError if FSDP2 cannot train with these settings."""
+        if precision not in PRECISIONS:
+            raise UserError(f"--trainer.precision {precision}: fsdp2 takes {' or '.join(PRECISIONS)}")
+        if sync_batchnorm:
+            raise UserError("--trainer.sync_batchnorm true: fsdp2 leaves batch norms as they are; take ddp")
+        if "muon" in optimizer:
+            raise UserError(f"--model.optimizer {optimizer} needs whole matrices, and fsdp2 shares them out; take ddp")
+        if type(self.checkpoint_io) not in (DurableCheckpointIO, TorchCheckpointIO):
+            raise UserError("fsdp2 writes checkpoints itself: leave out --save_async true and plugins that write them")
+        if self.root_device.type not in ("cpu", "cuda"):
+            raise UserError(f"fsdp2 needs GPUs of NVIDIA or AMD, or the CPU, not {self.root_device.type}")
+
+    def setup_environment(self) -> None:
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Refuse batches in which not all processes take part: every batch needs all of them."""
+        counts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(counts, sized_len(dataloader))
+        if len(set(counts)) > 1:
+            raise UserError(
+                f"fsdp2 needs all processes for every batch, and they have {min(counts)} to {max(counts)} batches: "
+                "set another --data.eval_batch_size"
+            )
+        return dataloader
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._share_buffers()
+        return super().training_step(*args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._share_buffers()
+        return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._share_buffers()
+        return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._share_buffers()
+        return super().predict_step(*args, **kwargs)
+
+    def _share_buffers(self) -> None:
+        """Give all processes the statistics of process 0's batch norms, as DDP does before every forward pass."""
+        assert self.lightning_module is not None
+        for buffer in self.lightning_module.model.buffers():  # type: ignore[union-attr]
+            dist.broadcast(buffer, 0)
+
+    def optimizer_step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = super().optimizer_step(optimizer, *args, **kwargs)
+        except RuntimeError as error:
+            if "mixed torch.Tensor and DTensor" not in str(error):
+                raise
+            raise UserError(f"fsdp2 cannot run this step: {one_line(error)}; {ANOTHER}") from error
+        if not self._states_checked:
+            self._check_states(optimizer)
+        return result
+
+    def _check_states(self, optimizer: Optimizer) -> None:
+        """Refuse moments that are not sharded as their parameters are: a checkpoint cannot hold them."""
+        for parameter, state in optimizer.state.items():
+            self._states_checked = True
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.ndim and not _alike(value, parameter):
+                    raise UserError(
+                        f"fsdp2 cannot save the optimizer's {name}: it is not shared out as its parameter is; {ANOTHER}"
+                    )
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        return Strategy.lightning_module_state_dict(self)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        Strategy.load_model_state_dict(self, checkpoint, strict)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return Strategy.optimizer_state(self, optimizer)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        Strategy.load_optimizer_state_dict(self, checkpoint)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        """`storage_options` may be {"previous": folder}: the checkpoint that was at `filepath` is kept there."""
+        path = Path(filepath)
+        beside = self.broadcast(disk.scratch(path))
+        put = partial(disk.replace, beside, path, (storage_options or {}).get("previous"))
+        error = sharded.save(checkpoint, beside, put)
+        if error:
+            self.checkpoint_io.error = f"cannot write {path}: {error}"  # type: ignore[attr-defined]
+            if self.is_global_zero:
+                disk.remove(beside)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read a checkpoint, sharded or plain. Each process keeps only its own part."""
+        mesh, path = self.device_mesh["data_parallel"], Path(checkpoint_path)
+        if not path.is_dir():
+            return sharded.share_out(ckpt.read_checkpoint(path), mesh, self._is_sharded)
+        try:
+            return sharded.read(path, mesh)
+        except Exception as error:
+            raise UserError(f"{path} is not a whole checkpoint of a run") from error
+
+    def _is_sharded(self, place: sharded.Place, tensor: Tensor) -> bool:
+        assert self.lightning_module is not None
+        match place:
+            case ("state_dict", str(name)):
+                return isinstance(self.lightning_module.state_dict().get(name), DTensor)
+            case ("callbacks", ckpt.EMA, str(name)):
+                return isinstance(self.lightning_module.state_dict().get(f"model.{name}"), DTensor)
+            case ("optimizer_states", *_):
+                return tensor.ndim > 0  # not the number of steps
+        return False
+
+
+def _alike(one: Any, other: Any) -> bool:
+    sharded_alike = isinstance(one, DTensor) and isinstance(other, DTensor) and one.placements == other.placements
+    return sharded_alike and one.shape == other.shape
+
+
+StrategyRegistry.register(NAME, FullyShardedStrategy, description="FSDP2 over all processes")

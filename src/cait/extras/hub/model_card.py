@@ -1,0 +1,248 @@
+"""A model card: the README.md of a model on the Hugging Face Hub, from what a run has written."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import cait
+from cait.errors import UserError
+from cait.extras.catalog import sets
+from cait.references import is_path
+
+PLACES = (
+    "root",
+    "data_dir",
+    "copies_dir",
+    "val_list",
+    "predict_root",
+    "class_names",
+    "cache_gb",
+    "num_workers",
+    "prefetch",
+)
+WEIGHTS = ("weights", "weights_ema", "teacher_weights", "teacher_path", "mean", "std")
+TRAINER = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
+"""The Trainer's settings that make a difference. PLACES and WEIGHTS are settings of the data and the model that make
+none, or that are places on this machine."""
+CURVES, RELIABILITY = "curves.png", "reliability.png"
+NAMED = 50
+"""Up to this many classes are named."""
+WEAKEST = 5
+USE = """\
+```python
+import timm
+import torch
+from PIL import Image{imports}
+
+model = timm.create_model("hf_hub:{repo}", pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+image = {image}.convert("RGB")
+with torch.no_grad():
+    probabilities = model(transform(image)[None]).softmax(dim=1)[0]
+for probability, index in zip(*probabilities.topk({most})):
+    print(f"{{probability:.3f}}", model.pretrained_cfg["label_names"][index])
+```"""
+
+
+def text(
+    repo: str,
+    scores: Mapping[str, Any],
+    about: Mapping[str, Any],
+    config: Mapping[str, Any],
+    data_state: Mapping[str, Any] | None,
+    images: Sequence[str],
+    license: str | None = None,
+) -> str:
+    """The card, with the metadata of the Hub in front.
+
+    Args:
+        repo: the model's name on the Hub, owner/name.
+        scores: of the weights that go with the card, from evaluation.json.
+        about: evaluation.json itself.
+        config: the run's config.yaml.
+        data_state: what the checkpoint says of the data.
+        images: files of CURVES and RELIABILITY that lie beside the card.
+        license: identifier of the Hub; None leaves it out.
+    """
+    parts = [
+        f"---\n{_metadata(repo, scores, about, config, license)}\n---",
+        f"# {repo.partition('/')[2]}",
+        f"An image classifier of {len(about['class_names']):,} classes: `{about['model']}` for images of "
+        f"{about['img_size']} × {about['img_size']} pixels, trained with PyTorch Lightning and "
+        "[CaiT's recipe](https://arxiv.org/abs/2103.17239) or a part of it.",
+        "## Results",
+        *_results(scores, about),
+        *([f"![Reliability diagram]({RELIABILITY})"] if RELIABILITY in images else []),
+        "## Use",
+        _use(repo, config, about),
+        *_transparent(config),
+        *_large(config),
+        *_classes(about["class_names"]),
+        "It answers any image with one of its classes. " + _doubt(scores),
+        "## Training",
+        *([f"![Curves of the training]({CURVES})"] if CURVES in images else []),
+        "\n".join(_origin(config, about, data_state)),
+        f"```yaml\n{yaml.safe_dump(_settings(config), sort_keys=False).strip()}\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _metadata(
+    repo: str, scores: Mapping[str, Any], about: Mapping[str, Any], config: Mapping[str, Any], license: str | None
+) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    name = _data_name(config)
+    result = EvalResult(
+        task_type="image-classification",
+        dataset_type=name.removeprefix("hfds/") if name.startswith("hfds/") else "imagefolder",
+        dataset_name=name,
+        dataset_split=config["data"].get("val_split"),
+        metric_type="accuracy",
+        metric_value=round(scores["acc1"] / 100, 4),
+        metric_name="top-1 accuracy",
+    )
+    card = ModelCardData(
+        library_name="timm",
+        pipeline_tag="image-classification",
+        tags=["image-classification", "timm"],
+        license=license,
+        metrics=["accuracy"],
+        model_name=repo.partition("/")[2],
+        eval_results=[result],
+    )
+    return card.to_yaml()
+
+
+def _results(scores: Mapping[str, Any], about: Mapping[str, Any]) -> Iterator[str]:
+    rows = [("validation images", scores)]
+    rows += [(title, scores[key]) for key, title in (("real", "ReaL"), ("v2", "ImageNet-V2")) if key in scores]
+    rows += list(scores.get("extra", {}).items())
+    table = ["| set | images | top-1 | top-5 | mean of the classes | calibration error |", "|---|---|---|---|---|---|"]
+    for title, found in rows:
+        figures = [
+            found.get("acc1"),
+            found.get("acc5"),
+            found.get("acc1_macro"),
+            found.get("calibration", {}).get("ece"),
+        ]
+        cells = ["" if figure is None else f"{figure:.2f} %" for figure in figures]
+        table.append(f"| {_cell(title)} | {found['images']:,} | {' | '.join(cells)} |")
+    yield "\n".join(table)
+    if about["tta"]:
+        yield "Each figure is of the mean over an image and its mirror image."
+    weak = sorted((share, name) for name, share in scores["per_class"].items() if share is not None and share < 100)
+    if weak:
+        yield "Weakest classes: " + ", ".join(f"{_cell(name)} ({share:.1f} %)" for share, name in weak[:WEAKEST]) + "."
+
+
+def _use(repo: str, config: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    upright = config["data"].get("exif_orientation", False)
+    image = 'Image.open("image.jpg")'
+    return USE.format(
+        repo=repo,
+        imports=", ImageOps" if upright else "",
+        image=f"ImageOps.exif_transpose({image})" if upright else image,
+        most=min(5, len(about["class_names"])),
+    )
+
+
+def _transparent(config: Mapping[str, Any]) -> Iterator[str]:
+    if background := config["data"].get("background"):
+        yield f"Put images with transparent parts on {_cell(background)} first."
+
+
+def _large(config: Mapping[str, Any]) -> Iterator[str]:
+    if shrink := config["data"].get("shrink"):
+        yield f"Halve large images first: `while min(image.size) >= {2 * shrink}: image = image.reduce(2)`."
+
+
+def _classes(names: Sequence[str]) -> Iterator[str]:
+    if len(names) <= NAMED:
+        yield f"Classes: {', '.join(map(_cell, names))}."
+
+
+def _doubt(scores: Mapping[str, Any]) -> str:
+    rows = [row for row in scores["thresholds"] if row["threshold"] and row["accuracy"] is not None]
+    found = [
+        f"at least {row['threshold']:g}: {row['coverage']:.1f} % of the images, {row['accuracy']:.1f} % of them right"
+        for row in rows
+    ]
+    return f"By the probability of the answer: {'; '.join(found)}." if found else ""
+
+
+def _origin(config: Mapping[str, Any], about: Mapping[str, Any], data_state: Mapping[str, Any] | None) -> Iterator[str]:
+    depends = (data_state or {}).get("depends_on", {})
+    count = depends.get("training pictures")
+    yield f"- Data: {_cell(_data_name(config))}" + ("" if count is None else f", {count:,} training images")
+    if digest := depends.get("digest of the training pictures' names"):
+        yield f"- Digest of the training images' names: `{digest}`"
+    yield f"- Checkpoint: step {about['step']:,}, epoch {about['epoch'] + 1}"
+    yield f"- Code when this card was written: {code()}"
+
+
+def _data_name(config: Mapping[str, Any]) -> str:
+    """The data set's public name, or the last part of its path: the rest is private."""
+    root = str(config["data"]["root"])
+    public = is_path(root) or ("://" not in root and sets.is_builtin(root))
+    return root if public else root.rstrip("/").rpartition("/")[2]
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {"seed_everything": config.get("seed_everything")}
+    kept["trainer"] = {name: config.get("trainer", {}).get(name) for name in TRAINER}
+    kept["model"] = {name: value for name, value in config["model"].items() if name not in WEIGHTS}
+    kept["data"] = {name: value for name, value in config["data"].items() if name not in PLACES}
+    kept["ema"] = config.get("ema")
+    return {
+        name: {key: each for key, each in value.items() if _is_told(each)} if isinstance(value, dict) else value
+        for name, value in kept.items()
+    }
+
+
+def _is_told(value: Any) -> bool:
+    """Whether a setting has a value that is not a place on this machine."""
+    return value is not None and not (isinstance(value, str) and value.startswith(("/", "~")))
+
+
+def code() -> str:
+    """The commit of this package, or its version if it is in no repository."""
+    here = Path(cait.__file__).parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # a repository around an installed package is another's
+        return f"commit `{git('rev-parse', 'HEAD')}`" + (", with changes" if git("status", "--porcelain", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return f"cait-lightning {cait.__version__}"
+
+
+def _cell(text: str) -> str:
+    """A name in Markdown, with all markup escaped."""
+    shown = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
+    return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>|#" else letter for letter in shown)
+
+
+def check(about: Any, key: str, path: Path) -> Mapping[str, Any]:
+    """The scores under `key`, "raw" or "ema", of an evaluation.json that has all that the card tells.
+
+    Raises:
+        UserError: the current `cait eval` did not write it.
+    """
+    needed = ("class_names", "img_size", "model", "step", "epoch", "tta", "raw")
+    if not isinstance(about, dict) or any(name not in about for name in needed):
+        raise UserError(f"{path} is not what `cait eval` writes today: score the run again")
+    scores = about.get(key)
+    if scores is None:
+        raise UserError(f"{path} has no scores of the moving average: the run kept none")
+    if any(name not in scores for name in ("acc1", "images", "per_class", "calibration", "thresholds")):
+        raise UserError(f"{path} is not what `cait eval` writes today: score the run again")
+    return scores

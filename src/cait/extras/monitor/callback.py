@@ -1,0 +1,220 @@
+"""Look inside the layers of a run: branches, gradients and updates, in monitor.csv and TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from cait import disk
+from cait.errors import UserError
+from cait.extras.fsdp.sharding import gathered
+from cait.model import branches
+from cait.run import rundir
+from cait.train.module import CaiTModule
+
+HEADER = "step,layer,part,name,value\n"
+QUANTILES = {"gamma_min": 0.0, "gamma_q25": 0.25, "gamma_median": 0.5, "gamma_q75": 0.75, "gamma_max": 1.0}
+
+
+class Monitor(Callback):
+    """Measure the branches and the gradients of every layer in some steps. The run's results stay the same to the bit.
+
+    For each residual branch of CaiT (parts sa, ffn, ca and ca_ffn of a layer):
+
+    - branch_ratio: the mean over the images of ‖γ·f(x)‖ / ‖x‖, norms over an image's tokens and channels, where x is
+      what the branch is added to; activation_rms: the root mean square of x. Both come from a forward pass of
+      their own over the step's images, before the step, see `cait.model.branches.measure`: no branch is
+      dropped, nothing is scaled for stochastic depth, and the blocks run uncompiled.
+    - gamma_min, gamma_q25, gamma_median, gamma_q75, gamma_max: quantiles of |γ|.
+
+    For each branch, and in another network for each module of `cait.model.branches.parts`:
+
+    - grad_norm: the norm of the gradient of the branch's parameters, γ and norm included: over the whole step, averaged
+      over the processes, without the scale of mixed precision, before clipping;
+    - grad_cosine: the cosine of this gradient with the gradient of the step before;
+    - update_cosine: the cosine of the negative gradient with the update that the optimizer made;
+    - update_ratio: ‖update‖ / ‖weights before it‖.
+
+    For each block (parts block and ca_block): input_grad_norm, the norm of the gradient of the step's loss with respect
+    to the tokens that enter the block, over all images of the step on all processes.
+
+    A figure that is not finite is left out, such as the cosine in a step whose gradient is 0.
+
+    Args:
+        every_n_steps: measure each n-th optimizer step, those that metrics.csv has with the same
+            trainer.log_every_n_steps; None measures nothing.
+    """
+
+    def __init__(self, every_n_steps: int | None = None) -> None:
+        if every_n_steps is not None and every_n_steps < 1:
+            raise UserError(f"monitor.every_n_steps must be at least 1 or null, got {every_n_steps}")
+        self.every_n_steps = every_n_steps
+        self._path: Path | None = None
+        self._step = -1
+        self._previous: dict[str, Any] = {}
+        """The step before a measured one and its gradients, a vector a part."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what was gathered for the last measured step."""
+        self._activations: list[Tensor] = []  # one a micro-batch: [2 · branches]
+        self._input_squares: dict[tuple[int, int], Tensor] = {}  # of (block, micro-batch)
+        self._input_scale = 1.0
+        self._hooks: list[RemovableHandle] = []
+        self._gradients: list[Tensor] = []  # one vector a part
+        self._weights: list[Tensor] = []
+        self._figures: dict[tuple[int, str, str], Tensor] = {}  # by layer, part and name
+
+    def _measures(self, step: int) -> bool:
+        return self.every_n_steps is not None and (step + 1) % self.every_n_steps == 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: CaiTModule) -> None:  # type: ignore[override]
+        self._parts = branches.parts(pl_module.model)
+        # Metal has no float64.
+        self._dtype = torch.float32 if pl_module.device.type == "mps" else torch.float64
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._path = Path(trainer.default_root_dir) / rundir.MONITOR
+            _keep_rows_before(self._path, trainer.global_step)
+
+    def on_train_batch_start(  # type: ignore[override]
+        self, trainer: Trainer, pl_module: CaiTModule, batch: tuple[Tensor, Tensor], batch_idx: int
+    ) -> None:
+        self._step = trainer.global_step
+        if not self._measures(self._step):
+            return
+        with trainer.precision_plugin.forward_context():
+            measured = branches.measure(pl_module.model, batch[0].to(pl_module.dtype))
+        if measured:
+            ratios, sizes = (torch.stack(each) for each in zip(*measured, strict=True))  # [branches, B]
+            means = torch.cat([ratios.mean(dim=1), sizes.square().mean(dim=1)])
+            self._activations.append(means.to(self._dtype))
+
+        def look(block: int, gradient: Tensor) -> None:
+            norm = torch.linalg.vector_norm(gradient, dtype=self._dtype)
+            self._input_squares[block, batch_idx] = norm.square()
+
+        self._hooks = branches.watch_gradients(pl_module.model, look)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: CaiTModule, optimizer: Optimizer) -> None:  # type: ignore[override]
+        now, then = self._measures(self._step), self._measures(self._step + 1)
+        if not now and not then:
+            return
+        scale = pl_module.gradient_scale(optimizer)
+        gradients = [_flat([_gradient(weight) for weight in part.parameters]) / scale for part in self._parts]
+        if now:
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            self._input_scale = scaler.get_scale() if scaler else 1.0
+            self._gradients, self._weights = gradients, [_flat(part.parameters) for part in self._parts]
+            self._measure_gradients()
+        self._previous = {"step": self._step, "gradients": gradients} if then else {}
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: CaiTModule, *_: Any) -> None:  # type: ignore[override]
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._measures(self._step) and trainer.global_step > self._step:  # else gradients accumulate
+            self._measure_activations(trainer)
+            self._measure_updates()
+            self._write(trainer)
+            self._begin()
+
+    def _measure_gradients(self) -> None:
+        before = self._previous.get("gradients") if self._previous.get("step") == self._step - 1 else None
+        for i, (part, gradient) in enumerate(zip(self._parts, self._gradients, strict=True)):
+            key = part.layer, part.name
+            self._figures[*key, "grad_norm"] = self._norm(gradient)
+            if before is not None:
+                self._figures[*key, "grad_cosine"] = self._cosine(gradient, before[i].to(gradient.device))
+            if part.gamma is not None:
+                size = gathered(part.gamma.detach()).abs().to(self._dtype)
+                for name, quantile in QUANTILES.items():
+                    self._figures[*key, name] = torch.quantile(size, quantile)
+
+    def _measure_activations(self, trainer: Trainer) -> None:
+        """Mean over micro-batches and processes; this reduction is the only one of a measured step."""
+        if not self._activations:
+            return
+        activations = torch.stack(self._activations).mean(dim=0)
+        squares = activations.new_zeros(len(self._parts) // 2)  # a block has two branches
+        for (block, _), square in self._input_squares.items():
+            squares[block] += square
+        reduced = trainer.strategy.reduce(torch.cat([activations, squares]), reduce_op="mean")
+        ratios, mean_squares, squares = reduced.split([len(self._parts), len(self._parts), len(squares)])
+        for part, ratio, mean_square in zip(self._parts, ratios, mean_squares, strict=True):
+            self._figures[part.layer, part.name, "branch_ratio"] = ratio
+            self._figures[part.layer, part.name, "activation_rms"] = mean_square.sqrt()
+        # The loss of the step is the mean of the losses of the processes.
+        norms = (squares / trainer.world_size).sqrt() / self._input_scale
+        for block in {block for block, _ in self._input_squares}:
+            first = self._parts[2 * block]
+            name = "ca_block" if first.name == "ca" else "block"
+            self._figures[first.layer, name, "input_grad_norm"] = norms[block]
+
+    def _measure_updates(self) -> None:
+        # There are no gradients if a callback in front of this one skipped the step.
+        for part, gradient, before in zip(self._parts, self._gradients, self._weights, strict=False):
+            update = _flat(part.parameters).to(self._dtype) - before.to(self._dtype)
+            self._figures[part.layer, part.name, "update_cosine"] = self._cosine(-gradient, update)
+            self._figures[part.layer, part.name, "update_ratio"] = self._norm(update) / self._norm(before)
+
+    def _norm(self, vector: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(vector, dtype=self._dtype)
+
+    def _cosine(self, a: Tensor, b: Tensor) -> Tensor:
+        return a.to(self._dtype) @ b.to(self._dtype) / (self._norm(a) * self._norm(b))
+
+    def _write(self, trainer: Trainer) -> None:
+        if self._path is None or not self._figures:
+            return
+        values = torch.stack(list(self._figures.values())).tolist()  # the one wait for the device
+        figures = {key: value for key, value in zip(self._figures, values, strict=True) if math.isfinite(value)}
+        text = io.StringIO()
+        rows = ((self._step, *key, f"{value:.8g}") for key, value in figures.items())
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        with self._path.open("a", newline="") as file:
+            file.write(text.getvalue())
+        scalars = {f"{name}/{part}.{layer:02}": value for (layer, part, name), value in figures.items()}
+        for logger in trainer.loggers:
+            if not isinstance(logger, CSVLogger):  # its table would have a column for each
+                logger.log_metrics(scalars, self._step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The gradients of the last step if the next is measured; otherwise nothing."""
+        return self._previous
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._previous = state_dict
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    """A copy of all tensors in one vector. Sharded tensors are gathered, so all processes must call it together."""
+    return torch.cat([gathered(tensor.detach()).flatten() for tensor in tensors])
+
+
+def _gradient(weight: nn.Parameter) -> Tensor:
+    """The gradient of a weight; 0 if it is not trained."""
+    return torch.zeros_like(weight) if weight.grad is None else weight.grad
+
+
+def _keep_rows_before(path: Path, first_step: int) -> None:
+    """Leave only the header and the rows before `first_step` in the file, because later rows will come again."""
+    lines = path.read_text().splitlines(keepends=True)[1:] if path.is_file() else []
+    steps = [line.partition(",")[0] for line in lines]
+    rows = [
+        line
+        for line, step in zip(lines, steps, strict=True)
+        if line.endswith("\n") and step.isdigit() and int(step) < first_step
+    ]
+    with disk.whole(path) as beside:
+        beside.write_text(HEADER + "".join(rows))

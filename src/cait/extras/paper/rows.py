@@ -1,0 +1,186 @@
+"""The paper's tables as data: each row is a run that one command starts, with its published results.
+
+The rows are in `configs/paper/<table>.yaml`; `Row` says what a row may hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cait.errors import UserError, did_you_mean
+from cait.model.config import CaiTConfig, variant_config
+from cait.run import rundir
+from cait.settings import Settings, as_text, flatten
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+RECIPE = CONFIGS / "imagenet" / "xxs24_224.yaml"
+"""What every row starts from. A row names only its differences."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table. Everything else in its YAML is a setting, by its name on the command line."""
+
+    table: str
+    name: str
+    own: Settings = field(default_factory=dict)
+    """What the row itself sets."""
+    base: str | None = None
+    """Row that it builds on, [table/]row: it takes all of that row's settings."""
+    weights_of: str | None = None
+    """Row whose weights it starts from: it has that row's network and a recipe of its own."""
+    overlay: str | None = None
+    """File in `configs/` that goes on top of the recipe."""
+    evaluate: bool = False
+    """Train nothing; score the weights of `weights_of`."""
+    top1: float | None = None
+    """Published top-1 on ImageNet in per cent."""
+    timm: dict[str, float] = field(default_factory=dict)
+    """Top-1 that timm published for the release's weights: `acc1` on ImageNet, `real` and `v2`."""
+    failed: bool = False
+    """The published run broke down before its end."""
+    parameters: float | None = None
+    """Published, in millions."""
+    gflops: float | None = None
+    """Published, in 10⁹ multiply-adds."""
+    reproduced: float | None = None
+    """Top-1 of a run of this template, in per cent. Without it the last of its run is shown, if that `is_of` it."""
+
+    @property
+    def id(self) -> str:
+        return f"{self.table}/{self.name}"
+
+    @property
+    def run_name(self) -> str:
+        return f"{self.table}-{self.name}"
+
+    @property
+    def run_dir(self) -> Path:
+        return rundir.LOGS / self.run_name
+
+    @property
+    def files(self) -> list[Path]:
+        """The configurations to which the settings are added."""
+        return [RECIPE, *([CONFIGS / self.overlay] if self.overlay else [])]
+
+    @property
+    def differs(self) -> str:
+        """What the row sets, in words."""
+        parts = [f"{word} {row}" for word, row in (("as", self.base), ("weights of", self.weights_of)) if row]
+        parts += [Path(self.overlay).stem] if self.overlay else []
+        parts += ["evaluated"] if self.evaluate else []
+        return ", ".join(parts + [f"{key.split('.')[-1]} {as_text(value)}" for key, value in self.own.items()])
+
+    @property
+    def published(self) -> dict[str, dict[str, float]]:
+        """Top-1 in per cent by who published it, then by set: `acc1` is ImageNet's validation set."""
+        found = {"paper": {} if self.top1 is None else {"acc1": self.top1}, "timm": self.timm}
+        return {source: figures for source, figures in found.items() if figures}
+
+    @property
+    def command(self) -> str:
+        return f"make {'eval' if self.evaluate else 'train'} PAPER={self.id}"
+
+    @property
+    def settings(self) -> Settings:
+        """All differences of the run from the recipe and the overlay."""
+        if self.weights_of:
+            network = ("model.name", "model.fields.")
+            theirs = {k: v for k, v in find(self.weights_of, self.table).settings.items() if k.startswith(network)}
+        elif self.base:
+            theirs = find(self.base, self.table).settings
+        else:
+            theirs = _defaults(self.table)
+        return theirs | self.own
+
+    def is_of(self, hparams: Mapping[str, Any]) -> bool:
+        """Whether a run has the row's network and as many classes as ImageNet, by its module's hyper-parameters."""
+        given = hparams.get("fields") or {}
+        sizes = {key: hparams.get(key) for key in ("img_size", "num_classes")}
+        try:
+            theirs = variant_config(hparams.get("name", ""), **sizes, **given)
+        except (TypeError, UserError):  # another kind of network
+            return False
+        ours = self.network()
+        return dataclasses.replace(theirs, drop_path_rate=0.0) == dataclasses.replace(ours, drop_path_rate=0.0)
+
+    def arguments(self) -> list[str]:
+        """The row as arguments of `cait fit` and other verbs: configurations and settings, without weights."""
+        return [
+            *(f"--config={file}" for file in self.files),
+            *(f"--{key}={as_text(value)}" for key, value in self.settings.items()),
+        ]
+
+    def network(self) -> CaiTConfig:
+        """The network that the row trains.
+
+        Raises:
+            UserError: a field or a value that does not exist.
+        """
+        settings: Settings = {}
+        for file in self.files:
+            settings |= _settings_of(file)
+        settings |= self.settings
+        fields = {k.removeprefix("model.fields."): v for k, v in settings.items() if k.startswith("model.fields.")}
+        rate = settings["model.drop_path_rate"]
+        return variant_config(settings["model.name"], img_size=settings["data.img_size"], drop_path_rate=rate, **fields)
+
+
+@functools.cache
+def tables() -> dict[str, dict[str, Any]]:
+    """The YAML files by their stem."""
+    if not RECIPE.is_file():
+        raise UserError(f"{CONFIGS} is missing: the paper's rows are read from a clone of the template")
+    return {file.stem: yaml.safe_load(file.read_text()) for file in sorted((CONFIGS / "paper").glob("*.yaml"))}
+
+
+@functools.cache
+def rows() -> dict[str, Row]:
+    """Every row by its id."""
+    found = {}
+    for table, content in tables().items():
+        for name, given in content["rows"].items():
+            about = {key: value for key, value in given.items() if key in Row.__dataclass_fields__}
+            own = {key: value for key, value in given.items() if "." in key}
+            unknown = given.keys() - about.keys() - own.keys()
+            if unknown:
+                raise UserError(f"configs/paper/{table}.yaml, row {name}: unknown key {unknown.pop()!r}")
+            row = Row(table, name, flatten(own), **about)
+            found[row.id] = row
+    return found
+
+
+def find(id: str, table: str | None = None) -> Row:
+    """A row by its id, or by its name alone within `table`.
+
+    Raises:
+        UserError: there is no such row.
+    """
+    known = rows()
+    full = id if "/" in id else f"{table}/{id}"
+    if full not in known:
+        raise UserError(f"the paper has no row {id!r}{did_you_mean(full, known, '; `cait paper` lists them')}")
+    return known[full]
+
+
+def released(name: str, img_size: int) -> Row | None:
+    """The row of the weights that timm publishes for a model at a resolution; None if there is none."""
+    known = rows().values() if RECIPE.is_file() else ()
+    own = (row for row in known if row.timm and row.settings["model.name"] == name)
+    return next((row for row in own if row.network().img_size == img_size), None)
+
+
+def _defaults(table: str) -> Settings:
+    return flatten(tables()[table].get("defaults", {}))
+
+
+@functools.cache
+def _settings_of(file: Path) -> Settings:
+    return flatten(yaml.safe_load(file.read_text()))

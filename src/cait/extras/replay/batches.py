@@ -1,0 +1,209 @@
+"""The training batches of any step, as the network sees them: read again from (seed, epoch, batch, process)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from timm.data.random_erasing import RandomErasing
+from torch import Tensor
+
+from cait import seeds
+from cait.data.augment import Augment
+from cait.data.datamodule import ImageNetDataModule
+from cait.data.dataset import TrainImages
+from cait.data.sampler import Key, TrainLoader
+from cait.errors import UserError
+
+Box = tuple[int, int, int, int]
+"""top, left, height, width, in pixels"""
+
+
+@dataclass
+class Seen:
+    """One image of a batch, and what was done to it.
+
+    `share` is its own part of the label; the rest is that of `partner`, the place of another image in the batch.
+    `mixed` is "mixup", "cutmix" or "". `box` is what CutMix pasted from the partner, `erased` what was erased.
+    `index` counts the training images. `repeat` counts the times that the epoch has had this one before.
+    """
+
+    epoch: int
+    batch: int
+    process: int
+    place: int
+    index: int
+    repeat: int
+    file: str
+    instead_of: str
+    label: int
+    share: float = 1.0
+    mixed: str = ""
+    partner: int | None = None
+    box: Box | None = None
+    erased: Box | None = None
+
+
+@dataclass
+class Batch:
+    """images float32 [B, 3, S, S], normalised, erased and mixed; targets [B] or [B, num_classes]; and B `seen`."""
+
+    images: Tensor
+    targets: Tensor
+    seen: list[Seen]
+
+
+class Moment:
+    """Stands in for a Trainer, for the data module only, as it is before one training batch of one process."""
+
+    training = True
+
+    def __init__(self, trainer: Trainer, epoch: int = 0, batch: int = 0, process: int = 0) -> None:
+        self._trainer, self.current_epoch, self.global_rank = trainer, epoch, process
+        progress = SimpleNamespace(current=SimpleNamespace(ready=batch))
+        self.fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+
+class TrainingBatches:
+    """The batches of a run by (epoch, batch), all counted from 0, without a model.
+
+    On the same kind of device, the pixels are those of the training, bit for bit: the device draws the noise of erased
+    boxes.
+
+    Args:
+        data: the data module; its loader is then read in this process.
+        trainer: with the run's settings; it need not train.
+        state: the data module's part of a checkpoint, None if there is none.
+
+    Raises:
+        UserError: the data cannot be used, or is not what the checkpoint was trained on.
+    """
+
+    def __init__(self, data: ImageNetDataModule, trainer: Trainer, state: dict[str, Any] | None = None) -> None:
+        self.data, self.trainer = data, trainer
+        self._stand_at(0, 0, 0)
+        data.share_batch(trainer)
+        data.prepare_data()
+        data.setup()
+        if state is not None:
+            data.load_state_dict(state)
+        self.batches_per_epoch = self._batches_per_epoch(len(self._loader()))
+
+    def _stand_at(self, epoch: int, batch: int, process: int) -> None:
+        self.data.trainer = Moment(self.trainer, epoch, batch, process)  # type: ignore[assignment]
+
+    def _loader(self) -> TrainLoader:
+        loader = self.data.train_dataloader()
+        if not isinstance(loader, TrainLoader):
+            raise UserError(f"replay reads cait's own loader, not the {type(loader).__name__} of your data module")
+        return loader
+
+    def _batches_per_epoch(self, there: int) -> int:
+        limit = self.trainer.limit_train_batches  # of `overfit_batches` too
+        return min(limit, there) if isinstance(limit, int) else int(limit * there)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(self.batches_per_epoch / self.trainer.accumulate_grad_batches)
+
+    @property
+    def steps(self) -> float:
+        """Optimizer steps of the whole run; infinity if nothing ends it."""
+        epochs, steps = self.trainer.max_epochs, self.trainer.max_steps
+        by_epochs = math.inf if epochs in (None, -1) else epochs * self.steps_per_epoch
+        return min(by_epochs, math.inf if steps == -1 else steps)
+
+    def check(self, first: int, last: int) -> None:
+        """Raises UserError if the run does not have these steps."""
+        if last >= self.steps:
+            step = first if first >= self.steps else last
+            raise UserError(f"there is no step {step:,}: the run has {self.steps:,}, from 0 to {self.steps - 1:,}")
+
+    def of_step(self, step: int) -> list[tuple[int, int]]:
+        """(epoch, batch) of the batches of an optimizer step, several if gradients accumulate."""
+        epoch, step = divmod(step, self.steps_per_epoch)
+        accumulated = self.trainer.accumulate_grad_batches
+        last = min((step + 1) * accumulated, self.batches_per_epoch)
+        return [(epoch, batch) for batch in range(step * accumulated, last)]
+
+    def read(self, epoch: int, batch: int, process: int) -> Batch:
+        """The batch of one process, on its device."""
+        self._stand_at(epoch, batch, process)
+        data, device = self.data, self.trainer.strategy.root_device
+        data.num_workers = 0
+        loader = self._loader()
+        raw = next(iter(loader))
+        keys = next(iter(loader.batch_sampler))  # type: ignore[arg-type]  # it stands where the loader put it
+        labels = raw[1].tolist()
+        erased = self._erased(keys, raw)
+        moved: Any = self.trainer.precision_plugin.convert_input(raw)
+        moved = data.on_before_batch_transfer(moved, 0)
+        moved = data.transfer_batch_to_device(moved, device, 0)
+        images, targets = data.on_after_batch_transfer(moved, 0)
+        seen = [
+            Seen(*data._position(), process, place, index, key[2], *_names(data.train_images, key, index), label)
+            for place, (key, label) in enumerate(zip(keys, labels, strict=True))
+            for index in [_index(data.train_images, key)]
+        ]
+        for place, box in erased.items():
+            seen[place].erased = box
+        if data.mixing.is_on:
+            self._note_mixing(seen, images.shape[-1], process)
+        return Batch(images, targets, seen)
+
+    def _erased(self, keys: list[Key], raw: Any) -> dict[int, Box]:
+        """The erased box by place in the batch."""
+        images, transform = self.data.train_images, self.data.train_transform
+        if isinstance(transform, Augment):
+            return {place: tuple(box) for place, (_, *box) in raw[2]}
+        erasing = getattr(transform, "transforms", [None])[-1]
+        if not isinstance(erasing, RandomErasing):
+            return {}
+        probability, erasing.probability = erasing.probability, 0.0  # the last draws of all: nothing else changes
+        whole = [pixels for pixels, _ in images.__getitems__(keys)]
+        erasing.probability = probability
+        changed = [(ours != theirs).any(dim=0) for ours, theirs in zip(raw[0], whole, strict=True)]
+        return {place: box for place, where in enumerate(changed) if (box := _bounds(where))}
+
+    def _note_mixing(self, seen: list[Seen], size: int, process: int) -> None:
+        """Mix a probe as the batch was mixed: the first half black, the other white, each image with its own label."""
+        data, number = self.data, len(seen)
+        before = torch.zeros(number, 1, size, size)
+        before[number // 2 :] = 1
+        seed = seeds.batch_mixing(data.seed, *data._position(), process)
+        after, shares = data.mixing(before.clone(), torch.arange(number), number, seed)
+        for place, image in enumerate(seen):
+            change = (after[place, 0] - before[place, 0]).abs()
+            if change.any():
+                pasted = bool((change.round() == change).all())
+                image.mixed, image.partner = "cutmix" if pasted else "mixup", number - 1 - place
+                image.share = shares[place, place].item()
+                image.box = _bounds(change > 0) if pasted else None
+
+
+def _index(images: TrainImages, key: Key) -> int:
+    """Index of the image that was read for a key; call it after reading."""
+    tried = (images.index(key, attempt) for attempt in count())
+    return next(index for index in tried if images.samples.name(index) not in images.unreadable.seen)
+
+
+def _names(images: TrainImages, key: Key, index: int) -> tuple[str, str]:
+    """(the image's name, the name of the one that it stands in for)"""
+    return images.samples.name(index), "" if index == key[1] else images.samples.name(key[1])
+
+
+def _bounds(where: Tensor) -> Box | None:
+    """The box around the true places of [S, S]; None if there are none."""
+    rows, columns = where.any(dim=1).nonzero(), where.any(dim=0).nonzero()
+    if not len(rows):
+        return None
+    top, left = int(rows[0]), int(columns[0])
+    return top, left, int(rows[-1]) + 1 - top, int(columns[-1]) + 1 - left

@@ -1,0 +1,58 @@
+"""A trial of a sweep reports its metric at each validation, and ends early if the sweep's pruner says so."""
+
+from __future__ import annotations
+
+import math
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from cait.extras.sweep import trials
+from cait.extras.sweep.trials import STOPPED
+
+if TYPE_CHECKING:
+    from optuna import Study
+
+
+class ReportTrial(Callback):
+    """Report the metric of a run, which is a trial, to the study beside its folder.
+
+    Args:
+        run_dir: of the run.
+        number: of the trial.
+        metric: what to report; the run has it at each validation.
+    """
+
+    def __init__(self, run_dir: Path, number: int, metric: str) -> None:
+        self.folder, self.number, self.metric = run_dir.parent, number, metric
+
+    @cached_property
+    def study(self) -> Study:
+        return trials.open_study(self.folder)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking or self.metric not in trainer.callback_metrics:
+            return
+        value = float(trainer.callback_metrics[self.metric])
+        stop = trainer.strategy.broadcast(trainer.is_global_zero and self._report(trainer.global_step, value))
+        trainer.should_stop = trainer.should_stop or stop
+
+    def _report(self, step: int, value: float) -> bool:
+        """Whether the trial ends here."""
+        space, trial = trials.space_of(self.study, self.folder), trials.trial_of(self.study, self.number)
+        pruner = space.make_pruner() if space else None
+        if step not in self.study.trials[self.number].intermediate_values:  # reported before a kill, to the same bits
+            trial.report(value, step)
+        stop = not math.isfinite(value) or (pruner is not None and trials.stops(self.study, pruner, self.number))
+        if stop:
+            trial.set_user_attr(STOPPED, step)
+        return stop
+
+
+def of_a_sweep(run_dir: Path, metric: str) -> list[Callback]:
+    """The callback of a trial; none unless the run is a trial of a sweep that stops trials early."""
+    number = os.environ.get(trials.VARIABLE)
+    return [ReportTrial(run_dir, int(number), metric)] if number else []

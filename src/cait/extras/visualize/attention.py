@@ -1,0 +1,223 @@
+"""Attention maps as figures: what the class token reads of an image, and where that is on the photograph.
+
+Shapes: h heads, T class tokens (2 with a distillation token), a grid of s × s patches, S = img_size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from PIL import Image
+from torch import Tensor
+
+import cait.plots  # noqa: F401  # the style
+from cait.errors import UserError
+
+Box = tuple[float, float, float, float]
+TOKENS = ("class token", "distillation token")
+CAPTION = (
+    "Saliency is the map of the first class-attention block: what the class token reads of each patch, from the least "
+    "(dark) to the most (bright), resized to the image. Each map has a scale of its own. The numbers below it are its "
+    "least and its largest weight, in multiples of 1 / number of patches. Self-attention is what the framed patch "
+    "reads, after the heads are mixed; there a weight may be negative."
+)
+WIDTH, LEAST_COLUMNS = 8.0, 4
+"""Width in inches of a figure with few heads, and the columns that it has room for."""
+MOST_PIXELS, MOST_LETTERS = 1000, 24
+"""Longer side of a photograph, and length of a class's name, in a figure."""
+
+
+class View(NamedTuple):
+    """An image, and what a network makes of it."""
+
+    photograph: Image.Image
+    pixels: np.ndarray
+    """What the network sees: uint8 [S, S, 3]."""
+    box: Box | None
+    """(left, top, right, bottom) of that on the photograph, in its pixels; None if nobody knows."""
+    class_attention: list[Tensor]
+    """[h, T, s, s] for each class-attention block."""
+    self_attention: dict[int, Tensor]
+    """[h, s, s] by the number of the block: what the patch `query` reads."""
+    query: tuple[int, int]
+    """Row and column of that patch."""
+    probabilities: Tensor
+    """[num_classes]"""
+
+
+def on_grid(weights: Tensor) -> Tensor:
+    """Attention weights [..., keys] of the patches alone, [..., s, s]; class tokens come first among the keys."""
+    side = math.isqrt(weights.shape[-1])  # keys are s² or s² + T: neither T = 1 nor T = 2 makes another square
+    return weights[..., -(side**2) :].unflatten(-1, (side, side))
+
+
+def saliency(weights: Tensor, size: int) -> Tensor:
+    """Weights [s, s], scaled from 0 (smallest) to 1 (largest) and resized to [size, size] with a bicubic filter."""
+    least, largest = weights.amin(), weights.amax()
+    scaled = (weights - least) / (largest - least).clamp_min(torch.finfo(weights.dtype).tiny)
+    resized = F.interpolate(scaled[None, None], size=(size, size), mode="bicubic", align_corners=False)
+    return resized[0, 0].clamp(0, 1)
+
+
+@torch.no_grad()
+def look(
+    network: Any,
+    photograph: Image.Image,
+    image: Tensor,
+    pixels: np.ndarray,
+    box: Box | None,
+    blocks: Sequence[int] = (),
+    query: tuple[int, int] | None = None,
+) -> View:
+    """Run a network that has `maps` on one image.
+
+    Args:
+        image: the network's input, [3, S, S].
+        pixels: the same before it was normalised, uint8 [S, S, 3].
+        box: where that lies on the photograph.
+        blocks: numbers of the self-attention blocks to show, from 0.
+        query: row and column of the patch whose self-attention is shown; None takes the centre.
+
+    Raises:
+        UserError: the network has no class-attention block, no such self-attention block, or no such patch.
+    """
+    images = image[None].to(next(network.parameters()).device)
+    maps = network.maps(images)
+    if not maps.class_attention:
+        raise UserError("the network has no class-attention block whose maps could be shown")
+    class_attention = [on_grid(weights[0].float().cpu()) for weights in maps.class_attention]
+    count, side = len(maps.self_attention), class_attention[0].shape[-1]
+    for block in blocks:
+        if not 0 <= block < count:
+            raise UserError(f"there is no self-attention block {block}: the network has {count}, from 0 on")
+    row, column = query or (side // 2, side // 2)
+    if not (0 <= row < side and 0 <= column < side):
+        raise UserError(
+            f"there is no patch {row},{column}: the grid is {side} × {side}, from 0,0 to {side - 1},{side - 1}"
+        )
+    asked = {block: maps.self_attention[block][0, :, row * side + column - side**2].float().cpu() for block in blocks}
+    return View(
+        photograph=photograph,
+        pixels=pixels,
+        box=box,
+        class_attention=class_attention,
+        self_attention={block: on_grid(weights) for block, weights in asked.items()},
+        query=(row, column),
+        probabilities=network(images)[0].float().softmax(dim=-1).cpu(),
+    )
+
+
+def figure(view: View, class_names: Sequence[str]) -> Figure:
+    """Draw what a network makes of an image.
+
+    Above: the saliency of the first class-attention block on the photograph and on what the network sees, and the
+    top classes. Below, in a column for each head: the same saliency, then the maps of each block.
+    """
+    first = view.class_attention[0]  # [h, T, s, s]
+    rows = 1 + len(view.class_attention) * first.shape[1] + len(view.self_attention)
+    columns = max(len(first), LEAST_COLUMNS)
+    width = max(WIDTH, columns * 0.9)
+    heights = WIDTH / 4 + 0.3, rows * (width / columns + 0.15)
+    whole = Figure(figsize=(width, sum(heights)), layout="constrained")
+    above, below = whole.subfigures(2, 1, squeeze=False, height_ratios=heights)[:, 0]
+    _draw_above(above, view, first.mean(dim=0), class_names)
+    axes = below.subplots(rows, columns, squeeze=False)
+    for empty in axes[:, len(first) :].flat:
+        empty.remove()
+    _draw_below(axes[:, : len(first)], view)
+    return whole
+
+
+def _draw_below(axes: np.ndarray, view: View) -> None:
+    """Fill axes [rows, h]."""
+    lines = iter(axes)
+    for head, axis in enumerate(saliencies := next(lines)):
+        _overlay(axis, view, view.class_attention[0][head, 0])
+        axis.set_title(f"head {head}")
+    _label(saliencies[0], "saliency")
+    for number, weights in enumerate(view.class_attention):
+        for token, name in zip(weights.unbind(1), TOKENS, strict=False):
+            _draw_maps(next(lines), f"class attention {number}" + f"\n{name}" * (weights.shape[1] > 1), token)
+    for block, weights in view.self_attention.items():
+        _draw_maps(line := next(lines), f"self-attention {block}", weights)
+        row, column = view.query
+        for axis in line:
+            axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, color="#56B4E9", lw=1.5))
+
+
+def _draw_above(above: Any, view: View, means: Tensor, class_names: Sequence[str]) -> None:
+    """`means` [T, s, s]: the maps of the first class-attention block, averaged over the heads."""
+    panels = [*["photograph"] * (view.box is not None), "seen", *TOKENS[: len(means)], "classes"]
+    axes = dict(zip(panels, above.subplots(1, len(panels)), strict=True))
+    if view.box is not None:
+        _draw_photograph(axes["photograph"], view, means[0])
+    axes["seen"].imshow(view.pixels)
+    axes["seen"].set_title(f"as seen, {len(view.pixels)} pixels")
+    for token, weights in zip(TOKENS, means, strict=False):
+        _overlay(axes[token], view, weights)
+        axes[token].set_title("mean saliency" if len(means) == 1 else token)
+    for axis in list(axes.values())[:-1]:
+        _bare(axis)
+    _draw_classes(axes["classes"], view.probabilities, class_names)
+
+
+def _draw_photograph(axes: Axes, view: View, weights: Tensor) -> None:
+    """The whole photograph, the saliency where the network saw it, a frame around that."""
+    assert view.box is not None
+    left, top, right, bottom = view.box
+    width, height = view.photograph.size
+    small = view.photograph.copy()
+    small.thumbnail((MOST_PIXELS, MOST_PIXELS))
+    axes.imshow(small, extent=(0, width, height, 0))
+    _lay_over(axes, saliency(weights, len(view.pixels)), (left, right, bottom, top))
+    axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, color="#D55E00", lw=1, clip_on=False))
+    axes.set(xlim=(0, width), ylim=(height, 0), title=f"image, {width} × {height}")
+
+
+def _overlay(axes: Axes, view: View, weights: Tensor) -> None:
+    size = len(view.pixels)
+    axes.imshow(view.pixels, extent=(0, size, size, 0))
+    _lay_over(axes, saliency(weights, size), (0, size, size, 0))
+
+
+def _lay_over(axes: Axes, values: Tensor, extent: tuple[float, float, float, float]) -> None:
+    axes.imshow(values, extent=extent, cmap="inferno", vmin=0, vmax=1, alpha=0.6, interpolation="bilinear")
+    _bare(axes)
+
+
+def _draw_maps(line: np.ndarray, label: str, maps: Tensor) -> None:
+    """Maps [h, s, s], each scaled from its least weight to its largest; below it these two, in multiples of 1 / s²."""
+    for axes, weights in zip(line, maps, strict=True):
+        axes.imshow(weights, cmap="inferno")
+        least, largest = (bound * weights.numel() for bound in weights.aminmax())
+        axes.set_xlabel(f"{least:.3g} … {largest:.3g}", fontsize=7, labelpad=1)
+        _bare(axes)
+    _label(line[0], label)
+
+
+def _label(axes: Axes, text: str) -> None:
+    axes.set_ylabel(text, fontsize=8)
+
+
+def _bare(axes: Axes) -> None:
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+
+
+def _draw_classes(axes: Axes, probabilities: Tensor, class_names: Sequence[str]) -> None:
+    best = probabilities.topk(min(5, len(probabilities)))
+    names = [class_names[index] for index in best.indices.tolist()]
+    axes.barh(range(len(names)), best.values, height=0.3, color="#56B4E9")
+    for line, (name, value) in enumerate(zip(names, best.values.tolist(), strict=True)):
+        shown = name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…"
+        axes.text(0, line - 0.35, f"{shown}  {value:.1%}", va="center", fontsize=8, parse_math=False)
+    _bare(axes)
+    axes.set(title="classes", xlim=(0, 1), ylim=(4.5, -0.8))

@@ -1,0 +1,82 @@
+"""Skip and count the steps whose gradient is not finite; end a run that has too many in a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+from torch.optim import Optimizer
+
+from cait.errors import UserError
+from cait.run.rundir import NONFINITE
+from cait.train.module import CaiTModule, SkipStep
+
+
+class NonFiniteGuard(Callback):
+    """Skip the optimizer steps whose gradient has an infinity or a NaN.
+
+    The norm of the whole gradient shows it. DDP has averaged the gradient, so the norm is the same on all
+    processes. Weights, moments and the optimizer's step count stay as they were. Schedule, moving average and
+    step number go on. The step is skipped by
+
+    - a fused optimizer, on the device, through its `found_inf`;
+    - the GradScaler under 16-mixed, which halves its scale too;
+    - otherwise this callback, on the host; on a GPU it waits for the device once a step.
+
+    Args:
+        folder: where to save the batch at which the run ends.
+        limit: skipped steps in a row that end the run. The device counts them. The host reads the count after
+            every step on the CPU, and as often as metrics are logged on a GPU.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        if limit < 1:
+            raise UserError(f"max_nonfinite_steps must be at least 1, got {limit}")
+        self.folder, self.limit = folder, limit
+        self.in_a_row = torch.zeros(())
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: CaiTModule, optimizer: Optimizer) -> None:  # type: ignore[override]
+        norm = pl_module.grad_norm = pl_module.gradient_norm(optimizer)
+        bad = norm.isfinite().logical_not().float()
+        self.in_a_row = (self.in_a_row.to(bad.device) + 1) * bad
+        if pl_module.is_logged():
+            pl_module.log("train/grad_norm", norm)
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            return
+        if getattr(optimizer, "_step_supports_amp_scaling", False):  # fused, and no wrapper of a fused one
+            optimizer.found_inf = bad  # type: ignore[attr-defined]
+        elif bad:
+            raise SkipStep
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        every = trainer.log_every_n_steps or 50  # type: ignore[attr-defined]
+        looked_at = pl_module.device.type == "cpu" or trainer.global_step % every == 0
+        if looked_at and self.in_a_row >= self.limit:
+            self._give_up(trainer, batch)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        skipped = int(self.in_a_row)
+        if skipped and trainer.is_global_zero:
+            print(f"The last {skipped} steps were left out: their gradients were not finite", flush=True)
+
+    def _give_up(self, trainer: Trainer, batch: tuple[Tensor, Tensor]) -> None:
+        path = self.folder / NONFINITE
+        if trainer.is_global_zero:
+            images, targets = (part.cpu() for part in batch)
+            torch.save({"images": images, "targets": targets, "step": trainer.global_step}, path)
+        raise UserError(
+            f"{int(self.in_a_row)} steps in a row gave no finite gradient and were skipped; the last batch is in "
+            f"{path}. Lower --model.lr, or look at the data"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"in_a_row": int(self.in_a_row)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.in_a_row = torch.tensor(float(state_dict["in_a_row"]))

@@ -1,0 +1,85 @@
+"""Checks of the Trainer's settings, before it is made and afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
+from lightning.pytorch.utilities import rank_zero_info
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from cait import ckpt
+from cait.errors import UserError
+from cait.extras.fsdp.strategy import FullyShardedStrategy
+
+
+def numbers(given: Any) -> None:
+    """Refuse numbers that Lightning silently accepts or fails on later.
+
+    Args:
+        given: the Trainer's settings, as the command line has them.
+
+    Raises:
+        UserError: it names the setting and its value.
+    """
+    for name in ("max_epochs", "max_steps", "limit_train_batches"):
+        if given[name] == 0:
+            raise UserError(f"--trainer.{name} 0 trains nothing")
+    for name in ("accumulate_grad_batches", "log_every_n_steps", "check_val_every_n_epoch"):
+        if given[name] is not None and given[name] < 1:
+            raise UserError(f"--trainer.{name} must be at least 1, got {given[name]}")
+    for name in ("limit_train_batches", "limit_val_batches", "overfit_batches", "gradient_clip_val"):
+        if given[name] is not None and given[name] < 0:
+            raise UserError(f"--trainer.{name} must be at least 0, got {given[name]}")
+    interval = given.val_check_interval
+    if isinstance(interval, int | float):
+        if interval <= 0:
+            raise UserError(f"--trainer.val_check_interval must be above 0, got {interval}")
+    elif interval is not None:  # each process would go by its own clock, and a resumed run by another one
+        raise UserError(f"--trainer.val_check_interval counts batches or a share of an epoch, not time: {interval}")
+    if given.num_sanity_val_steps is not None and given.num_sanity_val_steps < -1:
+        raise UserError(f"--trainer.num_sanity_val_steps must be at least -1, got {given.num_sanity_val_steps}")
+    if given.use_distributed_sampler:
+        raise UserError("--trainer.use_distributed_sampler true: the data module itself divides the images")
+
+
+def length(given: Any, checkpoint: ckpt.Checkpoint, path: str) -> None:
+    """Refuse a run that would end before the point that its checkpoint has reached."""
+    progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current", {})
+    done = {"max_epochs": progress.get("processed", 0), "max_steps": int(checkpoint["global_step"])}
+    for name, count in done.items():
+        if given[name] is not None and 0 < given[name] < count:
+            raise UserError(f"--trainer.{name} {given[name]}: {path} has done {count} already; give more to continue")
+
+
+def named_strategy(given: str | Strategy) -> None:
+    if isinstance(given, Strategy):
+        _kind_of_strategy(type(given))
+    elif "spawn" in given.lower():  # the run's callbacks cannot be sent to another process
+        raise UserError(f"--trainer.strategy {given} is not for runs; take ddp")
+    elif given.lower() in StrategyRegistry:
+        _kind_of_strategy(StrategyRegistry[given.lower()]["strategy"])
+    elif given != "auto":
+        raise UserError(f"--trainer.strategy {given} is unknown; a run takes auto, ddp, ddp_... or fsdp2")
+
+
+def _kind_of_strategy(kind: type) -> None:
+    if kind not in (SingleDeviceStrategy, DDPStrategy, FullyShardedStrategy):
+        raise UserError(
+            f"--trainer.strategy: runs save and resume with ddp, fsdp2 or on a single device, not {kind.__name__}"
+        )
+
+
+def made(trainer: Trainer, model: LightningModule, trains: bool, sync_batchnorm: bool) -> None:
+    """Refuse what the strategy cannot do; report devices that stay idle."""
+    _kind_of_strategy(type(trainer.strategy))
+    if isinstance(trainer.strategy, FullyShardedStrategy):
+        trainer.strategy.check(trainer.precision, sync_batchnorm, model.hparams.get("optimizer", ""))
+    batch_norm = any(isinstance(part, _BatchNorm) for part in model.modules())
+    on_cpu = trainer.strategy.root_device.type == "cpu"
+    if sync_batchnorm and batch_norm and trainer.world_size > 1 and on_cpu:
+        raise UserError("--trainer.sync_batchnorm true needs GPUs: torch has no such batch norm for the CPU")
+    there = trainer.accelerator.auto_device_count()
+    if trains and trainer.num_devices < there:
+        rank_zero_info(f"training on {trainer.num_devices} of {there} devices; --trainer.devices {there} takes all")

@@ -1,0 +1,52 @@
+"""What all figures share: matplotlib without a screen, one style, whole files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from cycler import cycler
+from matplotlib.figure import Figure
+
+from cait import disk
+from cait.errors import UserError
+
+mpl.rcParams.update(
+    {
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlesize": 10,
+        "legend.frameon": False,
+        "image.interpolation": "nearest",
+        "figure.dpi": 120,
+        # Okabe and Ito's colours, which people with colour-blindness can tell apart.
+        "axes.prop_cycle": cycler(
+            color=["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
+        ),
+    }
+)
+
+
+def grid(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, np.ndarray]:
+    """A figure of width × height inches and its axes [rows, columns]; `options` are those of `Figure.subplots`."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def write(figure: Figure, path: Path) -> None:
+    """Write the figure in the format that the file's name ends with; the file is whole or as before.
+
+    Raises:
+        UserError: matplotlib does not know the format, or the place cannot be written to.
+    """
+    if path.suffix[1:] not in (formats := figure.canvas.get_supported_filetypes()):
+        raise UserError(f"a figure's file ends with one of .{', .'.join(sorted(formats))}; {path} does not")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with disk.whole(path) as beside:
+            figure.savefig(beside, format=path.suffix[1:])
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,128 @@
+"""The door for extras: what the folders in cait/extras and installed packages add, asked for by kind.
+
+An extra is a package. Its `__init__.py` holds any of the names of `KINDS` and imports nothing heavy: code that needs
+torch or Lightning is named by path, or imported inside a function. The core never names an extra, so a folder that
+is removed takes its verbs, settings and callbacks with it. Installed packages come in by the entry-point group
+`cait.extras`, each entry the import path of such a package. docs/extending.md shows one.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from cait.errors import UserError, one_line
+
+GROUP = "cait.extras"
+FOLDER = Path(__file__).parent / "extras"
+
+KINDS = {
+    "VERBS": "dict[str, Verb]: verbs of `cait` by name",
+    "SETTINGS": "list[Setting]: settings of `cait fit` or of other verbs that train or score",
+    "CALLBACK_SETTINGS": 'dict[str, str]: {"name": "module:Callback"}; the class\'s arguments are --name.ARGUMENT',
+    "DATA_SETTINGS": '"module:group": a dataclass whose fields become settings of the data module',
+    "MOVED": "dict[str, str]: modules of earlier versions and where they are now, for the class paths of saved runs",
+    "replace_arguments": "(verb, arguments, custom) -> arguments: a step before the command line is parsed",
+    "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
+    "loggers": "(run) -> list[Logger]: loggers of a run that is about to train",
+    "checkpoint_io": "(run) -> CheckpointIO or None: what writes the checkpoints of a run",
+    "open_source": "(root, settings) -> DataSource or None: the data set that `root` names, if it is of this kind",
+    "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module"}: backends of attention with talking heads',
+    "STRATEGIES": 'dict[str, str]: {"name": "module:Strategy"}: strategies of the Trainer',
+    "CHECKPOINT_FOLDERS": '"module": reads checkpoints that are folders',
+    "PROCESSES": '"module:Processes": how several processes start, agree and end together',
+    "scorers": "(scoring) -> list[Callback]: what `cait eval` counts beyond loss and accuracy",
+}
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb of the command line.
+
+    Args:
+        function: "module:name", called with (arguments, module, data): the words after the verb, and the classes of
+            the user's own that `cait.cli.main` was given, or None.
+        help: what `cait --help` says of it, at most 80 letters a line.
+        takes: what the shell completes after it: a "run", "files", or the settings of `cait fit`.
+    """
+
+    function: str
+    help: str
+    takes: Literal["run", "files", "fit"] = "run"
+
+    def load(self) -> Any:
+        return load(self.function)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of the verbs that train or score.
+
+    Args:
+        name: without the dashes, as "logger_args".
+        type: as a function's annotation.
+        default: of this type.
+        help: a sentence.
+        verbs: which verbs take it.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    verbs: Sequence[str] = ("fit",)
+
+
+@functools.cache
+def extras() -> dict[str, ModuleType]:
+    """The extras by name: the folders of cait/extras, then installed packages.
+
+    Raises:
+        UserError: one cannot be imported, or two have one name.
+    """
+    here = {path.parent.name: f"{GROUP}.{path.parent.name}" for path in FOLDER.glob("*/__init__.py")}
+    found = {name: _imported(name, path) for name, path in sorted(here.items())}
+    for point in entry_points(group=GROUP):
+        if point.name in found:
+            raise UserError(f"two extras are called {point.name}: a folder of {FOLDER} and {point.value}")
+        found[point.name] = _imported(point.name, point.value)
+    return found
+
+
+def _imported(name: str, path: str) -> ModuleType:
+    try:
+        return importlib.import_module(path)
+    except Exception as error:  # a stranger's package may raise anything
+        raise UserError(f"the extra {name} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
+
+
+def of_kind(kind: str) -> list[Any]:
+    """What the extras have under this name of `KINDS`, in the order of their names."""
+    assert kind in KINDS, kind
+    return [getattr(extra, kind) for extra in extras().values() if hasattr(extra, kind)]
+
+
+def merged(kind: str) -> dict[str, Any]:
+    """The dictionaries that the extras have under this name, in one.
+
+    Raises:
+        UserError: two extras have the same key.
+    """
+    joined: dict[str, Any] = {}
+    for part in of_kind(kind):
+        if twice := joined.keys() & part.keys():
+            raise UserError(f"two extras add {kind} {', '.join(sorted(twice))}")
+        joined |= part
+    return joined
+
+
+def load(path: str) -> Any:
+    """The object at "module:name"."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,267 @@
+"""Checkpoints that survive a kill, a full disk and a torn file. A signal to stop saves one too."""
+
+from __future__ import annotations
+
+import os
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+
+from cait import ckpt, disk
+from cait.disk import scratch
+from cait.errors import UserError
+from cait.extras.fsdp import sharded
+from cait.run.rundir import BEST, LAST, PREVIOUS
+from cait.run.signals import StopSignals
+
+
+class DurableCheckpointIO(TorchCheckpointIO):
+    """Write a file whole or not at all: beside its place, flushed to the disk, then renamed.
+
+    Only one process writes, and the others wait for it. So a failure is not raised but kept in `error`,
+    and `LastCheckpoint` raises it on all processes. torch.save stores a CRC-32 of every tensor, which
+    `is_whole` checks.
+    """
+
+    error: str | None = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """`storage_options` may be {"previous": file}: the checkpoint that was at `path` is kept there."""
+        path = Path(path)
+        beside = scratch(path)
+        previous = (storage_options or {}).get("previous")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with beside.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            disk.replace(beside, path, previous and Path(previous))
+        except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
+            self.error = f"cannot write {path}: {sharded.cause_of(error)}"
+            beside.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """Wait until every save is on the disk. Here it is already; a subclass may have to wait."""
+
+    def load_checkpoint(self, path: Any, *arguments: Any, **settings: Any) -> dict[str, Any]:
+        """Read a file, or a folder that a sharded run wrote, with whole tensors."""
+        if Path(path).is_dir():
+            return ckpt.read_checkpoint(path)
+        return super().load_checkpoint(path, *arguments, **settings)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether every part of a checkpoint has the checksum that was written with it."""
+    if path.is_dir():
+        return sharded.is_whole(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except (OSError, zipfile.BadZipFile, EOFError):
+        return False
+
+
+def newest_whole(folder: Path) -> Path | None:
+    """The newest checkpoint that is whole; None if there is no checkpoint.
+
+    Raises:
+        UserError: all checkpoints are damaged.
+    """
+    found = [folder / name for name in (LAST, PREVIOUS) if (folder / name).exists()]
+    for path in found:
+        if is_whole(path):
+            if path != found[0]:
+                print(f"{found[0]} is damaged; going on from {path}", flush=True)
+            return path
+    if found:
+        raise UserError(f"no checkpoint in {folder} is whole")
+    return None
+
+
+class LastCheckpoint(Checkpoint):
+    """Save `last.ckpt` at intervals and after every epoch, and keep the one before as `previous.ckpt`.
+
+    At SIGTERM, SIGINT or SIGUSR1 the process finishes the running step, saves, and exits with 128 + the
+    signal's number. Several processes train on for about a second, until all have agreed.
+
+    Checkpoints are saved after an optimizer step that no validation follows. One saved between a step and its
+    validation would look like one saved after the validation. Checkpoints hold no accumulated gradients. A stop
+    during validation waits for its end.
+
+    Args:
+        folder: of the checkpoints.
+        every_n_steps: optimizer steps between two saves; None saves by time alone.
+        every_n_minutes: minutes between two saves, by the clock of process 0; None saves by steps alone.
+
+    Raises:
+        UserError: a number is not above 0.
+    """
+
+    def __init__(self, folder: Path, every_n_steps: int | None = None, every_n_minutes: float | None = None) -> None:
+        if every_n_steps is not None and every_n_steps < 1:
+            raise UserError(f"save_every_n_steps must be at least 1 or null, got {every_n_steps}")
+        if every_n_minutes is not None and not every_n_minutes > 0:
+            raise UserError(f"save_every_n_minutes must be above 0 or null, got {every_n_minutes}")
+        self.folder, self.every_n_steps, self.every_n_minutes = folder, every_n_steps, every_n_minutes
+        self.signals = StopSignals()
+        self._due = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._last_step = trainer.global_step
+        self._last_save = time.monotonic()
+        if trainer.is_global_zero:
+            self._drop_damaged(trainer.ckpt_path)
+        self.signals.watch(trainer)
+        self._log_before_saving(trainer)
+
+    def _drop_damaged(self, start: Any) -> None:
+        """Remove a damaged last.ckpt: the next save would put it in the place of previous.ckpt, the only whole one."""
+        resumed = start is not None and Path(start).resolve() == (self.folder / PREVIOUS).resolve()
+        if resumed and not is_whole(self.folder / LAST):
+            disk.remove(self.folder / LAST)
+
+    def _log_before_saving(self, trainer: Trainer) -> None:
+        # Lightning logs a step's metrics after on_train_batch_end. A kill between the two would lose them, because
+        # the checkpoint says that the step is done. So log them before the save, and not again after it.
+        connector, progress = trainer._logger_connector, trainer.fit_loop.epoch_loop.batch_progress
+        log_step, logged = connector.update_train_step_metrics, -1
+
+        def log_once() -> None:
+            nonlocal logged
+            if logged != progress.total.ready:
+                logged = progress.total.ready
+                log_step()
+
+        self._log_step = connector.update_train_step_metrics = log_once  # type: ignore[method-assign]
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == self._last_step:  # gradients accumulate
+            return
+        self._last_step = trainer.global_step
+        stop, late = self.signals.agreed(trainer.global_step, save=self._late())
+        self._due |= late or (self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0)
+        if (self._due or stop) and not _validation_follows(trainer):
+            self._log_step()
+            self.save(trainer)
+            if stop:
+                self._leave(trainer, stop)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.save(trainer)
+        stop, _ = self.signals.agreed(trainer.global_step, at_once=True)
+        if stop:
+            self._leave(trainer, stop)
+
+    def _late(self) -> bool:
+        return self.every_n_minutes is not None and time.monotonic() - self._last_save > 60 * self.every_n_minutes
+
+    def save(self, trainer: Trainer) -> None:
+        """Save. UserError on all processes if a checkpoint could not be written, now or since the last save."""
+        trainer.save_checkpoint(
+            self.folder / LAST, weights_only=False, storage_options={"previous": self.folder / PREVIOUS}
+        )
+        self.signals.forget()
+        self._due, self._last_save = False, time.monotonic()
+        self._raise_error(trainer)
+
+    def _raise_error(self, trainer: Trainer) -> None:
+        error = trainer.strategy.broadcast(getattr(trainer.strategy.checkpoint_io, "error", None))
+        if error:
+            kept = "; the checkpoint before is whole: continue from it with `make resume`" if self._kept() else ""
+            raise UserError(f"{error}{kept}")
+
+    def _finish(self, trainer: Trainer) -> None:
+        """Wait for what is still being written."""
+        if isinstance(io := trainer.strategy.checkpoint_io, DurableCheckpointIO):
+            io.finish()
+        self._raise_error(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish(trainer)
+
+    def _kept(self) -> bool:
+        return any((self.folder / name).exists() for name in (LAST, PREVIOUS))
+
+    def _leave(self, trainer: Trainer, signum: int) -> None:
+        self._finish(trainer)
+        # Lightning kills a job at once if a process that it started fails, so such processes exit with 0.
+        launcher = trainer.strategy.launcher
+        started = (
+            isinstance(launcher, _SubprocessScriptLauncher)
+            and not launcher.cluster_environment.creates_processes_externally  # by torchrun or SLURM
+            and trainer.local_rank > 0
+        )
+        raise SystemExit(0 if started else 128 + signum)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.signals.restore()
+
+
+def _validation_follows(trainer: Trainer) -> bool:
+    """Whether validation or the end of the epoch follows the batch that has just been trained on."""
+    loop = trainer.fit_loop
+    assert loop._data_fetcher is not None
+    return trainer.is_last_batch or loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """`best.ckpt` by a metric.
+
+    Lightning forgets the best score if the folder has another path. Here a run whose folder was
+    moved keeps it, as long as its file is there.
+
+    Args:
+        folder: of the checkpoints.
+        monitor: name of the metric.
+        mode: "max" or "min".
+    """
+
+    def __init__(self, folder: Path, monitor: str = "val/acc1", mode: str = "max") -> None:
+        super().__init__(
+            dirpath=folder,
+            filename=Path(BEST).stem,
+            monitor=monitor,
+            mode=mode,
+            enable_version_counter=False,
+            auto_insert_metric_name=False,
+        )
+        self.metric = monitor
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raises UserError if there is no such metric, as soon as that is certain."""
+        there = trainer.callback_metrics
+        # The sanity check before training already has the metrics of validation; those of training come later.
+        judged = self.metric.startswith("val") if trainer.sanity_checking else trainer.state.fn == "fit"
+        if judged and self.metric not in there:
+            if not trainer.sanity_checking:
+                _save_last(trainer)
+            names = ", ".join(sorted(there))
+            raise UserError(f"--best_metric {self.metric}: there is no such metric, only {names}")
+        super().on_validation_end(trainer, pl_module)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        before, now = state_dict["dirpath"], str(self.dirpath)
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {moved(key): moved(item) for key, item in value.items()}
+            return value.replace(before, now) if isinstance(value, str) else value
+
+        same_run = Path(now, BEST).exists()  # else it starts from another run's checkpoint
+        super().load_state_dict(moved(state_dict) if same_run else state_dict)
+
+
+def _save_last(trainer: Trainer) -> None:
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, LastCheckpoint):
+            callback.save(trainer)

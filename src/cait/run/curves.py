@@ -1,0 +1,77 @@
+"""The figures that a run has logged, read back from its metrics.csv."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+from cait.errors import UserError
+from cait.run import rundir
+
+Curve = tuple[list[int], list[float]]
+"""Optimizer steps, and the value at each."""
+
+
+def read(folder: Path) -> dict[str, Curve]:
+    """The curves of a run by metric, as "val/acc1", in the order of the steps; "epoch" is one of them.
+
+    A step that was logged twice, in two rows, counts once. Cells that hold no number are left out.
+
+    Raises:
+        UserError: the run has logged nothing.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for step, cells in rows(folder).items():
+        for name, cell in cells.items():
+            if (value := _number(cell)) is not None:
+                found.setdefault(name, {})[step] = value
+    if not found.keys() - {"epoch"}:
+        raise UserError(f"{folder / rundir.METRICS} holds no figures yet")
+    return {name: (sorted(values), [values[step] for step in sorted(values)]) for name, values in found.items()}
+
+
+def rows(folder: Path) -> dict[int, dict[str, str]]:
+    """The cells of metrics.csv that are not empty, as they are written, by step and metric.
+
+    Raises:
+        UserError: the run has logged nothing.
+    """
+    found: dict[int, dict[str, str]] = {}
+    for row in csv.DictReader(whole_lines(folder / rundir.METRICS, "the run has logged nothing yet")):
+        if (step := row.pop("step", None) or "").isdigit():
+            found.setdefault(int(step), {}).update({name: cell for name, cell in row.items() if name and cell})
+    return found
+
+
+def whole_lines(path: Path, why: str) -> list[str]:
+    """The lines of a file that a run may be writing, without the one at the end that is not whole yet.
+
+    Raises:
+        UserError: the file is missing, for the reason `why`, or cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing: {why}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    return [line for line in lines if line.endswith("\n")]
+
+
+def steps_per_epoch(curves: dict[str, Curve]) -> float | None:
+    """Optimizer steps of one epoch; None if the run is within its first."""
+    steps, epochs = curves.get("epoch", ([], []))
+    if not epochs or max(epochs) < 1:
+        return None
+    return max((step + 1) / (epoch + 1) for step, epoch in zip(steps, epochs, strict=True))
+
+
+def _number(cell: str) -> float | None:
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,70 @@
+"""metrics.csv and TensorBoard in the run's folder, continued from where a checkpoint stood."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.loggers.logger import rank_zero_experiment
+
+from cait import disk
+
+
+class RunCSVWriter(ExperimentWriter):
+    """Lightning's writer, but it keeps the file that it finds, and rewrites it whole."""
+
+    def _check_log_dir_exists(self) -> None:
+        pass
+
+    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+        self.replace_rows(self.rows(), fieldnames)
+
+    def rows(self) -> list[dict[str, Any]]:
+        path = Path(self.metrics_file_path)
+        lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+        if lines and not lines[-1].endswith("\n"):  # torn by a crash
+            lines.pop()
+        return list(csv.DictReader(lines))
+
+    def rows_before(self, step: int) -> list[dict[str, Any]]:
+        return [row for row in self.rows() if int(row["step"]) < step]
+
+    def replace_rows(self, rows: list[dict[str, Any]], fieldnames: list[str]) -> None:
+        path = Path(self.metrics_file_path)
+        with disk.whole(path) as beside, beside.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=fieldnames)
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+class RunCSVLogger(CSVLogger):
+    """Write `<run>/metrics.csv`; keep the rows before `first_step` that are there already."""
+
+    def __init__(self, run_dir: Path, first_step: int = 0) -> None:
+        # Write every row when it is logged: a run that is killed keeps its metrics.
+        super().__init__(run_dir.parent, name=run_dir.name, version="", flush_logs_every_n_steps=1)
+        self.first_step = first_step
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        if self._experiment is None:
+            self._experiment = writer = RunCSVWriter(self.log_dir)
+            rows = writer.rows_before(self.first_step)
+            if rows:
+                writer.metrics_keys = sorted(rows[0])
+                writer.replace_rows(rows, writer.metrics_keys)
+            else:
+                Path(writer.metrics_file_path).unlink(missing_ok=True)
+        return self._experiment
+
+
+def run_loggers(run_dir: Path, first_step: int) -> list[Logger]:
+    """The loggers of a run. They drop rows and events from `first_step` on, because those will come again."""
+    tensorboard = TensorBoardLogger(
+        run_dir.parent, name=run_dir.name, version="", default_hp_metric=False, purge_step=first_step
+    )
+    return [RunCSVLogger(run_dir, first_step), tensorboard]

@@ -1,0 +1,93 @@
+"""One process at a time trains in a run's folder, and all processes of a run must see the same folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from cait.disk import clear_scratch, remove
+from cait.errors import UserError
+from cait.run.rundir import FINISHED, LOCK, OWNER
+
+SECONDS = 10.0
+"""Time that a network file system may need to show a change to another node."""
+
+PATIENCE = 2.0
+"""Seconds to wait for the lock: a process that was just killed, or a child it just forked, lets go a moment later."""
+
+
+class Claim(Callback):
+    """A run's folder, held until `release` or the end of the process, however it ends. It is made if it is missing.
+
+    As a callback of the Trainer it learns when training begins: from then on `undo` removes nothing. When training ends
+    as planned, the file FINISHED says so until it is continued.
+
+    Raises:
+        UserError: another process holds it.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(run_dir / LOCK)
+        try:
+            self._lock.acquire(timeout=PATIENCE)
+        except Timeout as error:
+            raise UserError(f"{run_dir} is being trained by {owner(run_dir) or 'another process'}") from error
+        self._begun, self._before = False, {path.name for path in run_dir.iterdir()}  # what others did before
+        self.owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}"
+        (run_dir / OWNER).write_text(self.owner)
+        clear_scratch(run_dir)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def on_train_start(self, *_: Any) -> None:
+        self._begun = True
+        (self.run_dir / FINISHED).unlink(missing_ok=True)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":  # Lightning does not call this after an exception or a signal
+            (self.run_dir / FINISHED).touch()
+
+    def undo(self) -> None:
+        """Release the folder. If training never began, remove what is new in it, and the folder if it is empty."""
+        if self._begun:
+            self.release()
+            return
+        for path in self.run_dir.iterdir():
+            if path.name not in self._before | {LOCK}:
+                remove(path)
+        self.release()
+        if {path.name for path in self.run_dir.iterdir()} <= {LOCK, OWNER}:
+            for name in (LOCK, OWNER):
+                (self.run_dir / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # another process has just begun here
+                self.run_dir.rmdir()
+
+
+def owner(run_dir: Path) -> str:
+    """Who holds the folder, or held it last; empty if unknown."""
+    try:
+        return (run_dir / OWNER).read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def shared(run_dir: Path, holder: str) -> bool:
+    """Whether `holder` holds this very folder. Other processes ask this, perhaps on other nodes."""
+    end = time.monotonic() + SECONDS
+    while owner(run_dir) != holder:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+        if run_dir.parent.is_dir():
+            os.listdir(run_dir.parent)  # makes NFS look again
+    return True

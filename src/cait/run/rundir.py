@@ -1,0 +1,86 @@
+"""What a run's folder holds: the names in it, and which folder a name means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cait.disk import AWAY
+from cait.errors import UserError, did_you_mean
+
+LOGS = Path("logs")
+"""Where the runs are unless `trainer.default_root_dir` says otherwise."""
+# In the folder of a run.
+CONFIG = "config.yaml"
+METRICS = "metrics.csv"
+HPARAMS = "hparams.yaml"
+CHECKPOINTS = "checkpoints"
+EVALUATION = "evaluation.json"
+CONSOLIDATED = "consolidated"
+EXPORT = "export"
+DEMO = "demo"
+CARD = "card"
+HUB = "hub"
+PLOTS = "plots"
+REPLAY = "replay"
+VALIDATION = "validation.csv"
+PER_CLASS = "per_class.csv"
+UNREADABLE = "unreadable_images.csv"
+NONFINITE = "nonfinite.pt"
+MONITOR = "monitor.csv"
+THROUGHPUT = "throughput.csv"
+LOCK, OWNER, FINISHED = ".lock", ".owner", ".finished"
+# In its folder of checkpoints. Each is a file, or a folder that `cait.extras.fsdp.sharded` wrote.
+LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+script: str | None = None
+"""The user's own file that calls `cait.cli.main` with classes of its own; None under `cait`."""
+
+
+def find(name: str) -> Path:
+    """The folder of a run, given as a name in `LOGS` or as a path.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    for folder in (LOGS / name, Path(name)):
+        if folder.is_dir():
+            return folder
+    runs = sorted(path.parent.name for path in LOGS.glob(f"*/{CONFIG}"))
+    there = f"; {'runs: ' + ', '.join(runs) if runs else 'there are none yet'}"
+    raise UserError(f"there is no run {LOGS / name}{did_you_mean(name, runs, there)}")
+
+
+def command(verb: str, folder: Path, options: str = "") -> str:
+    """What to type for a verb of a run, as "make resume RUN=mine"."""
+    if script:
+        return f"python {script} {verb} {run_argument(folder)} {options}".rstrip()
+    return f"make {verb} RUN={run_argument(folder)}" + (f' ARGS="{options}"' if options else "")
+
+
+def run_argument(folder: Path) -> str:
+    """What `make resume RUN=` and `make eval RUN=` take for this folder."""
+    return folder.name if folder.parent == LOGS else str(folder)
+
+
+def config(folder: Path) -> Path:
+    """The configuration of a run.
+
+    Raises:
+        UserError: the folder has none.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise UserError(f"{path} is missing, so nothing says what the run was")
+    return path
+
+
+def best_checkpoint(folder: Path, purpose: str) -> Path:
+    """`best.ckpt`, or `last.ckpt` of a run that was never validated.
+
+    Raises:
+        UserError: the run has neither; the error names the `purpose`, such as "score".
+    """
+    for name in (BEST, f".{BEST}{AWAY}", LAST):  # the second exists for a moment, while a folder replaces the best
+        path = folder / CHECKPOINTS / name
+        if path.exists():
+            return path
+    raise UserError(f"nothing to {purpose}: {folder} has no checkpoint yet")

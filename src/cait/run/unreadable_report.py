@@ -1,0 +1,22 @@
+"""Report once an epoch how many images could not be read."""
+
+from __future__ import annotations
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from cait.data.datamodule import ImageNetDataModule
+
+
+class UnreadableReport(Callback):
+    """After each epoch, count the unreadable images of all processes; too many end the run."""
+
+    def __init__(self, data: ImageNetDataModule) -> None:
+        self.data = data
+        self._told = 0
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        count = self.data.unreadable.check()
+        if count > self._told and trainer.is_global_zero:
+            self._told = count
+            print(f"{count} images cannot be read, others stand in for them: {self.data.unreadable.path}", flush=True)

@@ -1,0 +1,103 @@
+"""Losses: of the labels, and of a teacher's judgement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cait import references
+from cait.errors import UserError
+
+Distillation = Literal["none", "soft", "hard"]
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Logits [B, num_classes] and targets to a scalar. Targets are labels [B], or probabilities [B, num_classes]."""
+
+
+class BinaryCrossEntropy(nn.Module):
+    """Each class is a yes or no, as in DeiT III (arXiv 2204.07118): a mean over images and classes.
+
+    For an image that is mixed from two, both classes count in full, whatever their shares.
+
+    Args:
+        label_smoothing: ε of (1 - ε) · target + ε / num_classes.
+    """
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.label_smoothing = label_smoothing
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        present = targets > 0 if targets.ndim == 2 else F.one_hot(targets, logits.shape[1])
+        smoothed = (1 - self.label_smoothing) * present.to(logits.dtype) + self.label_smoothing / logits.shape[1]
+        return F.binary_cross_entropy_with_logits(logits, smoothed)
+
+
+class WeightedCrossEntropy(nn.Module):
+    """Cross entropy in which each class counts by its weight: a mean over the images, whatever their classes.
+
+    Args:
+        weights: of the classes, [num_classes]; checkpoints do not hold them.
+        label_smoothing: ε of (1 - ε) · target + ε / num_classes, before the weights.
+    """
+
+    weights: Tensor
+
+    def __init__(self, weights: Tensor, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.label_smoothing = label_smoothing
+        self.register_buffer("weights", weights, persistent=False)
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        # torch divides by the number of images for probabilities, and by the weights of the labels for indices.
+        shares = targets if targets.ndim == 2 else F.one_hot(targets, logits.shape[1]).to(logits.dtype)
+        return F.cross_entropy(logits, shares, weight=self.weights, label_smoothing=self.label_smoothing)
+
+
+def balanced_weights(counts: Sequence[int]) -> Tensor:
+    """Weights in inverse ratio to the numbers of images, so that every class has the same share of the loss.
+
+    Their mean over all images is 1, as without weights.
+    """
+    images = torch.tensor(counts, dtype=torch.float32)
+    return images.sum() / (len(counts) * images.clamp(min=1))
+
+
+def build_loss(name: str, label_smoothing: float = 0.0) -> Loss:
+    """Build the loss of the labels.
+
+    Args:
+        name: "cross_entropy", "bce" (`BinaryCrossEntropy`), or "package.module:factory" of something that is called
+            without arguments and returns a `Loss`.
+        label_smoothing: of the first two.
+
+    Raises:
+        UserError: there is no such loss.
+    """
+    if name == "cross_entropy":
+        return nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+    if name == "bce":
+        return BinaryCrossEntropy(label_smoothing)
+    if not references.is_path(name):
+        raise UserError(f"unknown loss {name!r}; choose cross_entropy, bce or package.module:factory")
+    loss = references.locate(name)()
+    if not callable(loss):
+        raise UserError(f"{name} must return a function of logits and targets, got {type(loss).__name__}")
+    return loss
+
+
+def distillation_loss(logits: Tensor, teacher_logits: Tensor, kind: Distillation, tau: float = 1.0) -> Tensor:
+    """The teacher's part of the loss, a mean over the batch, on logits [B, num_classes] of both.
+
+    hard: cross entropy with the teacher's decision, CE(logits, argmax teacher).
+    soft: τ² · KL(softmax(teacher / τ) ‖ softmax(logits / τ)), as in timm and in Hinton's formula. DeiT's code also
+    divides by the number of classes.
+    """
+    logits, teacher_logits = logits.float(), teacher_logits.float()
+    if kind == "hard":
+        return F.cross_entropy(logits, teacher_logits.argmax(dim=1))
+    student, teacher = ((side / tau).log_softmax(dim=1) for side in (logits, teacher_logits))
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * tau**2

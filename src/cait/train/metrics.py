@@ -1,0 +1,128 @@
+"""Metrics of a whole validation or test set: loss, top-1 and top-5, and the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from cait.errors import UserError
+from cait.references import locate
+
+FURTHER = ("acc1_macro", "never_predicted", "confusions", "calibration", "thresholds", "wanted_accuracy")
+"""Scores of evaluation.json that are worked out once all images are counted."""
+STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "confusion", *FURTHER, "real", "v2", "extra")
+"""Names of all standard scores; a metric of the user's own must have another name."""
+
+
+class ClassCounts(Metric):
+    """The images of each class, and how many of them are right: [num_classes, 2].
+
+    torchmetrics' MulticlassStatScores bins num_classes² cells for each batch, which takes seconds for 21,841 classes.
+    """
+
+    counts: Tensor
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.add_state("counts", torch.zeros(num_classes, 2, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: logits [B, num_classes], labels [B]."""
+        right = (logits.argmax(dim=1) == labels).long()
+        self.counts.index_add_(0, labels, torch.stack([torch.ones_like(right), right], dim=1))
+
+    def compute(self) -> Tensor:
+        return self.counts.clone()
+
+
+class MeanLoss(Metric):
+    """The mean cross entropy of images; NaN if that of any of them is.
+
+    torchmetrics' MeanMetric leaves NaN out, and adds up in bfloat16 in a network of bfloat16.
+    """
+
+    total: Tensor
+    images: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("images", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: logits [B, num_classes] in float32, labels [B]."""
+        loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+        self.total = self.total + loss  # not in place: Lightning may have made the state bfloat16
+        self.images += len(labels)
+
+    def compute(self) -> Tensor:
+        return self.total / self.images
+
+
+class EvalMetrics(nn.Module):
+    """Loss and top-1 / top-5 accuracy in per cent over a whole set, exact over several processes.
+
+    Args:
+        num_classes: number of classes.
+        own: further metrics by name, as "package.module:name" of something that is called with num_classes and
+            returns a `torchmetrics.Metric` of logits [B, num_classes] and labels [B].
+        per_class: `compute` gives `acc1_macro` too, the mean of the classes' recalls in per cent.
+
+    Raises:
+        UserError: one of `own` cannot be imported, is no metric, or has the name of a standard one.
+    """
+
+    def __init__(self, num_classes: int, own: Mapping[str, str] | None = None, per_class: bool = False) -> None:
+        super().__init__()
+        self.loss = MeanLoss()
+        # Not grouped: torchmetrics would merge the two for good if they agreed on the first batch.
+        self.accuracy = MetricCollection(
+            {f"acc{k}": MulticlassAccuracy(num_classes, top_k=min(k, num_classes), average="micro") for k in (1, 5)},
+            compute_groups=False,
+        )
+        self.own = nn.ModuleDict({name: _metric(name, path, num_classes) for name, path in (own or {}).items()})
+        self.counts, self.with_macro = ClassCounts(num_classes), per_class
+        self.per_class: Tensor | None = None
+        """(images, correct) of each class, [num_classes, 2], as `compute` counted them last."""
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: logits [B, num_classes], labels [B]; a label below 0 is not counted."""
+        counted = labels >= 0
+        logits, labels = logits[counted].float(), labels[counted]
+        self.loss.update(logits, labels)
+        self.accuracy.update(logits, labels)
+        self.counts.update(logits, labels)
+        metric: Any
+        for metric in self.own.values():
+            metric.update(logits, labels)
+
+    def compute(self, prefix: str) -> dict[str, Tensor]:
+        """The values under their logged names, such as `val/acc1`. Counting then starts again."""
+        values = {f"{prefix}/loss": self.loss.compute()}
+        values |= {f"{prefix}/{name}": 100 * value for name, value in self.accuracy.compute().items()}
+        self.per_class = self.counts.compute()
+        if self.with_macro:
+            images, correct = self.per_class[self.per_class[:, 0] > 0].float().unbind(1)
+            values[f"{prefix}/acc1_macro"] = 100 * (correct / images).mean()
+        metric: Any
+        for name, metric in self.own.items():
+            value = values[f"{prefix}/{name}"] = metric.compute()
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                raise UserError(f"the metric {name} must compute one number, as with average='macro', not {value}")
+        for metric in (self.loss, self.accuracy, self.counts, *self.own.values()):
+            metric.reset()
+        return values
+
+
+def _metric(name: str, path: str, num_classes: int) -> Metric:
+    if name in STANDARD:
+        raise UserError(f"a metric of your own cannot be called {name}, which is there already")
+    metric = locate(path)(num_classes=num_classes)
+    if not isinstance(metric, Metric):
+        raise UserError(f"{path} must return a torchmetrics.Metric, got {type(metric).__name__}")
+    return metric

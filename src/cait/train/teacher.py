@@ -1,0 +1,142 @@
+"""The teacher of distillation: a frozen network with its own normalisation and size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.utilities import rank_zero_info
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import Tensor, nn
+
+from cait import ckpt, references, signature
+from cait.errors import UserError
+from cait.model import network
+from cait.model.config import VARIANTS
+from cait.model.weights import load_pretrained, load_weights
+from cait.run import rundir
+
+
+class Teacher(nn.Module):
+    """A frozen network that judges the student's batches, under its own normalisation and at its own size.
+
+    Args:
+        network: images [B, 3, H, W] to logits [B, num_classes].
+        mean: of the normalisation that the network was trained with.
+        std: the same.
+        img_size: side that the images are resized to; None leaves them at the student's.
+        student_mean: of the normalisation that the images have had.
+        student_std: the same.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        mean: Sequence[float],
+        std: Sequence[float],
+        img_size: int | None,
+        student_mean: Sequence[float],
+        student_std: Sequence[float],
+    ) -> None:
+        super().__init__()
+        self.network = network.requires_grad_(False)
+        self.img_size = img_size
+        theirs, ours = (
+            [torch.tensor(x).view(3, 1, 1) for x in pair] for pair in ((mean, std), (student_mean, student_std))
+        )
+        # ((x · std_s + mean_s) - mean_t) / std_t
+        self.register_buffer("scale", ours[1] / theirs[1])
+        self.register_buffer("shift", (ours[0] - theirs[0]) / theirs[1])
+        self.eval()
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        images = images * self.scale + self.shift
+        if self.img_size is not None and images.shape[-1] != self.img_size:
+            images = F.interpolate(images, size=(self.img_size,) * 2, mode="bicubic", antialias=True)
+        return self.network(images)
+
+
+def load_teacher(settings: Mapping[str, Any]) -> Teacher:
+    """Load a teacher with its weights.
+
+    Args:
+        settings: those of `cait.CaiTModule` by name: all that begin with `teacher`, and the student's `name`,
+            `img_size`, `num_classes`, `mean` and `std`.
+
+    Raises:
+        UserError: there is no such teacher, its weights cannot be loaded, or it knows other classes.
+    """
+    name, path, fields = settings["teacher"], settings["teacher_path"], settings["teacher_fields"] or {}
+    classes, img_size = settings["num_classes"], settings["teacher_img_size"]
+    student = settings["mean"], settings["std"]
+    mean, std = student
+    if name.endswith(".ckpt"):
+        teacher, theirs = _of_run(name, settings["name"])
+        known, img_size, mean, std = (theirs[setting] for setting in ("num_classes", "img_size", "mean", "std"))
+    elif name in VARIANTS or references.is_path(name):
+        known = classes
+        teacher = network.build(name, img_size or settings["img_size"], classes, **fields)
+        if path is not None:
+            load_weights(teacher, path)
+        elif name in VARIANTS:
+            load_pretrained(teacher, name)
+            mean, std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+        else:
+            rank_zero_info(f"the teacher {name} has the weights that it is made with: there is no --model.teacher_path")
+    else:
+        teacher = _of_timm(name.removeprefix(network.TIMM), path, classes, fields)
+        known, cfg = teacher.num_classes, teacher.pretrained_cfg
+        mean, std = cfg["mean"], cfg["std"]
+        if img_size is None and cfg.get("fixed_input_size"):
+            img_size = cfg["input_size"][-1]
+    if known != classes:
+        raise UserError(f"the teacher {name} knows {known} classes, the data has {classes}")
+    return Teacher(teacher, mean, std, img_size, *student)
+
+
+def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
+    """The network of a run with its raw weights, and its hyper-parameters."""
+    if not Path(path).exists():
+        raise UserError(f"the teacher {path} does not exist")
+    try:
+        checkpoint = ckpt.read_checkpoint(path, without=("optimizer_states", "callbacks"))
+        theirs = checkpoint["hyper_parameters"]
+        name = theirs["name"]
+    except (UserError, KeyError) as error:
+        raise UserError(f"the teacher {path} is not a whole checkpoint of a run") from error
+    if references.is_path(name) and name not in (student, *_named_by_own_run(path)):  # the file may be a stranger's
+        fields = f" --model.teacher_fields '{json.dumps(theirs['fields'])}'" if theirs.get("fields") else ""
+        raise UserError(
+            f"the network of the teacher {path} is {name}, code that may do anything: if you trust it, "
+            f"name it yourself with --model.teacher {name} --model.teacher_path {path}{fields}"
+        )
+    try:
+        teacher = network.rebuild(theirs)
+        teacher.load_state_dict(ckpt.weights(checkpoint))
+    except (UserError, RuntimeError) as error:
+        raise UserError(f"the teacher {path} is not a whole checkpoint of a run: {error}") from error
+    return teacher, theirs
+
+
+def _named_by_own_run(path: str) -> list[str]:
+    """The `package.module:name` parts of this account's own run that wrote the checkpoint at `path`; else none."""
+    return references.paths_in(signature.own_text(Path(path).absolute().parent.parent / rundir.CONFIG))
+
+
+def _of_timm(name: str, path: str | None, num_classes: int, fields: dict[str, Any]) -> Any:
+    import timm
+
+    overlay = {"file": path, "num_classes": num_classes} if path else None
+    try:
+        return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **fields)
+    except Exception as error:  # the hub's, the file's and the state dict's own errors
+        reason = " ".join(line.strip() for line in str(error).splitlines()[:2])
+        raise UserError(f"the teacher {name} cannot be loaded{' from ' + path if path else ''}: {reason}") from error
