@@ -17,7 +17,7 @@ from cait.errors import UserError
 from cait.extras.demo import web_runtime
 from cait.run import rundir
 
-PAGE = Path(__file__).parents[1] / "demo"
+PAGE = Path(__file__).parent / "page"
 MODEL, SETTINGS = "model.onnx", "model.json"
 SAMPLE = 1000
 """The accuracy lost to 8 bits is measured on at most this many validation images."""

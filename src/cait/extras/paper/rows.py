@@ -19,7 +19,7 @@ from cait.model.config import CaiTConfig, variant_config
 from cait.run import rundir
 from cait.settings import Settings, as_text, flatten
 
-CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+CONFIGS = Path(__file__).resolve().parents[4] / "configs"
 RECIPE = CONFIGS / "imagenet" / "xxs24_224.yaml"
 """What every row starts from. A row names only its differences."""
 

@@ -1,0 +1,3 @@
+"""Fixtures for the tests of the core and of the extras."""
+
+pytest_plugins = ["fixtures"]

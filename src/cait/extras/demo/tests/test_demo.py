@@ -1,0 +1,349 @@
+"""The page that runs a network in the browser: what is written, Pillow's resizing in JavaScript, and a browser."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import yaml
+from fixtures import SMALL, link_digits
+from PIL import Image
+
+import cait as package
+from cait.cli import main
+from cait.data.folder import Reading, load_rgb
+from cait.data.transforms import INTERPOLATIONS, Preprocessing
+from cait.errors import UserError
+from cait.extras.demo import verb, web_runtime
+from cait.extras.visualize import attention
+
+PIXELS = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+JAVASCRIPT = """
+import fs from "fs";
+import { prepare, saliency } from "./resample.mjs";
+const asked = JSON.parse(fs.readFileSync(0, "utf8"));
+const images = asked.images.map(({ pixels, width, height, how }) => {
+  const { input, seen } = prepare(Uint8ClampedArray.from(pixels), width, height, how);
+  return { seen: [...seen], input: [...input] };
+});
+console.log(JSON.stringify({ images, saliency: [...saliency(asked.weights, 4, 32)] }));
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
+    """A folder with the digits and the checkpoint of a run that was never trained."""
+    place = tmp_path_factory.mktemp("demo")
+    link_digits(place, digits_root)
+    settings = {
+        "root": str(digits_root),
+        "img_size": 16,
+        "crop_pct": 0.9,
+        "exif_orientation": True,
+        "background": "white",
+    }
+    module = package.CaiTModule("xxs24", 16, 10, fields={"embed_dim": 32, "depth": 1, "num_heads": 2, "patch_size": 4})
+    content = {"pytorch-lightning_version": "2.6.6", "global_step": 7, "epoch": 0, "state_dict": module.state_dict()}
+    content["hyper_parameters"] = dict(module.hparams)
+    data = package.ImageNetDataModule(**settings)
+    content["ImageNetDataModule"] = data.state_dict()
+    folder = place / "logs/few"
+    (folder / "checkpoints").mkdir(parents=True)
+    torch.save(content, folder / "checkpoints/best.ckpt")
+    (folder / "config.yaml").write_text(yaml.safe_dump({"data": settings}))
+    return place
+
+
+@pytest.fixture(scope="module")
+def trained(place: Path) -> Path:
+    """The folder, with a run of a moment too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setattr(sys, "argv", ["cait"])
+        how = ["--data.crop_pct=0.9", "--model.warmup_epochs=0"]
+        main(["fit", *SMALL, "--trainer.max_epochs=1", "--run_name=digits", *how])
+    return place
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="runs JavaScript in Node.js")
+def test_javascript_resizes_as_pillow_does_to_the_bit(tmp_path: Path) -> None:
+    shutil.copy(verb.PAGE / "resample.js", tmp_path / "resample.mjs")
+    (tmp_path / "run.mjs").write_text(JAVASCRIPT)
+    rng = np.random.default_rng(0)
+    asked, expected = [], []
+    for number, filter in enumerate(INTERPOLATIONS * 2):
+        width, height = [(8, 8), (16, 24), (61, 40), (25, 24), (100, 7)][number % 5]
+        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        if number % 2:
+            pixels = (pixels > 127).astype(np.uint8) * 255  # which overshoots
+        reading = Reading(shrink=[None, 4, 5][number % 3])
+        how = Preprocessing([16, 15][number % 2], filter, [1.0, 0.875, 0.9][number % 3], reading=reading, **PIXELS)
+        opaque = np.dstack([pixels, np.full((height, width), 255, np.uint8)])
+        asked.append({"pixels": opaque.ravel().tolist(), "width": width, "height": height, "how": how.settings()})
+        expected.append(how.transform()(load_rgb(Image.fromarray(pixels), reading=reading)))
+    weights = torch.rand(16)
+    stdin = json.dumps({"images": asked, "weights": weights.tolist()})
+    done = subprocess.run(["node", "run.mjs"], cwd=tmp_path, input=stdin, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    for got, pixels in zip(told["images"], expected, strict=True):
+        side = pixels.shape[1]
+        assert torch.equal(torch.tensor(got["seen"]).view(side, side, 4)[..., :3].permute(2, 0, 1), pixels)
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in PIXELS.values())
+        assert torch.allclose(torch.tensor(got["input"]).view_as(pixels), (pixels / 255 - mean) / std, atol=1e-6)
+    assert torch.allclose(
+        torch.tensor(told["saliency"]).view(32, 32), attention.saliency(weights.view(4, 4), 32), atol=1e-5
+    )
+
+
+def runtime_of_ones_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with small files, whose integrity counts as the right one."""
+    contents = {name: name.encode() for name in web_runtime.FILES}
+    dist = folder / "package/dist"
+    dist.mkdir(parents=True)
+    for name, content in contents.items():
+        (dist / name).write_bytes(content)
+        digest = b64encode(hashlib.sha512(content).digest()).decode()
+        monkeypatch.setitem(web_runtime.FILES, name, f"sha512-{digest}")
+    with tarfile.open(folder / web_runtime.TARBALL, "w:gz") as tar:
+        tar.add(folder / "package", "package")
+    return folder / web_runtime.TARBALL
+
+
+def test_the_folder_holds_all_that_the_page_needs(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime = runtime_of_ones_own(tmp_path, monkeypatch)
+    main(["demo", "few", "--runtime", str(runtime), "--quantize"])
+    told = capsys.readouterr().out
+    folder = Path("logs/few/demo")
+    assert told.splitlines()[-1] == str(folder / "index.html")
+    assert {path.name for path in folder.iterdir()} == {
+        *(path.name for path in verb.PAGE.iterdir()), *web_runtime.FILES, "model.onnx", "model.json",
+    }  # fmt: skip
+    about = json.loads((folder / "model.json").read_text())
+    assert about["class_names"] == [str(digit) for digit in range(10)]
+    how = about["preprocessing"]
+    assert (how["img_size"], how["crop_pct"], how["interpolation"], how["background"]) == (
+        16,
+        0.9,
+        "bicubic",
+        "#ffffff",
+    )
+    facts = dict(about["facts"])
+    assert "of 360 validation images right" in facts["8 bits"]
+    assert f"8 bits: {facts['8 bits']}" in told
+    small, large = (float(facts["Weights"].split(" MB")[i].split()[-1]) for i in (0, 1))
+    assert 0 < small < large
+
+    assert str(Path(verb.__file__).parents[4]).encode() not in (folder / "model.onnx").read_bytes()
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    assert json.loads(session.get_modelmeta().custom_metadata_map["class_names"]) == about["class_names"]
+    module = package.load("few")
+    image = module.transform("data/digits/val/3/0045.png")
+    logits, saliency = map(torch.from_numpy, session.run(["logits", "saliency"], {"images": image[None].numpy()}))
+    view = attention.look(module.model, Image.new("RGB", (16, 16)), image, np.zeros((16, 16, 3)), None)
+    assert torch.allclose(logits[0].softmax(0), view.probabilities, atol=0.05)  # in 8 bits
+    assert torch.allclose(saliency[0], view.class_attention[0].mean(dim=0)[0], atol=0.02)
+
+
+def test_another_runtime_is_refused_and_npm_need_not_be_there(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = runtime_of_ones_own(tmp_path, monkeypatch).parent / "package"
+    assert (
+        web_runtime.files(folder)
+        == web_runtime.files(folder / "dist")
+        == web_runtime.files(folder.parent / web_runtime.TARBALL)
+    )
+    (folder / "dist" / next(iter(web_runtime.FILES))).write_bytes(b"something else")
+    with pytest.raises(UserError, match="is not that of onnxruntime-web@"):
+        web_runtime.files(folder)
+    with pytest.raises(UserError, match="is not the package onnxruntime-web@"):
+        web_runtime.files(here / "data")
+    tarball = folder.parent / web_runtime.TARBALL
+    tarball.write_bytes(tarball.read_bytes()[:-40])
+    with pytest.raises(UserError, match="is not the package onnxruntime-web@"):
+        web_runtime.files(tarball)
+    Path("site").mkdir()
+    Path("site/index.html").write_text("mine")
+    with pytest.raises(SystemExit):
+        main(["demo", "few", "--output", "site"])
+    assert "site holds another page" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(SystemExit) as stop:
+        main(["demo", "few", "--output", "nowhere"])
+    assert stop.value.code == 2
+    assert f"there is no npm here, which fetches {web_runtime.PACKAGE}" in capsys.readouterr().err
+    assert not Path("nowhere").exists()
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    """Chromium without a window."""
+    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (binary and driver):
+        pytest.skip("runs in Chromium, with chromedriver")
+    if not (shutil.which("npm") or all((web_runtime._cache() / name).is_file() for name in web_runtime.FILES)):
+        pytest.skip("npm fetches onnxruntime-web")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for flag in (
+        *("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking", "disable-component-update"),
+        *("disable-sync", "no-first-run", f"user-data-dir={tmp_path / 'browser'}", "window-size=1440,1000"),
+    ):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    chromium = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    chromium.set_script_timeout(120)
+    yield chromium
+    chromium.quit()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def served(place: Path) -> Iterator[str]:
+    """Address of the files of the folder."""
+    handler = functools.partial(Quiet, directory=place)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+DROP = """
+const transfer = new DataTransfer();
+transfer.items.add(document.getElementById("test-input").files[0]);
+document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
+"""
+CHOOSE = """
+const input = document.createElement("input");
+input.type = "file";
+input.id = "test-input";
+document.body.append(input);
+"""
+TOP = """
+return [...document.querySelectorAll("#best li")].map(({ dataset }) => [+dataset.index, +dataset.probability]);
+"""
+
+
+STATUS = "return ['status', 'error'].map((id) => document.getElementById(id).textContent)"
+SETTLED = f"const [status, error] = (() => {{ {STATUS} }})(); return status === 'Ready.' || error"
+DONE = "return document.body.dataset.done || !document.getElementById('error').hidden"
+
+
+class Page:
+    """The demo in a browser."""
+
+    def __init__(self, browser: Any, address: str) -> None:
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        self.browser, self.wait = browser, WebDriverWait(browser, 300, 0.05)
+        browser.get(address)
+        self.wait.until(lambda page: page.execute_script(SETTLED))
+        assert browser.execute_script(STATUS) == ["Ready.", ""]
+        browser.execute_script(CHOOSE)
+
+    def drop(self, path: Path) -> dict[int, float]:
+        """Drop an image; returns the probabilities by class."""
+        self.browser.execute_script("document.body.removeAttribute('data-done')")
+        self.browser.find_element("id", "test-input").send_keys(str(path.resolve()))
+        self.browser.execute_script(DROP)
+        self.wait.until(lambda page: page.execute_script(DONE))
+        assert self.script("document.body.dataset.done") == path.name, self.browser.execute_script(STATUS)
+        return {int(index): probability for index, probability in self.browser.execute_script(TOP)}
+
+    def script(self, code: str) -> Any:
+        return self.browser.execute_script(f"return {code}")
+
+
+def odd_files(folder: Path, photograph: Image.Image) -> dict[str, Path]:
+    """Images that a browser may read in another way than Pillow."""
+    folder.mkdir()
+    paths = {name: folder / name for name in ("large.png", "clear.png", "turned.jpg", "grey.png", "palette.png")}
+    photograph.save(paths["large.png"])
+    veil = Image.fromarray(np.tile(np.linspace(0, 255, photograph.width).astype(np.uint8), (photograph.height, 1)))
+    clear = photograph.copy()
+    clear.putalpha(veil)
+    clear.save(paths["clear.png"])
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    photograph.save(paths["turned.jpg"], quality=95, exif=exif)
+    photograph.convert("L").save(paths["grey.png"])
+    photograph.convert("P").save(paths["palette.png"])
+    return paths
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("upright", [True, False])
+def test_the_page_gives_what_predict_gives(
+    upright: bool,
+    browser: Any,
+    served: str,
+    here: Path,
+    trained: Path,
+    tmp_path: Path,
+    photographs: list[Image.Image],
+    capsys: Any,
+) -> None:
+    settings = Path("logs/digits/config.yaml")
+    before = settings.read_text()
+    settings.write_text(before.replace("exif_orientation: true", f"exif_orientation: {json.dumps(upright)}"))
+    try:
+        main(["demo", "digits"])
+        module = package.load("digits")
+    finally:
+        settings.write_text(before)
+    assert module.reading.exif_orientation == upright
+    page = Page(browser, f"{served}/logs/digits/demo/")
+    digits = [next(Path(f"data/digits/val/{digit}").iterdir()) for digit in range(10)]
+    odd = odd_files(tmp_path / "odd", photographs[0])
+    worst = 0.0
+    for path in [*digits, *odd.values()]:
+        shown = page.drop(path)
+        expected = {best["index"]: best["probability"] for best in module.predict(path)}
+        assert next(iter(shown)) == next(iter(expected))
+        differences = [abs(probability - expected[index]) for index, probability in shown.items() if index in expected]
+        assert len(differences) == 5 or path.suffix != ".png"
+        limit = 1e-3 if path.suffix == ".png" else 5e-3  # another release of libjpeg may be in the browser
+        assert max(differences) <= limit, path
+        worst = max(worst, *differences)
+    assert page.script("!document.getElementById('map').hidden && !document.getElementById('switch').hidden")
+    page.browser.find_element("id", "saliency").click()
+    assert page.script("document.getElementById('map').hidden")
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no image")
+    page.browser.find_element("id", "test-input").send_keys(str(broken))
+    page.browser.execute_script(DROP)
+    page.wait.until(lambda _: page.script("document.getElementById('error').textContent"))
+    assert page.script("document.getElementById('error').textContent") == (
+        "broken.png is not an image that this browser can read."
+    )
+    assert page.drop(digits[3])  # and the next one is read
+    assert page.script("document.getElementById('error').hidden")
+    origins = page.script(
+        "[...new Set(performance.getEntriesByType('resource').map((entry) => new URL(entry.name).origin))]"
+    )
+    assert [origin for origin in origins if origin != "null"] == [served]
+    assert [entry for entry in page.browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []

@@ -1,0 +1,406 @@
+"""Each row of the paper's tables: its network, its hyper-parameters, its command, and a step of each kind."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from fixtures import DEVICES, slow
+
+from cait.cli import main
+from cait.errors import UserError
+from cait.extras.paper.rows import find, rows
+from cait.model.cait import CaiT
+from cait.model.config import VARIANTS
+from cait.model.cost import measure
+
+ROWS = sorted(rows())
+ONE_OF_EACH_TABLE = {row.table: row.id for row in rows().values()}.values()
+ALL_ROWS = [id if id in ONE_OF_EACH_TABLE else pytest.param(id, marks=pytest.mark.slow) for id in ROWS]
+DEPTHS = (12, 18, 24, 36)
+# Published top-1, written down once more from the paper: by column, at 12, 18, 24 and 36 blocks.
+TABLE_1 = {
+    "baseline": (79.9, 80.1, 78.9, 78.9),
+    "adapted": (79.9, 80.7, 81.0, 81.9),
+    "rezero": (78.3, 80.1, 80.8, 81.6),
+    "t-fixup": (79.4, 81.7, 81.5, 82.1),
+    "fixup": (80.7, 82.0, 82.3, 82.4),
+    "scalar": (80.4, 81.6, 81.1, 81.6),
+    "layerscale": (80.5, 81.7, 82.4, 82.9),
+}
+TABLE_A1 = {
+    "zero": (79.7, 81.5, 82.1, 82.7),
+    "uniform": (80.2, 80.8, 82.1, 82.6),
+    "epsilon": (80.5, 81.7, 82.4, 82.9),
+}
+TABLE_2 = dict(zip((0, 2, 4, 8, 10, 11), (79.9, 80.0, 80.0, 80.0, 80.5, 80.3), strict=True))
+TABLE_2_STAGES = {(9, 3): 79.6, (10, 2): 80.3, (11, 1): 80.6, (12, 1): 80.8, (12, 2): 80.8, (12, 3): 80.6}
+TABLE_8 = [79.9, 80.0, 80.5, 69.9, 80.5, 83.0, 83.2, 83.4, 83.8, 84.8, 85.2, 85.4]
+MODELS = {
+    "xxs24": (77.6, 80.4, 78.4, 80.9),
+    "xxs36": (79.1, 81.8, 79.7, 82.2),
+    "xs24": (81.8, 83.8, 82.0, 84.1),
+    "xs36": (82.6, 84.3, 82.9, 84.8),
+    "s24": (82.7, 84.3, 83.5, 85.1),
+    "s36": (83.3, 85.0, 84.0, 85.4),
+    "s48": (83.5, 85.1, 83.9, 85.3),
+    "m24": (83.4, 84.5, 84.7, 85.8),
+    "m36": (83.8, 84.9, 85.1, 86.1),
+}
+RATES = dict(zip(DEPTHS, (0.05, 0.1, 0.2, 0.25), strict=True))
+
+
+def resolved(row: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *more: str) -> dict:
+    """What `cait fit` would run, by way of LightningCLI."""
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    with pytest.raises(SystemExit) as stop:
+        main(["fit" if not rows()[row].evaluate else "validate", "--paper", row, *more, "--print_config"])
+    assert stop.value.code in (0, None)
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_the_published_figures_are_all_there() -> None:
+    top1 = {id: row.top1 for id, row in rows().items()}
+    expected = {
+        f"{table}/{column}-{depth}": figure
+        for table, columns in (("table1", TABLE_1), ("table-a1", TABLE_A1))
+        for column, figures in columns.items()
+        for depth, figure in zip(DEPTHS, figures, strict=True)
+    }
+    expected |= {"table1/adapted-48": 80.7, "table2/average-pooling": 80.3}
+    expected |= {f"table2/insert-{at}": figure for at, figure in TABLE_2.items()}
+    expected |= {f"table2/sa{sa}-ca{ca}": figure for (sa, ca), figure in TABLE_2_STAGES.items()}
+    expected |= dict(zip((id for id in top1 if id.startswith("table8/")), TABLE_8, strict=True))
+    expected |= {
+        "appendix-b/cls-in-keys": 83.44,
+        "appendix-b/cls-not-in-keys": 83.31,
+        "appendix-b/no-layerscale-in-ca": 83.36,
+    }
+    kinds = ("224", "384", "224-distilled", "384-distilled")
+    expected |= {
+        f"models/{name}-{kind}": figure
+        for name, figures in MODELS.items()
+        for kind, figure in zip(kinds, figures, strict=True)
+    }
+    expected |= {"models/m48-224-distilled": None, "models/m48-448-distilled": 86.5}
+    assert top1 == expected
+    failed = {id for id, row in rows().items() if row.failed}
+    assert failed == {"table1/baseline-24", "table1/baseline-36", "table8/depth-36"}
+
+
+@pytest.mark.parametrize("id", ALL_ROWS)
+def test_every_row_builds_its_network(id: str) -> None:
+    row = rows()[id]
+    with torch.device("meta"):
+        model = CaiT(row.network())
+    cost = measure(row.network())
+    assert sum(parameter.numel() for parameter in model.parameters()) == cost.parameters
+    if row.parameters is not None:
+        assert round(cost.parameters / 1e6) == row.parameters
+    if row.gflops is not None and row.table == "table2":
+        assert round(cost.gmacs_published, 1) == row.gflops
+
+
+@pytest.mark.parametrize("id", ALL_ROWS)
+def test_every_row_resolves_to_the_published_hyper_parameters(id: str, capsys, monkeypatch) -> None:
+    config = resolved(id, capsys, monkeypatch)
+    model, data, trainer = config["model"], config["data"], config["trainer"]
+    row, network = rows()[id], rows()[id].network()
+    fields = model["fields"] or {}
+    table, name = id.split("/")
+
+    # The network that is listed is the network that is trained.
+    assert (model["name"], data["img_size"]) == (row.settings["model.name"], network.img_size)
+    for key, value in fields.items():
+        assert getattr(network, key) == value, key
+
+    assert (data["auto_augment"], data["erase_prob"], data["repeats"]) == ("rand-m9-mstd0.5-inc1", 0.25, 3)
+    assert (data["mixup"], data["cutmix"], data["mix_prob"], data["mix_switch_prob"]) == (0.8, 1.0, 1.0, 0.5)
+    assert (model["label_smoothing"], model["eps"], model["warmup_lr"]) == (0.1, 1e-8, 1e-6)
+    assert (model["warmup_epochs"], data["interpolation"]) == (5, "bicubic")
+    assert (trainer["gradient_clip_val"], trainer["precision"]) == (None, "bf16-mixed")
+    distilled = name.endswith("-distilled") or id == "table8/distillation"
+    assert model["distillation"] == ("hard" if distilled else "none")
+    if distilled:
+        assert (model["teacher"], model["distillation_alpha"]) == ("regnety_160.deit_in1k", 0.5)
+    if row.evaluate:
+        return
+
+    assert config["run_name"] == f"{table}-{name}"
+    recipe = (model["lr"], model["min_lr"], model["weight_decay"], data["batch_size"])
+    if id == "models/m48-448-distilled":
+        assert (trainer["max_epochs"], data["img_size"], model["drop_path_rate"]) == (60, 448, 0.3)
+        assert (*recipe, model["lr_base_size"]) == (5e-6, 5e-6, 0.05, 256 // 8, 256)
+    elif data["img_size"] == 384:
+        assert (trainer["max_epochs"], model["drop_path_rate"]) == (30, 0.0)
+        assert (*recipe, model["lr_base_size"]) == (5e-6, 5e-6, 1e-8, 512 // 8, 512)
+    else:
+        assert (*recipe, model["lr_base_size"]) == (5e-4, 1e-5, 0.05, 1024 // 8, 512)
+        ablation = table in ("table1", "table-a1", "table2") or (table == "table8" and name != "epochs-400")
+        assert trainer["max_epochs"] == (300 if ablation else 400)
+        assert model["weights"] is None
+    # The crop ratio became 1.0 in the last line of Table 8.
+    assert data["crop_pct"] == (1.0 if table == "models" else 0.875)
+
+    if table == "models":
+        assert fields == {}
+        wanted = {"224": 224, "384": 384, "448": 448}[name.split("-")[1]]
+        assert data["img_size"] == wanted
+        if wanted == 224:
+            assert network.drop_path_rate == VARIANTS[model["name"]]["drop_path_rate"]
+    else:
+        assert network.embed_dim == 384
+    if table in ("table1", "table-a1"):
+        column, depth = name.rsplit("-", 1)
+        assert (network.depth, network.num_heads, network.talking_heads) == (int(depth), 6, False)
+        assert (network.class_token_at, network.depth_token_only) == (0, 0)
+        rate = 0.05 if column == "baseline" else {**RATES, 48: 0.3}[int(depth)]
+        assert (network.drop_path_rate, network.drop_path_schedule) == (rate, "uniform")
+        forms = dict.fromkeys(("baseline", "adapted"), "plain") | dict.fromkeys(TABLE_A1, "layerscale")
+        assert network.residual == forms.get(column, column)
+        if network.residual in ("layerscale", "scalar"):
+            rule = {12: 0.1, 18: 0.1, 24: 1e-5, 36: 1e-6}[int(depth)]
+            assert network.epsilon == (0.0 if column == "zero" else rule)
+            assert network.layer_scale_dist == ("uniform" if column == "uniform" else "constant")
+
+
+def test_table_2_and_the_path_of_table_8_and_appendix_b() -> None:
+    for at in TABLE_2:
+        network = find(f"table2/insert-{at}").network()
+        assert (network.class_token_at, network.depth, network.depth_token_only) == (at, 12, 0)
+        assert (network.residual, network.num_heads, network.talking_heads) == ("plain", 6, False)
+    for sa, ca in TABLE_2_STAGES:
+        network = find(f"table2/sa{sa}-ca{ca}").network()
+        assert (network.class_token_at, network.depth, network.depth_token_only) == (None, sa, ca)
+        assert (network.residual, network.num_heads, network.talking_heads) == ("plain", 6, False)
+    assert find("table2/average-pooling").network().global_pool == "avg"
+
+    path = [row for row in rows().values() if row.table == "table8"]
+    steps = [
+        ("num_heads", 8),
+        ("talking_heads", True),
+        ("depth", 36),
+        ("residual", "layerscale"),
+        ("drop_path_rate", 0.2),
+        ("class_token_at", None),
+    ]
+    for before, after, (key, value) in zip(path, path[1:], steps, strict=False):
+        assert getattr(before.network(), key) != value
+        assert getattr(after.network(), key) == value, after.id
+    s36, end = find("models/s36-224").network(), find("table8/epochs-400").network()
+    assert (s36, s36.epsilon) == (end, 1e-6)
+    assert [row.network().img_size for row in path] == [224] * 8 + [256, 384, 384, 384]
+    assert [row.id for row in path if row.evaluate] == ["table8/test-at-256", "table8/crop-ratio-1"]
+
+    base, keys, scale = (row.network() for row in rows().values() if row.table == "appendix-b")
+    assert base == s36
+    assert (keys.cls_in_keys, scale.layer_scale_token_only) == (False, False)
+
+
+def hparams(row: str) -> dict:
+    """What a run of the row notes of its module."""
+    network = find(row).network()
+    fields = {k.removeprefix("model.fields."): v for k, v in find(row).settings.items() if ".fields." in k}
+    about = dict(name=find(row).settings["model.name"], img_size=network.img_size, num_classes=1000, fields=fields)
+    return about | {"_instantiator": "lightning.pytorch.cli.instantiate_module", "drop_path_rate": 0.05}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        dict(num_classes=10),
+        dict(img_size=16),
+        dict(name="xs24"),
+        dict(name="timm/vit_tiny_patch16_224"),
+        dict(fields={"patch_size": 4}),
+        None,
+    ],
+)
+def test_a_run_of_other_data_or_another_network_reproduces_nothing(
+    other: dict | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--paper` beside another `--config` trains under the row's name."""
+    row = "table1/rezero-12"
+    assert find(row).is_of(hparams(row))
+    assert all(row.is_of(hparams(id)) is (row.network() == find(id).network()) for id, row in rows().items())
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "logs/table1-rezero-12"
+    folder.mkdir(parents=True)
+    (folder / "metrics.csv").write_text("epoch,step,val/acc1\n0,9,64.72\n")
+    if other is not None:
+        (folder / "hparams.yaml").write_text(yaml.safe_dump(hparams(row) | other))
+    main(["paper", "table1", "--json"])
+    assert "64.72" not in capsys.readouterr().out
+
+
+def test_the_listing_cuts_nothing_that_is_to_be_typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["paper", "table8"])
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= 80
+    words = {word for line in lines for word in line.split()}
+    assert {id for id in rows() if id.startswith("table8/")} <= words
+    for command in ("train a row: make train PAPER=", "score a row: make eval PAPER="):
+        (line,) = [line for line in lines if line.startswith(command)]
+        assert line.removeprefix(command) in rows()
+
+
+def test_the_listing(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logs/table1-rezero-12").mkdir(parents=True)
+    (tmp_path / "logs/table1-rezero-12/metrics.csv").write_text("epoch,step,val/acc1\n0,9,1.5\n1,19,\n1,19,78.25\n")
+    (tmp_path / "logs/table1-rezero-12/hparams.yaml").write_text(yaml.safe_dump(hparams("table1/rezero-12")))
+    main(["paper", "table1", "--json"])
+    listed = {row["row"]: row for row in json.loads(capsys.readouterr().out)}
+    assert len(listed) == 29
+    assert listed["layerscale-36"] == {
+        "table": "table1",
+        "row": "layerscale-36",
+        "differs": "as adapted-36, residual layerscale",
+        "settings": find("table1/layerscale-36").settings,
+        "parameters": 22_050_664 + 24 * 1_774_464 + 36 * 2 * 384,  # DeiT-S, 24 blocks more, LayerScale
+        "gmacs": pytest.approx(13.7, abs=0.1),
+        "parameters_published": None,
+        "gflops_published": None,
+        "top1_published": 82.9,
+        "failed": False,
+        "reproduced": "not run",
+        "command": "make train PAPER=table1/layerscale-36",
+    }
+    assert listed["rezero-12"]["reproduced"] == "78.25 after 2 epochs"
+    main(["paper", "table8"])
+    shown = capsys.readouterr().out
+    assert "69.9†" in shown
+    assert "make eval PAPER=table8/test-at-256" in shown
+    assert "make train PAPER=table8/deit-s" in shown
+
+
+def test_what_is_given_beside_a_row_wins(capsys, monkeypatch) -> None:
+    more = ("--model.lr=1e-3", "--run_name=mine", "--model.fields.depth=7")
+    config = resolved("table1/rezero-12", capsys, monkeypatch, *more)
+    assert (config["model"]["lr"], config["run_name"], config["model"]["fields"]["depth"]) == (1e-3, "mine", 7)
+    assert config["model"]["fields"]["residual"] == "rezero"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fit", "--paper", "table1/layerscal-36"], "did you mean table1/layerscale-36"),
+        (["fit", "--paper"], "--paper takes a row"),
+        (["fit", "--paper", "table8/test-at-256"], "make eval PAPER=table8/test-at-256"),
+        (["fit", "--paper", "models/s36-384"], "make train PAPER=models/s36-224` first"),
+        (["validate", "--paper", "table1/rezero-12"], "make train PAPER=table1/rezero-12` first"),
+        (["validate", "--paper", "table8/crop-ratio-1"], "make train PAPER=table8/distillation` first"),
+        (["paper", "table9"], "no table 'table9'"),
+        (["paper", "--jsn"], "nothing else"),
+    ],
+)
+def test_what_cannot_be_is_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1
+
+
+def test_an_unknown_word_in_a_row_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cait.extras.paper import rows
+
+    broken = {"table": {"title": "", "rows": {"row": {"bse": "other"}}}}
+    monkeypatch.setattr(rows, "tables", lambda: broken)
+    with pytest.raises(UserError, match="unknown key 'bse'"):
+        rows.rows.__wrapped__()
+
+
+# The row's own recipe on the digits, with a network and a length of seconds.
+SHRUNK = [
+    *DEVICES,
+    "--data.root=data/digits",
+    "--data.img_size=16",
+    "--data.batch_size=64",
+    "--data.num_workers=0",
+    "--model.fields.patch_size=4",
+    "--model.fields.embed_dim=48",
+    "--trainer.limit_val_batches=1",
+    "--trainer.log_every_n_steps=1",
+]
+STEPS = ["--trainer.max_steps=2", "--model.warmup_epochs=0"]
+
+
+@pytest.fixture
+def run(tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch):
+    """`cait` in this process, in a folder of its own."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/digits").symlink_to(digits_root)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    monkeypatch.setenv("CAIT_RUN", "")
+    return lambda verb, id, *more: main([verb, "--paper", id, *SHRUNK, *more])
+
+
+def trained(id: str) -> dict:
+    return torch.load(Path("logs") / id.replace("/", "-") / "checkpoints/last.ckpt", weights_only=True)
+
+
+# A row of each kind that starts from nothing: its id, and what it has that no other has.
+@pytest.mark.parametrize(
+    ("id", "key"),
+    [
+        ("table1/adapted-12", "blocks.3.norm1.weight"),
+        ("table1/fixup-12", "blocks.3.mlp.bias_fc1.bias"),
+        ("table1/layerscale-12", "blocks.3.gamma_1"),
+        ("table-a1/uniform-12", "blocks.3.gamma_1"),
+        ("table2/insert-2", "cls_token"),
+        ("table8/talking-heads", "blocks.3.attn.proj_l.weight"),
+        ("appendix-b/no-layerscale-in-ca", "blocks_token_only.1.attn.q.weight"),
+        *slow(
+            ("table1/rezero-12", "blocks.3.gamma_1"),
+            ("table1/t-fixup-12", "blocks.3.attn.qkv.weight"),
+            ("table1/scalar-12", "blocks.3.gamma_1"),
+            ("table-a1/zero-12", "blocks.3.gamma_1"),
+            ("table2/average-pooling", "pos_embed"),
+            ("table2/sa12-ca3", "blocks_token_only.2.attn.q.weight"),
+            ("appendix-b/cls-not-in-keys", "blocks_token_only.1.gamma_1"),
+            ("models/xxs24-224", "blocks_token_only.1.gamma_2"),
+        ),
+    ],
+)
+def test_a_row_of_each_kind_takes_real_steps(id: str, key: str, run) -> None:
+    run("fit", id, *STEPS, "--model.fields.depth=4", "--model.fields.num_heads=4")
+    checkpoint = trained(id)
+    weight = checkpoint["state_dict"][f"model.{key}"]
+    assert checkpoint["global_step"] == 2
+    assert weight.isfinite().all()
+    steps = checkpoint["optimizer_states"][0]["state"].values()
+    assert all(state["step"] == 2 and state["exp_avg"].isfinite().all() for state in steps)
+
+
+def test_fine_tuning_distillation_and_scoring_take_the_weights_of_their_row(run, tmp_path: Path, capsys) -> None:
+    import timm
+
+    torch.save(timm.create_model("test_resnet", num_classes=10).state_dict(), "teacher.pth")
+    small = ["--model.fields.depth=2", "--model.fields.num_heads=4"]
+    teacher = ["--model.teacher=test_resnet.r160_in1k", "--model.teacher_path=teacher.pth"]
+    run("fit", "models/s36-224-distilled", *STEPS, *small, *teacher)
+    first = trained("models/s36-224-distilled")["state_dict"]
+    assert not any("teacher" in key for key in first)
+    still = ["--model.lr=0", "--model.min_lr=0", "--model.warmup_lr=0"]
+    run("fit", "table8/distillation", *STEPS, *small, *teacher, *still, "--data.img_size=32")
+    second = trained("table8/distillation")["state_dict"]
+    assert second["model.pos_embed"].shape == (1, 64, 48)
+    assert all(torch.equal(value, second[key]) for key, value in first.items() if key != "model.pos_embed")
+    scores = []
+    for more in ([], ["--ckpt_path=logs/table8-distillation/checkpoints/last.ckpt"]):
+        capsys.readouterr()
+        run("validate", "table8/crop-ratio-1", *small, *more, "--data.img_size=32")
+        scores.append(re.search(r"\bloss\b\D+([\d.]+)", capsys.readouterr().out)[1])
+    assert scores[0] == scores[1]

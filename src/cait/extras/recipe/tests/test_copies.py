@@ -1,0 +1,240 @@
+"""Large images halved as they are read, and the small copies that are kept of them."""
+
+from __future__ import annotations
+
+import os
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from fixtures import LIMIT, start
+from PIL import Image, ImageOps
+from test_decode import encoded
+from torch.utils.data import Dataset
+
+import cait
+from cait.data.datamodule import ImageNetDataModule
+from cait.data.dataset import MapSamples
+from cait.data.decode import open_image
+from cait.data.folder import Files, Reading, load_rgb
+from cait.data.source import DataSource, SplitSource
+from cait.data.unreadable import UnreadableImageError
+from cait.errors import UserError
+from cait.extras.recipe.copies import Copies, make
+
+SMALL = Reading(shrink=50)
+
+
+@pytest.mark.parametrize(
+    ("size", "halved"),
+    [((99, 300), (99, 300)), ((100, 300), (50, 150)), ((401, 800), (51, 100)), ((1700, 1601), (54, 51))],
+)
+def test_images_are_halved_while_their_shorter_side_keeps_so_many_pixels(
+    size: tuple[int, int], halved: tuple[int, int], photographs: list[Image.Image]
+) -> None:
+    photo = photographs[0].resize(size)
+    assert load_rgb(photo, reading=SMALL).size == halved
+    means = np.asarray(photo, np.float64)
+    while min(means.shape[:2]) >= 100:  # the mean of four pixels, or of two or one at an odd side
+        padded = np.pad(means, [(0, side % 2) for side in means.shape[:2]] + [(0, 0)], mode="edge")
+        means = padded.reshape(padded.shape[0] // 2, 2, padded.shape[1] // 2, 2, 3).mean((1, 3))
+    np.testing.assert_allclose(np.asarray(load_rgb(photo, reading=SMALL)), means, atol=3)
+
+
+@pytest.mark.parametrize("subsampling", ["4:2:0", "4:4:4"])
+def test_what_a_jpeg_decoder_halves_is_nearly_the_mean_of_the_pixels(
+    subsampling: str, photographs: list[Image.Image]
+) -> None:
+    for photo in photographs:
+        data = encoded(photo.resize((1300, 870)), quality=90, subsampling=subsampling)
+        with Image.open(BytesIO(data)) as image:
+            size = image.size
+            whole = load_rgb(image, reading=SMALL)
+            assert image.size == size  # an image of the caller is not made smaller
+        halved = load_rgb(BytesIO(data), reading=SMALL)
+        assert halved.size == whole.size == (82, 55)
+        difference = np.abs(np.asarray(halved, float) - np.asarray(whole, float))
+        assert 0 < difference.mean() < 1.5
+
+
+@pytest.mark.parametrize("decoder", ["nvimgcodec", "torchvision", "pillow"])
+def test_every_decoder_gives_the_same_halved_pixels(decoder: str, photographs: list[Image.Image]) -> None:
+    if decoder == "nvimgcodec":
+        pytest.importorskip("nvidia.nvimgcodec")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for photo in (photographs[0], photographs[1].resize((90, 61))):  # large and small
+        for exif in (None, turned):
+            data = encoded(photo, quality=90, **({"exif": exif} if exif else {}))
+            expected = load_rgb(BytesIO(data), reading=SMALL)
+            upright = ImageOps.exif_transpose(Image.open(BytesIO(data)))
+            assert (expected.width > expected.height) == (upright.width > upright.height)
+            for whole in (True, False):
+                image = open_image(BytesIO(data), "it", whole, decoder, SMALL)  # type: ignore[arg-type]
+                assert image.size == expected.size
+                np.testing.assert_array_equal(image.crop((0, 0, *image.size[::-1])), np.asarray(expected))
+
+
+def folder_of(root: Path, photographs: list[Image.Image]) -> Files:
+    """Two classes of large and small images, with alpha, on their side, and one that is cut off."""
+    names = []
+    for label, name in enumerate(("a", "b")):
+        (root / name).mkdir(parents=True)
+        photo = photographs[label]
+        turned = Image.Exif()
+        turned[0x0112] = 8
+        photo.save(root / name / "large.jpg", exif=turned)
+        photo.resize((60, 40)).save(root / name / "small.png")
+        art = photo.resize((300, 200)).convert("RGBA")
+        art.putalpha(Image.linear_gradient("L").resize(art.size))
+        art.save(root / name / "art.png")
+        names += [(str(path), label) for path in sorted((root / name).iterdir())]
+    return Files(names)
+
+
+def test_a_copy_has_the_pixels_of_its_image_and_is_read_in_its_place(
+    tmp_path: Path, photographs: list[Image.Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = folder_of(tmp_path / "photos", photographs)
+    copies = Copies(files, SMALL, tmp_path / "copies")
+    assert [Path(copies.name(index)).stem for index in copies.missing()] == ["art", "large"] * 2
+    expected = [load_rgb(path, reading=SMALL).tobytes() for path, _ in files]
+    for attempt in ("makes them", "has them"):
+        read = [copies[index] for index in range(len(copies))]
+        assert [label for _, label in read] == list(files.labels), attempt
+        assert [load_rgb(raw, reading=SMALL).tobytes() for raw, _ in read] == expected, attempt
+    assert not list(copies.missing())
+    assert len([*(tmp_path / "copies").rglob("*.ppm")]) == 4
+
+    def never(*_: object) -> None:
+        raise AssertionError("the file was read again")
+
+    monkeypatch.setattr("cait.extras.recipe.copies.load_rgb", never)
+    assert isinstance(copies[0][0], Image.Image)
+
+
+def test_a_changed_file_and_other_settings_get_new_copies_and_a_torn_copy_is_made_anew(
+    tmp_path: Path, photographs: list[Image.Image]
+) -> None:
+    path = tmp_path / "a.png"
+    photographs[0].save(path)
+    files = Files([(str(path), 0)])
+    copies = Copies(files, SMALL, tmp_path / "copies")
+    first = load_rgb(copies[0][0], reading=SMALL).tobytes()
+    (copy,) = (tmp_path / "copies").rglob("*.ppm")
+    copy.write_bytes(copy.read_bytes()[:-100])
+    assert load_rgb(copies[0][0], reading=SMALL).tobytes() == first
+    assert load_rgb(Image.open(copy)).tobytes() == first
+    photographs[1].save(path)
+    os.utime(path, ns=(1, 1))
+    assert load_rgb(copies[0][0], reading=SMALL).tobytes() == load_rgb(path, reading=SMALL).tobytes() != first
+    assert [*Copies(files, Reading(shrink=20), tmp_path / "copies").missing()] == [0]
+
+
+def test_an_image_that_cannot_be_read_is_named_and_a_disk_that_cannot_be_written_is_told(
+    tmp_path: Path, photographs: list[Image.Image]
+) -> None:
+    whole = encoded(photographs[0], quality=90)
+    (tmp_path / "torn.jpg").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "whole.jpg").write_bytes(whole)
+    names = [str(tmp_path / name) for name in ("torn.jpg", "whole.jpg", "missing.jpg")]
+    files = Files((name, 0) for name in names)
+    copies = Copies(files, SMALL, tmp_path / "copies")
+    make([copies], 0, 1, {})
+    with pytest.raises(UnreadableImageError, match=r"torn\.jpg"):
+        copies[0]
+    assert copies[2][0] == names[2]  # whoever opens it says that it is missing
+    (tmp_path / "file").write_text("in the way")
+    hindered = Copies(files, SMALL, tmp_path / "file")
+    with pytest.warns(UserWarning, match=r"no copies of some images in .*file: Not a directory; they are read anew"):
+        make([hindered], 0, 1, {})
+    assert load_rgb(hindered[1][0]).tobytes() == load_rgb(names[1], reading=SMALL).tobytes()
+
+
+def test_processes_share_the_making(
+    tmp_path: Path, photographs: list[Image.Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = folder_of(tmp_path / "photos", photographs)
+    copies = Copies(files, SMALL, tmp_path / "copies")
+    make([copies], 1, 3, {})
+    assert [Path(copies.name(index)).stem for index in copies.missing()] == ["art", "art"]  # 0 and 3
+    monkeypatch.setattr("cait.extras.recipe.copies.FEW", 0)
+    make([copies, copies], 0, 1, {"num_workers": 2})
+    assert not [*copies.missing()]
+
+
+def test_a_size_of_no_pixels_is_refused() -> None:
+    with pytest.raises(UserError, match="shrink must be at least 1 pixel"):
+        ImageNetDataModule(shrink=0)
+
+
+class Own(Dataset):
+    """A data set of one's own, of images in memory."""
+
+    classes = ("a", "b")
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.linear_gradient("L").resize((300, 200)), index % 2
+
+
+def test_copies_are_kept_of_files_that_are_halved_and_of_nothing_else(
+    tmp_path: Path, photographs: list[Image.Image]
+) -> None:
+    class Mine(ImageNetDataModule):
+        def make_source(self) -> DataSource:
+            return SplitSource("mine", "train", "val", lambda split: MapSamples("mine", split, Own(), Own.classes))
+
+    settings = dict(copies_dir=str(tmp_path / "copies"), img_size=16, batch_size=2, num_workers=0, repeats=1)
+    folder_of(tmp_path / "photos", photographs)
+    of_files = ImageNetDataModule(str(tmp_path / "photos"), val_fraction=0.34, **settings)  # type: ignore[arg-type]
+    for data in (of_files, Mine("mine", shrink=50, **settings)):  # type: ignore[arg-type]
+        data.setup("fit")
+        assert next(iter(data.train_dataloader()))[0].shape == (2, 3, 16, 16)
+    assert not (tmp_path / "copies").exists()
+
+
+def test_batches_are_the_same_with_and_without_copies(tmp_path: Path, photographs: list[Image.Image]) -> None:
+    folder_of(tmp_path / "photos", photographs)
+    settings = dict(img_size=16, batch_size=2, num_workers=0, shrink=50, val_fraction=0.34, seed=3)
+    found = []
+    for copies_dir in (None, str(tmp_path / "copies"), str(tmp_path / "copies")):
+        data = ImageNetDataModule(str(tmp_path / "photos"), copies_dir=copies_dir, **settings)  # type: ignore[arg-type]
+        data.setup("fit")
+        assert data.how_read().startswith("Pillow halves large images down to 50 pixels; of others ")
+        trained = [image for images, _ in data.train_dataloader() for image in images]
+        data.setup("predict")
+        held = [image for images, _ in data.predict_dataloader() for image in images]
+        found.append(torch.stack([*trained, *held]))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.slow
+def test_a_run_on_large_photographs_keeps_copies_and_predicts_from_the_pixels_that_it_is_scored_on(
+    tmp_path: Path, photographs: list[Image.Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for label, name in enumerate(("a", "b")):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(6):
+            photo = photographs[label].crop((number, 0, number + 300, 300)).resize((1200, 900))
+            photo.save(tmp_path / "photos" / name / f"{number}.jpg")
+    brief = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", "--data.num_workers=1", "--model.fields.depth=1"]
+    job = start(tmp_path, "fit", "--data.root=photos", *brief)
+    told = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 0, told
+    assert "images are halved down to 128 pixels; data/cache/copies keeps copies (2 MB)" in " ".join(told.split())
+    assert len([*(tmp_path / "data/cache/copies").rglob("*.ppm")]) == 12
+    monkeypatch.chdir(tmp_path)
+    module = cait.load("photos")
+    data = ImageNetDataModule(**yaml.safe_load(Path("logs/photos/config.yaml").read_text())["data"])
+    data.setup("validate")
+    scored = [image for images, _ in data.val_dataloader() for image in images]
+    assert len(scored) == 2
+    for index, image in enumerate(scored):
+        assert torch.equal(module.transform(data.source.val.name(index)), image)

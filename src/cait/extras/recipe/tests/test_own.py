@@ -1,0 +1,513 @@
+"""Own photographs: the layouts of folders, the split, the recipe that is chosen, balance, and one run of it all."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from fixtures import LIMIT, REPO, checkpoint, rows, start
+from PIL import Image
+
+from cait.cli import main
+from cait.data import listing
+from cait.data.datamodule import ImageNetDataModule
+from cait.data.folder import Reading, class_names, load_rgb, scan
+from cait.data.sampler import TrainBatchSampler, occurrences, shares
+from cait.data.source import open_source
+from cait.errors import UserError
+from cait.extras.recipe import chooser
+from cait.extras.recipe.duration import Machine
+from cait.extras.recipe.rules import Start, choose
+from cait.extras.recipe.survey import Survey, left_out, survey
+from cait.train.losses import WeightedCrossEntropy, balanced_weights
+from cait.train.metrics import EvalMetrics
+
+TWO_CORES = Machine(2)
+PHOTOGRAPHS = Survey({"cat": 300, "dog": 280}, 60, side=480, megapixels=0.4, grey=False)
+DIGITS = Survey({str(digit): 600 for digit in range(10)}, 600, side=28, megapixels=0.0008, grey=True)
+
+
+def fill(root: Path, images: dict[str, int], size: int = 24, grey: bool = False, suffix: str = ".png") -> Path:
+    """Class folders of noise around a colour of their own."""
+    rng = np.random.default_rng(0)
+    for label, (name, count) in enumerate(images.items()):
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            pixels = rng.integers(0, 80, (size, size, 3)) + np.eye(3, dtype=int)[label % 3] * 150
+            image = Image.fromarray(pixels.astype(np.uint8))
+            (image.convert("L") if grey else image).save(root / name / f"{number:03d}{suffix}")
+    return root
+
+
+def listed(root: Path, **settings) -> list[list[str]]:
+    source = open_source(str(root), **settings)
+    return [[str(Path(path).relative_to(root)) for path, _ in samples] for samples in (source.train, source.val)]
+
+
+@pytest.mark.parametrize(
+    ("train", "val"),
+    [("training", "validation"), ("train", "valid"), ("Train", "Test"), ("TRAINING", "val"), ("train", "testing")],
+)
+def test_usual_names_of_the_two_folders_are_known(train: str, val: str, tmp_path: Path) -> None:
+    for folder, count in ((train, 3), (val, 2)):
+        fill(tmp_path / folder, {"a": count, "b": count})
+    source = open_source(str(tmp_path))
+    assert (source.class_names, len(source.train), len(source.val)) == (["a", "b"], 6, 4)
+    assert not source.holds_out
+
+
+def test_val_comes_before_test_and_names_that_are_given_before_all(tmp_path: Path) -> None:
+    for folder, count in (("train", 4), ("val", 2), ("test", 3)):
+        fill(tmp_path / folder, {"a": count, "b": count})
+    assert len(open_source(str(tmp_path)).val) == 4
+    assert len(open_source(str(tmp_path), val_split="test").val) == 6
+    with pytest.raises(UserError, match="validation does not exist"):
+        _ = open_source(str(tmp_path), val_split="validation").val
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    fill(tmp_path, {"train": 3, "plane": 3})
+    source = open_source(str(tmp_path))
+    assert source.class_names == ["plane", "train"]
+    assert source.holds_out
+
+
+def test_names_nests_hidden_files_and_gifs(tmp_path: Path) -> None:
+    """What lies in people's folders: every image is taken, and nothing else."""
+    names = ["it's mine", "Vögel und so", 'the "best" 車']
+    for name in names:
+        fill(tmp_path, {f"{name}/2024/summer": 2, name: 1})
+        fill(tmp_path, {name: 1}, suffix=".GIF")
+        (tmp_path / name / "._000.png").write_bytes(b"of macOS")
+        (tmp_path / name / "notes.txt").write_text("stray")
+        fill(tmp_path / name, {".thumbnails": 1})
+    fill(tmp_path, {".hidden": 2, "__MACOSX": 2})
+    Image.new("RGB", (8, 8)).save(tmp_path / "beside.png")
+    source = open_source(str(tmp_path))
+    assert source.class_names == sorted(names)
+    assert (len(source.train), len(source.val)) == (9, 3)
+    assert left_out([tmp_path], source.class_names) == {"images beside the class folders": 1, ".txt": 3}
+    data = ImageNetDataModule(
+        root=str(tmp_path), img_size=16, batch_size=2, mixup=0, cutmix=0, repeats=1, num_workers=0
+    )
+    data.setup("fit")
+    assert len([labels for _, labels in data.train_dataloader()]) == 4
+
+
+def test_photographs_of_telephones_are_read(tmp_path: Path, photographs: list[Image.Image]) -> None:
+    pytest.importorskip("pillow_heif")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for label, name in enumerate(("a", "b")):
+        (tmp_path / name).mkdir()
+        photographs[label].save(tmp_path / name / "1.HEIC", "HEIF", quality=95, exif=turned.tobytes())
+        photographs[label].save(tmp_path / name / "2.avif", quality=95)
+    source = open_source(str(tmp_path))
+    assert (len(source.train), len(source.val)) == (2, 2)
+    for path, label in (*source.train, *source.val):
+        photo = photographs[label]
+        expected = photo.transpose(Image.Transpose.ROTATE_270) if path.endswith("HEIC") else photo
+        assert np.abs(np.asarray(load_rgb(path), int) - np.asarray(expected, int)).mean() < 4
+
+
+def test_who_lacks_the_package_for_them_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "EXTENSIONS", (".png",))
+    fill(tmp_path, {"a": 6, "b": 6})
+    (tmp_path / "a/photo.HEIC").touch()
+    chooser.replace_folder(["--data.root", str(tmp_path)])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "left out 1 .heic; to read .heic, .venv/bin/pip install pillow-heif" in told
+    for image in (tmp_path / "a").glob("*.png"):
+        image.unlink()
+    with pytest.raises(UserError, match=r"no images in the class folder .*/a; to read \.heic, \.venv/bin/pip install"):
+        _ = open_source(str(tmp_path)).train
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("a file", "is a file; name the folder"),
+        ("no images", "no images in the class folder"),
+        ("one class", "holds 1 class folder(s), at least 2 are needed"),
+        ("an empty class", "no images in the class folder"),
+        ("one image", "holds one image; two are needed"),
+        ("nowhere", "does not exist; name yours with --data.root"),
+        ("two images", "2 training images are too few to learn from"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_told_in_a_line(
+    what: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    root = tmp_path / "photos"
+    if what == "a file":
+        root.write_text("x")
+    elif what == "no images":
+        (root / "a").mkdir(parents=True)
+        (root / "b").mkdir()
+    elif what != "nowhere":
+        counts = {"one class": {"a": 3}, "one image": {"a": 3, "b": 1}, "two images": {"a": 2, "b": 2}}
+        fill(root, counts.get(what, {"a": 3, "b": 0}))
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "--data.root", str(root)])
+    assert stop.value.code == 2
+    assert words in (told := capsys.readouterr().err)
+    assert len(told.splitlines()) == 1
+
+
+def test_the_split_can_be_written_down_and_used_again(tmp_path: Path) -> None:
+    root = fill(tmp_path / "photos", {"a": 20, "b": 2})
+    val = listed(root)[1]
+    assert [Path(name).parent.name for name in val] == ["a", "a", "b"]
+    kept = tmp_path / "validation.csv"
+    with kept.open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "class"), *((name, "") for name in val)])
+    fill(root, {"a": 30})  # more images: a new split would hold out others
+    assert listed(root)[1] != val
+    again = listed(root, val_list=str(kept))
+    assert again[1] == val
+    assert not set(val) & set(again[0])
+    (root / val[0]).unlink()
+    with pytest.raises(UserError, match="names images that are not in"):
+        listed(root, val_list=str(kept))
+
+
+def test_the_survey_counts_and_looks(tmp_path: Path) -> None:
+    for name, grey in (("grey", True), ("colour", False)):
+        root = fill(tmp_path / name, {"a": 6, "b": 3}, grey=grey)
+        names = class_names(root, "train")
+        found = survey(*scan(root, names, "train", "val", 0.1), names)
+        assert (found.counts, found.val, found.side, found.grey) == ({"a": 5, "b": 2}, 2, 24, grey)
+        pixels = np.stack([np.asarray(Image.open(path).convert("RGB")) for path in root.rglob("*.png")]) / 255
+        assert np.allclose(found.mean, pixels.mean((0, 1, 2)), atol=0.1)
+
+
+def test_the_survey_reads_the_images_as_the_run_will(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(4):  # black where nobody sees it
+            Image.new("RGBA", (30, 20), (0, 0, 0, 0)).save(tmp_path / name / f"{number}.png")
+    listed = scan(tmp_path, ["a", "b"], "train", "val", 0.25)
+    for background, mean in (("white", 1.0), (None, 0.0)):
+        assert survey(*listed, ["a", "b"], Reading(background=background)).mean == (mean,) * 3
+
+
+def test_the_survey_tells_megapixels_in_jpeg_files_from_others(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            Image.new("RGB", (1000, 500)).save(tmp_path / name / f"{number}.{'jpg' if number == 1 else 'png'}")
+    found = survey(*scan(tmp_path, ["a", "b"], "train", "val", 0.25), ["a", "b"])
+    assert (found.images, found.megapixels) == (6, pytest.approx(0.5))
+    assert found.jpeg == pytest.approx(0.5 / 3)  # the third of each class is held out
+
+
+def settings(folder: Survey, machine: Machine = TWO_CORES, start: Start | None = None, **given) -> dict:
+    return choose(folder, machine, {key.replace("__", "."): value for key, value in given.items()}, start).settings
+
+
+def test_small_grey_images_are_not_mirrored_and_keep_their_size() -> None:
+    found = settings(DIGITS)
+    assert (found["data.img_size"], found["data.hflip"], found["data.auto_augment"]) == (28, 0.0, None)
+    found = settings(PHOTOGRAPHS)
+    assert (found["data.img_size"], found["data.hflip"]) == (64, 0.5)
+    assert found["data.auto_augment"] is not None
+    found = settings(replace(PHOTOGRAPHS, grey=True))
+    assert (found["data.hflip"], found["data.auto_augment"], found["data.scale"]) == (0.5, None, [0.7, 1.0])
+
+
+def test_large_images_are_halved_and_read_once() -> None:
+    large = replace(PHOTOGRAPHS, counts={"cat": 900, "dog": 900}, val=200, side=3000, megapixels=12.0, jpeg=12.0)
+    found = settings(large)
+    assert (found["data.shrink"], found["data.copies_dir"]) == (128, "data/cache/copies")
+    assert settings(large, data__img_size=96)["data.shrink"] == 192
+    assert settings(replace(large, megapixels=0.09, jpeg=0.0)).keys().isdisjoint({"data.shrink", "data.copies_dir"})
+    unshrunk = settings(large, data__shrink=None)
+    assert "data.copies_dir" not in unshrunk
+    full = settings(large, replace(TWO_CORES, free=1.0))  # 0.3 GB of copies are more than a quarter of it
+    assert full["data.copies_dir"] is None
+    for given, words in ((None, "no copies are kept"), ("", "no copies are kept")):
+        recipe = choose(large, TWO_CORES, {"data.copies_dir": given})
+        assert dict(recipe.lines)["reading"].endswith(words)
+        assert recipe.settings["trainer.max_epochs"] == full["trainer.max_epochs"]
+    assert "there is no room for copies" in dict(choose(large, replace(TWO_CORES, free=1.0), {}).lines)["reading"]
+    small = replace(PHOTOGRAPHS, side=250, megapixels=0.1)
+    assert "data.shrink" not in settings(small)
+    assert settings(replace(small, megapixels=2.3))["data.shrink"] == 128  # a few are huge
+    png = settings(replace(large, jpeg=0.0))
+    epochs = [how["trainer.max_epochs"] for how in (found, png, full, unshrunk)]
+    assert epochs[0] > epochs[1] > 2 * epochs[2] > 2 * epochs[3]  # training has half of the time, whatever comes first
+
+
+def test_images_that_are_slow_to_read_are_validated_by_all_cores_and_less_often() -> None:
+    few, slow = (settings(replace(PHOTOGRAPHS, val=val, megapixels=2.3), data__shrink=None) for val in (128, 512))
+    assert (few["data.eval_batch_size"], slow["data.eval_batch_size"]) == (16, 64)
+    assert slow["trainer.max_epochs"] / slow["trainer.check_val_every_n_epoch"] == 2
+    assert slow["trainer.max_epochs"] % slow["trainer.check_val_every_n_epoch"] == 0
+
+
+def test_patches_grow_only_where_that_saves_time() -> None:
+    slow, many = replace(PHOTOGRAPHS, megapixels=50.0), replace(PHOTOGRAPHS, counts={"cat": 9000, "dog": 9000})
+    found = [settings(slow, data__shrink=None), settings(many)]
+    assert [how["model.fields.patch_size"] for how in found] == [8, 16]
+
+
+def test_the_few_images_of_a_rare_class_are_changed_more() -> None:
+    grey = replace(PHOTOGRAPHS, grey=True, counts={"whole": 1300, "broken": 13})
+    assert settings(grey)["data.auto_augment"] is not None
+    assert settings(replace(grey, counts={"whole": 1300, "broken": 200}))["data.auto_augment"] is None
+    assert settings(replace(grey, side=28))["data.auto_augment"] is None
+
+
+def test_what_is_given_wins_and_the_rules_go_on_from_it() -> None:
+    found = settings(PHOTOGRAPHS, data__img_size=96, trainer__max_epochs=7, model__optimizer="adamw")
+    assert found.keys().isdisjoint({"data.img_size", "trainer.max_epochs", "model.optimizer", "model.lr"})
+    assert 96 % found["model.fields.patch_size"] == 0
+    assert found["model.warmup_epochs"] == 0.7
+    assert "trainer.max_epochs" not in settings(PHOTOGRAPHS, trainer__max_steps=5)
+    large = settings(PHOTOGRAPHS, model__name="s24")
+    assert {"model.fields.embed_dim", "model.fields.depth"}.isdisjoint(large)
+    assert not any(key.startswith("model.fields") for key in settings(PHOTOGRAPHS, model__name="timm/resnet18"))
+
+
+def test_a_run_is_as_long_as_the_time_and_the_images_allow() -> None:
+    few, many = (replace(PHOTOGRAPHS, counts={"a": count, "b": count}) for count in (20, 20_000))
+    assert settings(few)["trainer.max_epochs"] > 150
+    assert settings(many)["trainer.max_epochs"] < 15
+    assert settings(many, Machine(16))["trainer.max_epochs"] > settings(many)["trainer.max_epochs"]
+    assert settings(few)["data.batch_size"] % 2 == 0
+    assert settings(PHOTOGRAPHS, trainer__devices=3)["data.batch_size"] % 6 == 0
+    published = settings(replace(PHOTOGRAPHS, counts={"a": 90_000, "b": 90_000}), Machine(16, 8, True))
+    assert published["ema.decay"] == 0.99996
+    assert "model.fields.depth" not in published
+
+
+@pytest.mark.parametrize("given", ["abc", None, 0, 2.5])
+def test_a_given_number_that_is_none_is_told(given: object) -> None:
+    with pytest.raises(UserError, match=r"--data\.img_size must be a whole number of at least 1"):
+        settings(PHOTOGRAPHS, data__img_size=given)
+
+
+@pytest.mark.parametrize("given", [None, 97, 100, 120])
+def test_the_last_epoch_is_validated(given: int | None) -> None:
+    found = {"trainer.max_epochs": given} | settings(PHOTOGRAPHS, **({"trainer__max_epochs": given} if given else {}))
+    assert found["trainer.max_epochs"] % found["trainer.check_val_every_n_epoch"] == 0
+    assert found["trainer.check_val_every_n_epoch"] == {97: 1, 100: 2, 120: 4}.get(given or 0, 1) or not given
+
+
+def test_uneven_classes_are_balanced_and_chosen_by_their_mean() -> None:
+    even, uneven = (settings(replace(PHOTOGRAPHS, counts={"a": 300, "b": few})) for few in (150, 30))
+    assert "data.balance" not in even
+    assert (uneven["data.balance"], uneven["best_metric"]) == ("full", "val/acc1_macro")
+    assert settings(replace(PHOTOGRAPHS, counts={"a": 300, "b": 60}))["data.balance"] == "sqrt"
+
+
+def test_each_rule_says_why_and_few_images_are_told() -> None:
+    recipe = choose(replace(PHOTOGRAPHS, counts={"a": 300, "b": 3}), TWO_CORES, {})
+    said = dict(recipe.lines)
+    assert "3 training images in class b: at least 20 are needed" in str(recipe.lines)
+    assert said.keys() >= {"size", "network", "augment", "length", "optimizer", "balance"}
+
+
+def test_weights_keep_their_network_and_are_trained_gently() -> None:
+    start = Start("logs/a", {"model.weights": "a.ckpt", "model.fields.depth": 4, "data.img_size": 48})
+    found = settings(PHOTOGRAPHS, start=start)
+    assert (found["model.weights"], found["data.img_size"], found["model.fields.depth"]) == ("a.ckpt", 48, 4)
+    assert "model.optimizer" not in found
+    assert found["model.lr"] < settings(PHOTOGRAPHS)["model.lr"]
+    assert found["trainer.max_epochs"] < settings(PHOTOGRAPHS)["trainer.max_epochs"]
+
+
+def test_settings_are_read_in_every_spelling() -> None:
+    assert chooser._settings(["--data.root=2024"]) == {"data.root": "2024"}
+    assert chooser._settings(["--data.background", "#8090a0"]) == {"data.background": "#8090a0"}
+    assert chooser._settings(["--data.background=null"]) == {"data.background": None}
+    words = ["--data.root", "a b", "--model.lr=1e-3", "--model.fields", "{depth: 2}", "--print_config", "--x=[1, 2]"]
+    found = chooser._settings(words)
+    assert found == {
+        "data.root": "a b",
+        "model.lr": 1e-3,
+        "model.fields": {"depth": 2},
+        "model.fields.depth": 2,
+        "print_config": True,
+        "x": [1, 2],
+    }
+    assert chooser._without(words, "model.fields") == [
+        word for word in words if "fields" not in word and "depth" not in word
+    ]
+
+
+def test_an_overlay_leaves_the_choice_and_a_configuration_takes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = ["--data.root", str(fill(tmp_path / "photos", {"a": 6, "b": 6}))]
+    overlay, digits = (str(REPO / "configs" / name) for name in ("trainer/debug.yaml", "digits.yaml"))
+    chosen, name = chooser.replace_folder(["--config", overlay, *root])
+    assert name == "photos"
+    given = chooser._settings(chosen)
+    assert "model.fields.patch_size" in given
+    assert "trainer.max_epochs" not in given  # the overlay's
+    capsys.readouterr()
+    for option in ("--config", "-c"):
+        assert chooser.replace_folder([option, digits, *root]) == ([option, digits, *root], "")
+    wrong = [*root, "--model.name", "s24", "--model.fields.depth", "abc"]
+    assert chooser.replace_folder(wrong) == (wrong, "")  # the parser tells
+
+
+def keys(rank: int = 0, world: int = 1, balance: str | None = "full", repeats: int = 1) -> list[list[tuple]]:
+    labels = torch.tensor([0] * 90 + [1] * 10)
+    sampler = TrainBatchSampler(100, 10, 3, repeats, rank, world, labels=labels, balance=balance)
+    sampler.epoch = 2
+    return list(sampler)
+
+
+@pytest.mark.parametrize(("balance", "small"), [("full", 50), ("sqrt", 25), (None, 10)])
+def test_an_epoch_shares_out_the_classes_and_repeats_no_key(balance: str | None, small: int) -> None:
+    flat = [key for batch in keys(balance=balance) for key in batch]
+    assert sum(index >= 90 for _, index, _ in flat) == small
+    assert len({*flat}) == len(flat) == 100
+    times = Counter(index for _, index, _ in flat if index >= 90)
+    assert max(times.values()) - min(times.values()) <= 1
+
+
+def test_the_balanced_order_is_the_same_for_all_processes_and_from_any_step() -> None:
+    whole = keys()
+    parts = [keys(rank, 2) for rank in range(2)]
+    assert [key for batches in zip(*parts, strict=True) for pair in zip(*batches, strict=True) for key in pair] == [
+        key for batch in whole for key in batch
+    ]
+    sampler = TrainBatchSampler(100, 10, 3, labels=torch.tensor([0] * 90 + [1] * 10), balance="full")
+    sampler.epoch, sampler.first_batch = 2, 7
+    assert list(sampler) == whole[7:]
+    repeated = [key for batch in keys(repeats=3) for key in batch]
+    assert len({*repeated}) == len(repeated)
+
+
+def test_shares_and_occurrences() -> None:
+    assert shares([90, 10], 0.5) == [75, 25]
+    assert sum(shares([7, 5, 3], 0.5)) == 15
+    assert occurrences(torch.tensor([5, 7, 5, 5])).tolist() == [0, 0, 1, 2]
+
+
+def test_a_balanced_checkpoint_is_not_resumed_in_another_order(tmp_path: Path) -> None:
+    root = fill(tmp_path, {"a": 6, "b": 3})
+    balanced, plain = (
+        ImageNetDataModule(root=str(root), img_size=16, batch_size=2, repeats=1, balance=balance)
+        for balance in ("sqrt", None)
+    )
+    kept = balanced.state_dict()["depends_on"]
+    assert kept != plain.state_dict()["depends_on"]
+    assert plain.state_dict()["depends_on"]["order of the images"] == "published"
+    assert balanced.class_counts() == [5, 2]
+
+
+def test_weighted_loss_is_torchs_for_labels_and_the_same_for_probabilities() -> None:
+    weights = balanced_weights([90, 10])
+    assert torch.allclose((weights * torch.tensor([0.9, 0.1])).sum(), torch.tensor(1.0))
+    assert balanced_weights([90, 0]).isfinite().all()
+    logits, labels = torch.randn(8, 2), torch.tensor([0, 1] * 4)
+    loss = WeightedCrossEntropy(weights, 0.1)
+    each = torch.nn.functional.cross_entropy(logits, labels, weight=weights, reduction="none", label_smoothing=0.1)
+    assert torch.allclose(loss(logits, labels), each.mean())
+    assert torch.allclose(loss(logits, torch.eye(2)[labels]), each.mean())
+    assert loss.state_dict() == {}
+
+
+def test_the_mean_over_the_classes_leaves_out_those_without_images() -> None:
+    from sklearn.metrics import balanced_accuracy_score
+
+    metrics = EvalMetrics(4, per_class=True)
+    logits, labels = torch.randn(50, 4), torch.randint(0, 3, (50,))
+    metrics.update(logits[:20], labels[:20])
+    metrics.update(logits[20:], labels[20:])
+    value = metrics.compute("val")["val/acc1_macro"].item()
+    predicted = logits.argmax(1)
+    seen = predicted < 3  # scikit-learn warns of classes that are predicted alone
+    assert metrics.per_class is not None
+    assert metrics.per_class[:, 0].tolist() == torch.bincount(labels, minlength=4).tolist()
+    recalls = [(predicted[labels == label] == label).float().mean().item() for label in range(3)]
+    assert value == pytest.approx(100 * np.mean(recalls))
+    metrics.update(logits[seen], labels[seen])
+    value = metrics.compute("val")["val/acc1_macro"].item()
+    assert value == pytest.approx(100 * balanced_accuracy_score(labels[seen], predicted[seen]), rel=1e-4)
+
+
+BRIEF = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", "--data.num_workers=0", "--model.fields.depth=1"]
+
+
+def fit(folder: Path, *arguments: str) -> str:
+    job = start(folder, "fit", *arguments)
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 0, output
+    return output
+
+
+def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(tmp_path: Path) -> None:
+    fill(tmp_path / "my photos", {"it's": 24, "ä ö": 6})
+    output = fit(tmp_path, "--data.root", "my photos", *BRIEF)
+    chosen = output[: output.index("Any setting")]
+    assert max(map(len, chosen.splitlines())) <= 80
+    assert "balance" in chosen
+    run = tmp_path / "logs" / "my-photos"
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (config["data"]["balance"], config["best_metric"]) == ("sqrt", "val/acc1_macro")
+    assert config["model"]["fields"]["depth"] == 1  # given; the others were chosen
+    assert config["model"]["fields"]["embed_dim"] == 128
+    held = list(csv.DictReader((run / "validation.csv").open(encoding="utf-8")))
+    assert Counter(row["class"] for row in held) == {"it's": 2, "ä ö": 1}
+    assert all((tmp_path / "my photos" / row["path"]).is_file() for row in held)
+    counted = list(csv.DictReader((run / "per_class.csv").open(encoding="utf-8")))
+    assert [(row["class"], row["images"]) for row in counted] == [("it's", "2"), ("ä ö", "1")]
+    assert (run / "checkpoints" / "best.ckpt").is_file()
+
+    # The folder grows: the run keeps the images that it held out, and is scored on them alone.
+    before = (run / "validation.csv").read_bytes()
+    fill(tmp_path / "my photos" / "ä ö", {".": 8})
+    refused = start(tmp_path, "resume", "my-photos", "--trainer.max_epochs=5")
+    assert "training pictures" in refused.communicate(timeout=LIMIT)[0]
+    assert (refused.returncode, (run / "validation.csv").read_bytes()) == (2, before)
+    scored = start(tmp_path, "eval", "my-photos")
+    output = scored.communicate(timeout=LIMIT)[0]
+    assert scored.returncode == 0, output
+    assert json.loads((run / "evaluation.json").read_text())["raw"]["images"] == 3
+
+    fill(tmp_path / "my photos", {"new": 6})
+    weighted = ["--model.class_weights=balanced", "--data.balance=null"]
+    output = fit(tmp_path, "--data.root=my photos", "--from", "my-photos", *BRIEF, *weighted, "--run_name=second")
+    assert "the head's rows of 2 classes kept by name, 1 new" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_chosen_and_balanced_run_that_is_killed_ends_with_the_same_bits(devices: int, tmp_path: Path) -> None:
+    fill(tmp_path / "photos", {"a": 60, "b": 9})
+    settings = ["--data.root=photos", *BRIEF, "--trainer.max_epochs=6", "--trainer.log_every_n_steps=1"]
+    settings += ["--trainer.check_val_every_n_epoch=1", f"--trainer.devices={devices}"]
+    fit(tmp_path, *settings, "--run_name=whole")
+    job = start(tmp_path, "fit", *settings, "--run_name=cut")
+    while job.poll() is None and not (tmp_path / "logs/cut/checkpoints/last.ckpt").is_file():
+        time.sleep(0.05)
+    assert job.poll() is None, job.communicate()[0]
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+    resumed = start(tmp_path, "resume", "cut")
+    output = resumed.communicate(timeout=LIMIT)[0]
+    assert resumed.returncode == 0, output
+    whole, cut = (checkpoint(tmp_path / "logs" / name) for name in ("whole", "cut"))
+    assert whole["ImageNetDataModule"]["depends_on"]["order of the images"] == "balanced sqrt"
+    for key, value in whole["state_dict"].items():
+        assert torch.equal(value, cut["state_dict"][key]), key
+    assert rows(tmp_path / "logs/cut") == rows(tmp_path / "logs/whole")

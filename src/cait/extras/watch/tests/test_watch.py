@@ -1,0 +1,253 @@
+"""One process of several fails, dies or falls silent: all end, soon, with an error, and the cause is said once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from fixtures import LIMIT, SMALL, environment, link_digits, slow, start
+from runs import ENDLESS, TWO, torchrun
+
+from cait.data.datamodule import ImageNetDataModule
+from cait.data.sampler import TrainBatchSampler
+from cait.extras.watch import watch
+from cait.extras.watch.watch import Place, Watch, is_of_the_network
+
+HOST = socket.gethostname()
+Main = Callable[[Watch, int], None]
+
+
+def sleep(own: Watch, rank: int) -> None:
+    """As in a collective that does not return."""
+    time.sleep(LIMIT)
+
+
+class Processes:
+    """Three processes that watch each other while they run `main`."""
+
+    def __init__(self, folder: Path, main: Main, limit: float) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.folder, self.main, self.limit = folder, main, limit
+        context = multiprocessing.get_context("fork")
+        self.all: list[BaseProcess] = [context.Process(target=self._run, args=(rank,)) for rank in range(3)]
+        for process in self.all:
+            process.start()
+        for rank in range(3):
+            while not (folder / f"ready {rank}").exists():
+                time.sleep(0.05)
+
+    def _run(self, rank: int) -> None:
+        os.dup2(os.open(self.folder / f"said {rank}", os.O_CREAT | os.O_WRONLY), 2)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        patience = timedelta(seconds=LIMIT)
+        store = dist.TCPStore("127.0.0.1", self.port, is_master=rank == 0, wait_for_workers=False, timeout=patience)
+        own = Watch(store.clone(), Place(rank, 3, rank), self.limit)
+        own.start()
+        while own._read().keys() != {0, 1, 2}:
+            time.sleep(0.05)
+        (self.folder / f"ready {rank}").touch()
+        self.main(own, rank)
+
+    def ended(self, *ranks: int) -> list[int | None]:
+        for rank in ranks:
+            self.all[rank].join(LIMIT)
+        codes = [self.all[rank].exitcode for rank in ranks]
+        for process in self.all:
+            process.kill()
+            process.join()
+        return codes
+
+    def said(self) -> list[str]:
+        return ["".join(path.read_text() for path in self.folder.glob(f"said {rank}")) for rank in range(3)]
+
+
+def test_the_first_that_fails_says_why_and_ends_all(tmp_path: Path) -> None:
+    def main(own: Watch, rank: int) -> None:
+        if rank == 0:
+            sleep(own, rank)
+        if own.fail(f"trouble of {rank}", 2):
+            watch.say(f"trouble of {rank}")
+        own.leave(2)
+
+    processes = Processes(tmp_path, main, limit=LIMIT)
+    assert processes.ended(0, 1, 2) == [2, 2, 2]
+    assert sorted(processes.said()) in [["", "", f"cait: error: trouble of {rank}\n"] for rank in (1, 2)]
+
+
+@pytest.mark.parametrize("silent", [1, *slow(0)])
+def test_a_stopped_process_ends_the_others_and_is_named(silent: int, tmp_path: Path) -> None:
+    processes = Processes(tmp_path, sleep, limit=15.0)  # far above what a busy machine holds up a healthy one
+    os.kill(processes.all[silent].pid, signal.SIGSTOP)
+    assert processes.ended(*{0, 1, 2} - {silent}) == [1, 1]
+    said = processes.said()
+    assert re.fullmatch(rf"cait: error: process {silent} on {HOST}: no answer for \d+ s; .*\n", said.pop(1 - silent))
+    assert said == ["", ""]
+
+
+@pytest.mark.slow
+def test_a_process_may_go_on_after_process_0_has_ended(tmp_path: Path) -> None:
+    def main(own: Watch, rank: int) -> None:
+        if rank > 0:
+            assert own._over.wait(LIMIT)
+            time.sleep(2 * own.limit)
+        own.stop()
+
+    assert Processes(tmp_path, main, limit=15.0).ended(0, 1, 2) == [0, 0, 0]
+
+
+def test_a_killed_process_is_found_behind_the_broken_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "PATIENCE", 8.0)  # the processes are forked
+
+    def main(own: Watch, rank: int) -> None:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 0:
+            sleep(own, rank)
+        trouble, says = own.blame(RuntimeError("gloo: Connection closed by peer"))
+        if says:
+            watch.say(trouble.text)
+        own.leave(trouble.status)
+
+    processes = Processes(tmp_path, main, limit=LIMIT)
+    assert processes.ended(0, 1, 2) == [1, -9, 1]
+    assert re.fullmatch(rf"cait: error: process 1 on {HOST}: no answer; it was killed .*\n", "".join(processes.said()))
+
+
+def test_a_process_ends_though_nobody_reads_its_output(tmp_path: Path) -> None:
+    def main(own: Watch, rank: int) -> None:
+        if rank == 1:
+            own.fail("trouble of 1")
+            own.leave(1)
+        reader, writer = os.pipe()
+        os.close(reader)
+        sys.stdout = sys.stderr = os.fdopen(writer, "w")
+        sys.stdout.write("a line that is left")
+        sleep(own, rank)
+
+    assert Processes(tmp_path, main, limit=LIMIT).ended(0, 1, 2) == [1, 1, 1]
+
+
+def test_a_process_that_is_done_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SECONDS", 0.01)
+    store = dist.HashStore()
+    store.set("beat 1", "done")
+    store.set("beat 2", "7 3 node-2")
+    own = Watch(store, Place(0, 3, 0), limit=LIMIT)
+    own.start()
+    try:
+        end = time.monotonic() + LIMIT
+        while not own._silent(0.5).startswith("process 2 on node-2: no answer for") and time.monotonic() < end:
+            time.sleep(0.01)
+        assert own._silent(0.5).startswith("process 2 on node-2: no answer for")
+    finally:
+        own.stop()
+    assert store.get("beat 0") == b"done"
+
+
+def test_the_process_that_the_others_wait_for_is_named() -> None:
+    store, before = dist.HashStore(), {0: "8 12 node-1", 1: "8 11 node-2", 2: "8 12 node-3"}
+    own = Watch(store, Place(0, 3, 0), limit=LIMIT)
+    own._process_0 = "77 node-1"
+    for rank, beat in before.items():
+        store.set(f"beat {rank}", beat.replace("8 ", "9 "))
+    told = own._suspect(before, RuntimeError("gloo: timed out\nstack"))
+    assert told == "process 1 on node-2: still at step 11, and the others wait: gloo: timed out"
+    store.set("beat 2", before[2])
+    assert own._suspect(before, RuntimeError("gloo")).startswith("process 2 on node-3: no answer; it was killed")
+
+
+def test_which_errors_are_of_the_network() -> None:
+    told = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1"
+    assert is_of_the_network(RuntimeError(told))
+    assert is_of_the_network(dist.DistNetworkError("reset"))
+    assert not is_of_the_network(RuntimeError("shape mismatch"))
+    assert not is_of_the_network(ValueError("gloo"))
+
+
+def test_an_unreadable_image_too_many_on_one_of_two_processes_is_all_that_is_said(
+    tmp_path: Path, digits_root: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    shutil.copytree(digits_root, tmp_path / "data/digits")
+    samples = ImageNetDataModule(root=str(tmp_path / "data/digits")).source.train
+    keys = TrainBatchSampler(len(samples), 32, seed=0, rank=1, world_size=2)
+    index = next(iter(keys))[7][1]
+    bad = Path(samples.name(index))
+    bad.write_bytes(bad.read_bytes()[:60])  # with a whole header
+    job = start(tmp_path, "fit", *SMALL, *TWO, "--trainer.max_epochs=1000", "--data.max_bad_share=0", "--run_name=bad")
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode not in (0, None), output
+    assert len(re.findall(r"^cait: error: .*1 images cannot be read, 0 are allowed", output, re.M)) == 1, output
+    assert output.count("cait: error") == 1
+    assert "Traceback" not in output
+
+
+def ended(job: subprocess.Popen[str]) -> tuple[str, float]:
+    begin = time.monotonic()
+    return job.communicate(timeout=LIMIT)[0], time.monotonic() - begin
+
+
+def alive(group: int) -> list[str]:
+    """The processes of a group that have not ended, stopped ones among them."""
+    listed = subprocess.run(["ps", "-e", "-o", "pgid=,stat=,args="], capture_output=True, text=True).stdout
+    return [line for line in listed.splitlines() if line.split()[0] == str(group) and line.split()[1][0] != "Z"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["lightning", "torchrun"])
+@pytest.mark.parametrize(
+    ("rank", "how", "words"),
+    [
+        (0, "raise", "ValueError: no such luck"),
+        (1, "raise", "ValueError: no such luck"),
+        (0, "SIGKILL", "cait: error: process 0"),
+        (1, "SIGKILL", "cait: error: process 1"),
+        (0, "SIGSTOP", "cait: error: process 0"),
+        (1, "SIGSTOP", "cait: error: process 1"),
+    ],
+)
+def test_a_rank_that_fails_amid_an_epoch_ends_all(
+    launcher: str, rank: int, how: str, words: str, tmp_path: Path, digits_root: Path
+) -> None:
+    link_digits(tmp_path, digits_root)
+    fails = [
+        "--trainer.callbacks+=recorder.Fails",
+        f"--trainer.callbacks.rank={rank}",
+        f"--trainer.callbacks.how={how}",
+    ]
+    command = torchrun("--standalone") if launcher == "torchrun" else ()
+    limit = ["--collective_timeout_minutes=0.4", "--run_name=ends"]
+    job = start(tmp_path, "fit", *ENDLESS, *fails, *limit, command=command, env=environment())
+    while not (tmp_path / "logs/ends/config.yaml").exists() and job.poll() is None:
+        time.sleep(0.1)  # it trains
+    output, seconds = ended(job)
+    assert job.returncode != 0, output
+    if (launcher, how) == ("torchrun", "SIGKILL"):  # torchrun says it, and ends the others before they can
+        assert "Signal 9 (SIGKILL) received" in output
+    else:
+        assert output.count(words) == 1, output
+    assert output.count("cait: error") <= 1, output
+    own = [line for line in output.splitlines() if "gloo" in line or "DistNetworkError" in line]
+    assert [line for line in own if "distributed_backend" not in line] == [], output
+    assert seconds < 600  # 24 s of silence, and torchrun waits half a minute for a stopped process
+    end = time.monotonic() + LIMIT
+    while alive(job.pid) and time.monotonic() < end:  # loader processes notice within seconds
+        time.sleep(0.5)
+    assert alive(job.pid) == []

@@ -1,0 +1,78 @@
+"""Every YAML that is shipped parses and says what the paper's recipe says."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from fixtures import REPO
+
+from cait.cli import main
+
+RECIPE = REPO / "configs/imagenet/xxs24_224.yaml"
+# The paper's tables and the study's grid are no configurations but rows of them: test_paper.py, test_study.py.
+# A sweep's space is no configuration either: test_sweep.py.
+ROWS = {*(REPO / "configs/paper").glob("*.yaml"), *(REPO / "configs/sweep").glob("*.yaml"), REPO / "configs/study.yaml"}
+CONFIGS = sorted({*(REPO / "configs").rglob("*.yaml")} - ROWS)
+
+
+def resolved(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *more: str) -> dict:
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "--config", str(path), *more, "--print_config"])
+    assert stop.value.code in (0, None)
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(REPO)))
+def test_every_config_parses_and_is_honoured(path: Path, capsys, monkeypatch) -> None:
+    given = yaml.safe_load(path.read_text())
+    if "seed_everything" in given:
+        config = resolved(path, capsys, monkeypatch)
+        assert config["seed_everything"] == given.pop("seed_everything")
+    else:  # an overlay
+        config = resolved(RECIPE, capsys, monkeypatch, "--config", str(path))
+    for section, settings in given.items():  # model, data, trainer, ema, logger, logger_args
+        if not isinstance(settings, dict):
+            assert config[section] == settings
+            continue
+        for key, value in settings.items():
+            assert config[section][key] == value, key
+
+
+def test_the_command_line_wins_over_the_file(capsys, monkeypatch) -> None:
+    path = REPO / "configs/digits.yaml"
+    config = resolved(path, capsys, monkeypatch, "--model.lr", "1e-3", "--trainer.max_epochs=1", "--data.mixup=0.5")
+    assert (config["model"]["lr"], config["trainer"]["max_epochs"], config["data"]["mixup"]) == (1e-3, 1, 0.5)
+
+
+def test_xxs24_is_the_published_recipe(capsys, monkeypatch) -> None:
+    config = resolved(REPO / "configs/imagenet/xxs24_224.yaml", capsys, monkeypatch)
+    model, data, trainer = config["model"], config["data"], config["trainer"]
+    assert (model["lr"], model["lr_base_size"], model["warmup_lr"], model["min_lr"]) == (5e-4, 512, 1e-6, 1e-5)
+    assert (model["weight_decay"], model["warmup_epochs"], model["label_smoothing"]) == (0.05, 5, 0.1)
+    assert (trainer["max_epochs"], trainer["precision"], trainer["gradient_clip_val"]) == (400, "bf16-mixed", None)
+    assert (data["mixup"], data["cutmix"], data["mix_prob"], data["mix_switch_prob"]) == (0.8, 1.0, 1.0, 0.5)
+    assert (data["auto_augment"], data["erase_prob"], data["repeats"]) == ("rand-m9-mstd0.5-inc1", 0.25, 3)
+    assert (data["crop_pct"], data["interpolation"], data["img_size"]) == (1.0, "bicubic", 224)
+    assert config["ema"]["decay"] == 0.99996
+    assert trainer["use_distributed_sampler"] is False
+
+
+def test_deit3_is_the_published_recipe(capsys, monkeypatch) -> None:
+    """The command of README_revenge.md in facebookresearch/deit, for ViT-S, with main.py's defaults."""
+    overlay = str(REPO / "configs/imagenet/deit3.yaml")
+    config = resolved(RECIPE, capsys, monkeypatch, "--config", overlay, "--model.name=timm/deit3_small_patch16_224")
+    model, data = config["model"], config["data"]
+    assert (model["optimizer"], model["optimizer_args"], model["lr"], model["lr_base_size"]) == (
+        "lamb",
+        {"eps": 1e-8},
+        4e-3,
+        None,
+    )
+    assert (model["weight_decay"], model["warmup_epochs"], model["warmup_lr"], model["min_lr"]) == (0.05, 5, 1e-6, 1e-5)
+    assert (model["loss"], model["label_smoothing"], config["trainer"]["max_epochs"]) == ("bce", 0.0, 800)
+    assert (data["batch_size"], data["global_batch"], data["repeats"], data["erase_prob"]) == (2048, True, 3, 0.0)
+    assert (data["auto_augment"], data["color_jitter"], data["mixup"], data["cutmix"]) == ("3a", 0.3, 0.8, 1.0)
+    assert (data["train_crop"], data["scale"], data["crop_pct"]) == ("resized", [0.08, 1.0], 1.0)
+    assert config["trainer"]["gradient_clip_val"] is None

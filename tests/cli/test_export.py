@@ -1,0 +1,332 @@
+"""A network taken out, read back by timm, ONNX Runtime and PyTorch, and through the command line."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import timm
+import torch
+from fixtures import SMALL, Cait, slow
+from safetensors.torch import load_file
+from timm.data import CustomDatasetInfo, resolve_model_data_config
+
+import cait as package
+from cait.cli import main
+from cait.errors import UserError
+from cait.model import export as exporting
+from cait.model.cait import CaiT
+from cait.model.export import FILE_NAMES, export
+
+DIGITS = dict(img_size=16, num_classes=10, embed_dim=96, depth=6, num_heads=2, patch_size=4)
+TINY = dict(img_size=8, num_classes=7, embed_dim=16, depth=1, num_heads=2, patch_size=4)
+
+
+@torch.no_grad()
+def network(name: str = "xxs24", **fields: object) -> CaiT:
+    """In training, as a run's network is, with every block's share in the logits well above rounding."""
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = package.create_model(name, **fields).train()
+    model.to_empty(device="cpu")
+    for buffer in model.buffers():
+        buffer.fill_(1)
+    for key, parameter in model.named_parameters():
+        one_sided = "gamma" in key or ("norm" in key and "weight" in key)
+        parameter.uniform_(*((0.5, 1.0) if one_sided else (-0.1, 0.1)))
+    return model
+
+
+def read(path: Path, format: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What was written, as a function, through the library that it is for."""
+    if format == "timm":
+        return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
+    if format == "onnx":
+        session = onnxruntime.InferenceSession(path)
+        return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+    return torch.export.load(path).module()
+
+
+PREPARED = dict(mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7], crop_pct=0.9, interpolation="bilinear")
+
+
+def told(path: Path, format: str) -> dict[str, object]:
+    """What travels with the weights, through the library that they are for."""
+    if format == "timm":
+        cfg = timm.create_model(f"local-dir:{path}").pretrained_cfg
+        assert CustomDatasetInfo(cfg["label_names"]).index_to_label_name(1) == "class 1"
+        data = resolve_model_data_config(timm.create_model(f"local-dir:{path}"))
+        prepared = {key: list(data[key]) if key in ("mean", "std") else data[key] for key in PREPARED}
+        return {"class_names": cfg["label_names"], "img_size": data["input_size"][-1], **prepared}
+    if format == "onnx":
+        props = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
+        return {key: value if key == "interpolation" else json.loads(value) for key, value in props.items()}
+    files = {"metadata.json": ""}
+    torch.export.load(path, extra_files=files)
+    return json.loads(files["metadata.json"])
+
+
+UNLIKE_TIMM = dict(TINY, norm="batchnorm", class_token_at=0, distillation_token=True, attention="cosine")
+
+
+@pytest.mark.parametrize(
+    ("format", "fields"),
+    [
+        *(("timm", DIGITS), ("onnx", UNLIKE_TIMM), ("torch_export", UNLIKE_TIMM)),
+        ("timm", {}),
+        *(pytest.param(format, {}, marks=pytest.mark.slow) for format in ("onnx", "torch_export")),
+    ],
+)
+def test_the_reading_library_gives_the_networks_logits(format: str, fields: dict, tmp_path: Path) -> None:
+    model = network(**fields)
+    path = tmp_path / "sub" / FILE_NAMES[format]
+    names = [f"class {index}" for index in range(model.config.num_classes)]
+    exported = export(model, path, format, PREPARED, class_names=names)
+    assert told(path, format) == {"class_names": names, "img_size": model.config.img_size, **PREPARED}
+    assert model.training
+    assert exported.files == ([path / "config.json", path / "model.safetensors"] if format == "timm" else [path])
+    assert sorted(p for p in tmp_path.rglob("*") if p.is_file()) == exported.files  # and nothing beside them
+    theirs = read(path, format)
+    model.eval()
+    for batch in (1, 5):
+        images = torch.randn(batch, 3, *[model.config.img_size] * 2)
+        with torch.no_grad():
+            expected, got = model(images), theirs(images)
+        assert got.shape == expected.shape
+        bound = 1e-5 if format == "timm" else 1e-4
+        assert (got - expected).abs().max() <= bound * max(1, expected.abs().max())
+    assert expected.std() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "entry", "differing"),
+    [
+        ("xs36", dict(img_size=64), "cait_xs24_384", dict(depth=36)),
+        *slow(
+            ("xxs36", dict(img_size=64), "cait_xxs36_224", {}),
+            ("s48", dict(img_size=32, num_classes=5), "cait_s24_224", dict(depth=48)),
+        ),
+        ("xxs24", DIGITS, "cait_xxs24_224", dict(embed_dim=96, depth=6, num_heads=2, patch_size=4)),
+        (
+            "xxs24",
+            dict(TINY, qkv_bias=False, mlp_ratio=2.5, depth_token_only=3, in_chans=1),
+            "cait_xxs24_224",
+            dict(embed_dim=16, depth=1, num_heads=2, patch_size=4, qkv_bias=False, depth_token_only=3)
+            | dict(mlp_ratio=2.5, mlp_ratio_token_only=2.5),
+        ),
+    ],
+)
+def test_timm_builds_every_variant_from_its_config(
+    name: str, fields: dict, entry: str, differing: dict, tmp_path: Path
+) -> None:
+    model = network(name, **fields)
+    export(model, tmp_path / "out", "timm")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    size, channels = model.config.img_size, model.config.in_chans
+    always = dict(img_size=[size, size], in_chans=channels, num_classes=model.config.num_classes, global_pool="token")
+    assert config["architecture"] == entry
+    assert config["model_args"] == always | differing
+    told = config["pretrained_cfg"]
+    assert told["input_size"] == [channels, size, size]
+    assert (told["fixed_input_size"], told["first_conv"], told["classifier"]) == (True, "patch_embed.proj", "head")
+    assert told.keys().isdisjoint({"tag", "license", "url", "hf_hub_id"})  # the weights are not those that timm has
+    with torch.device("meta"):
+        theirs = timm.create_model(f"local-dir:{tmp_path / 'out'}").eval()
+    theirs.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"), strict=True, assign=True)
+    images = torch.randn(2, channels, size, size)
+    with torch.no_grad():
+        expected = model.eval()(images)
+        assert (theirs(images) - expected).abs().max() <= 1e-5 * max(1, expected.abs().max())
+    assert expected.shape == (2, config["num_classes"])
+
+
+def test_timm_builds_m24_too() -> None:
+    with torch.device("meta"):  # 186 million parameters
+        model = package.create_model("m24", img_size=384)
+        theirs = exporting._timm_twin(model.config)
+    shapes, expected = ([(key, value.shape) for key, value in net.state_dict().items()] for net in (theirs, model))
+    assert shapes == expected
+
+
+def test_timm_is_told_how_pictures_are_prepared(tmp_path: Path) -> None:
+    settings = dict(mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7], crop_pct=0.9, interpolation="bilinear")
+    export(network(**TINY), tmp_path / "out", "timm", settings)
+    data = resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'out'}"))
+    assert {key: list(data[key]) if key in ("mean", "std") else data[key] for key in settings} == settings
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()}
+    assert len(modes) == 1  # whoever may read the one may read the other
+
+
+def test_the_release_is_read_by_timm(tmp_path: Path) -> None:
+    model = network(**DIGITS).eval()
+    export(model, tmp_path / "x.pth", "release", PREPARED)
+    content = torch.load(tmp_path / "x.pth", weights_only=True)
+    assert list(content) == ["model", "metadata"]
+    assert content["metadata"] == {"img_size": 16, **PREPARED}  # of a network whose classes have no names
+    assert list(content["model"]) == [f"module.{key}" for key in model.state_dict()]
+    overlay = dict(file=str(tmp_path / "x.pth"), num_classes=10, input_size=(3, 16, 16))
+    same = dict(embed_dim=96, depth=6, num_heads=2, patch_size=4)
+    theirs = timm.create_model("cait_xxs24_224", pretrained=True, pretrained_cfg_overlay=overlay, **same).eval()
+    images = torch.randn(4, 3, 16, 16)
+    with torch.no_grad():
+        assert (theirs(images) - model(images)).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("format", ["timm", "release"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *(dict(residual=form) for form in ("plain", "rezero", "skipinit", "scalar", "fixup", "t-fixup", "none")),
+        dict(talking_heads=False),
+        dict(attention="cosine"),
+        dict(cls_in_keys=False),
+        dict(class_token_at=0),
+        dict(global_pool="avg", depth_token_only=0),
+        dict(norm="batchnorm"),
+        dict(act="leaky_relu"),
+        dict(layer_scale_token_only=False),
+        dict(distillation_token=True),
+    ],
+    ids=str,
+)
+def test_what_timm_cannot_be_is_refused_by_the_fields_name(fields: dict, format: str, tmp_path: Path) -> None:
+    field, value = next(iter(fields.items()))
+    with pytest.raises(UserError, match=f"no CaiT of {field} {value}, only of") as caught:
+        export(network(**TINY, **fields), tmp_path / FILE_NAMES[format], format)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def everything(path: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("format", ["timm", "release", *slow("torch_export")])
+def test_an_export_that_fails_leaves_what_was_there(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, path = network(**TINY), tmp_path / FILE_NAMES[format]
+    written = ["config.json", "model.safetensors"] if format == "timm" else [path.name]
+    folder = path if format == "timm" else tmp_path
+    folder.mkdir(exist_ok=True)
+    for name in (*written, "notes.md"):
+        (folder / name).write_text("theirs")
+    before = everything(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setitem(exporting.TOLERANCE, format, -1.0)
+        with pytest.raises(UserError, match="a logit differs by"):
+            export(model, path, format)
+    assert everything(tmp_path) == before
+    with torch.no_grad():
+        model.head.bias[0] = torch.nan
+    with pytest.raises(UserError, match="logits are not finite"):
+        export(model, path, format)
+    assert everything(tmp_path) == before
+    assert {p.name for p in tmp_path.iterdir()} == {path.name} | ({"notes.md"} if folder == tmp_path else set())
+
+    export(network(**TINY), path, format)
+    after = everything(tmp_path)
+    assert {file.name for file in after if after[file] == before.get(file)} == {"notes.md"}
+    assert after.keys() == before.keys()
+
+
+def test_unusable_places_and_missing_packages_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network(**TINY)
+    (tmp_path / "file").write_text("theirs")
+    (tmp_path / "folder.pth").mkdir()
+    for path, format, words in [
+        (tmp_path / "file", "timm", "is in the way: timm is a directory"),
+        (tmp_path / "folder.pth", "release", "is in the way: release is a file"),
+        (tmp_path / "file" / "x.pth", "release", "cannot be written"),
+        (tmp_path / "x.bin", "torch_export", "has to end in .pt2"),
+        (tmp_path / "x", "tflite", "choose one of timm, release, onnx, torch_export"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            export(model, path, format)
+    for missing in ("onnx", "onnxscript", "onnxruntime"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, missing, None)
+            hint = r"\.venv/bin/pip install --editable '\.\[export\]'"
+            with pytest.raises(UserError, match=f"needs the package {missing}: {hint}"):
+                export(model, tmp_path / "x.onnx", "onnx")
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "folder.pth"}
+
+
+def test_a_run_is_taken_out_raw_and_averaged(
+    cait: Cait, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pictures = ["--data.mean=[0.5,0.5,0.4]", "--data.std=[0.3,0.2,0.2]", "--data.crop_pct=0.9"]
+    # 22 steps an epoch: the best checkpoint is of the first, the last of 25 steps.
+    run = ["--trainer.max_steps=25", "--ema.decay=0.9", "--run_name=a", "--model.drop_path_rate=0.2"]
+    done = cait("fit", *SMALL, *pictures, *run, "--data.interpolation=bilinear")
+    assert done.returncode == 0, done.stderr
+    best = torch.load(tmp_path / "logs/a/checkpoints/best.ckpt", weights_only=True)
+    raw = {key.removeprefix("model."): value for key, value in best["state_dict"].items() if key.startswith("model.")}
+    averaged = best["callbacks"]["EMA"]
+    assert best["global_step"] == 22
+
+    done = cait("export", "a")
+    assert (done.returncode, done.stderr) == (0, "")
+    *files, line = done.stdout.splitlines()
+    assert files == ["logs/a/export/timm/config.json", "logs/a/export/timm/model.safetensors"]
+    assert line.startswith("read back, the logits differ by ")
+    assert 0 <= float(line.split()[6]) <= 1e-5
+
+    monkeypatch.chdir(tmp_path)
+    for arguments, file in [
+        (["--ema"], "logs/a/export/ema/timm/model.safetensors"),
+        (["--format", "release"], "logs/a/export/release.pth"),
+        (["--format=torch_export", "--output", "out/x.pt2"], "out/x.pt2"),
+        (["--format", "onnx"], "logs/a/export/model.onnx"),
+    ]:
+        main(["export", "a", *arguments])
+        out, err = capfd.readouterr()
+        assert out.splitlines()[-2] == file
+        assert err == ""
+
+    plain, ema = (
+        timm.create_model(f"local-dir:logs/a/export/{path}", pretrained=True) for path in ("timm", "ema/timm")
+    )
+    for model, expected in ((plain, raw), (ema, averaged)):
+        assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
+    assert not torch.equal(raw["head.weight"], averaged["head.weight"])
+    data = resolve_model_data_config(plain)
+    assert [*data["mean"], *data["std"]] == [0.5, 0.5, 0.4, 0.3, 0.2, 0.2]
+    assert (data["crop_pct"], data["interpolation"], data["input_size"]) == (0.9, "bilinear", (3, 16, 16))
+    images = torch.randn(3, 3, 16, 16)
+    with torch.no_grad():
+        expected = plain.eval()(images)
+        for path, format in (("out/x.pt2", "torch_export"), ("logs/a/export/model.onnx", "onnx")):
+            assert (read(Path(path), format)(images) - expected).abs().max() <= 1e-4
+
+    (tmp_path / "logs/a/config.yaml").write_text("data: {mean: 1}")
+    (tmp_path / "logs/b").mkdir()
+    del best["callbacks"]["EMA"]
+    (tmp_path / "logs/c/checkpoints").mkdir(parents=True)
+    torch.save(best, tmp_path / "logs/c/checkpoints/best.ckpt")
+    (tmp_path / "logs/d/checkpoints").mkdir(parents=True)
+    torch.save(best | {"hyper_parameters": {}}, tmp_path / "logs/d/checkpoints/last.ckpt")
+    for arguments, words in [
+        ([], "which run?"),
+        (["ghost"], "there is no run logs/ghost"),
+        (["a", "--format", "tflite"], "invalid choice"),
+        (["a", "--form", "onnx"], "unrecognized arguments: --form"),
+        (["a"], "logs/a/config.yaml does not say how images are prepared"),
+        (["b"], "nothing to export"),
+        (["c"], "logs/c/config.yaml is missing"),
+        (["c", "--format=release", "--ema"], "best.ckpt holds no moving average"),
+        (["d", "--format=release"], "last.ckpt does not say what its network is: 'name' is missing"),
+    ]:
+        with pytest.raises(SystemExit) as stop:
+            main(["export", *arguments])
+        assert stop.value.code == 2
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert err.startswith("cait: error: ")
+        assert err.count("\n") == 1
+        assert words in err

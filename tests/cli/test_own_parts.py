@@ -1,0 +1,234 @@
+"""Parts of the user's own: a module and a data module, metrics, callbacks and loggers, from files beside logs/."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures import SMALL, checkpoint, rows, script
+from modules import module, trainer
+
+from cait import ckpt
+from cait.cli import main
+from cait.data.datamodule import ImageNetDataModule
+from cait.errors import UserError
+from cait.train.ema import EMA
+
+MY_TRAIN = """
+import torch
+from cait import CaiTModule, ImageNetDataModule
+from cait.cli import main
+
+class MyModule(CaiTModule):
+    def __init__(self, answer: int = 41, **settings):
+        super().__init__(**settings)
+        self.answer = answer
+
+    def on_validation_epoch_end(self) -> None:
+        super().on_validation_epoch_end()
+        self.log("val/answer", torch.tensor(self.answer + self.current_epoch / 4))
+
+class MyData(ImageNetDataModule):
+    pass
+
+if __name__ == "__main__":
+    main(module=MyModule, data=MyData)
+"""
+MY_PARTS = """
+from pathlib import Path
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import Logger
+
+class MyLogger(Logger):
+    def __init__(self, file: str = "mine.txt"):
+        super().__init__()
+        self.file = Path(file)
+    name, version = "mine", 0
+    def log_hyperparams(self, *_):
+        pass
+    def log_metrics(self, metrics, step=None):
+        with self.file.open("a") as file:
+            file.write(f"{step} {sorted(metrics)}\\n")
+
+class MyCallback(Callback):
+    def on_fit_end(self, trainer, pl_module):
+        Path("ended").touch()
+
+class BrokenLogger(MyLogger):
+    def __init__(self):
+        raise RuntimeError("there is no account\\nof yours")
+
+class BrokenCallback(Callback):
+    def __init__(self):
+        raise OSError(13, "Permission denied", "secret")
+"""
+BRIEF = ["--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1", "--trainer.log_every_n_steps=1"]
+
+Fit = Callable[..., None]
+
+
+@pytest.fixture
+def fit(tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> Fit:
+    """`cait fit` of two steps an epoch in this process, in a folder that has the two files."""
+    (tmp_path / "my_train.py").write_text(MY_TRAIN)
+    (tmp_path / "my_parts.py").write_text(MY_PARTS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setenv("CAIT_RUN", "")
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("my_train", "my_parts"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    def fit(*arguments: str, **classes: type) -> None:
+        place = [f"--data.root={digits_root}", "--data.num_workers=0", "--trainer.devices=1", "--run_name=mine"]
+        main(["fit", *SMALL, *place, *BRIEF, *arguments], **classes)  # type: ignore[arg-type]
+
+    return fit
+
+
+def refused(capfd: pytest.CaptureFixture[str], act: Callable[[], None]) -> str:
+    with pytest.raises(SystemExit) as stop:
+        act()
+    assert stop.value.code == 2
+    [line] = [line for line in capfd.readouterr().err.splitlines() if line.startswith("cait: error:")]
+    return line
+
+
+def test_a_file_of_ones_own_has_every_verb(
+    fit: Fit, tmp_path: Path, digits_root: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two processes: Lightning starts the second as `python my_train.py fit ...` too.
+    (tmp_path / "images").symlink_to(digits_root / "val/0")
+    arguments = [*SMALL, f"--data.root={digits_root}", "--data.num_workers=0", *BRIEF, "--trainer.devices=2"]
+    arguments += ["--trainer.max_epochs=1", "--model.answer=42", "--ema.decay=0.9", "--run_name=mine"]
+    arguments += ["--best_metric=val/answer", "--best_mode=min"]
+    done = script("my_train.py", tmp_path, "fit", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^epoch 1/1 .* val/acc1: \S+  val/answer: 42\.0000 ", done.stdout, re.MULTILINE)
+    assert re.search(r"best +val/answer 42\.0000 +logs/mine/checkpoints/best.ckpt", done.stdout)
+    mine = tmp_path / "logs/mine"
+    assert checkpoint(mine)["hyper_parameters"]["answer"] == 42
+    assert ckpt.class_names(checkpoint(mine)) == [str(digit) for digit in range(10)]
+    assert "MyData" in checkpoint(mine)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    my_train = importlib.import_module("my_train")
+    classes = {"module": my_train.MyModule, "data": my_train.MyData}
+    main(["resume", "mine", "--trainer.max_epochs=2", "--trainer.devices=1", "--data.check_resume=false"], **classes)
+    assert checkpoint(mine)["global_step"] == 4
+    assert [row["val/answer"] for row in rows(mine) if row["val/answer"]] == ["42.0", "42.25"]
+    best = torch.load(mine / "checkpoints/best.ckpt", weights_only=True)
+    assert best["epoch"] == 0  # the smaller one
+    capfd.readouterr()
+
+    main(["eval", "mine", "--trainer.devices=1"], **classes)
+    assert re.search(r"answer +│ +42\.0000 +│", capfd.readouterr().out)
+    scores = json.loads((mine / "evaluation.json").read_text())
+    assert scores["raw"]["answer"] == 42
+    assert scores["ema"].keys() >= {"acc1", "acc5", "loss"}
+    weights = ["--config=logs/mine/config.yaml", "--ckpt_path=logs/mine/checkpoints/last.ckpt", "--trainer.devices=1"]
+    main(["test", *weights], **classes)
+    main(["predict", *weights, "--data.predict_root=images"], **classes)
+    assert Path("predictions.csv").is_file()
+    for format in ("release", "timm"):
+        main(["export", "mine", f"--format={format}"], **classes)
+    assert (mine / "export/timm/model.safetensors").is_file()
+    # Without them the module's own setting has no meaning.
+    assert "answer" in refused(capfd, lambda: main(["eval", "mine"]))
+
+
+def test_own_loggers_and_callbacks_join_those_of_the_run(fit: Fit, tmp_path: Path) -> None:
+    logger = ["--trainer.logger=my_parts.MyLogger", "--trainer.logger.file=figures.txt"]
+    fit("--trainer.max_epochs=1", *logger, "--trainer.callbacks+=my_parts.MyCallback")
+    mine = tmp_path / "logs/mine"
+    assert [row["step"] for row in rows(mine)] == ["0", "1", "1"]
+    assert (mine / "config.yaml").is_file()
+    assert list(mine.glob("events.out.tfevents.*"))
+    assert "['epoch', 'val/acc1'" in (tmp_path / "figures.txt").read_text()
+    assert (tmp_path / "ended").is_file()
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--trainer.logger=my_parts.BrokenLogger"], "cannot make my_parts.BrokenLogger: there is no account of yours"),
+        (
+            ["--trainer.callbacks+=my_parts.BrokenCallback"],
+            "cannot make my_parts.BrokenCallback: [Errno 13] Permission",
+        ),
+        (["--trainer.callbacks+=my_parts.NoSuch"], "my_parts.NoSuch"),
+        (["--trainer.logger=nowhere.Logger"], "nowhere"),
+        (["--best_mode=most"], "most"),
+    ],
+)
+def test_a_part_that_cannot_be_made_is_told(
+    arguments: list[str], words: str, fit: Fit, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = refused(capfd, lambda: fit("--trainer.max_epochs=1", *arguments))
+    assert words in told
+    assert len(told) < 400
+    assert not (tmp_path / "logs").exists()
+
+
+def test_an_unknown_metric_of_validation_is_told_before_training(
+    fit: Fit, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = refused(capfd, lambda: fit("--trainer.max_epochs=1", "--best_metric=val/f1"))
+    assert "--best_metric val/f1: there is no such metric, only val/acc1, val/acc5, val/loss" in told
+    assert not (tmp_path / "logs/mine/checkpoints").exists()
+    fit("--trainer.max_epochs=1")  # the run's name stays free
+
+
+def test_another_unknown_metric_is_told_after_the_first_validation_and_nothing_is_lost(
+    fit: Fit, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = refused(capfd, lambda: fit("--trainer.max_epochs=2", "--best_metric=accuracy"))
+    assert "--best_metric accuracy: there is no such metric, only" in told
+    assert all(name in told for name in ("train/loss", "val/acc1", "lr"))
+    mine = tmp_path / "logs/mine"
+    main(["resume", "mine", "--best_metric=val/acc1"])
+    resumed, logged = checkpoint(mine), rows(mine)
+    mine.rename(tmp_path / "logs/told")
+    fit("--trainer.max_epochs=2")
+    whole = checkpoint(mine)
+    assert resumed["global_step"] == whole["global_step"] == 4
+    for name, value in whole["state_dict"].items():
+        assert torch.equal(value, resumed["state_dict"][name]), name
+    assert logged == rows(mine)
+
+
+def test_a_subclass_of_the_average_keeps_its_part_of_the_checkpoint() -> None:
+    class Mine(EMA):
+        pass
+
+    assert Mine().state_key == EMA().state_key == "EMA"
+
+
+class MyData(ImageNetDataModule):
+    pass
+
+
+@pytest.mark.parametrize(("before", "after"), [(MyData, ImageNetDataModule), (ImageNetDataModule, MyData)])
+def test_a_subclass_of_the_data_module_takes_up_the_others_part(
+    before: type[ImageNetDataModule], after: type[ImageNetDataModule], tmp_path: Path, digits_root: Path
+) -> None:
+    """Lightning looks for the class's own name, and would pass over another's part in silence."""
+    common: dict = dict(root=str(digits_root), img_size=8, batch_size=64, num_workers=0)
+    short: dict = dict(limit_train_batches=2, limit_val_batches=0)
+    first = trainer(max_epochs=1, **short)
+    first.fit(module(num_classes=10), datamodule=before(seed=1, **common))
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    resumed: dict = dict(ckpt_path=tmp_path / "x.ckpt", weights_only=True)
+    same: dict = dict(datamodule=after(seed=1, **common), **resumed)
+    with pytest.raises(UserError, match=f"class of the data module was {before.__name__}, is {after.__name__}"):
+        trainer(max_epochs=2, **short).fit(module(num_classes=10), **same)
+    same["datamodule"].check_resume = False
+    trainer(max_epochs=2, **short).fit(module(num_classes=10), **same)

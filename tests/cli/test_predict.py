@@ -1,0 +1,209 @@
+"""`cait predict RUN IMAGE ...` and `module.predict`, against timm's transform and the network itself."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jsonschema
+import pytest
+import torch
+from fixtures import REPO, SMALL, save_mixed
+from PIL import Image
+from timm.data import create_transform
+
+import cait as package
+from cait import ckpt
+from cait.cli import main
+from cait.data.folder import load_rgb
+from cait.errors import UserError
+
+NAMES = ["cat", "dog", "owl"]
+SCHEMA = json.loads((REPO / "docs/predict.schema.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Image]) -> Path:
+    """A folder with a run that has a moving average, and a folder of images. Some of these cannot be read."""
+    place = tmp_path_factory.mktemp("predict")
+    for label, name in enumerate(NAMES):
+        save_mixed(photographs, place / "photos/train" / name, 6, label)
+        save_mixed(photographs, place / "photos/val" / name, 2, 10 + label)
+    save_mixed(photographs, place / "images/some more", 5, 20)
+    (place / "images/broken.jpg").write_bytes(b"no image")
+    cut = (place / "images/some more/0.jpg").read_bytes()
+    (place / "images/some more/cut.jpg").write_bytes(cut[: len(cut) // 2])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setattr(sys, "argv", ["cait"])
+        how = ["--data.crop_pct=0.8", "--data.interpolation=bilinear", "--data.batch_size=4", "--data.num_workers=0"]
+        steps = ["--trainer.max_epochs=1", "--model.warmup_epochs=0", "--model.lr=0.01", "--ema.decay=0.9"]
+        main(["fit", *SMALL, "--data.root=photos", "--run_name=mixed", *how, *steps])
+    (place / "photos").rename(place / "gone")  # the checkpoint knows the classes
+    return place
+
+
+def expected(path: Path, ema: bool) -> torch.Tensor:
+    """Probabilities by the network alone, of an image that timm has prepared."""
+    checkpoint = ckpt.read_checkpoint("logs/mixed/checkpoints/best.ckpt")
+    network = package.create_model("xxs24", 16, 3, embed_dim=32, depth=2, num_heads=2, patch_size=4).eval()
+    network.load_state_dict(ckpt.average(checkpoint) if ema else ckpt.weights(checkpoint))
+    timms = create_transform((3, 16, 16), crop_pct=0.8, interpolation="bilinear")
+    with torch.no_grad():
+        return network(timms(load_rgb(path))[None])[0].softmax(0)
+
+
+def lines(text: str) -> list[dict]:
+    rows = [json.loads(line) for line in text.splitlines()]
+    for row in rows:
+        jsonschema.validate(row, SCHEMA)
+    return rows
+
+
+def test_every_image_gets_its_row_in_every_format(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["predict", "mixed", "images", "missing.png", "--format", "jsonl"])
+    told = capsys.readouterr()
+    rows = lines(told.out)
+    files = sorted(str(path) for path in Path("images").rglob("*") if path.is_file())
+    assert [row["path"] for row in rows] == [*files, "missing.png"]
+    errors = {row["path"]: row["error"] for row in rows if "error" in row}
+    assert list(errors) == ["images/broken.jpg", "images/some more/cut.jpg", "missing.png"]
+    assert errors["images/broken.jpg"] == "not an image"
+    for path, error in errors.items():
+        assert f"cannot read {path}: {error}\n" in told.err
+    assert "8 images in " in told.err
+    assert "3 unreadable" in told.err
+    for row in rows:
+        if "error" not in row:
+            probabilities = expected(row["path"], ema=True)
+            got = torch.tensor([best["probability"] for best in row["predictions"]])
+            indices = [best["index"] for best in row["predictions"]]
+            assert (got - probabilities[indices]).abs().max() < 1e-5
+            assert indices == probabilities.argsort(descending=True).tolist()
+            assert [best["class"] for best in row["predictions"]] == [NAMES[index] for index in indices]
+
+    main(["predict", "mixed", "images", "missing.png", "--format=csv", "--top_k=2", "--output=out/two.csv"])
+    assert capsys.readouterr().out == "out/two.csv\n"
+    with open("out/two.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert list(table[0]) == ["path", "class", "probability", "class_2", "probability_2", "error"]
+    for ours, row in zip(table, rows, strict=True):
+        assert ours["error"] == row.get("error", "")
+        best = row.get("predictions", [{"class": "", "probability": ""}] * 2)
+        assert [ours["class"], ours["class_2"]] == [best[0]["class"], best[1]["class"]]
+        assert "error" in row or float(ours["probability_2"]) == pytest.approx(best[1]["probability"], abs=6e-5)
+
+    main(["predict", "--top_k", "1", "mixed", "images", "missing.png"])
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == len(rows)
+    for line, row in zip(shown, rows, strict=True):
+        ending = "unreadable"
+        if "error" not in row:
+            ending = f"{row['predictions'][0]['class']} {row['predictions'][0]['probability']:6.1%}"
+        assert line.startswith(row["path"])
+        assert line.endswith(ending)
+
+
+def test_names_come_from_files_patterns_and_standard_input(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = "images/some more/0.jpg", "images/some more/2.png"
+    monkeypatch.setattr(
+        sys, "stdin", SimpleNamespace(buffer=io.BytesIO(f"{two}\n\nodd \udcff.png\n".encode(errors="surrogateescape")))
+    )
+    main(["predict", "logs/mixed", one, "images/**/?.png", "-", "--format=jsonl", "--raw"])
+    rows = lines(capsys.readouterr().out)
+    assert [row["path"] for row in rows] == [
+        one,
+        two,
+        *(f"images/some more/{i}.png" for i in (3, 4)),
+        two,
+        "odd \udcff.png",
+    ]
+    assert "error" in rows[-1]
+    main(["predict", "mixed", "images/**", "--format=jsonl"])
+    paths = [row["path"] for row in lines(capsys.readouterr().out)]
+    assert len(paths) == len(set(paths)) > 3
+    best = rows[0]["predictions"][0]
+    assert best["probability"] == pytest.approx(expected(one, ema=False)[best["index"]].item(), abs=1e-5)
+    assert abs(best["probability"] - expected(one, ema=True)[best["index"]].item()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["mixed"], "which images?"),
+        ([], "which run?"),
+        (["other", "images"], "there is no run logs/other"),
+        (["mixed", "*.gif"], "nothing matches *.gif"),
+        (["mixed", "images", "--top_k=0"], "--top_k must be at least 1"),
+        (["mixed", "images/broken.jpg", "missing.jpg"], "none of the 2 images can be read"),
+        (["mixed", "images", "--output=images/broken.jpg"], "images/broken.jpg exists; move it away"),
+        (["mixed", "logs/mixed/checkpoints"], "no images below logs/mixed/checkpoints"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_bad_input_is_told_in_a_line(
+    arguments: list[str], told: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", *arguments])
+    assert stop.value.code == 2
+    assert f"cait: error: {told}" in capsys.readouterr().err
+
+
+def test_probabilities_that_are_not_finite_are_no_prediction(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = torch.load("logs/mixed/checkpoints/best.ckpt", weights_only=True)
+    content["state_dict"]["model.head.bias"][0] = torch.nan
+    torch.save(content, tmp_path / "broken.ckpt")
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", str(tmp_path / "broken.ckpt"), "images", "--raw", "--format=jsonl"])
+    assert stop.value.code == 2
+    told = capsys.readouterr()
+    assert "the network has no finite probabilities" in told.err
+    assert "NaN" not in told.out
+
+
+def test_a_loaded_module_predicts(here: Path) -> None:
+    paths = ["images/some more/0.jpg", "images/some more/3.png"]
+    module = package.load("mixed")
+    assert module.class_names == NAMES
+    assert not module.training
+    of_one, of_both = module.predict(paths[0]), module.predict([Path(paths[0]), Image.open(paths[1])], top_k=2)
+    assert [best["index"] for best in of_one[:2]] == [best["index"] for best in of_both[0]]
+    for path, best in zip(paths, of_both, strict=True):
+        assert [*best[0]] == ["class", "index", "probability"]
+        assert best[0]["probability"] == pytest.approx(expected(path, ema=True).max().item(), abs=1e-5)
+        timms = create_transform((3, 16, 16), crop_pct=0.8, interpolation="bilinear")
+        assert (module.transform(path) - timms(load_rgb(path))).abs().max() < 1e-5
+    with pytest.raises(UserError, match=r"cannot read the image images/broken\.jpg: not an image"):
+        module.predict(["images/broken.jpg"])
+    # Lightning's own loader reads a checkpoint alone, with the raw weights.
+    path = Path("logs/mixed/checkpoints/best.ckpt")
+    alone = package.CaiTModule.load_from_checkpoint(path, weights_only=True)
+    best = alone.predict(paths[0])[0]
+    assert best["probability"] == pytest.approx(expected(paths[0], ema=False).max().item(), abs=1e-5)
+    assert alone.training
+    assert package.load(path, raw=True).predict(paths[0]) == alone.predict(paths[0])
+    away = shutil.copy(path, "away.ckpt")  # without the run's folder the checkpoint says how images are prepared
+    assert package.load(away, raw=True).predict(paths[0]) == alone.predict(paths[0])
+
+
+def test_lightnings_form_does_not_stop_at_an_unreadable_image(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["predict", "--config=logs/mixed/config.yaml", "--ckpt_path=logs/mixed/checkpoints/last.ckpt"]
+    main([*arguments, "--data.predict_root=images", "--output=old.csv"])
+    told = capsys.readouterr()
+    assert "5 predictions in old.csv" in told.out
+    assert "cannot read 'images/broken.jpg': not an image" in told.err
+    with open("old.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["path"] for row in rows if not row["class"]} == {"images/broken.jpg", "images/some more/cut.jpg"}
+    assert len(rows) == 7
+    assert not list(Path().glob(".*.tmp"))

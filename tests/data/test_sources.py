@@ -1,0 +1,722 @@
+"""Where images come from besides class folders: ImageNet's archives, torchvision's and Hugging Face's sets."""
+
+import contextlib
+import http.server
+import importlib.util
+import math
+import os
+import shutil
+import signal
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import formats
+import numpy as np
+import pytest
+import torch
+from fixtures import REPO, checkpoint, rows
+from PIL import Image
+from torchvision import datasets
+from torchvision.datasets.imagenet import ARCHIVE_META
+
+from cait.cli import main
+from cait.data import folder
+from cait.data.datamodule import ImageNetDataModule
+from cait.data.folder import load_rgb
+from cait.errors import UserError
+from cait.extras.catalog import imagenet
+
+
+def module(root: Path | str, **settings: object) -> ImageNetDataModule:
+    defaults: dict = dict(img_size=32, batch_size=4, num_workers=0, repeats=1)
+    return ImageNetDataModule(root=str(root), **(defaults | settings))
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+# The archives of ImageNet
+
+
+@pytest.fixture
+def archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: list[Image.Image]) -> Path:
+    formats.write_imagenet(tmp_path / "imagenet", monkeypatch, photographs)
+    return tmp_path / "imagenet"
+
+
+def test_imagenets_archives_are_unpacked_once_and_read_as_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: list[Image.Image]
+) -> None:
+    root = tmp_path / "imagenet"
+    val = formats.write_imagenet(root, monkeypatch, photographs)
+    data = module(root)
+    assert data.num_classes == 3  # before `setup`, because the model is built first
+    data.setup("fit")
+    assert data.class_names == list(formats.WNIDS)
+    assert len(data.train_images) == 18
+    assert tree(root / "val") == val
+    assert [label for _, label in data.val_images.samples] == [0, 0, 1, 1, 2, 2]
+    assert len(list(data.train_dataloader())) == 4
+    theirs = datasets.ImageNet(root, "val")
+    assert [(path, label) for path, label in theirs.samples] == list(data.val_images.samples)
+    assert theirs.classes == [(f"name {label}", "other name") for label in range(3)]
+
+    for name in imagenet.ARCHIVES.values():
+        (root / name).unlink()
+    again = module(root)
+    again.setup("fit")
+    assert again.state_dict() == data.state_dict()
+
+
+def test_an_unpacking_that_is_killed_leaves_no_half_folder(archives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if (child := os.fork()) == 0:
+        # As torchvision is about to sort the validation images, which it has laid out in a flat folder.
+        monkeypatch.setattr(
+            "torchvision.datasets.imagenet.shutil.move", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        )
+        imagenet.unpack(archives)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert not (archives / "val").exists()
+    assert [path for path in archives.glob(".unpacking-*/val/*") if path.suffix]  # it was interrupted halfway
+    before = tree(archives / "train")
+    assert len(before) == 18
+    imagenet.unpack(archives)
+    assert len(tree(archives / "val")) == 6
+    assert tree(archives / "train") == before
+    assert not list(archives.glob(".unpacking-*"))
+
+
+def test_of_several_processes_one_unpacks(archives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = imagenet.parse_train_archive
+    calls = archives.parent / "calls"
+
+    def counted(*arguments: object) -> None:
+        with calls.open("a") as file:
+            file.write("one\n")
+        theirs(*arguments)
+
+    monkeypatch.setattr(imagenet, "parse_train_archive", counted)
+    children = []
+    for _ in range(3):
+        if (child := os.fork()) == 0:
+            code = 1
+            with contextlib.suppress(BaseException):
+                imagenet.unpack(archives)
+                code = len(tree(archives / "train")) != 18
+            os._exit(code)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+    assert calls.read_text() == "one\n"
+
+
+def test_another_machine_that_was_quicker_is_no_error(archives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = imagenet.parse_train_archive
+
+    def overtaken(*arguments: object) -> None:
+        theirs(*arguments)
+        shutil.copytree(Path(str(arguments[0])) / "train", archives / "train")
+
+    monkeypatch.setattr(imagenet, "parse_train_archive", overtaken)
+    imagenet.unpack(archives)
+    assert len(tree(archives / "train")) == 18
+    assert len(tree(archives / "val")) == 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("truncated", "ILSVRC2012_img_train.tar is not the published file, its MD5 sum is another: download it again"),
+        ("other devkit", "devkit_t12.tar.gz is not the published file"),
+        ("no archive inside", "cannot unpack .*img_train.tar: "),
+        ("no devkit", "to unpack ImageNet it needs ILSVRC2012_devkit_t12.tar.gz too"),
+        ("val alone", "holds ILSVRC2012_img_val.tar, but to unpack ImageNet it needs ILSVRC2012_img_train.tar too"),
+        ("full disk", r"img_train.tar 0\.0 GB are needed in .*, 0\.0 GB are free"),
+    ],
+)
+def test_archives_that_cannot_be_unpacked_are_told_in_one_line(
+    archives: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
+) -> None:
+    train, devkit = (archives / imagenet.ARCHIVES[part] for part in ("train", "devkit"))
+    if kind == "truncated":
+        train.write_bytes(train.read_bytes()[:-2000])
+    elif kind == "other devkit":
+        devkit.write_bytes(devkit.read_bytes() + b"\0")
+    elif kind == "no archive inside":
+        train.write_bytes(b"no tar" * 1000)
+        monkeypatch.setitem(ARCHIVE_META, "train", (train.name, formats.md5(train)))
+    elif kind == "no devkit":
+        devkit.unlink()
+    elif kind == "val alone":
+        train.unlink()
+    else:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    with pytest.raises(UserError, match=words) as caught:
+        module(archives).setup("fit")
+    assert "\n" not in str(caught.value)
+    assert not list(archives.glob(".unpacking-*"))
+    assert (archives / "train").exists() == (kind == "other devkit")
+
+
+# Data sets by name
+
+Write = Callable[[Path, pytest.MonkeyPatch, list[Image.Image]], object]
+SETS: dict[str, tuple[str, Write, str, str, int, int, int]] = {
+    # configuration: name, files, splits, images to train and validate on, classes
+    "cifar10": ("torch/cifar10", formats.write_cifar10, "train", "test", 40, 6, 10),
+    "cifar100": ("torch/cifar100", formats.write_cifar100, "train", "test", 8, 6, 100),
+    "flowers": ("torch/flowers102", formats.write_flowers, "train+val", "test", 12, 6, 102),
+    "cars": ("torch/stanford_cars", formats.write_cars, "train", "test", 8, 8, 4),
+    "inat2018": ("torch/inaturalist", formats.write_inaturalist("2018"), "2018_train", "2018_val", 12, 6, 3),
+    "inat2019": ("torch/inaturalist", formats.write_inaturalist("2019"), "2019_train", "2019_val", 12, 6, 3),
+}
+
+
+@pytest.fixture
+def written(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: list[Image.Image]
+) -> str:
+    """The files of one of SETS, where they are looked for; its key."""
+    monkeypatch.chdir(tmp_path)
+    root, write, *_ = SETS[request.param]
+    write(tmp_path / "data" / root.removeprefix("torch/"), monkeypatch, photographs)
+    return request.param
+
+
+@pytest.mark.parametrize("written", SETS, indirect=True)
+def test_torchvisions_sets_are_read_by_name(written: str) -> None:
+    root, _, train_split, val_split, train, val, classes = SETS[written]
+    data = module(root, train_split=train_split, val_split=val_split)
+    assert data.num_classes == classes
+    data.setup("fit")
+    assert (len(data.train_images), len(data.val_images)) == (train, val)
+    images, labels = next(iter(data.train_dataloader()))
+    assert images.shape == (4, 3, 32, 32)
+    assert (labels >= 0).all()
+    assert (labels < classes).all()
+    # An image depends only on (seed, epoch, index, repeat), not on what was read before or in which process.
+    again = module(root, train_split=train_split, val_split=val_split, num_workers=1)
+    again.setup("fit")
+    for key in ((3, train - 1, 0), (0, 1, 2)):
+        expected, label = data.train_images[key]
+        got, same = again.train_images[key]
+        assert torch.equal(expected[0], got[0])
+        assert (expected[1], label) == (got[1], same)
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(data.val_dataloader(), again.val_dataloader(), strict=True))
+    assert again.state_dict() == data.state_dict()
+    # No image in both sets.
+    images = [
+        {load_rgb(s[i][0]).tobytes() for i in range(len(s))}
+        for s in (data.train_images.samples, data.val_images.samples)
+    ]
+    if not written.startswith(("cifar", "cars")):  # whose two sets are written with the same numbers here
+        assert not images[0] & images[1]
+
+
+@pytest.mark.parametrize("written", ["cifar10"], indirect=True)
+def test_the_pixels_and_labels_are_those_of_the_files(written: str) -> None:
+    data = module("torch/cifar10", val_split="test")
+    data.setup("validate")
+    assert data.class_names == [f"class {i}" for i in range(10)]
+    expected = formats.pixels(6, 0).transpose(0, 2, 3, 1)
+    for index in range(6):
+        image, label = data.val_images.samples[index]
+        assert np.array_equal(np.asarray(image), expected[index])
+        assert label == index
+
+
+@pytest.mark.parametrize(("name", "kind"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
+def test_grey_images_become_rgb(tmp_path: Path, name: str, kind: str) -> None:
+    raw = tmp_path / kind / "raw"
+    raw.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(
+            b"\0\0\x08\x03" + (4).to_bytes(4, "big") + 2 * (28).to_bytes(4, "big") + bytes(range(256)) * 12 + bytes(64)
+        )
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + (4).to_bytes(4, "big") + bytes([7, 2, 1, 0]))
+    data = module(f"torch/{name}", val_split="test", data_dir=str(tmp_path))
+    data.setup("fit")
+    source, label = data.train_images.samples[0]
+    image = load_rgb(source)
+    assert (image.mode, image.size, label) == ("RGB", (28, 28), 7)
+    assert next(iter(data.train_dataloader()))[0].shape == (4, 3, 32, 32)
+
+
+@pytest.mark.parametrize("written", ["flowers"], indirect=True)
+def test_a_broken_image_of_a_set_is_replaced_and_listed(written: str, tmp_path: Path) -> None:
+    data = module("torch/flowers102", val_split="test", max_bad_share=0.5)
+    data.unreadable_path = tmp_path / "unreadable_images.csv"
+    data.setup("fit")
+    broken = tmp_path / "data/flowers102/flowers-102/jpg/image_00003.jpg"
+    broken.write_bytes(broken.read_bytes()[:700])
+    stand_in, label = data.train_images[0, 2, 0]
+    assert label != 3 * 5 - 1
+    assert torch.equal(stand_in[0], data.train_images[0, 2, 0][0][0])
+    assert "image_00003.jpg" in data.unreadable.read()["torch/flowers102/train/2"]
+
+
+@pytest.mark.parametrize("written", ["inat2018"], indirect=True)
+def test_a_runs_digest_tells_splits_apart(written: str) -> None:
+    states = []
+    for split in ("2018_train", "2018_val"):
+        data = module("torch/inaturalist", train_split=split, val_split="2018_val")
+        data.setup("fit")
+        states.append(data.state_dict())
+        assert states[-1]["class_names"] == ["Plantae/0", "Aves/1", "Plantae/2"]
+    digest = "digest of the training pictures' names"
+    assert states[0]["depends_on"][digest] != states[1]["depends_on"][digest]
+
+
+@pytest.mark.parametrize("written", ["inat2018"], indirect=True)
+def test_the_order_of_a_folder_is_not_the_file_systems(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = []
+    for reverse in (False, True):
+        monkeypatch.setattr(
+            os, "listdir", lambda path, r=reverse: sorted((e.name for e in os.scandir(path)), reverse=r)
+        )
+        data = module("torch/inaturalist", train_split="2018_train", val_split="2018_val")
+        data.setup("fit")
+        samples = data.train_images.samples
+        orders.append([load_rgb(samples[index][0]).tobytes() for index in range(len(samples))])
+    assert orders[0] == orders[1]
+
+
+def test_an_unknown_set_ends_the_command_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    for root, words in (
+        ("torch/cifar", "there is no data set torch/cifar, but torch/cifar10"),
+        ("torch/cifar10", "add --data.download true"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(["fit", f"--config={REPO / 'configs/transfer/cifar10.yaml'}", f"--data.root={root}"])
+        assert stop.value.code == 2
+        last = capsys.readouterr().err.strip().splitlines()[-1]
+        assert last.startswith("cait: error: ")
+        assert words in last
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            dict(root="torch/cifar"),
+            "no data set torch/cifar, but torch/cifar10, .*; a folder of that name is ./torch/cifar",
+        ),
+        (dict(root="tfds/cifar10"), "read as a stream"),
+        (dict(root="wds/imagenet"), "read as a stream"),
+        (dict(root="hfids/cifar10"), "read as a stream"),
+        (dict(root="torch/cifar10"), "torch/cifar10 is not in data/cifar10, .* add --data.download true"),
+        (dict(root="torch/cifar10", data_dir="elsewhere"), "is not in elsewhere, or not whole"),
+        (dict(root="torch/stanford_cars", val_split="test", download=True), "cannot be downloaded anymore"),
+        (dict(root="cifar10"), "the data folder cifar10 does not exist; name yours with --data.root"),
+        (dict(root="torch"), "the data folder torch does not exist"),
+    ],
+)
+def test_sets_that_cannot_be_used_are_told(
+    settings: dict, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=words) as caught:
+        module(**settings).setup("fit")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "settings", "words"),
+    [
+        ("cifar10", dict(), "torch/cifar10 with .*--data.val_split val: .*Valid values are {'train', 'test'}"),
+        ("cifar10", dict(train_split="training", val_split="test"), "torch/cifar10 with --data.train_split .*training"),
+        ("flowers", dict(val_split="validation"), "torch/flowers102 with .*validation: .*'val'"),
+        ("inat2018", dict(), "torch/inaturalist with .*train: .*'2018_train'"),
+        ("inat2018", dict(train_split="2018_train", val_split="2019_val"), "torch/inaturalist is not in"),
+    ],
+    indirect=["written"],
+)
+def test_a_split_that_a_set_has_not_is_told(written: str, settings: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        module(SETS[written][0], **settings).setup("fit")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("written", ["inat2018"], indirect=True)
+def test_lists_of_inaturalist_that_do_not_fit_are_told(written: str, tmp_path: Path) -> None:
+    splits = dict(train_split="2018_train", val_split="2018_val")
+    path = tmp_path / "data/inaturalist/val2018.json"
+    before = path.read_text()
+    for content, words in (
+        (before.replace("Aves/1", "Aves/7"), r"val2018.json lists 6 images, 4 of them are in data/inaturalist/2018"),
+        ('{"images": [{}]}', "val2018.json is not a list of iNaturalist's images"),
+        ("{", "val2018.json is not a list of iNaturalist's images"),
+    ):
+        path.write_text(content)
+        with pytest.raises(UserError, match=words):
+            module("torch/inaturalist", **splits).setup("fit")
+    path.unlink()
+    with pytest.raises(UserError, match=r"val2018.json, the list of the split's images, is missing"):
+        module("torch/inaturalist", **splits).setup("fit")
+    path.write_text(before)
+    shutil.copytree(tmp_path / "data/inaturalist/2018", tmp_path / "data/inaturalist/2019")
+    (tmp_path / "data/inaturalist/2019/Aves").rename(tmp_path / "data/inaturalist/2019/Fungi")
+    (tmp_path / "data/inaturalist/val2019.json").write_text(before.replace("Aves", "Fungi"))
+    with pytest.raises(UserError, match="2018_train and 2019_val do not have the same classes"):
+        module("torch/inaturalist", **(splits | dict(val_split="2019_val"))).setup("fit")
+
+
+@contextlib.contextmanager
+def server(folder: Path) -> Iterator[str]:
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments, directory=str(folder))
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{httpd.server_port}"
+        httpd.shutdown()
+        thread.join()
+
+
+def test_a_set_is_downloaded_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: list[Image.Image]
+) -> None:
+    formats.write_cifar10(tmp_path / "theirs", monkeypatch, photographs)
+    archive = tmp_path / "theirs" / "cifar-10-python.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(tmp_path / "theirs" / "cifar-10-batches-py", "cifar-10-batches-py")
+    monkeypatch.setattr(datasets.CIFAR10, "tgz_md5", formats.md5(archive))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    settings: dict = dict(val_split="test", data_dir=str(tmp_path / "ours"), download=True)
+    with server(tmp_path / "theirs") as url:
+        monkeypatch.setattr(datasets.CIFAR10, "url", f"{url}/nothing.tar.gz")
+        with pytest.raises(UserError, match=r"cannot fetch torch/cifar10: .*404"):
+            module("torch/cifar10", **settings).setup("fit")
+        monkeypatch.setattr(datasets.CIFAR10, "url", f"{url}/{archive.name}")
+        data = module("torch/cifar10", **settings)
+        assert data.num_classes == 10
+    data.setup("fit")  # the server is gone: it is fetched once
+    assert len(data.train_images) == 40
+    module("torch/cifar10", **(settings | dict(download=False))).setup("fit")
+
+
+@pytest.mark.parametrize("written", SETS, indirect=True)
+def test_every_transfer_config_takes_steps_on_the_files_it_is_for(
+    written: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    overlay = f"transfer/{written}.yaml"
+    configs = [f"--config={REPO / 'configs' / name}" for name in ("imagenet/xxs24_224.yaml", overlay)]
+    small = ["--model.fields.depth=1", "--model.fields.embed_dim=32", "--model.fields.num_heads=2"]
+    small += ["--data.img_size=32", "--data.batch_size=4", "--data.num_workers=0"]
+    brief = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.log_every_n_steps=1"]
+    main(["fit", *configs, *small, *brief, "--trainer.precision=32-true", "--trainer.accelerator=cpu"])
+    run = Path("logs") / written
+    losses = [float(row["train/loss"]) for row in rows(run) if row["train/loss"]]
+    assert len(losses) == 2
+    assert all(math.isfinite(loss) for loss in losses)
+    names = checkpoint(run)["ImageNetDataModule"]["class_names"]
+    assert len(names) == SETS[written][-1]
+    assert [row["val/acc1"] for row in rows(run) if row["val/acc1"]]
+
+
+@pytest.mark.parametrize("written", ["cifar10"], indirect=True)
+def test_a_run_on_a_set_can_be_scored_resumed_and_used(
+    written: str, tmp_path: Path, photographs: list[Image.Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    small = ["--data.img_size=32", "--data.batch_size=8", "--data.num_workers=1", "--data.repeats=1"]
+    small += ["--model.fields.depth=1", "--model.fields.embed_dim=32", "--model.fields.num_heads=2"]
+    place = ["--data.root=torch/cifar10", "--data.val_split=test", "--run_name=run", "--trainer.accelerator=cpu"]
+    main(["fit", *small, *place, "--trainer.max_epochs=1"])
+    main(["resume", "run", "--trainer.max_epochs=2"])
+    assert checkpoint(Path("logs/run"))["global_step"] == 10
+    main(["eval", "run"])
+    run = ["predict", "--config=logs/run/config.yaml", "--ckpt_path=logs/run/checkpoints/last.ckpt"]
+    main(run)
+    assert [line.split(",")[0] for line in Path("predictions.csv").read_text().splitlines()[1:]] == [
+        f"torch/cifar10/test/{number}" for number in range(6)
+    ]
+    shutil.rmtree("data")  # the checkpoint knows the classes
+    formats.save(photographs, tmp_path / "images" / "one.jpg", 1)
+    main([*run, "--data.predict_root=images", "--output=one.csv"])
+    assert Path("one.csv").read_text().splitlines()[1].startswith("images/one.jpg,class ")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="Hugging Face's datasets is installed")
+def test_hugging_faces_package_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HF_DATASETS_OFFLINE", raising=False)
+    with pytest.raises(UserError, match=r"^hfds/uoft-cs/cifar10 needs .*: \.venv/bin/pip install datasets$"):
+        module("hfds/uoft-cs/cifar10").setup("fit")
+    assert capsys.readouterr().out == ""
+
+
+def test_hugging_faces_sets_are_read_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: list[Image.Image]
+) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.chdir(tmp_path)
+    for split, count in (("train", 8), ("test", 4)):
+        for i in range(count):
+            path = Path(f"sets/pets/{split}/{('cat', 'dog')[i % 2]}/{i}.png")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            photographs[i % 2].crop((i, i, i + 60, i + 40)).save(path)
+    settings: dict = dict(val_split="test", data_dir=str(tmp_path / "cache"))
+    data = module("hfds/sets/pets", **settings)
+    assert data.class_names == ["cat", "dog"]
+    data.setup("fit")
+    assert (len(data.train_images), len(data.val_images)) == (8, 4)
+    found = [(load_rgb(source), label) for source, label in map(data.val_images.samples.__getitem__, range(4))]
+    assert sorted(label for _, label in found) == [0, 0, 1, 1]
+    expected = {photographs[i % 2].crop((i, i, i + 60, i + 40)).tobytes(): i % 2 for i in range(4)}
+    assert {image.tobytes(): label for image, label in found} == expected
+    pixels, _ = data.train_images[1, 5, 0][0]
+    again = module("hfds/sets/pets", **settings, num_workers=1)
+    again.setup("fit")
+    assert torch.equal(again.train_images[1, 5, 0][0][0], pixels)
+    assert len(list(again.train_dataloader())) == 2
+    for wrong in (dict(val_split="validation"), dict(input_key="img"), dict(target_key="labels")):
+        with pytest.raises(UserError, match="hfds/sets/pets") as caught:
+            module("hfds/sets/pets", **(settings | wrong)).setup("fit")
+        assert "\n" not in str(caught.value)
+
+
+# A data set of one's own
+
+OWN = '''
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset
+
+class Pets(Dataset):
+    """Colours as a PIL image, a path and an open file by turns."""
+
+    classes = ["cat", "dog", "owl"]
+
+    def __init__(self, split="train"):
+        counts = {"train": 24, "val": 9}
+        self.count = counts[split]
+
+    def __len__(self):
+        return self.count
+
+    def image(self, index):
+        image = Image.new("RGB", (40 + index, 50), (5 * index, 90, 200))
+        if index % 3 == 0:
+            return image
+        path = Path(f"{index}.png")
+        image.save(path)
+        return path if index % 3 == 1 else BytesIO(path.read_bytes())
+
+    def label(self, index):
+        return torch.tensor(index % 3)  # whatever is an index
+
+    def __getitem__(self, index):
+        return self.image(index), self.label(index)
+
+def function(split):
+    return Pets(split)
+
+def varying(name, **parts):
+    return type(name, (Pets,), parts)
+
+Empty = varying("Empty", __len__=lambda self: 0)
+NoClasses = varying("NoClasses", classes=None)
+Word = varying("Word", classes="cat")
+Numbers = varying("Numbers", classes=[0, 1, 2])
+OneClass = varying("OneClass", classes=["cat"])
+NoLength = varying("NoLength", __len__=None)
+class Stream(IterableDataset):
+    classes = Pets.classes
+
+    def __init__(self, split):
+        pass
+
+    def __iter__(self):
+        return iter(())
+
+Tensors = varying("Tensors", image=lambda self, index: torch.zeros(3, 40, 40))
+High = varying("High", label=lambda self, index: index // 5)
+Low = varying("Low", label=lambda self, index: -2)
+Unlabelled = varying("Unlabelled", label=lambda self, index: -1 if index == 2 else 0)
+Half = varying("Half", label=lambda self, index: 0.5)
+Triples = varying("Triples", __getitem__=lambda self, index: (self.image(index), 0, "more"))
+
+class Torn(Pets):
+    def image(self, index):
+        if index == 4:
+            raise OSError("the disk is gone")
+        return super().image(index)
+
+class Differ(Pets):
+    def __init__(self, split):
+        super().__init__(split)
+        self.classes = ["cat", "dog", split]
+
+def generator(split):
+    yield from Pets(split)
+
+def refusing(split):
+    raise ValueError("no\\nluck")
+
+def takes_nothing():
+    return Pets()
+
+number = 3
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module beside the user's runs."""
+    (tmp_path / "own_data.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_data", raising=False)
+    return "own_data"
+
+
+@pytest.mark.parametrize("name", ["Pets", "function"])
+@pytest.mark.parametrize("backend", ["auto", "timm"])
+def test_a_data_set_of_ones_own_is_read_by_its_path(own: str, name: str, backend: str) -> None:
+    data = module(f"{own}:{name}", backend=backend)
+    assert data.class_names == ["cat", "dog", "owl"]  # before `setup`, as the model is built first
+    data.setup("fit")
+    assert (len(data.train_images), len(data.val_images)) == (24, 9)
+    for index in range(9):
+        raw, label = data.val_images.samples[index]
+        image = load_rgb(raw)
+        assert (image.size, image.getpixel((0, 0)), label) == ((40 + index, 50), (5 * index, 90, 200), index % 3)
+    assert data.train_images.samples.name(4) == f"own_data:{name}/train/4"
+    # An image depends only on (seed, epoch, index, repeat), not on the process.
+    other = module(f"{own}:{name}", backend=backend, num_workers=2, mixup=0, cutmix=0)
+    other.setup("fit")
+    first, second = list(data.train_dataloader()), list(other.train_dataloader())
+    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, second, strict=True))
+    assert sum(len(labels) for _, labels in data.val_dataloader()) == 9
+    assert data.state_dict() == other.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere", "cannot import own_data:nowhere: own_data has no 'nowhere'"),
+        ("number", "cannot open own_data:number with split='train': TypeError: 'int' object is not callable"),
+        ("refusing", "cannot open own_data:refusing with split='train': ValueError: no luck"),
+        ("takes_nothing", "split='train': TypeError: takes_nothing.* unexpected keyword argument 'split'"),
+        ("generator", "returns generator, which cannot be read by index"),
+        ("Stream", "returns Stream, which cannot be read by index"),
+        ("NoLength", "returns NoLength without a length"),
+        ("Empty", "own_data:Empty with split='train' is empty"),
+        *((name, rf"own_data:{name} needs `classes`") for name in ("NoClasses", "Word", "Numbers", "OneClass")),
+        ("Differ", "own_data:Differ: train and val do not have the same classes"),
+    ],
+)
+def test_a_data_set_of_another_shape_is_told_in_one_line(own: str, name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        module(f"{own}:{name}").setup("fit")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "workers"),
+    [
+        (
+            "Tensors",
+            r"the image of own_data:Tensors/train/\d+ is of type Tensor; it must be a PIL image, a path or an open",
+            0,
+        ),
+        ("High", r"own_data:High/train/\d+ has the label [34], there are 3 classes", 0),
+        ("Low", r"own_data:Low/train/\d+ has the label -2, there are 3 classes", 0),
+        ("Half", r"own_data:Half/train/\d+ is not a pair of an image and a class index", 0),
+        ("Triples", r"own_data:Triples/train/\d+ is not a pair of an image and a class index", 0),
+        ("Unlabelled", "the training image own_data:Unlabelled/train/2 has no label", 0),
+        ("High", r"own_data:High/train/\d+ has the label [34], there are 3 classes", 1),
+    ],
+)
+def test_items_of_another_shape_end_the_run_where_they_are_met(own: str, name: str, words: str, workers: int) -> None:
+    data = module(f"{own}:{name}", max_bad_share=0.9, num_workers=workers)
+    data.setup("fit")
+    with pytest.raises(UserError, match=words) as caught:
+        list(data.train_dataloader())
+    assert workers or "\n" not in str(caught.value)  # the command line takes the last line of a worker's
+
+
+def test_an_image_that_ones_own_data_set_cannot_read_is_replaced_and_listed(own: str, tmp_path: Path) -> None:
+    data = module(f"{own}:Torn", max_bad_share=0.1)
+    data.unreadable_path = tmp_path / "unreadable_images.csv"
+    data.setup("fit")
+    assert len(list(data.train_dataloader())) == 6
+    assert [int(label) for _, labels in data.val_dataloader() for label in labels] == [0, 1, 2, 0, -1, 2, 0, 1, 2]
+    assert data.unreadable.read() == {
+        f"own_data:Torn/{split}/4": f"cannot read the image own_data:Torn/{split}/4: the disk is gone"
+        for split in ("train", "val")
+    }
+
+
+def test_an_unreadable_image_is_not_listed_anew_in_every_epoch(own: str, tmp_path: Path) -> None:
+    data = module(f"{own}:Torn", max_bad_share=0.1, num_workers=1)
+    data.unreadable_path = tmp_path / "unreadable_images.csv"
+    data.setup("fit")
+    lines = []
+    for _ in range(3):
+        assert len(list(data.train_dataloader())) == 6
+        assert data.unreadable.check() == 1
+        lines.append(data.unreadable_path.read_text().count("\n"))
+    assert lines == [1, 1, 1]
+
+
+def test_an_image_without_a_class_is_not_counted_in_validation(own: str) -> None:
+    data = module(f"{own}:Unlabelled")
+    data.setup("validate")
+    assert torch.cat([labels for _, labels in data.val_dataloader()]).tolist() == [0, 0, -1, *[0] * 6]
+
+
+def test_a_subclass_brings_a_source_of_its_own(mixed_root: Path) -> None:
+    class Both(ImageNetDataModule):
+        """Trains on the validation images too."""
+
+        def make_source(self) -> object:
+            source = super().make_source()
+            both = folder.Files([*source.train, *source.val])
+            return SimpleNamespace(class_names=source.class_names, train=both, val=source.val, prepare=source.prepare)
+
+    data = Both(str(mixed_root), img_size=32, batch_size=4, num_workers=0)
+    data.setup("fit")
+    assert len(data.train_images) == 51
+    state = data.state_dict()
+    assert state["class_names"] == ["cat", "dog", "owl"]
+    assert state["depends_on"]["training pictures"] == 51
+
+
+def test_what_a_checkpoint_is_compared_by_keeps_its_names(mixed_root: Path) -> None:
+    data = module(mixed_root)
+    data.setup("fit")
+    # A renamed one would no longer be found in checkpoints of earlier runs, and so never compared.
+    assert list(data.state_dict()["depends_on"]) == [
+        "class of the data module",
+        "seed",
+        "repeats",
+        "decode_once",
+        "pixels by",
+        "images a batch, over all processes",
+        "batches accumulated",
+        "training pictures",
+        "digest of the training pictures' names",
+        "order of the images",
+    ]

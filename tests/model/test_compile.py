@@ -1,0 +1,111 @@
+"""torch.compile and activation checkpointing: the same network, faster or smaller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo
+import torch._inductor.config
+from fixtures import SMALL, Cait, checkpoint, slow, start
+from networks import needs_a_compiler, network, step
+from runs import assert_same, wait_for_steps
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from cait.errors import UserError
+from cait.model.cait import CaiT
+from cait.train.ema import EMA
+
+
+def evaluate(model: CaiT, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(images)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("mode", slow("skip", "subset"))
+def test_compiled_is_the_eager_network_without_breaks_or_recompilations(mode: str) -> None:
+    torch._dynamo.reset()
+    eager, compiled = network(mode), network(mode)
+    compiled.compile_blocks()
+    images = torch.randn(16, 3, 32, 32)
+    step(compiled, images, 0), evaluate(compiled, images)
+    graphs = counters["stats"]["unique_graphs"]
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for seed in range(20):  # with as many different numbers of images kept as chance has it
+            for ours, reference in zip(step(compiled, images, seed), step(eager, images, seed), strict=True):
+                torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
+        for batch in (16, 5):  # the last batch of a validation set is smaller
+            torch.testing.assert_close(evaluate(compiled, images[:batch]), evaluate(eager, images[:batch]))
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert not counters["graph_break"]
+
+
+@needs_a_compiler
+def test_a_copy_of_a_compiled_network_runs_its_own_weights() -> None:
+    model = network()
+    model.compile_blocks()
+    images = torch.randn(4, 3, 32, 32)
+
+    class Module:
+        num_classes, device, dtype, own_metrics = 10, torch.device("cpu"), torch.float32, None
+        per_class = False
+
+    Module.model = model
+    ema = EMA(0.5)
+    ema._start(Module)
+    before = evaluate(model, images)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    torch.testing.assert_close(evaluate(ema.average, images), before)
+    assert not torch.allclose(evaluate(model, images), before)
+
+
+@needs_a_compiler
+@pytest.mark.slow
+def test_a_compiled_run_is_resumed_bit_for_bit(cait: Cait, tmp_path: Path) -> None:
+    recipe = ["fit", *SMALL, "--model.compile=true", "--model.drop_path_rate=0.2", "--ema.decay=0.9"]
+    recipe += ["--trainer.max_epochs=2", "--trainer.limit_train_batches=6", "--trainer.log_every_n_steps=1"]
+    recipe += ["--save_every_n_steps=1"]
+    done = cait(*recipe, "--run_name=whole")
+    assert done.returncode == 0, done.stdout + done.stderr
+    whole, cut = tmp_path / "logs/whole", tmp_path / "logs/cut"
+    job = start(tmp_path, *recipe, "--run_name=cut")
+    wait_for_steps(cut, 8, job)
+    job.kill()
+    job.communicate()
+    assert checkpoint(cut)["global_step"] < 12
+    done = cait("resume", "cut")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same(cut, whole)
+
+
+def test_without_a_compiler_one_line_says_so() -> None:
+    told = pytest.raises(UserError, match=r"torch.compile needs a C\+\+ compiler: install g\+\+")
+    with torch._inductor.config.patch({"cpp.cxx": (None, "/nowhere/g++")}), told:
+        network().compile_blocks()
+
+
+@pytest.mark.parametrize("mode", ["mask", "skip", "subset"])
+def test_checkpointed_activations_give_the_same_gradients(mode: str) -> None:
+    plain, saving = network(mode), network(mode)
+    saving.grad_checkpointing = True
+    kept: dict[CaiT, int] = {}
+    images = torch.randn(8, 3, 32, 32)
+    for model in (plain, saving):
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: Tensor, sizes: dict[int, int] = sizes) -> Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            torch.manual_seed(0)
+            model.train()(images)
+        kept[model] = sum(sizes.values())
+    assert kept[saving] < 0.6 * kept[plain]
+    for ours, reference in zip(step(saving, images, 3), step(plain, images, 3), strict=True):
+        torch.testing.assert_close(ours, reference, rtol=0, atol=0)

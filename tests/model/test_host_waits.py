@@ -1,0 +1,130 @@
+"""Whole training steps on a CUDA device that computes nothing: in a steady one the host never waits for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_cuda import FakeCUDAAccelerator, FakeCUDAStrategy, Spy, fake_cuda
+from fixtures import slow
+from lightning.pytorch import Callback, Trainer
+from modules import FIELDS, module
+
+from cait.data.datamodule import ImageNetDataModule
+from cait.extras.throughput import log
+from cait.extras.throughput.log import ThroughputLog
+from cait.guards.nonfinite import NonFiniteGuard
+from cait.run.banner import Banner
+from cait.run.loggers import run_loggers
+from cait.run.progress import RunProgressBar
+from cait.train.ema import EMA
+from cait.train.module import CaiTModule
+from cait.train.step_seed import StepSeed
+from cait.train.teacher import Teacher
+
+LOG_EVERY, STEPS = 2, 8
+FIGURES = 4  # train/loss, train/acc1, train/grad_norm, lr
+ON_THE_BAR = 3  # the same without train/grad_norm, every 10 steps and at the end of an epoch
+
+# Of what torch.use_deterministic_algorithms names as raising on CUDA, all that a network could call.
+NOT_DETERMINISTIC = {
+    *(f"{kind}_backward" for kind in ("upsample_bilinear2d", "upsample_bicubic2d", "grid_sampler_2d")),
+    *(f"{kind}_backward" for kind in ("_adaptive_avg_pool2d", "reflection_pad2d", "replication_pad2d")),
+    *("nll_loss2d_forward", "_ctc_loss", "put_", "histc", "bincount", "kthvalue", "median", "cumsum", "scatter_reduce"),
+}
+
+
+@pytest.fixture
+def digits(digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> ImageNetDataModule:
+    monkeypatch.setattr(log, "get_available_flops", lambda *_: 1e12)  # which asks CUDA for the device's name
+    return ImageNetDataModule(root=str(digits_root), img_size=8, batch_size=8, num_workers=0, erase_prob=0.5)
+
+
+def run(
+    spy: Spy, net: Any, data: ImageNetDataModule, folder: Path, every: int = LOG_EVERY, **settings: Any
+) -> list[list[str]]:
+    """Train STEPS steps under all callbacks of a run that a step passes; where the host waited, step by step."""
+    folder.mkdir(parents=True, exist_ok=True)
+    steps: list[list[str]] = []
+
+    class Mark(Callback):
+        def on_train_batch_start(self, *args: object) -> None:
+            spy.waits = []
+            steps.append(spy.waits)
+
+        def on_train_epoch_end(self, *args: object) -> None:
+            spy.waits = []
+
+    callbacks = [Mark(), StepSeed(0), RunProgressBar(), NonFiniteGuard(folder, 10), EMA(0.9)]
+    callbacks += [Banner(data, folder), ThroughputLog(data, 1)]
+    fit = Trainer(
+        accelerator=FakeCUDAAccelerator(),
+        strategy=FakeCUDAStrategy(spy),
+        callbacks=callbacks,
+        logger=run_loggers(folder / "run", 0),
+        default_root_dir=folder,
+        max_epochs=1,
+        limit_train_batches=STEPS,
+        limit_val_batches=0,
+        log_every_n_steps=every,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        **settings,
+    )
+    fit.fit(net, data)
+    assert len(steps) == STEPS
+    return steps
+
+
+def check(steps: list[list[str]]) -> None:
+    # The first step, and the first that is logged, make what the others use again.
+    for number, waits in enumerate(steps[LOG_EVERY:], start=LOG_EVERY + 1):
+        guard_and_loggers = (1 + FIGURES) * (number % LOG_EVERY == 0)
+        assert len(waits) == guard_and_loggers + ON_THE_BAR * (number == STEPS), f"step {number}: {waits}"
+
+
+@pytest.mark.parametrize("mode", ["skip", *slow("mask", "subset")])
+def test_a_steady_step_does_not_wait(mode: str, tmp_path: Path, digits: ImageNetDataModule) -> None:
+    with fake_cuda() as spy:
+        net = module(num_classes=10, drop_path_rate=0.3, fields=FIELDS | {"drop_path_mode": mode})
+        check(run(spy, net, digits, tmp_path, precision="bf16-mixed", gradient_clip_val=1.0))
+    assert not spy.operations & NOT_DETERMINISTIC
+    assert {"convolution_backward", "_foreach_lerp_", "_fused_adamw_"} <= spy.operations
+
+
+@pytest.mark.slow
+def test_nor_does_one_with_a_teacher_and_accumulated_gradients(tmp_path: Path, digits: ImageNetDataModule) -> None:
+    own = module(num_classes=10)
+    normal = (own.hparams["mean"], own.hparams["std"])
+
+    class Student(CaiTModule):
+        def _load_teacher(self) -> Teacher:
+            return Teacher(own.model, *normal, None, *normal)
+
+    with fake_cuda() as spy:
+        net = Student(img_size=8, num_classes=10, fields=FIELDS, lr_base_size=None, distillation="soft")
+        steps = run(spy, net, digits, tmp_path, every=3, precision="32", accumulate_grad_batches=2)
+    assert sum(map(len, steps[2:4])) == 0, steps[2:4]  # the second step, which is not logged
+
+
+def test_the_spy_sees_the_waits_it_is_there_for(tmp_path: Path, digits: ImageNetDataModule) -> None:
+    class Waiting(CaiTModule):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            if batch_idx == 2:
+                loss.item()
+                loss.detach().cpu()
+            if batch_idx == 3:
+                loss = loss + torch.tensor(1.0, device=self.device)
+            if batch_idx == 4 and loss > 0:
+                loss = loss + torch.ones(3).to(self.device, non_blocking=True).sum()
+            return loss
+
+    with fake_cuda() as spy:
+        net = Waiting(img_size=8, num_classes=10, fields=FIELDS, lr_base_size=None)
+        steps = run(spy, net, digits, tmp_path)
+        assert [len(waits) for waits in steps[2:5]] == [2, 1 + 1 + FIGURES, 1]
+        with pytest.raises(Exception, match=r"on the same device|two different devices"):
+            net(torch.zeros(2, 3, 8, 8))

@@ -1,0 +1,362 @@
+"""The network against timm's, which loads the released weights."""
+
+from copy import deepcopy
+
+import pytest
+import timm
+import torch
+from fixtures import slow
+from timm.layers import DropPath as TimmDropPath
+
+import cait
+from cait.errors import UserError
+from cait.model import recompute
+from cait.model.config import VARIANTS
+from cait.model.linear import scaled_linear
+from cait.model.recompute import TalkingHeads, padded
+from cait.model.residual import DropPath, draw_samples
+from cait.model.talking_heads import talking_heads_attention
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+# Parameters at 224 with 1,000 classes, as measured on the released code.
+PARAMETERS = {
+    "xxs24": 11_956_264,
+    "xxs36": 17_299_720,
+    "xs24": 26_560_648,
+    "xs36": 38_557_432,
+    "s24": 46_916_200,
+    "s36": 68_220_712,
+    "s48": 89_525_224,
+    "m24": 185_850_088,
+    "m36": 270_929_512,
+    "m48": 356_008_936,
+}
+IN_TIMM = {
+    "xxs24": "cait_xxs24_224",
+    "xxs36": "cait_xxs36_224",
+    "xs24": "cait_xs24_384",
+    "s24": "cait_s24_224",
+    "s36": "cait_s36_384",
+    "m36": "cait_m36_384",
+    "m48": "cait_m48_448",
+}
+
+
+def pair(drop_path_rate: float = 0.0) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """timm's XXS-24 and ours with the same weights; λ is set near 1, else the branches would hardly count."""
+    torch.manual_seed(0)
+    theirs = timm.create_model("cait_xxs24_224", drop_path_rate=drop_path_rate)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "gamma" in name:
+                parameter.uniform_(0.5, 1.0)
+    ours = cait.create_model("xxs24", drop_path_rate=drop_path_rate, drop_path_mode="mask")
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    return theirs, ours
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), *slow((torch.float32, 1e-5))])
+def test_logits_and_gradients_are_timms(dtype: torch.dtype, tolerance: float) -> None:
+    theirs, ours = pair()
+    theirs, ours = theirs.to(dtype).eval(), ours.to(dtype).eval()
+    images = torch.randn(2, 3, 224, 224, dtype=dtype)
+    expected, got = theirs(images), ours(images)
+    assert expected.std() > 0.1
+    assert (expected - got).abs().max() <= tolerance
+    expected.square().sum().backward()
+    got.square().sum().backward()
+    theirs_by_name = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        reference = theirs_by_name[name].grad
+        # Relative to the tensor; proj_l's bias cancels in the softmax, its gradient is rounding alone.
+        scale = reference.abs().max().clamp(min=1.0)
+        assert (parameter.grad - reference).abs().max() <= 100 * tolerance * scale, name
+
+
+def test_training_with_stochastic_depth_is_timms() -> None:
+    theirs, ours = pair(drop_path_rate=0.3)
+    images = torch.randn(4, 3, 224, 224)
+    outputs = []
+    for model in (theirs.train(), ours.train()):
+        torch.manual_seed(1)
+        outputs.append(model(images))
+    assert (outputs[0] - outputs[1]).abs().max() <= 1e-4
+    torch.manual_seed(2)
+    assert (ours(images) - outputs[1]).abs().max() > 1e-2
+
+
+def test_drop_path_draws_and_scales_as_timms() -> None:
+    branch = torch.randn(64, 5, 7)
+    results = []
+    for layer in (DropPath(0.25), TimmDropPath(0.25)):
+        torch.manual_seed(3)
+        results.append(layer(branch))
+    assert torch.equal(*results)
+    dropped = (results[0] == 0).flatten(1).all(1)
+    assert 0 < dropped.sum() < 64
+    assert torch.equal(DropPath(0.25).eval()(branch), branch)
+
+
+@pytest.mark.parametrize("mode", ["skip", "subset"])
+@pytest.mark.parametrize("rate", [0.25, 0.97])  # at .97 the draw of "skip" is empty
+def test_skipping_work_is_multiplying_by_zero(mode: str, rate: float) -> None:
+    torch.manual_seed(0)
+    fields: dict = dict(img_size=32, embed_dim=32, num_heads=2, depth=1, layer_scale_init=0.7)
+    block = cait.create_model("s24", drop_path_rate=rate, drop_path_mode=mode, **fields).blocks[0].double()
+    x = torch.randn(9, 4, 32, dtype=torch.float64, requires_grad=True)
+
+    def mask(B: int) -> torch.Tensor:
+        """The factor of each image, from the draw that the block makes."""
+        factors = torch.zeros(B, dtype=torch.float64)
+        if mode == "subset":
+            count = max(1, round((1 - rate) * B))
+            factors[torch.randperm(B)[:count]] = B / count
+        else:
+            factors[torch.rand(B) < 1 - rate] = 1 / (1 - rate)
+        return factors[:, None, None]
+
+    torch.manual_seed(1)
+    got = block(x)
+    torch.manual_seed(1)
+    middle = x + mask(9) * block.gamma_1 * block.attn(block.norm1(x))
+    expected = middle + mask(9) * block.gamma_2 * block.mlp(block.norm2(middle))
+    assert torch.allclose(got, expected, rtol=0, atol=1e-12)
+    leaves = (x, *block.parameters())
+    weights = torch.randn_like(got)
+    gradients = [torch.autograd.grad((out * weights).sum(), leaves) for out in (got, expected)]
+    for ours, reference in zip(*gradients, strict=True):
+        assert torch.allclose(ours, reference, rtol=0, atol=1e-10)  # and no parameter without a gradient
+    assert torch.equal(block.eval()(x[:1]), block(x)[:1])
+
+
+@pytest.mark.parametrize("mode", ["mask", "skip", "subset"])
+def test_expectation_and_variance_of_stochastic_depth(mode: str) -> None:
+    torch.manual_seed(0)
+    layer, B, draws = DropPath(0.25, mode), 8, 4000
+    factors = torch.zeros(draws, B)
+    for row in factors:
+        (kept,) = draw_samples([layer], row)
+        row.copy_(layer(torch.ones(B)) if kept is None else torch.zeros(B).index_put(kept[:1], kept[1]))
+    variance = 0.25 / 0.75  # of one image: (1 - keep) / keep
+    assert factors.mean(0) == pytest.approx([1.0] * B, abs=0.05)
+    assert factors.var(0) == pytest.approx([variance] * B, abs=0.06)
+    # The mean over the batch varies by a B-th of that, and not at all where the number is fixed.
+    assert factors.mean(1).var().item() == pytest.approx(0 if mode == "subset" else variance / B, abs=0.005)
+
+
+def attention_case(heads: int, N: int, dtype: torch.dtype, width: int = 48, batch: int = 2) -> tuple:
+    generator = torch.Generator().manual_seed(heads * 1000 + N)
+    qkv = torch.randn(batch, N, 3, heads, width, generator=generator, dtype=torch.float64)
+    proj_l, proj_w = torch.nn.Linear(heads, heads), torch.nn.Linear(heads, heads)
+    for parameter in (*proj_l.parameters(), *proj_w.parameters()):
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * heads**-0.5
+    d_out = torch.randn(batch, N, heads * width, generator=generator, dtype=torch.float64)
+    place = dict(dtype=dtype, device=DEVICE)
+    return qkv.to(**place).requires_grad_(), proj_l.to(**place), proj_w.to(**place), d_out.to(**place)
+
+
+def attention_results(case: tuple, backend: str) -> list[torch.Tensor]:
+    """Output and every gradient."""
+    qkv, proj_l, proj_w, d_out = case
+    out = talking_heads_attention(qkv, proj_l, proj_w, qkv.shape[-1] ** -0.5, backend)
+    leaves = (qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias)
+    return [out.detach(), *torch.autograd.grad(out, leaves, d_out)]
+
+
+@pytest.mark.parametrize("heads", [4, 6, 8, 16])
+@pytest.mark.parametrize("N", [1, 7, 196, 197, *(pytest.param(N, marks=pytest.mark.slow) for N in (576, 784))])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4), (torch.bfloat16, None)]
+)
+def test_recomputing_attention_is_the_reference(
+    heads: int, N: int, dtype: torch.dtype, tolerance: float | None
+) -> None:
+    case = attention_case(heads, N, dtype, batch=1 if N > 500 else 2)
+    plain_case = (case[0].detach().requires_grad_(), *case[1:])
+    exact = [
+        tensor.double()
+        for tensor in attention_results(tuple(deepcopy(part).double() for part in plain_case), "reference")
+    ]
+
+    def errors(backend: str) -> list[float]:
+        got = attention_results(case, backend)
+        return [((a.double() - b).norm() / b.norm().clamp(min=1e-6)).item() for a, b in zip(got, exact, strict=True)]
+
+    for number, (error, plain) in enumerate(zip(errors("recompute"), errors("reference"), strict=True)):
+        if number == 3:  # proj_l's bias cancels: what the reference has there is rounding
+            continue
+        # Where precision is lost, no more than the reference loses.
+        assert error <= (tolerance if tolerance else 1.5 * plain + 4e-3), number
+
+
+def test_float16_holds_scores_whose_products_it_does_not() -> None:
+    """q·k passes 65504, scale · q·k does not: timm, which scales first, trains on."""
+    qkv, proj_l, proj_w, weights = attention_case(4, 40, torch.float16)
+    qkv = (qkv.detach() * torch.tensor([100.0, 100.0, 1.0], device=DEVICE).half()[:, None, None]).requires_grad_()
+    assert (qkv[:, :, 0].double() * qkv[:, :, 1].double()).sum(-1).abs().max() > 1.1e5
+    case = (qkv, proj_l, proj_w, weights)
+    exact_case = (qkv.detach().double().requires_grad_(), *(deepcopy(part).double() for part in case[1:]))
+    exact = attention_results(exact_case, "reference")
+    losses = []
+    for backend in ("reference", "recompute"):
+        got = attention_results(case, backend)
+        assert all(tensor.isfinite().all() for tensor in got), backend
+        losses.append([((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, exact, strict=True)])
+    for number, (plain, ours) in enumerate(zip(*losses, strict=True)):
+        assert number == 3 or ours <= 1.5 * plain + 4e-3, (number, ours, plain)  # proj_l's bias cancels
+
+
+@pytest.mark.parametrize(("N", "dtype"), [(7, torch.float64), (33, torch.float64), (20, torch.bfloat16)])
+def test_padded_maps_give_the_same(N: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are in a GPU's memory."""
+    case = attention_case(4, N, dtype)
+    expected = attention_results(case, "recompute")
+    monkeypatch.setattr(recompute, "_columns", lambda qkv: padded(qkv.shape[1]))
+    for ours, plain in zip(attention_results(case, "recompute"), expected, strict=True):
+        tolerance = 1e-12 if dtype == torch.float64 else 1e-2
+        assert (ours - plain).double().norm() <= tolerance * plain.double().norm() + 1e-12
+
+
+def test_recomputing_attention_passes_gradcheck() -> None:
+    qkv, proj_l, proj_w, _ = attention_case(3, 5, torch.float64, width=4)
+    bias_l = proj_l.bias.detach()  # its gradient is 0, which numerical differences only come near
+    inputs = (qkv, proj_l.weight, bias_l, proj_w.weight, proj_w.bias, 0.5)
+    assert torch.autograd.gradcheck(TalkingHeads.apply, inputs)
+
+
+def test_recomputing_keeps_one_map() -> None:
+    kept: dict[str, int] = {}
+    for backend in ("reference", "recompute"):
+        case = attention_case(4, 196, torch.bfloat16)
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
+            if tensor.numel() >= 196 * 196:
+                sizes[tensor.untyped_storage().data_ptr()] = tensor.numel() * tensor.element_size()
+            return tensor
+
+        qkv, proj_l, proj_w, _ = case
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), torch.autocast(DEVICE, torch.bfloat16):
+            talking_heads_attention(qkv * 1, proj_l.float(), proj_w.float(), 0.1, backend)
+        kept[backend] = sum(size for size in sizes.values() if size >= 2 * 4 * 196 * 196 * 2)
+    one = 2 * 4 * 196 * 196 * 2  # a map of bfloat16
+    assert kept["recompute"] == one
+    assert kept["reference"] >= 3 * one
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_parameter_counts(name: str) -> None:
+    with torch.device("meta"):
+        model = cait.create_model(name)
+    assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", IN_TIMM)
+def test_names_order_and_shapes_are_timms(name: str) -> None:
+    with torch.device("meta"):
+        theirs = timm.create_model(IN_TIMM[name])
+        ours = cait.create_model(name, img_size=int(IN_TIMM[name][-3:]))
+    expected = [(key, value.shape) for key, value in theirs.state_dict().items()]
+    assert [(key, value.shape) for key, value in ours.state_dict().items()] == expected
+
+
+def test_initial_weights_follow_timms_distribution() -> None:
+    torch.manual_seed(0)
+    theirs, ours = timm.create_model("cait_xxs36_224"), cait.create_model("xxs36")
+    for (name, expected), (_, got) in zip(theirs.named_parameters(), ours.named_parameters(), strict=True):
+        if expected.std() == 0 or expected.numel() == 1:  # constants: biases, norms, λ
+            assert torch.equal(expected, got), name
+        elif expected.numel() > 2000:
+            assert got.std().item() == pytest.approx(expected.std().item(), rel=0.1), name
+            assert got.mean().item() == pytest.approx(expected.mean().item(), abs=0.002), name
+
+
+@pytest.mark.parametrize(("depth", "epsilon"), [(6, 0.1), (18, 0.1), (24, 1e-5), (36, 1e-6)])
+def test_layer_scale_starts_at_the_epsilon_of_the_depth(depth: int, epsilon: float) -> None:
+    with torch.device("meta"):
+        config = cait.create_model("s36", depth=depth).config
+    assert config.epsilon == epsilon
+    assert cait.create_model("xxs24", depth=depth, embed_dim=8, num_heads=2).blocks[0].gamma_1[0] == epsilon
+    with torch.device("meta"):
+        assert cait.create_model("xxs36").config.epsilon == 1e-5  # the released exception
+
+
+def test_paper_rate_of_stochastic_depth_unless_given() -> None:
+    with torch.device("meta"):
+        assert cait.create_model("s36").blocks[7].drop_path.rate == 0.2
+        assert cait.create_model("s36", drop_path_rate=0.0).blocks[7].drop_path.rate == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (dict(name="xxl"), "xxs24"),
+        (dict(name="xxs24", depht=3), "did you mean depth"),
+        (dict(name="xxs24", img_size=225), "multiple of patch_size"),
+        (dict(name="xxs24", num_heads=5), "multiple of num_heads"),
+        (dict(name="xxs24", drop_path_rate=1.0), "[0, 1)"),
+        (dict(name="xxs24", depth=-1), "depth"),
+        (dict(name="xxs24", embed_dim="big"), "embed_dim"),
+    ],
+)
+def test_bad_settings_are_told(arguments: dict, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        cait.create_model(**arguments)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_image_size_is_told() -> None:
+    model = cait.create_model("xxs24", img_size=32, depth=1)
+    with pytest.raises(UserError, match="32×32"):
+        model(torch.zeros(1, 3, 48, 48))
+
+
+def test_bfloat16_autocast_stays_near_float32() -> None:
+    _, ours = pair()
+    ours.eval()
+    images = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        reference = ours(images)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = ours(images)
+    assert logits.dtype == torch.bfloat16
+    assert (logits.float() - reference).norm() / reference.norm() < 0.05
+
+
+@pytest.mark.parametrize("fields", [{}, {"attention": "cosine"}, {"talking_heads": False}, {"cls_in_keys": False}])
+def test_the_maps_on_request_are_those_that_weigh_the_values(fields: dict) -> None:
+    torch.manual_seed(0)
+    model = cait.create_model("xxs24", 32, depth=1, embed_dim=48, patch_size=8, **fields).eval()
+    attn, class_attn = model.blocks[0].attn, model.blocks_token_only[0].attn
+    x = torch.randn(2, 16, 48)
+    v = attn.qkv(x).view(2, 16, 3, 4, 12)[:, :, 2].transpose(1, 2)
+    torch.testing.assert_close(attn.proj((attn.maps(x) @ v).transpose(1, 2).flatten(2)), attn(x))
+    z = torch.randn(2, 17, 48)
+    v = class_attn.v(z if class_attn.cls_in_keys else z[:, 1:]).unflatten(-1, (4, 12)).transpose(1, 2)
+    torch.testing.assert_close(class_attn.proj((class_attn.maps(z) @ v).transpose(1, 2).flatten(2)), class_attn(z))
+
+
+@pytest.mark.parametrize("width", [0, 1, 5])  # of gamma: none, a scalar, one a channel
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("gelu", [False, True])
+def test_gamma_taken_into_the_weights_is_gamma_times_the_layer(width: int, tokens: int, gelu: bool) -> None:
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(4, 5).double()
+    x = torch.randn(2, tokens, 4, dtype=torch.float64, requires_grad=True)
+    gamma = torch.randn(width, dtype=torch.float64, requires_grad=True) if width else None
+    expected = linear(torch.nn.functional.gelu(x) if gelu else x) * (1 if gamma is None else gamma)
+    got = scaled_linear(linear, x, gamma, gelu)
+    torch.testing.assert_close(got, expected)
+    leaves = [x, linear.weight, linear.bias, *([gamma] if width else [])]
+    weights = torch.randn_like(expected)
+    gradients = [torch.autograd.grad((out * weights).sum(), leaves) for out in (got, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_small_gamma_does_not_vanish_in_float16() -> None:
+    linear = torch.nn.Linear(4, 5).half()
+    torch.nn.init.constant_(linear.weight, 0.02)
+    out = scaled_linear(linear, torch.full((1, 3, 4), 50.0).half(), torch.full((5,), 1e-6))
+    torch.testing.assert_close(out.double(), 1e-6 * (4.0 + linear.bias.double()).expand(1, 3, 5), rtol=1e-2, atol=0)

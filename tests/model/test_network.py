@@ -1,0 +1,247 @@
+"""Networks in CaiT's place: built by name, with their optional parts used, or refused in one line."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from modules import loader, module, trainer
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassF1Score
+
+import cait
+from cait.data.datamodule import ImageNetDataModule
+from cait.errors import UserError
+from cait.model import network
+from cait.model.weights import load_weights
+
+IMAGES = torch.randn(3, 3, 32, 32)
+
+
+class Plain(nn.Module):
+    """A network with none of the optional parts."""
+
+    def __init__(self, img_size: int, num_classes: int, width: int = 8) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(3, width, 3)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.body(images).mean(dim=(2, 3)))
+
+
+class Dropping(Plain):
+    pass
+
+
+def plain_or_dropping(img_size: int, num_classes: int, drop_path_rate: float = 0.0, **fields: int) -> Plain:
+    """Take stochastic depth, as few networks do."""
+    return (Dropping if drop_path_rate == 0.1 else Plain)(img_size, num_classes, **fields)
+
+
+HERE = f"{__name__}:Plain"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "kind", "head"),
+    [
+        ("xxs24", dict(depth=1), "CaiT", "head"),
+        ("xxs24", dict(depth=1, distillation_token=True), "CaiT", "head head_dist"),
+        ("timm/test_vit", {}, "VisionTransformer", "head"),
+        ("timm/test_convnext", {}, "ConvNeXt", "head.fc"),
+        ("timm/test_resnet", {}, "ResNet", "fc"),
+        ("timm/deit_tiny_distilled_patch16_224", dict(depth=1), "VisionTransformerDistilled", "head head_dist"),
+        (HERE, dict(width=5), "Plain", "head"),
+        (f"{__name__}:plain_or_dropping", dict(width=5), "Dropping", "head"),
+    ],
+)
+def test_a_name_becomes_a_network_of_the_size(name: str, fields: dict, kind: str, head: str) -> None:
+    built = network.build(name, 32, 7, 0.1, **fields)
+    assert type(built).__name__ == kind
+    assert built(IMAGES).shape == (3, 7)
+    expected = [f"{layer}.{part}" for layer in head.split() for part in ("weight", "bias")]
+    assert network.classifier_keys(built) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields", "message"),
+    [
+        (("xxs25", 32, 7), {}, "unknown model 'xxs25'; did you mean xxs24"),
+        (("resnet50", 32, 7), {}, "unknown model 'resnet50'; choose one of .* or timm/<name>"),
+        (("timm/vit_tiny_patch16_225", 32, 7), {}, "timm has no model .*; did you mean vit_tiny_patch16_224"),
+        (("timm/test_vit", 32, 7), dict(dept=3), "timm/test_vit: .*dept"),
+        (("timm/test_vit", 32, 7), dict(checkpoint_path="x"), "takes no field checkpoint_path"),
+        (("timm/hf-hub:someone/something", 32, 7), {}, "timm has no model 'hf-hub:someone/something'"),
+        ((HERE, 32, 7), dict(size=3), "called with img_size, num_classes, size: .*'size'; --model.fields null gives"),
+        (("builtins:dict", 32, 7), {}, "builtins:dict must return an nn.Module, got dict"),
+        (("no_such_file:Net", 32, 7), {}, "cannot import no_such_file:Net: No module named"),
+    ],
+)
+def test_what_is_no_network_is_told_in_one_line(arguments: tuple, fields: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        network.build(*arguments, **fields)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(compile=True), "has no compile_blocks.., which model.compile true needs"),
+        (dict(grad_checkpointing=True), "cannot checkpoint its activations"),
+        (dict(metrics={"acc1": "x:y"}), "cannot be called acc1"),
+        (dict(metrics={"calibration": "x:y"}), "cannot be called calibration"),
+        (dict(metrics={"f1": "builtins:dict"}), "must return a torchmetrics.Metric, got dict"),
+    ],
+)
+def test_what_a_network_cannot_do_is_refused_at_once(settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        module(name=HERE, fields=None, **settings)
+
+
+def test_maps_are_shown_by_those_that_have_them() -> None:
+    own = cait.create_model("xxs24", img_size=32, depth=2, drop_path_rate=0.5).train()
+    network.require(own, "xxs24", "maps", "its picture")
+    maps = own.maps(IMAGES)
+    assert [len(kind) for kind in maps] == [2, 2]
+    assert own.training
+    for kind, shape in zip(maps, ((3, 4, 4, 4), (3, 4, 1, 5)), strict=True):
+        assert all(map_.shape == shape for map_ in kind)
+    # They are the weights of the values in the network itself, block by block.
+    own.eval()
+    with torch.no_grad():
+        x = own.patch_embed(IMAGES) + own.pos_embed
+        torch.testing.assert_close(maps.self_attention[0], own.blocks[0].attn.maps(own.blocks[0].norm1(x)))
+        assert torch.allclose(maps.class_attention[0].sum(dim=-1), torch.ones(()))
+    with pytest.raises(UserError, match=r"has no maps\(\), which .* needs"):
+        network.require(Plain(32, 7), HERE, "maps", "a picture of attention")
+
+
+def test_activations_are_checkpointed_where_the_network_can() -> None:
+    for name, fields in (("timm/test_vit", {}), ("xxs24", dict(depth=1))):
+        net = module(name=name, img_size=32, fields=fields, grad_checkpointing=True)
+        assert net.model.grad_checkpointing is True
+
+
+def test_a_distillation_head_of_timms_learns_from_the_teacher(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    torch.save(timm.create_model("test_resnet", num_classes=7).state_dict(), tmp_path / "teacher.pth")
+    fields = dict(depth=1, embed_dim=48, num_heads=2, patch_size=4)
+    teacher: dict = dict(
+        distillation="hard", teacher="test_resnet.r160_in1k", teacher_path=str(tmp_path / "teacher.pth")
+    )
+    net = module(name="timm/deit_tiny_distilled_patch16_224", img_size=8, fields=fields, lr=1e-2, **teacher)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    trainer(max_epochs=1).fit(net, loader())
+    for head in ("model.head.weight", "model.head_dist.weight"):
+        assert not torch.allclose(before[head], net.state_dict()[head])
+    images = torch.randn(2, 3, 8, 8)
+    assert net.eval()(images).shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "settings"),
+    [(HERE, {}), ("xxs24", dict(teacher_fields=dict(depth=1, embed_dim=16, num_heads=2, patch_size=4)))],
+)
+def test_a_teacher_is_any_network_with_a_file_of_weights(teacher: str, settings: dict, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    weights = network.build(teacher, 8, 7, **settings.get("teacher_fields", {})).state_dict()
+    torch.save(weights, tmp_path / "teacher.pth")
+    net = module(distillation="soft", teacher=teacher, teacher_path=str(tmp_path / "teacher.pth"), **settings)
+    trainer(max_epochs=1).fit(net, loader())
+    assert all(torch.equal(value, net.teacher.network.state_dict()[key]) for key, value in weights.items())
+
+
+def test_a_run_of_your_own_network_teaches_by_name_alone(tmp_path: Path) -> None:
+    """The checkpoint may be a stranger's, so the code that it names is not run for its word."""
+    fit = trainer(max_epochs=1)
+    fit.fit(module(name=HERE, fields=None), loader())
+    fit.save_checkpoint(path := str(tmp_path / "run.ckpt"))
+    with pytest.raises(UserError, match=f"--model.teacher {HERE} --model.teacher_path {path}"):
+        trainer(max_epochs=1).fit(module(distillation="hard", teacher=path), loader())
+    named = module(distillation="hard", teacher=HERE, teacher_path=path)
+    student = module(name=HERE, fields=None, distillation="hard", teacher=path)
+    for net in (named, student):
+        trainer(max_epochs=1).fit(net, loader())
+        own = {key.removeprefix("model."): value for key, value in fit.lightning_module.state_dict().items()}
+        assert all(torch.equal(value, own[key]) for key, value in net.teacher.network.state_dict().items())
+
+
+def test_weights_are_fitted_by_name_of_class_and_by_timm(tmp_path: Path) -> None:
+    theirs = network.build("timm/test_vit", 32, 7)
+    torch.save(theirs.state_dict(), tmp_path / "w.pth")
+    ours = network.build("timm/test_vit", 64, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        notes = load_weights(ours, tmp_path / "w.pth")
+    assert notes == ["pos_embed fitted by timm", "the head's 7 classes left out; it starts anew"]
+    torch.testing.assert_close(ours.blocks[0].attn.qkv.weight, theirs.blocks[0].attn.qkv.weight)
+    with pytest.raises(UserError, match="is of another network"):
+        load_weights(network.build("timm/test_vit2", 32, 7), tmp_path / "w.pth")
+
+
+class Failing(nn.Module):
+    """Ways in which a network is not one, by what `fields` ask for."""
+
+    def __init__(self, img_size: int, num_classes: int, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.head = nn.Linear(3, 9 if kind == "classes" else num_classes)
+        self.requires_grad_(kind != "frozen")
+
+    def forward(self, images: Tensor) -> object:
+        logits = self.head(images.mean(dim=(2, 3)))
+        if self.kind == "raises":
+            raise ValueError("no\nsuch luck")
+        return {"tuple": (logits, logits), "map": logits[..., None, None]}.get(self.kind, logits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("classes", r"must give logits \[B, 7\], for two images it gives \[2, 9\]"),
+        ("tuple", r"must give logits \[B, 7\], for two images it gives tuple"),
+        ("map", r"for two images it gives \[2, 7, 1, 1\]"),
+        ("raises", r"fails on images of \[3, 8, 8\]: ValueError: no such luck \(.*test_network.py:\d+\)"),
+        ("frozen", "has no parameter to train"),
+    ],
+)
+def test_a_network_is_tried_before_anything_is_trained(kind: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        module(name=f"{__name__}:Failing", fields=dict(kind=kind))
+    assert "\n" not in str(error.value)
+    assert module(name=f"{__name__}:Failing", fields=dict(kind="well")).model.training
+
+
+def test_a_loss_and_a_metric_give_one_number() -> None:
+    net = module(name=HERE, fields=None, loss=f"{__name__}:ones")
+    with pytest.raises(UserError, match=r"the loss must be one number, got a tensor of .4.: take the mean"):
+        trainer(max_epochs=1).fit(net, loader())
+    net = module(name=HERE, fields=None, metrics={"f1": f"{__name__}:f1_of_each_class"})
+    with pytest.raises(UserError, match="the metric f1 must compute one number, as with average='macro'"):
+        trainer(max_epochs=1).fit(net, loader(), loader(4))
+
+
+def ones():
+    return nn.CrossEntropyLoss(reduction="none")
+
+
+def f1_of_each_class(num_classes: int) -> MulticlassF1Score:
+    return MulticlassF1Score(num_classes, average=None)
+
+
+def test_a_teacher_without_a_file_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    trainer(max_epochs=1).fit(module(distillation="soft", teacher=HERE), loader())
+    assert f"the teacher {HERE} has the weights that it is made with" in caplog.text
+
+
+def test_a_checkpoint_of_other_classes_is_told_by_their_number(tmp_path: Path, digits_root: Path) -> None:
+    common: dict = dict(img_size=8, batch_size=64, num_workers=0)
+    short: dict = dict(max_epochs=1, limit_train_batches=1, limit_val_batches=0)
+    fit = trainer(**short)
+    fit.fit(module(num_classes=10), datamodule=ImageNetDataModule(root=str(digits_root), **common))
+    fit.save_checkpoint(tmp_path / "x.ckpt")
+    with pytest.raises(UserError, match="the checkpoint knows 10 classes, the data has 7; to train on these"):
+        trainer().fit(module(), loader(), ckpt_path=tmp_path / "x.ckpt", weights_only=True)

@@ -1,0 +1,391 @@
+"""Weights in, in every form they come in, against timm's models and loaders."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import timm
+import torch
+from fixtures import DEVICES, REPO, SMALL
+from lightning.pytorch import Trainer
+from safetensors.torch import save_file
+from timm.layers import resample_abs_pos_embed
+from torch.utils.data import DataLoader, TensorDataset
+
+import cait
+from cait.cli import main
+from cait.cli.lightning import RUN_VARIABLE
+from cait.errors import UserError
+from cait.model.export import export
+from cait.model.weights import load_weights, read_state_dict
+
+# The side of the images for the logits. At timm's own, float64 takes minutes on 2 cores, most of it for the M models:
+# those of 384 and 448 pixels are compared at 64, the whole depth and width and every weight, but fewer positions.
+IN_TIMM = {
+    "cait_xxs24_224": 224,
+    "cait_xxs24_384": 64,
+    "cait_xxs36_224": 224,
+    "cait_xxs36_384": 64,
+    "cait_xs24_384": 64,
+    "cait_s24_224": 224,
+    "cait_s24_384": 64,
+    "cait_s36_384": 64,
+    "cait_m36_384": 64,
+    "cait_m48_448": 64,
+}
+
+
+def pair(theirs: str, img_size: int) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """timm's model and ours, as shapes without memory: their initial weights take long and are not wanted."""
+    with torch.device("meta"):
+        return timm.create_model(theirs, img_size=img_size), cait.create_model(theirs.split("_")[1], img_size=img_size)
+
+
+@torch.no_grad()
+def fill(model: torch.nn.Module, seed: int) -> None:
+    """Weights of an ordinary size, with every block's share in the output well above rounding."""
+    torch.manual_seed(seed)
+    for key, parameter in model.named_parameters():
+        one_sided = "gamma" in key or ("norm" in key and "weight" in key)
+        parameter.uniform_(*((0.5, 1.0) if one_sided else (-0.05, 0.05)))
+
+
+def test_nothing_that_timm_has_is_left_out() -> None:
+    assert set(IN_TIMM) == set(timm.list_models("cait_*"))
+
+
+@pytest.mark.parametrize("theirs", IN_TIMM)
+def test_every_key_and_shape_is_timms(theirs: str) -> None:
+    source, model = pair(theirs, int(theirs[-3:]))
+    shapes, expected = ([(key, value.shape) for key, value in net.state_dict().items()] for net in (model, source))
+    assert shapes == expected  # in timm's order
+
+
+@pytest.mark.parametrize(
+    ("theirs", "img_size"),
+    [
+        pytest.param(
+            name,
+            size,
+            marks=[pytest.mark.slow] if name.startswith(("cait_m", "cait_s36", "cait_xxs36", "cait_s24_224")) else [],
+        )
+        for name, size in IN_TIMM.items()
+    ],
+)
+def test_same_weights_same_logits_in_float64_both_ways(theirs: str, img_size: int) -> None:
+    source, model = (net.double().eval() for net in pair(theirs, img_size))
+    images = torch.randn(1, 3, img_size, img_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    outputs = []
+    source.to_empty(device="cpu")
+    for seed, (giver, taker) in enumerate([(source, model), (model, source)]):
+        fill(giver, seed)
+        taker.load_state_dict(giver.state_dict(), strict=True, assign=True)  # in one memory: M-48 takes 2.9 GB
+        with torch.no_grad():
+            outputs.append(giver(images))
+            assert (taker(images) - outputs[-1]).abs().max() <= 1e-9
+    assert (outputs[0] - outputs[1]).abs().max() > 1e-2  # other weights, other logits
+
+
+def forms(path: Path, state: dict[str, torch.Tensor]) -> dict[str, Path]:
+    """The same weights in every file form."""
+    files = {name: path / name for name in ("bare.pth", "release.pth", "timm.pth.tar", "x.safetensors")}
+    torch.save(state, files["bare.pth"])
+    released = {"model": {f"module.{key}": value for key, value in state.items()}, "args": argparse.Namespace(lr=5e-4)}
+    torch.save(released, files["release.pth"])
+    torch.save({"state_dict": state, "epoch": 3, "state_dict_ema": state}, files["timm.pth.tar"])
+    save_file(state, files["x.safetensors"])
+    return files
+
+
+@pytest.fixture(scope="module")
+def theirs() -> dict[str, torch.Tensor]:
+    model = timm.create_model("cait_xxs24_224")
+    fill(model, seed=0)
+    return model.state_dict()
+
+
+@pytest.fixture(scope="module")
+def files(theirs: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return forms(tmp_path_factory.mktemp("weights"), theirs)
+
+
+def test_every_form_of_file_holds_the_same_weights(theirs, files) -> None:
+    for path in files.values():
+        got = read_state_dict(path)
+        assert got.keys() == theirs.keys(), path
+        assert all(torch.equal(got[key], value) for key, value in theirs.items()), path
+    assert read_state_dict(files["timm.pth.tar"], ema=True).keys() == theirs.keys()
+
+
+def test_a_pretrained_timm_model_comes_through_timms_own_loader(files) -> None:
+    overlay = dict(file=str(files["x.safetensors"]))
+    source = timm.create_model("cait_xxs24_224", pretrained=True, pretrained_cfg_overlay=overlay).eval()
+    model = cait.create_model("xxs24").eval()
+    model.load_state_dict(source.state_dict(), strict=True)
+    images = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        assert (source(images) - model(images)).abs().max() <= 1e-5
+
+
+def test_another_resolution_and_other_classes(theirs, files, tmp_path: Path) -> None:
+    path = files["release.pth"]
+    model = cait.create_model("xxs24", img_size=384, num_classes=7)
+    head = model.head.weight.clone()
+    notes = load_weights(model, path)
+    assert len(notes) == 2
+    assert torch.equal(model.head.weight, head)
+    assert torch.equal(model.blocks[3].attn.qkv.weight, theirs["blocks.3.attn.qkv.weight"])
+    expected = resample_abs_pos_embed(theirs["pos_embed"], [24, 24], num_prefix_tokens=0, antialias=False)
+    assert torch.equal(model.pos_embed, expected)
+    smoothed = resample_abs_pos_embed(expected, [14, 14], num_prefix_tokens=0)
+    assert not torch.allclose(load_down(path, tmp_path), smoothed)  # timm's default is another picture
+
+
+def load_down(path: Path, tmp_path: Path) -> torch.Tensor:
+    large = cait.create_model("xxs24", img_size=384)
+    load_weights(large, path)
+    torch.save(large.state_dict(), tmp_path / "large.pth")
+    small = cait.create_model("xxs24")
+    load_weights(small, tmp_path / "large.pth")
+    return small.pos_embed
+
+
+def test_release_to_ours_to_timm_to_ours_changes_no_bit(theirs, files, tmp_path: Path) -> None:
+    with torch.device("meta"):
+        ours, again = cait.create_model("xxs24").to_empty(device="cpu"), cait.create_model("xxs24")
+    load_weights(ours, files["release.pth"])
+    export(ours, tmp_path / "timm", "timm")
+    there = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True)
+    torch.save(there.state_dict(), tmp_path / "back.pth")
+    load_weights(again.to_empty(device="cpu"), tmp_path / "back.pth")
+    assert len(theirs) == 476
+    for got in (ours.state_dict(), there.state_dict(), again.state_dict()):
+        assert list(got) == list(theirs)
+        assert all(torch.equal(value, theirs[key]) for key, value in got.items())
+
+
+class Bomb:
+    """Unpickled without care, it writes a file."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self.trace),)
+
+
+def told(path: Path, model: str = "xxs24", ema: bool = False) -> str:
+    with torch.device("meta"):
+        net = cait.create_model(model)
+    with pytest.raises(UserError) as caught:
+        load_weights(net, path, ema)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert str(path) in line
+    return line
+
+
+def test_unusable_files_are_told(files, tmp_path: Path) -> None:
+    (tmp_path / "text.pth").write_text("no weights")
+    for name, content in (("list", [1, 2]), ("numbers", {"model": {1: 2}}), ("tensor", {"model": torch.zeros(1)})):
+        torch.save(content, tmp_path / f"{name}.pth")
+        assert "holds no weights" in told(tmp_path / f"{name}.pth")
+    assert "do not exist" in told(tmp_path / "none.pth")
+    assert "cannot be read" in told(tmp_path / "text.pth")
+    assert "no moving average" in told(files["release.pth"], ema=True)
+    torch.save({"pytorch-lightning_version": "2.6.6", "state_dict": {}}, tmp_path / "alone.ckpt")
+    assert "no moving average" in told(tmp_path / "alone.ckpt", ema=True)
+
+
+def test_another_networks_weights_are_told_by_the_first_that_differs(theirs, files, tmp_path: Path) -> None:
+    deeper = "blocks.24.gamma_1 is missing in it, (192,) in the model"
+    wider = "cls_token is (1, 1, 192) in it, (1, 1, 384) in the model"
+    for path in files.values():
+        assert deeper in told(path, "xxs36")
+        assert wider in told(path, "s24")
+    for name, change, words in [
+        ("short", {"blocks.3.mlp.fc1.bias": torch.zeros(767)}, "blocks.3.mlp.fc1.bias is (767,) in it, (768,) in"),
+        ("more", {"blocks.24.gamma_1": torch.zeros(192)}, "blocks.24.gamma_1 is (192,) in it, missing in the model"),
+        ("deit", {"pos_embed": torch.zeros(1, 197, 192)}, "not 197 to 196"),
+    ]:
+        save_file(theirs | change, tmp_path / f"{name}.safetensors")
+        line = told(tmp_path / f"{name}.safetensors")
+        assert "is of another network" in line
+        assert words in line
+
+
+def test_a_file_cut_short_is_told(tmp_path: Path) -> None:
+    small = timm.create_model("cait_xxs24_224", img_size=32, depth=1, embed_dim=16).state_dict()
+    for path in forms(tmp_path, small).values():
+        assert read_state_dict(path).keys() == small.keys()
+        whole = path.read_bytes()
+        for length in (0, 100, len(whole) // 2, len(whole) - 1):
+            path.write_bytes(whole[:length])
+            assert "cannot be read as weights" in told(path)
+
+
+@pytest.mark.parametrize("wrap", [dict, lambda model: {"pytorch-lightning_version": "2.6.6", "state_dict": model}])
+def test_code_in_a_file_is_not_run(wrap, tmp_path: Path) -> None:
+    trace, path = tmp_path / "trace", tmp_path / "bomb.pth"
+    for save in (torch.save, lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2))):
+        save(wrap({"model.head.weight": torch.zeros(2), "model.head.bias": Bomb(trace)}), path)
+        assert "cannot be read as weights" in told(path)
+        assert not trace.exists()
+    pickle.loads(path.read_bytes())
+    assert trace.is_dir()  # it would have gone off
+
+
+def loader() -> DataLoader:
+    return DataLoader(TensorDataset(torch.randn(4, 3, 8, 8), torch.randint(0, 7, (4,))), batch_size=2)
+
+
+def trainer() -> Trainer:
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return Trainer(**dict.fromkeys(off, False), accelerator="cpu", max_epochs=1)
+
+
+def test_weights_are_loaded_once_at_any_stage_and_never_over_a_checkpoint(tmp_path: Path) -> None:
+    small: dict = dict(img_size=8, num_classes=7, fields=dict(embed_dim=16, depth=1, num_heads=2, patch_size=4))
+    source = cait.CaiTModule(**small).model
+    start = {key: value.clone() for key, value in source.state_dict().items()}
+    torch.save(start, tmp_path / "start.pth")
+
+    def is_start(module: cait.CaiTModule) -> bool:
+        return all(torch.equal(value, start[key]) for key, value in module.model.state_dict().items())
+
+    for verb in ("validate", "test", "predict"):
+        module = cait.CaiTModule(**small, weights=str(tmp_path / "start.pth"))
+        assert not is_start(module)
+        getattr(trainer(), verb)(module, loader())
+        assert is_start(module), verb
+
+    module = cait.CaiTModule(**small, weights=str(tmp_path / "start.pth"), lr_base_size=None, lr=0.1, warmup_epochs=0)
+    fit = trainer()
+    fit.fit(module, loader(), loader())
+    assert not is_start(module)  # trained
+    trained = {key: value.clone() for key, value in module.model.state_dict().items()}
+    fit.save_checkpoint(tmp_path / "trained.ckpt")
+    trainer().test(module, loader())
+    loaded = cait.CaiTModule.load_from_checkpoint(tmp_path / "trained.ckpt")
+    trainer().validate(loaded, loader())
+    fresh = cait.CaiTModule(**small, weights=str(tmp_path / "start.pth"))
+    trainer().validate(fresh, loader(), ckpt_path=tmp_path / "trained.ckpt")
+    for net in (module, loaded, fresh):
+        assert all(torch.equal(value, trained[key]) for key, value in net.model.state_dict().items())
+
+
+@pytest.fixture
+def hub(files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's cache with XXS-24 at 224 in it, as if it had been downloaded, and no network."""
+    folder = tmp_path / "hf" / "hub" / "models--timm--cait_xxs24_224.fb_dist_in1k"
+    revision = "0123456789abcdef0123456789abcdef01234567"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(revision)
+    (folder / "snapshots" / revision).mkdir(parents=True)
+    (folder / "snapshots" / revision / "model.safetensors").symlink_to(files["x.safetensors"])
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # What has been read of them in this process.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+def test_published_weights_come_through_timm(hub, theirs) -> None:
+    same = cait.create_model("xxs24", pretrained=True).state_dict()
+    other = cait.create_model("xxs24", img_size=256, num_classes=7, pretrained=True).state_dict()
+    words = "timm's cait_xxs24_384.fb_dist_in1k could not be fetched from the Hugging Face hub"
+    with (
+        torch.device("meta"),
+        pytest.raises(UserError, match=words) as told,
+    ):  # timm has its own at 384, but not in the cache
+        cait.create_model("xxs24", img_size=384, pretrained=True)
+    assert "\n" not in str(told.value)
+    assert same.keys() == other.keys() == theirs.keys()
+    assert all(torch.equal(same[key], value) for key, value in theirs.items())
+    expected = resample_abs_pos_embed(theirs["pos_embed"], [16, 16], num_prefix_tokens=0, antialias=False)
+    assert torch.equal(other.pop("pos_embed"), expected)
+    assert other.pop("head.weight").shape == (7, 192)
+    assert torch.equal(other.pop("head.bias"), torch.zeros(7))
+    assert all(torch.equal(value, theirs[key]) for key, value in other.items())
+
+
+def test_a_run_starts_from_published_weights(
+    hub, theirs, here: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = ["--config", str(REPO / "configs/digits.yaml"), *DEVICES, "--model.fields=null", "--data.img_size=32"]
+    recipe += [
+        "--data.batch_size=2",
+        "--data.num_workers=0",
+        "--trainer.devices=1",
+        "--trainer.limit_val_batches=1",
+        "--trainer.max_steps=1",
+    ]
+    recipe += ["--model.lr=0", "--model.warmup_lr=0", "--model.min_lr=0", "--model.pretrained=true"]
+    caplog.set_level("INFO")
+    main(["fit", *recipe, "--run_name=published"])
+    assert "weights from timm's cait_xxs24_224.fb_dist_in1k; positions resized from 196 to 4 patches" in caplog.text
+    got = read_state_dict(here / "logs/published/checkpoints/last.ckpt")
+    for key in theirs.keys() - {"pos_embed", "head.weight", "head.bias"}:
+        assert torch.equal(got[key], theirs[key]), key
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "words"),
+    [
+        ("xs36", {}, "timm has no weights of xs36"),
+        ("s48", {}, "timm has no weights of s48"),
+        ("m24", {}, "timm has no weights of m24"),
+        ("xxs24", dict(patch_size=8), "have patch_size 16, the model has 8"),
+        ("xxs36", dict(depth=24), "have depth 36, the model has 24"),
+        ("xxs24", dict(act="leaky_relu"), "have act gelu, the model has leaky_relu"),  # of the same shapes
+    ],
+)
+def test_what_is_not_published_is_told_before_anything_is_fetched(name: str, fields: dict, words: str) -> None:
+    with torch.device("meta"), pytest.raises(UserError, match=words):
+        cait.create_model(name, pretrained=True, **fields)
+
+
+def test_two_starts_are_refused() -> None:
+    with pytest.raises(UserError, match="not from both"):
+        cait.CaiTModule(weights="x.pth", pretrained=True)
+
+
+@pytest.mark.slow
+def test_a_run_starts_from_another_runs_raw_or_averaged_weights(
+    cait, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    done = cait("fit", *SMALL, "--trainer.max_steps=8", "--ema.decay=0.9", "--run_name=a", "--model.lr=1e-2")
+    assert done.returncode == 0, done.stderr
+    source = "logs/a/checkpoints/last.ckpt"
+    raw, ema = (read_state_dict(tmp_path / source, ema=ema) for ema in (False, True))
+    assert raw.keys() == ema.keys()
+    assert not torch.equal(raw["head.weight"], ema["head.weight"])
+    content = torch.load(tmp_path / source, weights_only=True)
+    assert all(torch.equal(content["state_dict"][f"model.{key}"], value) for key, value in raw.items())
+    assert all(torch.equal(content["callbacks"]["EMA"][key], value) for key, value in ema.items())
+    frozen = ["--model.lr=0", "--model.warmup_lr=0", "--model.min_lr=0", "--trainer.max_steps=1"]
+    done = cait("fit", *SMALL, *frozen, f"--model.weights={source}", "--model.weights_ema=true", "--run_name=b")
+    assert done.returncode == 0, done.stderr
+    got = read_state_dict(tmp_path / "logs/b/checkpoints/last.ckpt")
+    assert all(torch.equal(got[key], value) for key, value in ema.items())
+
+    whole = (tmp_path / source).read_bytes()
+    (tmp_path / "cut.ckpt").write_bytes(whole[: len(whole) // 2])
+    torch.save({"state_dict": Bomb(tmp_path / "trace")}, tmp_path / "bomb.ckpt")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    monkeypatch.delenv(RUN_VARIABLE, raising=False)
+    for name in ("cut.ckpt", "bomb.ckpt"):
+        with pytest.raises(SystemExit) as stop:
+            main(["fit", *SMALL, f"--model.weights={name}", "--trainer.accelerator=cpu"])
+        assert stop.value.code == 2
+        assert f"\ncait: error: {name} cannot be read as weights\n" in f"\n{capfd.readouterr().err}"
+    assert not (tmp_path / "trace").exists()

@@ -1,0 +1,224 @@
+"""What is relied on in Lightning beyond its documented interface. An upgrade that changes one fails here first."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from modules import loader, module, trainer
+
+from cait.data.datamodule import ImageNetDataModule
+from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
+
+
+class Log(Callback):
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def setup(self, *args: object, **kwargs: object) -> None:
+        self.events.append("setup")
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        self.events.append("load")
+
+    def state_dict(self) -> dict:
+        return {"some": 1}
+
+    def on_train_start(self, *args: object) -> None:
+        self.events.append("start")
+
+
+def test_the_counter_of_batches_says_where_a_resumed_epoch_begins(tmp_path: Path) -> None:
+    """`ready` counts this epoch's batches before the next one, when the loader asks for it and in the transfer hook."""
+    seen: list[tuple[int, int]] = []
+
+    class Watching(Callback):
+        def on_train_batch_start(self, trainer: Trainer, pl_module: object, batch: object, batch_idx: int) -> None:
+            seen.append((trainer.fit_loop.epoch_loop.batch_progress.current.ready - 1, batch_idx))
+
+    class Saving(Checkpoint):
+        def on_train_batch_end(self, trainer: Trainer, *args: object) -> None:
+            if trainer.global_step == 4:
+                trainer.save_checkpoint(tmp_path / "x.ckpt")
+
+    fit = trainer(max_epochs=1, callbacks=[Watching(), Saving()], enable_checkpointing=True)
+    fit.fit(module(), loader())
+    assert seen == [(i, i) for i in range(6)]
+    seen.clear()
+    again = trainer(max_epochs=1, callbacks=[Watching()])
+    again.fit(module(), loader(), ckpt_path=tmp_path / "x.ckpt")
+    assert seen == [(4, 4), (5, 5)]
+
+
+def test_the_loader_is_asked_for_its_place_after_the_counters_came_back(tmp_path: Path, digits_root: Path) -> None:
+    common: dict = dict(root=str(digits_root), img_size=8, batch_size=64, num_workers=0, mixup=0.0, cutmix=0.0)
+    places: list[tuple[int, int]] = []
+
+    class Data(ImageNetDataModule):
+        def _position(self) -> tuple[int, int]:
+            places.append(super()._position())
+            return places[-1]
+
+    class Saving(Checkpoint):
+        def on_train_batch_end(self, trainer: Trainer, *args: object) -> None:
+            if trainer.global_step == 25:
+                trainer.save_checkpoint(tmp_path / "x.ckpt")
+
+    net: dict = dict(num_classes=10)
+    fit = trainer(max_epochs=2, callbacks=[Saving()], limit_val_batches=0, enable_checkpointing=True)
+    fit.fit(module(**net), datamodule=Data(**common))
+    assert places == [(0, 0), (1, 0)]
+    places.clear()
+    again = trainer(max_epochs=3, limit_val_batches=0)
+    again.fit(module(**net), datamodule=Data(**common), ckpt_path=tmp_path / "x.ckpt")
+    assert places == [(1, 5), (2, 0)]  # 20 batches an epoch
+
+
+def test_callbacks_are_set_up_then_restored_then_started(tmp_path: Path) -> None:
+    first = trainer(max_epochs=1, callbacks=[Log()])
+    first.fit(module(), loader())
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    log = Log()
+    trainer(max_epochs=2, callbacks=[log]).fit(module(), loader(), ckpt_path=tmp_path / "x.ckpt")
+    assert log.events[:3] == ["setup", "load", "start"]
+
+
+def test_checkpoints_come_after_the_other_callbacks() -> None:
+    class Saving(Checkpoint):
+        pass
+
+    callbacks = trainer(callbacks=[Saving(), Log()], enable_checkpointing=True).callbacks
+    assert [type(callback).__name__ for callback in callbacks][-2:] == ["Log", "Saving"]
+
+
+def test_a_steps_figures_are_logged_after_its_hooks_and_through_the_connector(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    class Logger(CSVLogger):
+        def log_metrics(self, metrics: dict, step: int | None = None) -> None:
+            order.append(f"logged {step}")
+
+    class Watching(Callback):
+        def on_train_start(self, trainer: Trainer, pl_module: object) -> None:
+            connector = trainer._logger_connector
+            original = connector.update_train_step_metrics
+
+            def update() -> None:
+                order.append("update")
+                original()
+
+            connector.update_train_step_metrics = update
+
+        def on_train_batch_end(self, *args: object) -> None:
+            order.append("hook")
+
+    fit = trainer(max_epochs=1, logger=Logger(tmp_path), callbacks=[Watching()], log_every_n_steps=1)
+    fit.fit(module(), loader(8))
+    assert order[-6:] == ["hook", "update", "logged 0", "hook", "update", "logged 1"]
+
+
+def test_storage_options_reach_the_checkpoint_io_and_validation_is_known_ahead(tmp_path: Path) -> None:
+    given: list[object] = []
+
+    class IO(TorchCheckpointIO):
+        def save_checkpoint(self, checkpoint: dict, path: object, storage_options: object = None) -> None:
+            given.append(storage_options)
+
+    fit = trainer(max_epochs=1, plugins=[IO()])
+    last: list[bool] = []
+
+    class Watching(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *args: object) -> None:
+            last.append(trainer.is_last_batch)
+
+    fit.callbacks.append(Watching())
+    fit.fit(module(), loader(12), loader(4))
+    fit.save_checkpoint(tmp_path / "x.ckpt", storage_options={"previous": "y"})
+    assert given == [{"previous": "y"}]
+    assert last == [False, False, True]
+    assert fit.val_check_batch == 3
+
+
+def test_lightnings_own_answers_to_signals_can_be_replaced() -> None:
+    fit = trainer()
+    # Called before each batch under DDP; replaced on the instance, because it waits for the device.
+    assert "self._broadcast_sigterm_tensor()" in inspect.getsource(type(fit.fit_loop.epoch_loop).advance)
+    # Registered before on_train_start, and put back to what was found at the end.
+    source = inspect.getsource(_SignalConnector.register_signal_handlers)
+    assert "signal.SIGTERM" in source
+    assert hasattr(_SubprocessScriptLauncher, "kill")
+
+
+def test_lightnings_observer_of_children_ends_without_any() -> None:
+    observer = _ChildProcessObserver(main_pid=0, child_processes=[subprocess.Popen(["sleep", "1000"])])
+    try:
+        assert observer._run() is False
+        observer._child_processes[0].kill()
+    finally:
+        observer._child_processes[0].wait()
+    observer._child_processes = []  # instead of that one, for which it would kill this process
+    assert observer._run() is True
+
+
+def test_a_run_leaves_the_processs_signal_handlers_as_it_found_them(tmp_path: Path) -> None:
+    kinds = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = [signal.getsignal(kind) for kind in kinds]
+    last = LastCheckpoint(tmp_path, every_n_steps=100)
+    during: list[object] = []
+
+    class Watching(Callback):
+        def on_train_batch_start(self, *args: object) -> None:
+            during.extend(signal.getsignal(kind) for kind in kinds)
+
+    common: dict = dict(enable_checkpointing=True, plugins=[DurableCheckpointIO()])
+    trainer(max_epochs=1, callbacks=[last, Watching()], **common).fit(module(), loader(4))
+    assert during == [last.signals._note] * 3
+    assert [signal.getsignal(kind) for kind in kinds] == before
+
+
+def test_torchs_fused_adamw_leaves_a_step_out_at_found_inf() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
+    for found, moved in ((1.0, False), (0.0, True)):
+        weight.grad = torch.ones(3)
+        optimizer.found_inf = torch.tensor(found)
+        optimizer.step()
+        assert torch.equal(weight.detach(), torch.ones(3)) is not moved
+    assert optimizer.state[weight]["step"] == 1
+
+
+@pytest.mark.parametrize("damage", [-1, 5000])
+def test_torch_saves_checksums_that_zipfile_checks(damage: int, tmp_path: Path) -> None:
+    from cait.run.checkpoints import is_whole
+
+    path = tmp_path / "x.ckpt"
+    torch.save({"weights": torch.randn(10_000)}, path)
+    assert is_whole(path)
+    content = bytearray(path.read_bytes())
+    content[damage] ^= 0xFF
+    path.write_bytes(content if damage > 0 else content[:damage])
+    assert not is_whole(path)
+
+
+def test_the_store_of_the_rendezvous_can_be_had() -> None:
+    """Processes agree on signals through it."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        store = torch.distributed.PrefixStore("a", torch.distributed.distributed_c10d._get_default_store())
+        store.set("key", "5 0 7")
+        assert list(map(int, store.get("key").split())) == [5, 0, 7]
+        assert not store.check(["other"])
+        assert store.delete_key("key")
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,396 @@
+"""Several processes and several nodes: how they start, agree, stop, and start again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from fixtures import KIND, LIMIT, SMALL, Cait, checkpoint, environment, free_port, rows, start
+from lightning.pytorch import Callback, Trainer
+from modules import loader, module, trainer
+from runs import ENDLESS, RECIPE, TWO, assert_same, torchrun, wait_for_steps
+
+from cait.errors import UserError
+from cait.model.factory import create_model
+from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
+from cait.run.run_lock import Claim
+from cait.run.signals import StopSignals
+
+
+def test_all_processes_hear_the_same_after_the_same_step_however_far_apart_they_are() -> None:
+    size, store = 4, dist.HashStore()
+    heard: list[list[tuple[int, bool]]] = [[] for _ in range(size)]
+    ahead = threading.Semaphore(200)  # steps that process 0 may be ahead of process 2, as a GPU's queue would allow
+
+    def process(rank: int) -> None:
+        signals = StopSignals()
+        signals.share(store, decides=rank == 0, step=0)
+        for step in range(1, 2001):
+            if rank == 0:
+                assert ahead.acquire(timeout=LIMIT)
+            if rank == 2:
+                ahead.release()
+            if rank == 2 and step == 300:
+                signals._note(signal.SIGUSR1, None)
+            heard[rank].append(signals.agreed(step, save=rank == 0 and step % 7 == 0, at_once=step % 50 == 0))
+            if heard[rank][-1][0]:
+                return
+
+    threads = [threading.Thread(target=process, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=LIMIT)
+    assert heard[0][-1][0] == signal.SIGUSR1
+    assert any(save for _, save in heard[0])
+    assert all(other == heard[0] for other in heard[1:])
+    assert len(heard[0]) < 2000
+
+
+def test_the_answers_are_cleared_from_the_store() -> None:
+    store = dist.HashStore()
+    signals = StopSignals()
+    signals.share(store, decides=True, step=0)
+    for step in range(1, 10):
+        signals.agreed(step, at_once=True)
+    assert store.num_keys() == 9
+    signals.forget()
+    assert store.num_keys() == 0
+
+
+@pytest.mark.parametrize(("minutes", "saves"), [(1e-9, 6), (None, 1), (100.0, 1)])
+def test_saving_by_the_clock(minutes: float | None, saves: int, tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    class Counting(DurableCheckpointIO):
+        def save_checkpoint(self, checkpoint: dict, *args: object, **kwargs: object) -> None:
+            steps.append(checkpoint["global_step"])
+            super().save_checkpoint(checkpoint, *args, **kwargs)
+
+    last = LastCheckpoint(tmp_path, every_n_minutes=minutes)
+    trainer(max_epochs=1, callbacks=[last], plugins=[Counting()], enable_checkpointing=True).fit(module(), loader())
+    assert len(steps) == saves  # 6 steps; the last ends the epoch
+    assert steps[-1] == 6
+
+
+def test_no_save_comes_between_a_step_and_its_validation(tmp_path: Path) -> None:
+    events: list[tuple[str, int]] = []
+
+    class Noting(DurableCheckpointIO):
+        def save_checkpoint(self, checkpoint: dict, *args: object, **kwargs: object) -> None:
+            events.append(("saved", checkpoint["global_step"]))
+            super().save_checkpoint(checkpoint, *args, **kwargs)
+
+    class Watching(Callback):
+        def on_validation_end(self, trainer: Trainer, *_: object) -> None:
+            events.append(("validated", trainer.global_step))
+
+    settings: dict = dict(plugins=[Noting()], enable_checkpointing=True, num_sanity_val_steps=0, max_epochs=2)
+    counted: dict = dict(check_val_every_n_epoch=None, val_check_interval=4)  # over the ends of epochs
+    callbacks = [Watching(), LastCheckpoint(tmp_path, every_n_steps=1)]
+    trainer(callbacks=callbacks, **settings, **counted).fit(module(), loader(), loader(8))  # 6 steps an epoch
+    assert [step for what, step in events if what == "validated"] == [4, 8, 12]
+    assert [step for what, step in events if what == "saved"] == [1, 2, 3, 5, 6, 7, 9, 10, 11, 12]
+    assert events[-2:] == [("validated", 12), ("saved", 12)]
+
+
+@pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan")])
+def test_no_time_to_save(minutes: float, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="save_every_n_minutes must be above 0"):
+        LastCheckpoint(tmp_path, every_n_minutes=minutes)
+
+
+def test_a_run_is_finished_until_it_is_continued(tmp_path: Path) -> None:
+    class Failing(Callback):
+        def on_train_batch_end(self, *_: object) -> None:
+            raise ValueError("in the middle")
+
+    claim, finished = Claim(tmp_path), tmp_path / ".finished"
+    trainer(max_epochs=1, callbacks=[claim]).fit(module(), loader())
+    assert finished.exists()
+    with pytest.raises(ValueError, match="in the middle"):
+        trainer(max_epochs=1, callbacks=[claim, Failing()]).fit(module(), loader())
+    assert not finished.exists()
+
+
+def test_a_failed_start_keeps_what_was_made_while_it_waited(tmp_path: Path) -> None:
+    held = threading.Event()
+
+    def train() -> None:
+        first = Claim(tmp_path)
+        held.set()
+        time.sleep(0.3)  # meanwhile the other one waits
+        (tmp_path / "metrics.csv").write_text("mine")
+        first.release()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    held.wait()
+    Claim(tmp_path).undo()
+    thread.join()
+    assert (tmp_path / "metrics.csv").read_text() == "mine"
+
+
+def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path) -> None:
+    # Its forked child, as a loader's worker, lives on and must not hold the folder.
+    code = (
+        "import os, sys, time\nfrom pathlib import Path\nfrom cait.run.run_lock import Claim\n"
+        "claim = Claim(Path(sys.argv[1]))\n"
+        "if os.fork() == 0:\n    print(os.getppid(), flush=True)\n"  # the child: it has let go of the lock by then
+        "time.sleep(3600)"
+    )
+    (tmp_path / "hold.py").write_text(code)
+    folder = tmp_path / "run"
+    held = KIND(
+        [sys.executable, "hold.py", str(folder)],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert held.stdout is not None
+    pid = held.stdout.readline().strip()
+    try:
+        with pytest.raises(UserError, match=rf"is being trained by process {pid} on \S+ since"):
+            Claim(folder)
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints/.last.ckpt.7.tmp").write_text("half")
+        held.kill()
+        held.wait()
+        claim = Claim(folder)
+        assert not (folder / "checkpoints/.last.ckpt.7.tmp").exists()
+        claim.undo()
+        assert (folder / "checkpoints").exists()  # it was not all ours
+    finally:
+        os.killpg(held.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_second_resume_leaves_the_first_alone(cait: Cait, tmp_path: Path) -> None:
+    one = [*SMALL, "--trainer.max_epochs=1000", "--trainer.log_every_n_steps=1", "--save_every_n_steps=2"]
+    job = start(tmp_path, "fit", *one, "--run_name=busy")
+    run = tmp_path / "logs/busy"
+    try:
+        wait_for_steps(run, 5, job)
+        before = len(rows(run))
+        second = cait("resume", "busy")
+        assert second.returncode == 2
+        assert re.search(rf"cait: error: logs/busy is being trained by process {job.pid} on ", second.stderr)
+        assert "Traceback" not in second.stderr
+        wait_for_steps(run, before + 5, job)
+        job.kill()  # not its workers
+        job.wait()
+        on = cait("resume", "busy", f"--trainer.max_epochs={checkpoint(run)['epoch'] + 1}")
+        assert on.returncode == 0, on.stderr
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+
+
+def test_batch_norm_over_all_processes_keeps_its_channels() -> None:
+    torch.manual_seed(0)
+    model = create_model("xxs24", 32, 7, 0.0, embed_dim=32, depth=2, num_heads=2, norm="batchnorm").train()
+    images = torch.randn(4, 3, 32, 32)
+    expected = model(images)
+    states = {key: value.clone() for key, value in model.state_dict().items()}
+    model.load_state_dict({key: torch.zeros_like(v) if "running" in key else v for key, v in states.items()})
+    synced = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    norms = [part for part in synced.modules() if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)]
+    assert norms
+    assert all(isinstance(norm, torch.nn.SyncBatchNorm) for norm in norms)
+    assert synced.state_dict().keys() == states.keys()
+    for norm in norms:
+        norm.reset_running_stats()
+    torch.testing.assert_close(synced(images), expected)  # without other processes it is torch's batch norm
+    for key, value in synced.state_dict().items():
+        torch.testing.assert_close(value, states[key])
+
+
+def apart(tmp_path: Path, digits_root: Path) -> tuple[str, ...]:
+    """A launcher whose process 1 works in another folder, as on a node with a disk of its own."""
+    for name in ("node0", "node1"):
+        (tmp_path / name / "data").mkdir(parents=True)
+        (tmp_path / name / "data/digits").symlink_to(digits_root)
+    script = tmp_path / "apart.sh"
+    script.write_text(f'cd {tmp_path}/node$RANK && exec {sys.executable} "$@"\n')
+    return (*torchrun("--standalone", "--no_python"), "bash", str(script))
+
+
+@pytest.mark.slow
+def test_nodes_without_a_folder_in_common_all_end_at_once(tmp_path: Path, digits_root: Path) -> None:
+    command = apart(tmp_path, digits_root)
+    job = start(tmp_path, "fit", *ENDLESS, "--run_name=lost", command=command)
+    output = job.communicate(timeout=LIMIT)[0]
+    told = [line for line in output.splitlines() if line.startswith("cait: error:")]
+    assert told, output
+    assert len(set(told)) == 1
+    assert re.search(r"process 1 on \S+: logs/lost is not the folder of process \d+ on \S+ since", told[0])
+    assert "all nodes must share it" in told[0]
+    assert "cait/cli.py" not in output  # no traceback of ours; torchrun shows its own
+    assert not (tmp_path / "node0/logs/lost").exists()  # its name stays free
+
+
+@pytest.mark.slow
+def test_a_node_that_does_not_see_the_run_ends_the_resume_of_all(tmp_path: Path, digits_root: Path) -> None:
+    command = apart(tmp_path, digits_root)
+    short = [*ENDLESS, "--trainer.devices=1", "--trainer.max_steps=2", "--data.batch_size=64", "--run_name=cut"]
+    job = start(tmp_path / "node0", "fit", *short)
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 0, output
+    again = start(tmp_path, "resume", "cut", *TWO, "--trainer.max_steps=4", command=command)
+    output = again.communicate(timeout=LIMIT)[0]
+    told = [line for line in output.splitlines() if line.startswith("cait: error:")]
+    assert told, output
+    assert re.fullmatch(
+        r"cait: error: process 1 on \S+: there is no run logs/cut; .*; all nodes must share logs/", told[0]
+    )
+    assert "cait/cli.py" not in output
+    assert checkpoint(tmp_path / "node0/logs/cut")["global_step"] == 2
+
+
+@pytest.mark.slow
+def test_two_tasks_of_slurm(cait: Cait, tmp_path: Path) -> None:
+    common = dict(NTASKS="2", NTASKS_PER_NODE="2", NNODES="1", JOB_ID="7", JOB_NAME="train", NODEID="0")
+    common |= dict(NODELIST="127.0.0.1")
+
+    def task(rank: int) -> subprocess.Popen[str]:
+        own = common | dict(PROCID=str(rank), LOCALID=str(rank))
+        slurm = {f"SLURM_{name}": value for name, value in own.items()} | {"MASTER_PORT": "29714"}
+        # Not forked: Lightning reads its rank off the environment when it is imported.
+        return start(tmp_path, "fit", *ENDLESS, "--run_name=cut", env=environment() | slurm, command=(sys.executable,))
+
+    tasks = [task(0), task(1)]
+    wait_for_steps(tmp_path / "logs/cut", 3, tasks[0])
+    tasks[1].send_signal(signal.SIGUSR1)
+    outputs = [job.communicate(timeout=LIMIT)[0] for job in tasks]
+    assert [job.returncode for job in tasks] == [138, 138], outputs
+    assert "make resume RUN=cut" in outputs[0]
+    assert checkpoint(tmp_path / "logs/cut")["global_step"] >= 3
+
+    second = [task(0), task(1)]  # the run's name is taken: both tasks say so and end
+    outputs = [job.communicate(timeout=LIMIT)[0] for job in second]
+    assert [job.returncode for job in second] == [2, 2], outputs
+    assert all("cait: error: process 0 on" in output and "logs/cut holds a run" in output for output in outputs)
+
+
+@pytest.fixture
+def two_nodes() -> Iterator[list[tuple[str, ...]]]:
+    """What runs a command on each of two machines, as far as the network goes; their own names lead to loopback."""
+    names = ["cait-a", "cait-b"]
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and iproute2")
+
+    def ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+            ip("link", "add", "veth-a", "netns", names[0], "type", "veth", "peer", "name", "veth-b", "netns", names[1])
+            for name, link, address in ((names[0], "veth-a", "10.77.0.1/24"), (names[1], "veth-b", "10.77.0.2/24")):
+                ip("-n", name, "addr", "add", address, "dev", link)
+                ip("-n", name, "link", "set", link, "up")
+                ip("-n", name, "link", "set", "lo", "up")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"may not make network namespaces here: {error.stderr.decode().strip()}")
+        yield [
+            ("ip", "netns", "exec", name, "env", f"GLOO_SOCKET_IFNAME={link}")
+            for name, link in zip(names, ("veth-a", "veth-b"), strict=True)
+        ]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+@pytest.mark.slow
+def test_two_nodes_whose_names_lead_to_loopback(cait: Cait, tmp_path: Path, two_nodes: list[tuple[str, ...]]) -> None:
+    # DDP connects through the interface that is named, as NCCL finds its own. Then the name is taken away: what
+    # else would make a group of Gloo's, must do without.
+    unset = ["--trainer.callbacks+=recorder.ForgetInterface"]
+    nodes = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=2", "--trainer.strategy=ddp"]
+    recipe = [*ENDLESS, "--trainer.devices=1", *nodes, *unset, "--save_every_n_steps=1000"]
+
+    def launch(*arguments: str) -> list[subprocess.Popen[str]]:
+        jobs = []
+        for rank, prefix in enumerate(two_nodes):
+            options = ("--nnodes=2", f"--node_rank={rank}", "--master_addr=10.77.0.1", "--master_port=29613")
+            run = (*prefix, sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=1", *options)
+            jobs.append(start(tmp_path, *arguments, command=run))
+        return jobs
+
+    run = tmp_path / "logs/cut"
+    jobs = launch("fit", *recipe, "--run_name=cut")
+    try:
+        wait_for_steps(run, 3, jobs[0])
+        workers = subprocess.run(["pgrep", "-P", str(jobs[1].pid)], capture_output=True, text=True).stdout.split()
+        os.kill(int(workers[0]), signal.SIGUSR1)  # the process of the other node alone
+        outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
+        assert all(job.returncode != 0 for job in jobs)
+        assert "make resume RUN=cut" in outputs[0], outputs[0]
+        stopped = checkpoint(run)["global_step"]
+        assert stopped >= 3
+        jobs = launch(
+            "resume", "cut", "--trust-config", f"--trainer.max_steps={stopped + 2}", "--trainer.max_epochs=-1"
+        )
+        outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
+        assert [job.returncode for job in jobs] == [0, 0], outputs
+        assert checkpoint(run)["global_step"] == stopped + 2
+    finally:
+        for job in jobs:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_node_that_is_killed_ends_the_other_and_the_run_resumes_to_the_same_bits(cait: Cait, tmp_path: Path) -> None:
+    nodes = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=2", "--trainer.strategy=ddp"]
+
+    def agents(*arguments: str) -> list[subprocess.Popen[str]]:
+        common = ("--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}")
+        return [
+            start(
+                tmp_path,
+                *arguments,
+                command=(sys.executable, "-m", "torch.distributed.run", *common, f"--node_rank={rank}"),
+            )
+            for rank in range(2)
+        ]
+
+    run = tmp_path / "logs/cut"
+    jobs = agents("fit", *RECIPE, *nodes, "--run_name=whole")
+    try:
+        outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
+        assert [job.returncode for job in jobs] == [0, 0], outputs
+        jobs = agents("fit", *RECIPE, *nodes, "--run_name=cut")
+        wait_for_steps(run, 26, jobs[0])
+        worker = int(
+            subprocess.run(["pgrep", "-P", str(jobs[1].pid)], capture_output=True, text=True).stdout.split()[0]
+        )
+        for pid in (jobs[1].pid, worker):
+            os.kill(pid, signal.SIGKILL)
+        output = jobs[0].communicate(timeout=LIMIT)[0]
+        assert jobs[0].returncode != 0, output
+        assert len(re.findall(r"^cait: error: process 1 on \S+: no answer", output, re.M)) == 1, output
+        jobs[1].wait()
+        jobs = agents("resume", "cut")
+        outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
+        assert [job.returncode for job in jobs] == [0, 0], outputs
+    finally:
+        for job in jobs:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+    assert_same(run, tmp_path / "logs/whole")

@@ -1,0 +1,103 @@
+"""What a run's folder and its checkpoint hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixtures import python
+
+from cait import ckpt, disk
+from cait.errors import UserError
+from cait.run import rundir
+
+WEIGHT = torch.ones(2)
+CHECKPOINT: dict[str, Any] = {
+    "pytorch-lightning_version": "2.6.6",
+    "global_step": 3,
+    "state_dict": {"model.head.bias": WEIGHT, "loss.weight": torch.zeros(1)},
+    "callbacks": {"EMA": {"head.bias": 2 * WEIGHT}, "StepSeed": {}},
+    "hyper_parameters": {"class_names": ["of the module"]},
+}
+STATE = {"class_names": ["cat", "dog"], "depends_on": {"seed": 0}}
+
+
+@pytest.mark.parametrize("name", ["ImageNetDataModule", "MyData", "test_run.<locals>.MyData"])
+@pytest.mark.parametrize("state", [STATE, {"class_names": ["cat", "dog"]}], ids=["today", "older"])
+def test_the_data_modules_part_is_found_by_what_it_holds(name: str, state: dict[str, Any]) -> None:
+    saved = CHECKPOINT | {name: state}
+    assert ckpt.data_state(saved) is state
+    assert ckpt.class_names(saved) == ["cat", "dog"]
+    ckpt.rename_data_state(saved, "OtherData")
+    assert saved == CHECKPOINT | {"OtherData": state}
+
+
+def test_a_part_that_says_what_it_depends_on_comes_first() -> None:
+    saved = CHECKPOINT | {"Other": {"class_names": ["x"]}, "MyData": STATE}
+    assert ckpt.data_state(saved) is STATE
+
+
+def test_a_checkpoint_without_a_data_module() -> None:
+    saved = CHECKPOINT.copy()
+    assert ckpt.data_state(saved) is None
+    assert ckpt.class_names(saved) is None
+    ckpt.rename_data_state(saved, "MyData")
+    assert saved == CHECKPOINT
+
+
+def test_the_weights_and_their_average() -> None:
+    assert ckpt.is_checkpoint(CHECKPOINT)
+    assert not ckpt.is_checkpoint({"model": {}})
+    assert not ckpt.is_checkpoint([1])
+    assert ckpt.weights(CHECKPOINT).keys() == {"head.bias"}
+    average = ckpt.average(CHECKPOINT)
+    assert average is not None
+    assert torch.equal(average["head.bias"], 2 * WEIGHT)
+    assert ckpt.average(CHECKPOINT | {"callbacks": {"EMA": {}}}) is None  # ema.decay null
+    assert ckpt.average({"state_dict": {}}) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"no checkpoint"])
+def test_what_is_no_checkpoint_is_told(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    with pytest.raises(UserError, match="not a whole checkpoint"):
+        ckpt.read_checkpoint(path)
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="not a whole checkpoint"):
+        ckpt.read_checkpoint(path)
+    torch.save(CHECKPOINT, path)
+    assert ckpt.read_checkpoint(path)["global_step"] == 3
+
+
+def test_a_run_is_a_name_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("logs/first", "elsewhere/second"):
+        Path(folder).mkdir(parents=True)
+        (Path(folder) / "config.yaml").touch()
+    assert rundir.find("first") == rundir.find("logs/first") == Path("logs/first")
+    assert rundir.run_argument(Path("logs/first")) == "first"
+    assert rundir.run_argument(rundir.find("elsewhere/second")) == "elsewhere/second"
+    with pytest.raises(UserError, match="there is no run logs/third; runs: first"):
+        rundir.find("third")
+
+
+def test_a_file_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("before")
+
+    def write() -> None:
+        with disk.whole(path) as beside:
+            beside.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert [file.name for file in tmp_path.iterdir()] == ["table.csv"]
+    assert path.read_text() == "before"
+
+
+def test_it_needs_no_torch() -> None:
+    done = python("import sys; sys.modules['torch'] = None; from cait.run import find; print(find)")
+    assert done.returncode == 0, done.stderr

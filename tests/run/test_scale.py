@@ -1,0 +1,433 @@
+"""One machine or many: the size of a step, what a run says of itself, its speed, its plan and its job script."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import os
+import signal
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from fixtures import REPO, SMALL, Cait, checkpoint, rows, start
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+from modules import FIELDS, module, trainer
+from runs import TWO, wait_for_steps
+
+from cait.cli import main
+from cait.cli.lightning import CaiTCLI, _recipe
+from cait.data.datamodule import ImageNetDataModule
+from cait.data.global_batch import batches_a_step
+from cait.errors import UserError
+from cait.extras.paper.models import zoo
+from cait.extras.throughput.log import COLUMNS, ThroughputLog
+from cait.extras.watch import connection
+from cait.model import talking_heads
+from cait.model.cost import forward_gmacs
+from cait.model.factory import create_model
+from cait.run.banner import Banner, checkpoint_bytes, duration, shortage, size
+from cait.run.loggers import run_loggers
+from cait.train.accumulation import StepsOfAnotherSize
+from cait.train.ema import EMA
+
+STEPS = 50
+
+
+def data(root: Path, **settings: Any) -> ImageNetDataModule:
+    common: dict[str, Any] = dict(root=str(root), img_size=8, num_workers=0, repeats=1, mixup=0.0, cutmix=0.0)
+    return ImageNetDataModule(**(common | settings))
+
+
+class Losses(Callback):
+    """The mean loss of each optimizer step."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[float]] = {}
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        step = batch_idx // trainer.accumulate_grad_batches
+        self.batches.setdefault(step + 100 * trainer.current_epoch, []).append(float(outputs["loss"]))
+
+    def curve(self) -> torch.Tensor:
+        # Lightning has divided the loss of a batch by the number of accumulated ones.
+        return torch.tensor([sum(losses) for _, losses in sorted(self.batches.items())])
+
+
+class Saving(Checkpoint):
+    """Save after the fifth step of the second epoch."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == 27:
+            trainer.save_checkpoint(self.path)
+
+
+def train(root: Path, *callbacks: Callback, ckpt_path: Path | None = None, **settings: Any) -> torch.Tensor:
+    """The losses of STEPS steps, or of those after a checkpoint's."""
+    torch.manual_seed(0)
+    given, losses = data(root, **settings), Losses()
+    all_callbacks = [losses, StepsOfAnotherSize(), *callbacks]
+    settings_of_trainer: dict[str, Any] = dict(limit_val_batches=0, enable_checkpointing=True)
+    settings_of_trainer["default_root_dir"] = root.parent  # where Lightning's own checkpoint goes
+    fit = trainer(max_steps=STEPS, max_epochs=-1, callbacks=all_callbacks, **settings_of_trainer)
+    given.share_batch(fit)
+    net = module(num_classes=10, lr=1e-2, warmup_epochs=0, drop_path_rate=0.0)
+    fit.fit(net, given, ckpt_path=ckpt_path, weights_only=True)
+    assert fit.global_step == STEPS
+    assert fit.accumulate_grad_batches == settings["global_batch"] // settings["batch_size"]
+    return losses.curve()
+
+
+@pytest.mark.slow
+def test_the_loss_curve_does_not_depend_on_accumulation_nor_on_a_resume(digits_root: Path, tmp_path: Path) -> None:
+    last = tmp_path / "x.ckpt"
+    whole = train(digits_root, Saving(last), batch_size=64, global_batch=64)
+    assert len(whole) == STEPS
+    assert whole.std() > 0.01
+    torch.testing.assert_close(train(digits_root, batch_size=32, global_batch=64), whole, rtol=0, atol=1e-5)
+    resumed = train(digits_root, batch_size=16, global_batch=64, ckpt_path=last)
+    torch.testing.assert_close(resumed, whole[27:], rtol=0, atol=1e-5)
+    with pytest.raises(UserError, match="images a batch, over all processes was 64, is 128"):
+        train(digits_root, batch_size=16, global_batch=128, ckpt_path=last)
+
+
+def test_steps_are_whole_and_the_logged_loss_is_of_all_their_batches(digits_root: Path, tmp_path: Path) -> None:
+    losses = Losses()
+    given = data(digits_root, batch_size=48, global_batch=144)  # 29 batches an epoch: 9 steps of 3
+    fit = trainer(max_epochs=2, callbacks=[losses], logger=run_loggers(tmp_path / "run", 0), log_every_n_steps=1)
+    fit.limit_val_batches = 0
+    fit.fit(module(num_classes=10), given)
+    assert fit.global_step == 18
+    logged = [float(row["train/loss"]) for row in rows(tmp_path / "run") if row["train/loss"]]
+    torch.testing.assert_close(torch.tensor(logged), losses.curve(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("images", "batch_size", "accumulate", "words"),
+    [
+        (100, 32, 1, r"100 is not a multiple of 1 process × --data.batch_size 32: take 96 or 128; or a batch_size of "),
+        (20, 32, 1, r"20 is not a multiple of 1 process × --data.batch_size 32: take 32; or a batch_size of "),
+        (64, 32, 2, r"--data.global_batch 64 chooses .*; leave out --trainer.accumulate_grad_batches 2"),
+    ],
+)
+def test_a_step_that_cannot_be_filled_is_refused(images: int, batch_size: int, accumulate: int, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        batches_a_step(images, batch_size, True, trainer(accumulate_grad_batches=accumulate))
+
+
+def test_every_trainer_accumulates(digits_root: Path) -> None:
+    given = data(digits_root, batch_size=32, global_batch=64)
+    for fit in (trainer(), trainer()):
+        for _ in range(2):  # by the command line and by `setup`
+            given.share_batch(fit)
+        assert fit.accumulate_grad_batches == 2
+
+
+def test_an_overlay_of_the_trainer_does_not_name_the_run() -> None:
+    assert _recipe(["configs/digits.yaml", "configs/trainer/debug.yaml"]) == "digits"
+    assert _recipe(["configs/trainer/gpu.yaml", "configs/imagenet/xxs24_224.yaml", "finetune_384.yaml"]) == (
+        "finetune_384"
+    )
+    assert _recipe([]) == ""
+
+
+def test_several_nodes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(UserError, match="num_nodes 2: start it on every machine with torchrun or srun"):
+        connection.watch(trainer(num_nodes=2, devices=1, strategy="ddp"), 10.0, 60.0, own_timeout=False)
+    with pytest.raises(UserError, match="collective_timeout_minutes must be above 0"):
+        connection.watch(trainer(), 0.0, None, own_timeout=False)
+
+
+def test_the_collectives_get_the_time_limit() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(minutes=30))
+    try:
+        connection.limit_collectives(timedelta(seconds=7))
+        group = dist.distributed_c10d._get_default_group()
+        assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=7)
+        assert dist.distributed_c10d._get_default_store().timeout == timedelta(seconds=7)
+    finally:
+        dist.destroy_process_group()
+
+
+def said(root: Path, folder: Path, capsys: pytest.CaptureFixture[str], **settings: Any) -> list[str]:
+    given = data(root, batch_size=64)
+    given.announces = False
+    folder.mkdir(exist_ok=True)
+    callbacks = [Banner(given, folder), ThroughputLog(given, 0), EMA(0.9)]
+    fit = trainer(callbacks=callbacks, max_epochs=2, limit_val_batches=0, default_root_dir=folder, **settings)
+    fit.fit(module(num_classes=10, lr_base_size=512, lr=8e-3), given)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_banner_says_what_will_run(
+    digits_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(digits_root.parent)
+    lines = said(Path(digits_root.name), tmp_path / "mine", capsys)
+    net = create_model("xxs24", 8, 10, 0.0, **FIELDS)
+    parameters = sum(parameter.numel() for parameter in net.parameters())
+    start = [
+        f"model     xxs24, {parameters:,} parameters, {forward_gmacs(net, (3, 8, 8)):.3g} GMACs an image",
+        "data      digits: 1,437 training and 360 validation images, 10 classes",
+        "order     shuffled by seed 0",
+    ]
+    assert lines[:3] == start
+    assert "batch     64 = 1 process × 64 images" in lines
+    assert "length    2 epochs, 44 steps; peak learning rate 0.001 = 0.008 × 64 / 512" in lines
+    assert "device    CPU, 32-true, recompute attention" in lines
+    assert sum("a step: about" in line for line in lines) == 1
+    assert [line for line in lines if line.startswith("warning")] == [
+        "warning: the warm-up takes 110 steps (--model.warmup_epochs 5), the run has 44: the learning rate only rises"
+    ]
+    assert len(lines) == 10
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    drawn = said(Path(digits_root.name), tmp_path / "mine", capsys)
+    assert "─ training mine ─" in drawn[0]
+    assert len(drawn) <= 14
+    assert max(map(len, drawn)) <= 80
+
+
+def test_a_network_of_ones_own_may_call_a_layer_talking_heads() -> None:
+    net = torch.nn.Module()
+    net.talking_heads = torch.nn.Linear(2, 2)
+    assert talking_heads.in_use(net, torch.device("cpu")) == ""
+
+
+def test_auto_is_decided_by_the_first_pass_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, gpu = create_model("xxs24", **FIELDS), torch.device("cuda", 0)
+    monkeypatch.setattr(talking_heads, "CHECKED", {})
+    assert talking_heads.in_use(net, torch.device("cpu")) == "recompute"
+    assert talking_heads.in_use(net, gpu) == "auto"
+    for serves, backend in ((False, "recompute"), (True, "fused")):
+        talking_heads.CHECKED[gpu, torch.bfloat16, 4, 2, 8] = serves
+        assert talking_heads.in_use(net, gpu) == backend
+
+
+@pytest.mark.parametrize("more", [["--trainer.enable_checkpointing=false"], ["--trainer.fast_dev_run=1"], []])
+def test_slurm_is_never_asked_to_requeue_by_lightning(
+    more: list[str], tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = dict(NTASKS="1", JOB_ID="7", JOB_NAME="train", PROCID="0", LOCALID="0", NODEID="0", NODELIST="node1")
+    for name, value in slurm.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.chdir(tmp_path)
+    trainers: list[Trainer] = []
+    monkeypatch.setattr(CaiTCLI, "fit", lambda cli, *_, **__: trainers.append(cli.trainer))
+    main(["fit", *SMALL, f"--data.root={digits_root}", "--trainer.devices=1", "--run_name=mine", *more])
+    environment: Any = trainers[0]._accelerator_connector.cluster_environment
+    assert (type(environment), environment.auto_requeue) == (SLURMEnvironment, False)
+
+
+def test_a_disk_that_is_too_small_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shortage(tmp_path, 10**18) > 0
+    assert shortage(tmp_path, 1) == 0
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/last.ckpt").write_bytes(bytes(1000))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 500})())
+    assert (shortage(tmp_path, 1500), shortage(tmp_path, 1700)) == (0, 200)
+    (tmp_path / "checkpoints/last.ckpt").rename(tmp_path / "file")
+    (tmp_path / "checkpoints/last.ckpt").mkdir()  # as sharded runs write them
+    (tmp_path / "file").rename(tmp_path / "checkpoints/last.ckpt/rest.pt")
+    assert (shortage(tmp_path, 1500), shortage(tmp_path, 1700)) == (0, 200)
+
+
+def test_what_checkpoints_take_is_near_the_files_themselves(digits_root: Path, tmp_path: Path) -> None:
+    fields = dict(embed_dim=96, depth=4, num_heads=2, patch_size=4)
+    net = module(num_classes=10, fields=fields)
+    fit = trainer(max_steps=1, callbacks=[EMA(0.9), Checkpoint()], enable_checkpointing=True, limit_val_batches=0)
+    fit.fit(net, data(digits_root, batch_size=8))
+    fit.save_checkpoint(tmp_path / "x.ckpt")
+    assert checkpoint_bytes(fit, net) / 4 == pytest.approx((tmp_path / "x.ckpt").stat().st_size, rel=0.1)
+
+
+def test_sizes_and_durations() -> None:
+    assert [size(count) for count in (5, 999_900, 43_400_000, 71_900_000_000)] == ["5 B", "1 MB", "43.4 MB", "71.9 GB"]
+    assert [duration(seconds) for seconds in (0.2, 59, 125, 3 * 3600 + 240, 9 * 86400 + 3600)] == [
+        *("0 s", "59 s", "2 min 5 s", "3 h 4 min", "9 d 1 h")
+    ]
+
+
+def test_the_count_for_any_network_is_that_of_the_papers_models() -> None:
+    (row,) = (row for row in zoo() if (row.model, row.img_size) == ("xxs24", 224))
+    net = create_model("xxs24").train()
+    assert forward_gmacs(net, (3, 224, 224)) == pytest.approx(row.gmacs, abs=1e-3)
+    assert next(net.parameters()).device.type == "cpu"
+    assert forward_gmacs(torch.nn.Linear(3, 3), (3, 8, 8)) is None
+
+
+def test_the_speed_is_in_a_file_of_its_own_and_goes_on(digits_root: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def fit(steps: int, every: int | None) -> None:
+        given = data(digits_root, batch_size=16)
+        speed = ThroughputLog(given, every)
+        settings: dict[str, Any] = dict(logger=run_loggers(run, 0), log_every_n_steps=4, default_root_dir=run)
+        trainer(max_steps=steps, max_epochs=-1, callbacks=[speed], limit_val_batches=1, **settings).fit(
+            module(num_classes=10), given
+        )
+
+    fit(9, None)
+    fit(6, 3)
+    fit(6, 0)
+    with (run / "throughput.csv").open() as file:
+        measured = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in measured] == [3, 7, 2, 5]
+    assert tuple(measured[0]) == COLUMNS
+    assert all(float(row["images_per_second"]) > 0 and float(row["memory_gb"]) > 0.05 for row in measured)
+    assert {row["mfu"] for row in measured} == {""}
+    assert not set(rows(run)[0]) & {*COLUMNS[1:], *(f"throughput/{name}" for name in COLUMNS)}
+    with pytest.raises(UserError, match="throughput_every_n_steps must be at least 0"):
+        ThroughputLog(data(digits_root), -1)
+
+
+def test_the_speed_is_the_images_over_the_time_without_validation(
+    digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("cait.extras.throughput.log.time.monotonic", lambda: clock[0])
+
+    class Clock(Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            clock[0] += 0.5
+
+        def on_validation_batch_start(self, *_: Any) -> None:
+            clock[0] += 100.0
+
+    given = data(digits_root, batch_size=64)
+    monkeypatch.setattr("cait.extras.throughput.log.get_available_flops", lambda *_: 1e9)
+    speed = ThroughputLog(given, 1)
+    fit = trainer(
+        max_steps=6, max_epochs=-1, callbacks=[Clock(), speed], val_check_interval=2, default_root_dir=tmp_path
+    )
+    fit.fit(module(num_classes=10), given)
+    with (tmp_path / "throughput.csv").open() as file:
+        measured = list(csv.DictReader(file))
+    assert [float(row["images_per_second"]) for row in measured] == [128.0] * 6
+    flops = 128 * 6e9 * forward_gmacs(create_model("xxs24", 8, 10, 0.0, **FIELDS), (3, 8, 8))
+    assert [float(row["mfu"]) for row in measured] == pytest.approx([flops / 1e9] * 6, rel=1e-3)
+
+
+def test_the_plan_is_the_arithmetic_done_by_hand() -> None:
+    spec = importlib.util.spec_from_file_location("plan", REPO / "benchmarks/plan.py")
+    plan = importlib.util.module_from_spec(spec)
+    # dataclasses look their module up
+    import sys
+
+    sys.modules["plan"] = plan
+    spec.loader.exec_module(plan)
+    measured = plan.Loading(images_a_second=500.0, decode_seconds=0.0008, file_bytes=100e3)
+    assert measured.seconds(448) == pytest.approx(0.0008 + 0.0012 * 4)
+    # M-36 at 224 on 2 × 8 GPUs of 100 TFLOPS: 53.367 GMACs forward, three times that for a step, 2 operations each.
+    wants = plan.need(270_929_512, 53.367, 224, 1_281_167, 2, 100e12, measured)
+    assert wants.images_a_second == pytest.approx(16 * 100e12 / 320.202e9)  # 4,996.8
+    assert wants.cores == pytest.approx(4996.85 / 2 / 500, rel=1e-4)
+    assert wants.storage == pytest.approx(249.84e6, rel=1e-4)
+    assert wants.network == pytest.approx(4996.85 / 2048 * 4 * 270_929_512, rel=1e-4)
+    assert wants.checkpoint == pytest.approx(4.334872e9, rel=1e-5)
+    assert wants.hours == pytest.approx(28.489, rel=1e-3)
+    assert wants.breaks_first == "the GPUs"
+    text = "\n".join(plan.lines(0.3, plan.loading(next(plan.HERE.glob("input-*-cores-2*.json"))), "x.md"))
+    assert text.count("| m48 @448 |") == 2 * 2 * 2
+    written = (plan.HERE / "plan.md").read_text()
+    assert written.splitlines()[8:] == text.splitlines()[8:]
+
+
+def slurm(folder: Path, *arguments: str, status: int) -> tuple[int, list[str]]:
+    """Run scripts/slurm.sbatch beside stand-ins for srun, scontrol and cait; the status and what they were told."""
+    told = folder / "told"
+    for name, body in {
+        "bin/srun": f'echo "srun $@" >> {told}; shift; exec "$@"',
+        "bin/scontrol": f'echo "scontrol $@" >> {told}',
+        ".venv/bin/cait": f"mkdir -p logs/mine/checkpoints; touch logs/mine/checkpoints/last.ckpt; exit {status}",
+    }.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/bash\n{body}\n")
+        path.chmod(0o755)
+    slurms = dict(SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="3", SLURM_NTASKS_PER_NODE="4")
+    env = os.environ | slurms | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    told.unlink(missing_ok=True)
+    done = subprocess.run(["bash", REPO / "scripts/slurm.sbatch", *arguments], cwd=folder, env=env, capture_output=True)
+    return done.returncode, told.read_text().splitlines() if told.exists() else []
+
+
+def test_the_job_script_starts_resumes_and_requeues(tmp_path: Path) -> None:
+    nodes = "--trainer.num_nodes=3 --trainer.devices=4"
+    assert slurm(tmp_path, status=0) == (2, [])  # without a run
+    status, told = slurm(tmp_path, "mine", "--config", "a b.yaml", status=138)
+    start = f"srun --wait=120 .venv/bin/cait fit --config a b.yaml --run_name mine {nodes}"
+    assert (status, told) == (138, [start, "scontrol requeue 7"])
+    resumed = f"srun --wait=120 .venv/bin/cait resume mine {nodes}"
+    assert slurm(tmp_path, "mine", "--config", "a b.yaml", status=0) == (0, [resumed])
+    assert slurm(tmp_path, "mine", status=1) == (1, [resumed])
+
+
+@pytest.mark.slow
+def test_a_global_batch_gives_two_processes_the_curve_of_one(cait: Cait, tmp_path: Path) -> None:
+    """And a run of two processes goes on with one, at its step."""
+    recipe = [*SMALL, "--data.global_batch=64", "--data.mixup=0", "--data.cutmix=0", "--model.drop_path_rate=0"]
+    recipe += ["--trainer.max_epochs=3", "--trainer.log_every_n_steps=1", "--trainer.accelerator=cpu"]
+    for name, options in {
+        "one": ["--trainer.devices=1", "--data.batch_size=64"],
+        "accumulated": ["--trainer.devices=1", "--data.batch_size=32"],
+        "two": [*TWO, "--data.batch_size=32"],
+    }.items():
+        done = cait("fit", *recipe, *options, f"--run_name={name}")
+        assert done.returncode == 0, done.stderr
+    job = start(tmp_path, "fit", *recipe, *TWO, "--data.batch_size=32", "--save_every_n_steps=3", "--run_name=cut")
+    wait_for_steps(tmp_path / "logs/cut", 28, job)
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+    assert checkpoint(tmp_path / "logs/cut")["global_step"] % 22  # amid an epoch
+    done = cait("resume", "cut", "--trainer.devices=1", "--trainer.strategy=auto")
+    assert done.returncode == 0, done.stderr
+    curves = {
+        name: torch.tensor([float(row["train/loss"]) for row in rows(tmp_path / "logs" / name) if row["train/loss"]])
+        for name in ("one", "accumulated", "two", "cut")
+    }
+    assert len(curves["one"]) == 66
+    for name in ("accumulated", "two", "cut"):
+        torch.testing.assert_close(curves[name][:STEPS], curves["one"][:STEPS], rtol=0, atol=1e-5)
+    assert checkpoint(tmp_path / "logs/cut")["global_step"] == 66
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlay", ["cpu", "debug", "profile"])
+def test_the_overlays_run(overlay: str, cait: Cait, tmp_path: Path) -> None:
+    overlays = ["--config", str(REPO / f"configs/trainer/{overlay}.yaml"), "--trainer.accelerator=cpu"]
+    done = cait("fit", "--config", str(REPO / "configs/digits.yaml"), *overlays, "--trainer.max_epochs=1")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "logs/digits"
+    assert (run / "throughput.csv").exists() or overlay == "profile"
+    if overlay == "profile":
+        assert "ProfilerStep*" in (table := (run / "fit-profile.txt").read_text())
+        assert table.split("ProfilerStep*")[1].split("\n")[0].split()[-1] == "20"
+        assert len(list(run.glob("fit-profile*.pt.trace.json"))) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize("overlay", ["gpu", "node", "nodes"])
+def test_overlays_for_gpus_are_refused_in_a_line_without_one(
+    overlay: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, digits_root: Path, tmp_path: Path
+) -> None:
+    from cait.cli import main
+
+    monkeypatch.setattr("sys.argv", ["cait"])
+    monkeypatch.chdir(tmp_path)
+    configs = ["--config", str(REPO / "configs/digits.yaml"), "--config", str(REPO / f"configs/trainer/{overlay}.yaml")]
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *configs, f"--data.root={digits_root}"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.splitlines() == ["cait: error: No supported gpu backend found!"]

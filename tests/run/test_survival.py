@@ -1,0 +1,435 @@
+"""Kills, signals, full disks, torn files, broken pictures, gradients that are not finite: a run survives them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures import LIMIT, NO_TEXT, SMALL, Cait, checkpoint, ended, environment, rows, slow, start
+from lightning.pytorch.callbacks import LambdaCallback
+from modules import FIELDS, Chosen, loader, module, precision_of, trainer
+from PIL import Image
+from runs import RECIPE, TWO, assert_same, wait_for_steps
+from torch.utils._pytree import tree_leaves
+
+import cait as package
+from cait.errors import UserError
+from cait.guards.nonfinite import NonFiniteGuard
+from cait.run.checkpoints import DurableCheckpointIO, is_whole, newest_whole
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> Path:
+    """The run of RECIPE that nothing happened to."""
+    return ended(place, "one", RECIPE)
+
+
+@pytest.fixture(scope="module")
+def whole_of_two(place: Path) -> Path:
+    """The same on two processes."""
+    return ended(place, "two", [*RECIPE, *TWO])
+
+
+@pytest.mark.parametrize("saving", ["--save_async=false", *slow("--save_async=true")])
+def test_killed_amid_an_epoch_and_with_the_newest_checkpoint_torn(
+    saving: str, cait: Cait, tmp_path: Path, whole: Path
+) -> None:
+    run = tmp_path / "logs/cut"
+    job = start(tmp_path, "fit", *RECIPE, saving, "--run_name=cut")
+    wait_for_steps(run, 30, job)
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+    last = run / "checkpoints/last.ckpt"
+    newer = checkpoint(run)["global_step"]
+    assert newer >= 22
+    last.write_bytes(last.read_bytes()[:-1000])
+    resumed = cait("resume", "cut")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "last.ckpt is damaged; going on from logs/cut/checkpoints/previous.ckpt\n" in resumed.stdout
+    assert_same(run, whole)
+
+
+@pytest.mark.slow
+def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, tmp_path: Path, whole: Path) -> None:
+    disk = tmp_path / "logs"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("may not mount a small disk here")
+    try:
+        job = start(tmp_path, "fit", *RECIPE, "--run_name=full")
+        wait_for_steps(disk / "full", 10, job)
+        ballast = disk / "ballast"
+        try:
+            with ballast.open("wb") as file:
+                while True:
+                    file.write(bytes(4096))
+                    file.flush()
+        except OSError:
+            pass
+        output = job.stdout.read()
+        assert job.wait() == 2, output
+        assert "No space left on device" in output
+        assert "Traceback" not in output
+        assert is_whole(disk / "full/checkpoints/last.ckpt")
+        assert not list((disk / "full/checkpoints").glob(".*"))
+        ballast.unlink()
+        resumed = cait("resume", "full")
+        assert resumed.returncode == 0, resumed.stderr
+        assert_same(disk / "full", whole)
+    finally:
+        subprocess.run(["umount", str(disk)])
+
+
+@pytest.mark.parametrize(
+    "signum",
+    [signal.SIGTERM, *(pytest.param(signum, marks=pytest.mark.slow) for signum in (signal.SIGINT, signal.SIGUSR1))],
+)
+def test_a_signal_finishes_the_step_saves_and_leaves(
+    signum: signal.Signals, cait: Cait, tmp_path: Path, whole: Path
+) -> None:
+    run = tmp_path / "logs/cut"
+    recipe = [*RECIPE, "--save_every_n_steps=1000"]  # so that what stands there was saved for the signal
+    slurm = dict(NTASKS="1", JOB_ID="7", JOB_NAME="train", PROCID="0", LOCALID="0", NODEID="0", NODELIST="node1")
+    under = {f"SLURM_{name}": value for name, value in slurm.items()} if signum == signal.SIGUSR1 else {}
+    job = start(tmp_path, "fit", *recipe, "--run_name=cut", env=environment() | under)
+    wait_for_steps(run, 26, job)
+    os.killpg(job.pid, signum)  # as schedulers do: to the loader's workers too
+    output = job.stdout.read()
+    assert job.wait() == 128 + signum, output
+    assert "make resume RUN=cut" in output
+    assert "Traceback" not in output
+    assert checkpoint(run)["global_step"] >= 24
+    assert rows(run)[: len(rows(run))] == rows(whole)[: len(rows(run))]
+    assert cait("resume", "cut").returncode == 0
+    assert_same(run, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["lightning", "torchrun"])
+def test_a_signal_to_two_processes(launcher: str, cait: Cait, tmp_path: Path, whole_of_two: Path) -> None:
+    recipe = [*RECIPE, *TWO, "--save_every_n_steps=1000"]
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone")
+    job = start(tmp_path, "fit", *recipe, "--run_name=cut", command=torchrun if launcher == "torchrun" else ())
+    run = tmp_path / "logs/cut"
+    wait_for_steps(run, 26, job)
+    os.killpg(job.pid, signal.SIGTERM)
+    output = job.stdout.read()
+    code = job.wait()
+    # torchrun has codes of its own; what counts there is that the run was saved.
+    assert code == 143 if launcher == "lightning" else code != 0, output
+    assert "make resume RUN=cut" in output
+    assert checkpoint(run)["global_step"] >= 24
+    resumed = cait("resume", "cut")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same(run, whole_of_two)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_run_again_that_lost_a_process(cait: Cait, tmp_path: Path, whole_of_two: Path) -> None:
+    # Saved by the clock, and inside SLURM, which started torchrun as its one task.
+    recipe = [*RECIPE, *TWO, "--save_every_n_steps=null", "--save_every_n_minutes=0.005"]
+    slurm = dict(SLURM_NTASKS="1", SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_PROCID="0", SLURM_LOCALID="0")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--max-restarts=1", "--standalone")
+    job = start(tmp_path, "fit", *recipe, "--run_name=cut", command=torchrun, env=environment() | slurm)
+    run = tmp_path / "logs/cut"
+    wait_for_steps(run, 26, job)
+    workers = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True).stdout.split()
+    os.kill(int(workers[1]), signal.SIGKILL)
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 0, output
+    assert "nothing to do" not in output
+    assert_same(run, whole_of_two)
+
+
+@pytest.mark.slow
+def test_begun_on_one_process_and_gone_on_with_two(cait: Cait, tmp_path: Path) -> None:
+    # Mixing and stochastic depth are drawn by each process for itself, so they are off.
+    plain = [
+        *SMALL,
+        "--trainer.accelerator=cpu",
+        "--model.drop_path_rate=0",
+        "--data.mixup=0",
+        "--data.cutmix=0",
+        "--data.repeats=2",
+        "--trainer.max_epochs=3",
+        "--model.warmup_epochs=0",
+        "--model.min_lr=2e-3",  # flat, so that the rate does not depend on the length of the run
+    ]
+
+    def recorder(name: str) -> list[str]:
+        return ["--trainer.callbacks+=recorder.Recorder", f"--trainer.callbacks.folder={name}"]
+
+    assert cait("fit", *plain, *recorder("seen-one"), "--run_name=one").returncode == 0
+    assert cait("fit", *plain, "--trainer.max_epochs=1", "--run_name=two", *recorder("seen-begin")).returncode == 0
+    further = ["resume", "two", *TWO, "--trainer.max_epochs=3", "--trainer.callbacks.folder=seen-two"]
+    with (tmp_path / "logs/two/config.yaml").open("a") as config:
+        config.write("# no longer as this account has signed it\n")
+    refused = cait(*further)
+    assert refused.returncode == 2
+    assert "logs/two/config.yaml names recorder.Recorder" in refused.stderr
+    done = cait(*further, "--trust-config")
+    assert done.returncode == 0, done.stderr
+
+    def seen(name: str, rank: int) -> dict[int, dict]:
+        lines = (tmp_path / name / f"{rank}.jsonl").read_text().splitlines()
+        return {line["step"]: line for line in map(json.loads, lines)}
+
+    one, ranks = seen("seen-one", 0), [seen("seen-two", 0), seen("seen-two", 1)]
+    assert len(ranks[0]) == 40  # two epochs of 20
+    for step, line in ranks[0].items():
+        other = ranks[1][step]
+        together = [picture for pair in zip(line["seen"], other["seen"], strict=True) for picture in pair]
+        assert together == one[step]["seen"], step
+        assert (line["loss"] + other["loss"]) / 2 == pytest.approx(one[step]["loss"], abs=1e-5)
+
+    logged = {int(row["step"]) + 1: row["train/loss"] for row in rows(tmp_path / "logs/two") if row["train/loss"]}
+    assert len(logged.keys() & ranks[0].keys()) == 8
+    for step in logged.keys() & ranks[0].keys():  # not the loss of one process, but of both
+        mean = (ranks[0][step]["loss"] + ranks[1][step]["loss"]) / 2
+        assert float(logged[step]) == pytest.approx(mean, rel=1e-5)
+        assert mean != pytest.approx(ranks[0][step]["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"--seed_everything=7": "seed was 0, is 7"},
+        *slow(
+            {
+                "--data.batch_size=32": "images a batch, over all processes was 64, is 32",
+                "--trainer.accumulate_grad_batches=2": "images a batch, over all processes was 64, is 32",
+                "--data.root=fewer": "training pictures was 1437, is 1436",
+            }
+        ),
+    ],
+)
+def test_a_checkpoint_of_other_data_seed_or_batch_is_refused(
+    changes: dict[str, str], cait: Cait, tmp_path: Path, digits_root: Path
+) -> None:
+    shutil.copytree(digits_root, tmp_path / "fewer")
+    next((tmp_path / "fewer/train/3").iterdir()).unlink()
+    assert cait("fit", *SMALL, "--trainer.max_steps=2", "--run_name=a").returncode == 0
+    resume = ("resume", "a", "--trainer.max_steps=4")
+    for change, words in changes.items():
+        refused = cait(*resume, change)
+        assert refused.returncode == 2
+        assert words in refused.stderr
+    done = cait(*resume, *changes, "--data.check_resume=false")
+    assert done.returncode == 0, done.stderr
+
+
+def cut_at(share: float):
+    return lambda path: path.write_bytes(path.read_bytes()[: int(len(path.read_bytes()) * share)])
+
+
+BREAKS = {
+    "empty": lambda path: path.write_bytes(b""),
+    "half": cut_at(0.5),
+    "header only": lambda path: path.write_bytes(path.read_bytes()[:100]),
+    "cut near its end": cut_at(0.9),
+    "one byte": lambda path: path.write_bytes(b"\xff"),
+    "zeros": lambda path: path.write_bytes(bytes(3000)),
+    "a web page": lambda path: path.write_text("<html>404 Not Found</html>"),
+    "noise": lambda path: path.write_bytes(bytes(range(256)) * 9),
+    "a cut PNG": lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00"),
+    "vanished": lambda path: (path.unlink(), path.symlink_to("/nowhere/gone.jpg")),
+}
+
+
+@pytest.fixture
+def jpegs(tmp_path: Path, photographs: list[Image.Image]) -> Path:
+    """1,000 small photographs in two classes, 960 of them to train on."""
+    for number in range(1000):
+        split, label = ("train" if number < 960 else "val"), number % 2
+        folder = tmp_path / "jpegs" / split / f"class{label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        left = number % 500
+        crop = photographs[label].crop((left, left // 3, left + 32, left // 3 + 32))
+        crop.save(folder / f"{number:04d}.jpg", quality=80)
+    return tmp_path / "jpegs"
+
+
+def test_a_hundredth_of_the_pictures_broken_in_ten_ways(cait: Cait, tmp_path: Path, jpegs: Path) -> None:
+    def batches() -> Iterator[tuple[list, torch.Tensor]]:
+        data = package.ImageNetDataModule(root=str(jpegs), img_size=16, batch_size=16, num_workers=0, repeats=1)
+        data.setup("fit")
+        train = data.train_dataloader()
+        for keys, (images, _) in zip(train.batch_sampler, train, strict=True):
+            yield keys, images
+
+    before = list(batches())
+    broken = {}
+    for number, (name, damage) in enumerate(BREAKS.items()):
+        path = jpegs / f"train/class{number % 2}" / f"{number * 90 + number % 2:04d}.jpg"
+        damage(path)
+        broken[path] = name
+    paths = [str(path) for path in sorted(jpegs.glob("train/*/*"))]
+    after = list(batches())
+    replaced, same = set(), 0
+    for (keys, whole), (same_keys, images) in zip(before, after, strict=True):
+        assert keys == same_keys
+        for key, one, other in zip(keys, whole, images, strict=True):
+            if Path(paths[key[1]]) in broken:
+                replaced.add(paths[key[1]])
+                same += torch.equal(one, other)
+            else:
+                assert torch.equal(one, other)
+    assert len(replaced) == 10
+    assert same <= 2  # of bright skies posterisation leaves the same grey
+    assert all(torch.equal(a[1], b[1]) for a, b in zip(after, batches(), strict=True))  # always by the same others
+
+    common = [*SMALL, f"--data.root={jpegs}", "--trainer.max_epochs=1"]
+    done = cait("fit", *common, "--run_name=broken")
+    assert done.returncode == 0, done.stderr
+    assert "10 images cannot be read" in done.stdout
+    with (tmp_path / "logs/broken/unreadable_images.csv").open() as file:
+        report = dict(csv.reader(file))
+    assert set(report) == {str(path) for path in broken}
+    assert all(reason.startswith("cannot read the image") for reason in report.values())
+
+    refused = cait("fit", *common, "--run_name=strict", "--data.max_bad_share=0.005")
+    assert refused.returncode == 2
+    assert "6 images cannot be read, 5 are allowed (data.max_bad_share)" in refused.stderr
+
+
+def test_a_broken_validation_picture_is_not_counted(jpegs: Path) -> None:
+    data = package.ImageNetDataModule(root=str(jpegs), img_size=16, batch_size=16, num_workers=0)
+    (jpegs / "val/class0/0960.jpg").write_bytes(b"")
+    data.setup("fit")
+    labels = torch.cat([labels for _, labels in data.val_dataloader()])
+    assert sorted(labels.tolist()) == [-1] + [0] * 19 + [1] * 20
+    from cait.train.metrics import EvalMetrics
+
+    metrics = EvalMetrics(2)
+    logits = torch.nn.functional.one_hot(labels.clamp(min=0), 2).float()
+    logits[labels < 0] = torch.tensor([float("nan"), 5.0])
+    metrics.update(logits, labels)
+    assert metrics.compute("val")["val/acc1"] == 100
+
+
+def test_an_unreadable_image_whose_name_is_no_text_is_listed(jpegs: Path) -> None:
+    data = package.ImageNetDataModule(root=str(jpegs), img_size=16, batch_size=16, num_workers=1, repeats=1)
+    data.unreadable_path = jpegs / "unreadable.csv"
+    broken = os.fsdecode(os.fsencode(jpegs / "train/class0") + b"/" + NO_TEXT + b".jpg")
+    Path(broken).write_bytes(b"")
+    data.setup("fit")
+    assert sum(len(batch[0]) for batch in data.train_dataloader()) > 0
+    assert data.train_images.unreadable.read().keys() == {broken}
+
+
+def poisoned(batches: Iterable[int]):
+    data = loader(24)
+    images = data.dataset.tensors[0]
+    for batch in batches:
+        images[4 * batch] = float("nan")
+    return data
+
+
+def test_a_step_without_a_finite_gradient_is_left_out(tmp_path: Path) -> None:
+    guard = NonFiniteGuard(tmp_path, limit=3)
+    net = module(lr=1e-2, warmup_lr=1e-2, min_lr=1e-2, warmup_epochs=0, drop_path_rate=0.0)
+    torch.manual_seed(1)
+    start = {key: value.clone() for key, value in net.state_dict().items()}
+    data = poisoned((1, 2, 4))
+    trainer(max_epochs=1, callbacks=[guard]).fit(net, data)
+
+    # The same by hand: torch's AdamW, never called for those batches.
+    other = module(drop_path_rate=0.0)
+    other.load_state_dict(start)
+    from cait.train.optim import param_groups
+
+    optimizer = torch.optim.AdamW(param_groups(other.model, 0.05), lr=1e-2, fused=True)
+    for number, (images, labels) in enumerate(data):
+        if number not in (1, 2, 4):
+            optimizer.zero_grad()
+            other.loss(other.model(images), labels).backward()
+            optimizer.step()
+    for key, value in other.state_dict().items():
+        torch.testing.assert_close(net.state_dict()[key], value, rtol=0, atol=1e-6)
+        assert value.isfinite().all()
+    assert int(guard.in_a_row) == 0
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("optimizer", ["fused AdamW", "Lamb", *slow("AdamW", "SGD")])
+@pytest.mark.parametrize("precision", ["32", "bf16-mixed", "bf16-true", *slow("16-mixed", "64-true")])
+def test_weights_moments_and_step_count_stay_in_every_precision(
+    precision: str, optimizer: str, clip: float | None, tmp_path: Path
+) -> None:
+    def state(net: Chosen) -> list:
+        optimizer = net.optimizers().optimizer.state_dict()
+        steps = [group.get("step") for group in optimizer["param_groups"]]  # where Lamb counts
+        return tree_leaves(deepcopy([net.state_dict(), optimizer["state"], steps]))
+
+    seen: list = []
+    watch = LambdaCallback(on_train_batch_end=lambda trainer, net, *_: seen.append(state(net)))
+    settings: dict = dict(max_epochs=1, gradient_clip_val=clip, **precision_of(precision))
+    net = Chosen(optimizer, img_size=8, num_classes=7, fields=FIELDS, lr_base_size=None, lr=1e-2, warmup_epochs=0)
+    trainer(callbacks=[NonFiniteGuard(tmp_path, 10), watch], **settings).fit(net, poisoned((1, 2, 4)))
+    for step, (before, after) in enumerate(pairwise(seen), start=1):
+        same = [a.equal(b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(before, after, strict=True)]
+        assert all(same) is (step in (1, 2, 4)), step
+    assert all(leaf.isfinite().all() for leaf in seen[-1] if isinstance(leaf, torch.Tensor))
+
+    poisoned_throughout = trainer(callbacks=[NonFiniteGuard(tmp_path, 10)], **(settings | dict(max_epochs=2)))
+    with pytest.raises(UserError, match="10 steps in a row gave no finite gradient"):
+        poisoned_throughout.fit(net, poisoned(range(6)))
+    assert poisoned_throughout.global_step == 10
+
+
+def test_a_wrapper_of_a_fused_optimizer_leaves_such_a_step_out_too(tmp_path: Path) -> None:
+    net = module(optimizer="lookahead_adamw", optimizer_args={"fused": True}, lr=1e-2, warmup_epochs=0)
+    trainer(max_epochs=1, callbacks=[NonFiniteGuard(tmp_path, 10)]).fit(net, poisoned((1, 2, 4)))
+    assert all(parameter.isfinite().all() for parameter in net.parameters())
+
+
+def test_too_many_of_them_end_the_run_with_the_batch(tmp_path: Path) -> None:
+    data = poisoned((1, 2, 3))
+    with pytest.raises(UserError, match="3 steps in a row gave no finite gradient"):
+        trainer(max_epochs=1, callbacks=[NonFiniteGuard(tmp_path, limit=3)]).fit(module(lr=1e-2), data)
+    kept = torch.load(tmp_path / "nonfinite.pt", weights_only=True)
+    assert torch.equal(kept["images"].nan_to_num(7), data.dataset.tensors[0][12:16].nan_to_num(7))
+    assert kept["step"] == 4
+
+
+def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    io, path = DurableCheckpointIO(), tmp_path / "last.ckpt"
+    keep = {"previous": tmp_path / "previous.ckpt"}
+    for step in (1, 2):
+        io.save_checkpoint({"step": step, "weights": torch.full((1000,), step)}, path, keep)
+    assert newest_whole(tmp_path) == path
+    assert torch.load(tmp_path / "previous.ckpt", weights_only=True)["step"] == 1
+
+    # A limit on the size of files fails as a full disk does.
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+        io.save_checkpoint({"step": 3, "weights": torch.zeros(100_000)}, path, keep)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert io.error == f"cannot write {path}: File too large"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["last.ckpt", "previous.ckpt"]
+    assert torch.load(path, weights_only=True)["step"] == 2
+
+    flipped = bytearray(path.read_bytes())
+    flipped[len(flipped) // 2] ^= 1  # one bit of one weight
+    path.write_bytes(flipped)
+    assert newest_whole(tmp_path) == tmp_path / "previous.ckpt"
+    (tmp_path / "previous.ckpt").write_bytes(b"")
+    with pytest.raises(UserError, match=r"no checkpoint in .* is whole"):
+        newest_whole(tmp_path)

@@ -1,0 +1,186 @@
+"""Distillation against timm's own distillation tasks, with a real teacher of timm's from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from modules import FIELDS, loader, module, trainer
+from recipe import TokenHead
+from timm.loss import SoftTargetCrossEntropy
+from timm.task import DistillationTeacher, TokenDistillationTask
+from torch import Tensor, nn
+
+from cait.errors import UserError
+from cait.train.ema import EMA
+from cait.train.module import CaiTModule
+from cait.train.teacher import Teacher
+
+TEACHER = "test_resnet.r160_in1k"  # a few thousand weights, with batch norm and a normalisation of its own
+STUDENT_MEAN, STUDENT_STD = (0.1, 0.2, 0.3), (0.3, 0.2, 0.1)
+
+
+@pytest.fixture(scope="module")
+def teacher_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(3)
+    network = timm.create_model(TEACHER, num_classes=7)
+    for buffer in network.buffers():  # a batch norm that has seen data
+        if buffer.is_floating_point():
+            buffer.uniform_(0.5, 2.0)
+    path = tmp_path_factory.mktemp("teacher") / "teacher.pth"
+    torch.save(network.state_dict(), path)
+    return path
+
+
+def distilled(path: Path, **settings: object):
+    common: dict = dict(distillation="hard", teacher=TEACHER, teacher_path=str(path), drop_path_rate=0.0)
+    return module(**(common | dict(mean=STUDENT_MEAN, std=STUDENT_STD) | settings))
+
+
+class TwoHeads(TokenHead):
+    """A CaiT with a distillation token, as timm's task wants its student."""
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        return self.student.forward_heads(images)
+
+
+@pytest.mark.parametrize("token", [False, True])
+@pytest.mark.parametrize(("kind", "alpha", "tau"), [("hard", 0.5, 1.0), ("soft", 0.5, 1.0), ("soft", 0.3, 3.0)])
+def test_loss_and_gradients_are_those_of_timms_task(
+    kind: str, alpha: float, tau: float, token: bool, teacher_file: Path
+) -> None:
+    settings: dict = dict(distillation=kind, distillation_alpha=alpha, distillation_tau=tau)
+    net = distilled(teacher_file, **settings, lr=1e-2, fields=FIELDS | dict(distillation_token=token))
+    fit = trainer(max_epochs=1)
+    fit.fit(net, loader())
+    task = TokenDistillationTask(
+        (TwoHeads if token else TokenHead)(net.model, 7, STUDENT_MEAN, STUDENT_STD),
+        DistillationTeacher(TEACHER, num_classes=7, pretrained_path=str(teacher_file)),
+        criterion=SoftTargetCrossEntropy(),
+        distill_type=kind,
+        task_loss_weight=1 - alpha,
+        temperature=tau,
+    )
+    assert not torch.equal(task.teacher.mean_kd.flatten(), torch.tensor(STUDENT_MEAN))
+    net.log_dict = lambda *args, **kwargs: None  # it needs a running loop
+    torch.manual_seed(0)
+    images, targets = torch.randn(6, 3, 8, 8), torch.rand(6, 7).softmax(dim=1)
+    smoothed = 0.9 * targets + 0.1 / 7
+    gradients = []
+    losses = (net.training_step((images, targets), 0), task(images, smoothed)["loss"])
+    for loss in losses:
+        net.model.zero_grad()
+        loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in net.model.parameters()])
+    assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-6)
+    for ours, theirs in zip(*gradients, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_a_run_with_a_distillation_token_learns_and_is_scored_by_both_heads(teacher_file: Path, tmp_path: Path) -> None:
+    fields = FIELDS | dict(distillation_token=True)
+    net = distilled(teacher_file, fields=fields, lr=1e-2, warmup_epochs=0)
+    start = {key: value.clone() for key, value in net.model.state_dict().items()}
+    ema = EMA(decay=0.5)
+    fit = trainer(callbacks=[ema], max_epochs=4)
+    fit.fit(net, loader(), loader(8))
+    for key in ("dist_token", "head_dist.weight", "cls_token", "head.weight"):
+        assert not torch.equal(net.model.state_dict()[key], start[key]), key
+        assert not torch.equal(ema.state_dict()[key], net.model.state_dict()[key]), key
+    fit.save_checkpoint(tmp_path / "x.ckpt")
+    images, labels = next(iter(loader(8, 8)))
+    again = CaiTModule.load_from_checkpoint(tmp_path / "x.ckpt", weights_only=True)
+    again.eval()
+    with torch.no_grad():
+        first, second = again.model.forward_heads(images)
+        assert torch.equal(again.validation_step((images, labels), 0), (first + second) / 2)
+        assert not torch.allclose(first, second, atol=1e-2)
+    trainer(max_epochs=6).fit(distilled(teacher_file, fields=fields), loader(), ckpt_path=tmp_path / "x.ckpt")
+    with pytest.raises(UserError, match=r"another network: model\.dist_token"):
+        trainer(max_epochs=6).fit(distilled(teacher_file), loader(), ckpt_path=tmp_path / "x.ckpt")
+
+
+def test_a_distillation_token_without_a_teacher_is_told() -> None:
+    with pytest.raises(UserError, match="set distillation to hard or soft") as caught:
+        module(fields=FIELDS | dict(distillation_token=True))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_teacher_stays_frozen_and_out_of_everything(teacher_file: Path, tmp_path: Path) -> None:
+    net = distilled(teacher_file)
+    ema = EMA(decay=0.9)
+    fit = trainer(callbacks=[ema])
+    fit.fit(net, loader(), loader(8))
+    assert isinstance(net.teacher, Teacher)
+    before = torch.load(teacher_file)
+    after = net.teacher.network.state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+    assert not any(part.training for part in net.teacher.modules())
+    assert not any(parameter.requires_grad for parameter in net.teacher.parameters())
+    fit.save_checkpoint(tmp_path / "x.ckpt")
+    checkpoint = torch.load(tmp_path / "x.ckpt", weights_only=True)
+    plain = module(drop_path_rate=0.0)
+    assert checkpoint["state_dict"].keys() == plain.state_dict().keys()
+    assert ema.state_dict().keys() == plain.model.state_dict().keys()
+    trained = sum(len(group["params"]) for group in fit.optimizers[0].param_groups)
+    assert trained == len(list(plain.parameters()))
+
+
+def test_the_teacher_sees_its_own_resolution(teacher_file: Path) -> None:
+    seen = []
+
+    class Looking(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            seen.append(images)
+            return images.mean(dim=(2, 3))
+
+    images = torch.rand(2, 3, 8, 8)
+    normalised = (images - torch.tensor(STUDENT_MEAN)[:, None, None]) / torch.tensor(STUDENT_STD)[:, None, None]
+    for size in (None, 16):
+        Teacher(Looking(), (0.5,) * 3, (0.25,) * 3, size, STUDENT_MEAN, STUDENT_STD)(normalised)
+    assert torch.allclose(seen[0], (images - 0.5) / 0.25, atol=1e-6)
+    larger = torch.nn.functional.interpolate(images, size=16, mode="bicubic", antialias=True)
+    assert torch.allclose(seen[1], (larger - 0.5) / 0.25, atol=1e-5)
+
+
+def test_a_run_of_ours_is_a_teacher(tmp_path: Path) -> None:
+    first = trainer(max_epochs=1)
+    first.fit(teacher := module(img_size=16, mean=(0.2,) * 3), loader_of(16))
+    first.save_checkpoint(tmp_path / "teacher.ckpt")
+    net = module(distillation="soft", teacher=str(tmp_path / "teacher.ckpt"))
+    trainer(max_epochs=1).fit(net, loader())
+    assert isinstance(net.teacher, Teacher)
+    images = torch.randn(4, 3, 8, 8)
+    mean, std = (torch.tensor(net.hparams[name]).view(3, 1, 1) for name in ("mean", "std"))
+    larger = torch.nn.functional.interpolate((images * std + mean - 0.2) / std, size=16, mode="bicubic", antialias=True)
+    with torch.no_grad():
+        assert torch.allclose(net.teacher(images), teacher.model.eval()(larger), atol=1e-5)
+
+
+def loader_of(img_size: int):
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(8, 3, img_size, img_size), torch.randint(0, 7, (8,)))
+    return torch.utils.data.DataLoader(data, batch_size=4)
+
+
+def test_unusable_teachers_are_told(teacher_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "torn.ckpt").write_bytes(b"PK\x03\x04")
+    first = trainer(max_epochs=1)
+    first.fit(module(), loader())
+    first.save_checkpoint(tmp_path / "seven.ckpt")
+    for settings, words in [
+        (dict(teacher="resnet_of_nobody"), "resnet_of_nobody cannot be loaded"),
+        (dict(teacher_path=str(tmp_path / "none.pth")), "none.pth"),
+        (dict(num_classes=9), "size mismatch"),
+        (dict(teacher=str(tmp_path / "none.ckpt")), "does not exist"),
+        (dict(teacher=str(tmp_path / "torn.ckpt")), "not a whole checkpoint"),
+        (dict(teacher=str(tmp_path / "seven.ckpt"), num_classes=9), "knows 7 classes, the data has 9"),
+    ]:
+        with pytest.raises(UserError, match=words) as caught:
+            trainer(max_epochs=1).fit(distilled(teacher_file, **settings), loader())
+        assert "\n" not in str(caught.value)
+    for settings in (dict(distillation_alpha=1.5), dict(distillation_tau=0.0)):
+        with pytest.raises(UserError, match="distillation_alpha"):
+            module(fields=FIELDS, **settings)

@@ -1,0 +1,324 @@
+"""Metrics, the moving average and the module's settings, against torch's and timm's own."""
+
+import re
+import tempfile
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures import slow
+from lightning.pytorch.callbacks import LambdaCallback
+from modules import FIELDS, Chosen, loader, module, precision_of, trainer
+from timm.utils import ModelEmaV2
+from torch.utils.data import DataLoader, IterableDataset
+
+from cait.data.datamodule import ImageNetDataModule
+from cait.errors import UserError
+from cait.guards.nonfinite import NonFiniteGuard
+from cait.run.data_wait import DataWait
+from cait.run.progress import EpochLines
+from cait.train.ema import EMA, update
+from cait.train.metrics import EvalMetrics
+from cait.train.module import CaiTModule
+
+
+def test_metrics_count_a_whole_set_of_uneven_batches() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(50, 7), torch.randint(0, 7, (50,))
+    # The first batch is right in top-1 and so in top-5: metrics that share their states would stay merged.
+    logits[:10] = torch.nn.functional.one_hot(labels[:10], 7).float()
+    metrics = EvalMetrics(7)
+    for part in (slice(0, 10), slice(10, 43), slice(43, 50)):
+        metrics.update(logits[part], labels[part])
+    figures = metrics.compute("val")
+    top5 = logits.topk(5).indices
+    assert figures["val/acc1"].item() == pytest.approx(100 * (logits.argmax(1) == labels).float().mean().item())
+    assert figures["val/acc5"].item() == pytest.approx(100 * (top5 == labels[:, None]).any(1).float().mean().item())
+    expected = torch.nn.functional.cross_entropy(logits, labels).item()
+    assert figures["val/loss"].item() == pytest.approx(expected, rel=1e-6)
+    metrics.update(logits[:10], labels[:10])  # the count began anew
+    assert metrics.compute("val")["val/acc1"].item() == 100
+
+
+def test_the_moving_average_is_timms() -> None:
+    ours = EMA(decay=0.9)
+    reference: list[ModelEmaV2] = []
+    steps = LambdaCallback(
+        on_fit_start=lambda _, pl_module: reference.append(ModelEmaV2(pl_module.model, decay=0.9)),
+        on_train_batch_end=lambda *args: reference[0].update(args[1].model) if args[4] % 2 else None,
+    )
+    net = module(lr=1e-2, warmup_epochs=0)
+    before = deepcopy(net.model.state_dict())
+    trainer(callbacks=[ours, steps], accumulate_grad_batches=2).fit(net, loader(), loader(8))
+    assert ours.average is not None
+    for key, expected in reference[0].module.state_dict().items():
+        got = ours.average.state_dict()[key]
+        assert torch.allclose(got, expected, atol=1e-7), key
+        if key == "head.weight":
+            assert not torch.allclose(got, before[key], atol=1e-3)
+            assert not torch.allclose(got, net.model.state_dict()[key], atol=1e-4)
+
+
+def test_the_average_of_weights_in_bfloat16_is_in_float32() -> None:
+    ours = EMA(decay=0.9999)
+    net = module().to(torch.bfloat16)
+    torch.nn.init.zeros_(net.model.head.weight)
+    ours._start(net)
+    torch.nn.init.constant_(net.model.head.weight, 0.5)
+    assert ours.average is not None
+    for _ in range(20_000):
+        update(ours.average.head, net.model.head, 0.9999)
+    expected = 0.5 * (1 - 0.9999**20_000)
+    assert ours.average.head.weight.mean().item() == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_loss_is_the_mean_of_all_images_whatever_the_network_computes_in(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits, labels = 3 * torch.randn(300, 128, 7), torch.randint(0, 7, (300, 128))
+    metrics = EvalMetrics(7).to(dtype=dtype)
+    for _ in range(2):  # it starts again
+        for batch in zip(logits, labels, strict=True):
+            metrics.update(*batch)
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), labels.flatten())
+        assert metrics.compute("val")["val/loss"].item() == pytest.approx(expected.item(), rel=1e-5)
+    metrics.update(logits[0], labels[0])
+    metrics.update(logits[1].fill_(float("nan")), labels[1])
+    assert metrics.compute("val")["val/loss"].isnan()
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true", "64-true"])
+def test_true_precisions_train_and_score_the_data_modules_batches(precision: str, digits_root: Path) -> None:
+    data = ImageNetDataModule(root=str(digits_root), img_size=8, batch_size=16, num_workers=0, repeats=1)
+    net = module(num_classes=10, lr=1e-3, warmup_epochs=0)
+    limits: dict = dict(limit_train_batches=3, limit_val_batches=2, max_epochs=1)
+    rates: list[float] = []
+    steps = LambdaCallback(on_before_optimizer_step=lambda *args: rates.append(args[2].param_groups[0]["lr"]))
+    fit = trainer(precision=precision, callbacks=[steps, ema := EMA(decay=0.5)], **limits)
+    fit.fit(net, data)
+    assert ema.average is not None
+    kept = torch.float64 if precision == "64-true" else torch.float32
+    assert {parameter.dtype for parameter in ema.average.parameters()} == {kept}
+    for name in ("train/loss", "val/loss", "val_ema/loss"):
+        assert 1 < fit.callback_metrics[name] < 5, name
+    assert fit.callback_metrics["lr"].item() == pytest.approx(rates[-1], rel=1e-6)
+    (probabilities, *_) = fit.predict(net, data)
+    torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(len(probabilities)), rtol=0, atol=1e-5)
+
+
+def test_the_average_is_scored_beside_the_raw_weights_and_comes_back() -> None:
+    fit = trainer(callbacks=[ours := EMA(decay=0.5)])
+    fit.fit(net := module(lr=1e-2, warmup_epochs=0), loader(), loader(8))
+    metrics = fit.callback_metrics
+    assert ours.average is not None
+    with torch.no_grad():
+        for name, model in (("val", net.model), ("val_ema", ours.average)):
+            model.eval()
+            images, labels = loader(8).dataset.tensors
+            expected = torch.nn.functional.cross_entropy(model(images), labels).item()
+            assert metrics[f"{name}/loss"].item() == pytest.approx(expected, rel=1e-5)
+    other = EMA(decay=0.5)
+    other.load_state_dict(ours.state_dict())
+    other.on_fit_start(fit, net)
+    assert all(torch.equal(other.state_dict()[key], value) for key, value in ours.state_dict().items())
+
+
+def test_the_average_is_scored_with_a_checkpoint_and_given_up_aloud(tmp_path, caplog) -> None:
+    fit = trainer(callbacks=[EMA(decay=0.5)])
+    fit.fit(net := module(lr=1e-2, warmup_epochs=0), loader(), loader(8))
+    fit.save_checkpoint(tmp_path / "x.ckpt")
+    (figures,) = trainer(callbacks=[EMA(decay=0.5)]).validate(module(), loader(8), tmp_path / "x.ckpt", verbose=False)
+    expected = fit.callback_metrics
+    for name in ("val/loss", "val_ema/loss", "val_ema/acc1"):
+        assert figures[name] == pytest.approx(expected[name].item(), rel=1e-6)
+    assert figures["val/loss"] != pytest.approx(figures["val_ema/loss"], rel=1e-4)
+    caplog.set_level("INFO")
+    trainer(max_epochs=3, callbacks=[EMA(decay=None)]).fit(net, loader(), loader(8), ckpt_path=tmp_path / "x.ckpt")
+    assert "the moving average in the checkpoint is given up" in caplog.text
+
+
+def test_the_average_is_that_of_the_checkpoint_that_is_scored(tmp_path) -> None:
+    paths = [tmp_path / "1.ckpt", tmp_path / "2.ckpt"]
+    for epochs, path in enumerate(paths, start=1):
+        fit = trainer(max_epochs=epochs, callbacks=[EMA(decay=0.5)])
+        fit.fit(module(lr=1e-2, warmup_epochs=0), loader(), ckpt_path=paths[0] if epochs == 2 else None)
+        fit.save_checkpoint(path)
+    one = trainer(callbacks=[EMA(decay=0.5)])
+    found = [one.validate(net := module(), loader(8), path, verbose=False)[0] for path in paths]
+    found.append(one.validate(net, loader(8), paths[0], verbose=False)[0])
+    for path, figures in zip([*paths, paths[0]], found, strict=True):
+        assert figures == trainer(callbacks=[EMA(decay=0.5)]).validate(module(), loader(8), path, verbose=False)[0]
+    assert found[0]["val_ema/loss"] != found[1]["val_ema/loss"]
+
+
+def test_the_epochs_line_has_the_means_of_the_epoch(capsys) -> None:
+    losses: list[float] = []
+    steps = LambdaCallback(on_train_batch_end=lambda *args: losses.append(args[2]["loss"].item()))
+    wait = DataWait(data=None)
+    callbacks = [steps, wait, EpochLines(wait)]
+    trainer(max_epochs=2, callbacks=callbacks).fit(module(lr=1e-2, warmup_epochs=0), loader())
+    lines = capsys.readouterr().out.splitlines()
+    for line, part in zip(lines, (losses[:6], losses[6:]), strict=True):
+        assert f"loss: {sum(part) / 6:.3f}  " in line
+        assert re.search(r" s, waited \d+\.\d s of \d+\.\d s for images \(\d+%\)$", line)
+
+
+@pytest.mark.parametrize(("base", "accumulate", "peak"), [(None, 1, 0.01), (512, 1, 0.01 * 4 / 512), (8, 3, 0.015)])
+def test_the_peak_rate_follows_the_global_batch(base: int | None, accumulate: int, peak: float) -> None:
+    net = module(lr=0.01, lr_base_size=base, warmup_epochs=0)
+    fit = trainer(max_epochs=1, accumulate_grad_batches=accumulate)
+    fit.fit(net, loader())
+    assert fit.lr_scheduler_configs[0].scheduler.base_lrs == pytest.approx([peak, peak])
+
+
+def test_warmup_counts_optimizer_steps() -> None:
+    fit = trainer(max_epochs=4, accumulate_grad_batches=4)
+    fit.fit(module(warmup_epochs=2), loader())
+    schedule = fit.lr_scheduler_configs[0].scheduler
+    assert (schedule.warmup_epochs, schedule.max_epochs) == (4, 8)  # 6 batches by 4: 2 steps an epoch
+
+
+def test_settings_of_now_win_over_a_checkpoints(tmp_path) -> None:
+    first = trainer()
+    first.fit(module(weight_decay=0.05), loader())
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    again = trainer(max_epochs=4)
+    again.fit(module(weight_decay=0.3, betas=(0.8, 0.99), lr=7e-3), loader(), ckpt_path=tmp_path / "x.ckpt")
+    groups = again.optimizers[0].param_groups
+    assert [group["weight_decay"] for group in groups] == [0.0, 0.3]
+    assert groups[0]["betas"] == (0.8, 0.99)
+    assert groups[0]["initial_lr"] == 7e-3
+    assert again.global_step == 24
+
+
+def test_another_networks_checkpoint_is_refused(tmp_path) -> None:
+    first = trainer(max_epochs=1)
+    first.fit(module(), loader())
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    with pytest.raises(UserError, match="another network"):
+        trainer().fit(module(fields=FIELDS | {"depth": 3}), loader(), ckpt_path=tmp_path / "x.ckpt")
+
+
+def test_another_optimizers_checkpoint_is_refused(tmp_path) -> None:
+    first = trainer(max_epochs=1)
+    first.fit(module(), loader())
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    checkpoint = torch.load(tmp_path / "x.ckpt", weights_only=True)
+    plain, decayed = checkpoint["optimizer_states"][0]["param_groups"]
+    one = plain | {"params": plain["params"] + decayed["params"]}
+    for groups in ([one], [plain | {"params": plain["params"][:-1]}, decayed], [plain, decayed, decayed]):
+        checkpoint["optimizer_states"][0]["param_groups"] = groups
+        torch.save(checkpoint, tmp_path / "other.ckpt")
+        with pytest.raises(UserError, match="the checkpoint's optimizer has groups of"):
+            trainer().fit(module(), loader(), ckpt_path=tmp_path / "other.ckpt")
+    with pytest.raises(UserError, match="the checkpoint's optimizer is adamw, this one sgd; start a new run"):
+        trainer().fit(module(optimizer="sgd"), loader(), ckpt_path=tmp_path / "x.ckpt")
+
+
+def test_a_run_of_another_optimizer_is_scored(tmp_path) -> None:
+    first = trainer(max_epochs=1)
+    first.fit(module(optimizer="lamb"), loader(), loader(8))
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    (figures,) = trainer().validate(module(), loader(8), tmp_path / "x.ckpt", verbose=False)
+    assert figures["val/loss"] == pytest.approx(first.callback_metrics["val/loss"].item(), rel=1e-6)
+
+
+def test_the_logged_rate_is_the_heads_under_layer_decay() -> None:
+    fit = trainer(max_epochs=1)
+    fit.fit(module(layer_decay=0.5, lr=1e-2, warmup_lr=1e-2, min_lr=1e-2, warmup_epochs=0), loader())
+    assert fit.callback_metrics["lr"].item() == pytest.approx(1e-2)
+    assert fit.optimizers[0].param_groups[0]["lr"] < 1e-2
+
+
+class Endless(IterableDataset):
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        while True:
+            yield torch.randn(3, 8, 8), torch.tensor(3)
+
+
+def test_a_loader_without_a_length_needs_no_warmup_in_epochs(tmp_path) -> None:
+    guard = NonFiniteGuard(tmp_path, limit=3)
+    settings: dict = dict(max_epochs=-1, max_steps=3, log_every_n_steps=0, callbacks=[guard])  # and logs nothing
+    with pytest.raises(UserError, match="the warm-up counts epochs, and the loader has no length"):
+        trainer(**settings).fit(module(), DataLoader(Endless(), 4))
+    (fit := trainer(**settings)).fit(module(warmup_epochs=0), DataLoader(Endless(), 4))
+    assert fit.global_step == 3
+
+
+def clipping_case(precision: str, optimizer: str, algorithm: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Gradients as the optimizer gets them, and the same clipped by torch's own function."""
+    got: list[torch.Tensor] = []
+    expected: list[torch.Tensor] = []
+
+    class Module(Chosen):
+        def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, **settings: object) -> None:
+            scale = self.gradient_scale(optimizer)
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            copies = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
+            for copied, p in zip(copies, parameters, strict=True):
+                copied.grad = p.grad / scale
+            if algorithm == "norm":
+                torch.nn.utils.clip_grad_norm_(copies, 0.1)
+            else:
+                torch.nn.utils.clip_grad_value_(copies, 0.001)
+            super().configure_gradient_clipping(optimizer, **settings)
+            got.extend((p.grad / scale).clone() for p in parameters)
+            expected.extend(p.grad for p in copies)
+
+    clip = 0.1 if algorithm == "norm" else 0.001
+    settings: dict = dict(gradient_clip_val=clip, gradient_clip_algorithm=algorithm, max_epochs=1)
+    net = Module(optimizer, img_size=8, num_classes=7, fields=FIELDS, lr_base_size=None)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer(**settings, **precision_of(precision), callbacks=[NonFiniteGuard(Path(folder), 10)]).fit(net, loader(8))
+    return got, expected
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+@pytest.mark.parametrize("optimizer", ["fused AdamW", *slow("AdamW", "SGD")])
+@pytest.mark.parametrize("precision", ["32", "bf16-mixed", "16-mixed", "bf16-true"])
+def test_gradients_are_clipped_in_every_precision(precision: str, optimizer: str, algorithm: str) -> None:
+    got, expected = clipping_case(precision, optimizer, algorithm)
+    assert got
+    for ours, reference in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-2 if precision == "bf16-true" else 1e-5, atol=1e-8)
+
+
+def test_a_run_may_begin_and_cease_to_clip(tmp_path) -> None:
+    settings = [dict(), dict(gradient_clip_val=1.0), dict()]
+    for epochs, more in enumerate(settings, start=1):
+        fit = trainer(precision="bf16-mixed", max_epochs=epochs, **more)
+        fit.fit(module(), loader(), ckpt_path=tmp_path / "x.ckpt" if epochs > 1 else None)
+        assert [group["fused"] for group in fit.optimizers[0].param_groups] == [True, True]
+        fit.save_checkpoint(tmp_path / "x.ckpt")
+    assert fit.global_step == 18
+
+
+def test_a_checkpoint_loads_without_the_command_line(tmp_path) -> None:
+    first = trainer(max_epochs=1)
+    first.fit(net := module(), loader())
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    again = CaiTModule.load_from_checkpoint(tmp_path / "x.ckpt")
+    assert all(torch.equal(value, again.state_dict()[key]) for key, value in net.state_dict().items())
+    assert again.model.config.embed_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (dict(label_smoothing=1.0), r"label_smoothing must be in \[0, 1\), got 1.0"),
+        (dict(lr=-1), "must be at least 0"),
+        (dict(lr_base_size=0), "lr_base_size must be at least 1 or null, got 0"),
+        (dict(fields={"dept": 2}), "did you mean depth"),
+        (dict(fields={"img_size": 16}), "img_size is a setting beside `fields`"),
+    ],
+)
+def test_bad_settings_are_told(settings: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        module(**settings)
+
+
+def test_an_endless_run_is_refused() -> None:
+    with pytest.raises(UserError, match="max_epochs"):
+        trainer(max_epochs=-1).fit(module(), loader())

@@ -1,0 +1,187 @@
+"""Optimizers and parameter groups against timm's; the rate of every step against its closed form and torch's cosine."""
+
+import math
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from fixtures import script
+from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_groups_weight_decay
+from torch import nn
+
+import cait
+from cait.errors import UserError
+from cait.train.optim import build_optimizer, param_groups, warmup_cosine
+
+DISTILLED_DEIT: dict = dict(depth=12, num_heads=3, talking_heads=False, residual="plain", depth_token_only=0)
+DISTILLED_DEIT |= dict(class_token_at=0, distillation_token=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"), [("cait_xxs24_224", {}), ("deit_tiny_distilled_patch16_224", DISTILLED_DEIT)]
+)
+def test_groups_are_timms(model: str, fields: dict) -> None:
+    theirs = timm.create_model(model)
+    expected = param_groups_weight_decay(theirs, 0.05, no_weight_decay_list=theirs.no_weight_decay())
+    names = {id(p): name for name, p in theirs.named_parameters()}
+    expected_names = [sorted(names[id(p)] for p in group["params"]) for group in expected]
+
+    ours = cait.create_model("xxs24", **fields)
+    groups = param_groups(ours, 0.05)
+    names = {id(p): name for name, p in ours.named_parameters()}
+    assert [group["weight_decay"] for group in groups] == [group["weight_decay"] for group in expected]
+    assert [sorted(names[id(p)] for p in group["params"]) for group in groups] == expected_names
+
+
+def named_groups(model: nn.Module, groups: list[dict]) -> dict[tuple[float, float], list[str]]:
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {(g["weight_decay"], g["lr_scale"]): sorted(names[id(p)] for p in g["params"]) for g in groups}
+
+
+def test_groups_by_layer_are_timms() -> None:
+    theirs, ours = timm.create_model("cait_xxs24_224"), cait.create_model("xxs24")
+    expected = param_groups_layer_decay(theirs, 0.05, theirs.no_weight_decay(), layer_decay=0.7)
+    assert named_groups(ours, param_groups(ours, 0.05, 0.7)) == named_groups(theirs, expected)
+    assert len(expected) > 25
+
+
+def small_net() -> nn.Module:
+    torch.manual_seed(0)
+    return cait.create_model("xxs24", img_size=32, depth=2, embed_dim=32, num_heads=2, num_classes=5).double()
+
+
+@pytest.mark.parametrize("layer_decay", [None, 0.8])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("lamb", {}), ("sgd", dict(momentum=0.8, nesterov=True)), ("muon", {}), ("lookahead_lion", {}), ("adamw", {})],
+)
+def test_a_step_is_that_of_timms_optimizer(name: str, arguments: dict, layer_decay: float | None) -> None:
+    weights = []
+    for kind in ("ours", "timms"):
+        net = small_net()
+        settings: dict = dict(lr=1e-3, weight_decay=0.1, layer_decay=layer_decay)
+        if kind == "ours":
+            optimizer = build_optimizer(net, name, arguments=arguments, **settings)
+        else:
+            optimizer = create_optimizer_v2(net, name, **settings, **arguments)
+        for _ in range(8):  # lookahead synchronises at the sixth
+            optimizer.zero_grad()
+            net(torch.randn(4, 3, 32, 32).double()).square().mean().backward()
+            optimizer.step()
+        weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    torch.testing.assert_close(*weights, rtol=1e-6, atol=1e-9)
+    assert not torch.allclose(weights[0], torch.cat([p.flatten() for p in small_net().parameters()]), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("adamm", {}, "unknown optimizer 'adamm'; did you mean adam"),
+        ("sgd", dict(momentun=0.9), "optimizer sgd: .*momentun"),
+        ("adamw", dict(amsgrat=True), "optimizer adamw: .*amsgrat"),
+        ("lion", dict(momentum=0.9), "optimizer lion takes no momentum"),
+        ("torch.optim:Rprob", {}, "has no 'Rprob'; did you mean Rprop"),
+        ("json:dumps", {}, "optimizer json:dumps: "),
+        ("builtins:dict", {}, "optimizer builtins:dict|must return a torch.optim.Optimizer"),
+    ],
+)
+def test_an_optimizer_that_is_none_is_refused_in_one_line(name: str, arguments: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        build_optimizer(nn.Linear(2, 2), name, lr=1e-3, weight_decay=0.0, arguments=arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = cait.create_model("xxs24", img_size=32, depth=1)
+    model.patch_embed.requires_grad_(False)
+    listed = sum(len(group["params"]) for group in param_groups(model, 0.05))
+    assert listed == len(list(model.parameters())) - 2
+
+
+def closed_form(step: int, warmup: int, total: int, peak: float, start: float, end: float) -> float:
+    if step < warmup:
+        return start + (peak - start) * step / max(warmup - 1, 1)
+    return end + (peak - end) * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1))) / 2
+
+
+def rates(warmup: int, total: int, peak: float = 1e-3) -> tuple[list[float], torch.optim.Optimizer, object]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
+    schedule = warmup_cosine(optimizer, warmup_steps=warmup, total_steps=total, warmup_lr=1e-6, min_lr=1e-5)
+    taken = []
+    for _ in range(total):
+        taken.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return taken, optimizer, schedule
+
+
+@pytest.mark.parametrize(
+    ("warmup", "total"), [(0, 40), (1, 40), (2, 40), (5, 40), (39, 40), (40, 40), (200, 40), (0, 1), (1, 1), (5, 1)]
+)
+def test_every_step_has_the_rate_of_the_closed_form(warmup: int, total: int) -> None:
+    taken, _, _ = rates(warmup, total)
+    warmup = min(warmup, total)
+    expected = [closed_form(step, warmup, total, 1e-3, 1e-6, 1e-5) for step in range(total)]
+    assert taken == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_rate_of_a_group_is_scaled_in_every_step() -> None:
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr_scale": scale} for scale in (1.0, 0.3)]
+    optimizer = torch.optim.SGD(groups, lr=1e-3)
+    schedule = warmup_cosine(optimizer, warmup_steps=3, total_steps=12, warmup_lr=1e-6, min_lr=1e-5)
+    for step in range(12):
+        expected = closed_form(step, 3, 12, 1e-3, 1e-6, 1e-5)
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([expected, 0.3 * expected], rel=1e-12)
+        optimizer.step()
+        schedule.step()
+
+
+def test_without_warmup_it_is_torchs_cosine() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=60, eta_min=1e-5)
+    expected = []
+    for _ in range(60):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        cosine.step()
+    assert rates(0, 60)[0] == pytest.approx(expected, rel=1e-9)
+
+
+def test_rounding_does_not_build_up_over_a_long_run() -> None:
+    taken, _, _ = rates(500, 50_000)
+    assert taken[-1] == pytest.approx(closed_form(49_999, 500, 50_000, 1e-3, 1e-6, 1e-5), rel=1e-12)
+
+
+def test_a_resumed_schedule_follows_the_settings_of_now() -> None:
+    _, _, schedule = rates(5, 20)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2e-3)
+    longer = warmup_cosine(optimizer, warmup_steps=5, total_steps=80, warmup_lr=1e-6, min_lr=1e-5)
+    optimizer.param_groups[0].update(lr=123.0, initial_lr=456.0)  # as a checkpoint's state would
+    longer.load_state_dict(schedule.state_dict())
+    for step in range(20, 80):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(closed_form(step, 5, 80, 2e-3, 1e-6, 1e-5), rel=1e-12)
+        optimizer.step()
+        longer.step()
+
+
+BOLTS = """
+import sys, types, warnings, numpy, torch
+from cait.train.optim import warmup_cosine
+def names(): return {name for name, value in vars(numpy).items() if not isinstance(value, types.ModuleType)}
+before, filters = names(), list(warnings.filters)
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)
+schedule = warmup_cosine(optimizer, warmup_steps=2, total_steps=4, warmup_lr=0, min_lr=0)
+(theirs,) = [base for base in type(schedule).__mro__ if base.__name__ == "LinearWarmupCosineAnnealingLR"]
+assert "pl_bolts" in theirs.__init__.__code__.co_filename
+assert not [name for name in sys.modules if "pl_bolts" in name or "pytorch_lightning" in name]
+assert names() == before, names() ^ before
+assert warnings.filters == filters
+"""
+
+
+def test_lightning_bolts_schedule_comes_without_the_package(tmp_path: Path) -> None:
+    # Importing it would take seconds, warn, and put names into numpy.
+    (tmp_path / "bolts.py").write_text(BOLTS)
+    done = script("bolts.py", tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

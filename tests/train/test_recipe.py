@@ -1,0 +1,35 @@
+"""The recipe, augmentation and order of samples against timm's own parts; benchmarks/recipe.py has the long form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import recipe
+from fixtures import slow
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recipe")
+    recipe.prepare(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["none", "hard", *slow("soft")])
+def test_every_step_is_timms(kind: str, prepared: Path) -> None:
+    worst, steps, moved = recipe.compare(prepared, kind, batches=1)
+    assert steps == 10
+    assert moved > 1e-4  # a difference of the allowed size would be a hundredth of what training did
+    for name, allowed in recipe.ALLOWED.items():
+        assert worst[name] <= allowed, name
+
+
+@pytest.mark.slow
+def test_another_recipe_is_told_apart(prepared: Path) -> None:
+    other: dict = dict(
+        model=dict(lr=6e-4, weight_decay=0.04, label_smoothing=0.05, distillation_tau=1.1), data=dict(erase_prob=0.2)
+    )
+    worst, _, _ = recipe.compare(prepared, "soft", batches=2, **other)
+    for name, allowed in recipe.ALLOWED.items():
+        assert worst[name] > 10 * allowed, name
