@@ -1,3 +1,3 @@
 """Fixtures for the tests of the core and of the extras."""
 
-pytest_plugins = ["fixtures"]
+pytest_plugins = ["harness"]

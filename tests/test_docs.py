@@ -4,7 +4,7 @@ import importlib.util
 import re
 
 import pytest
-from fixtures import REPO
+from harness import REPO
 
 spec = importlib.util.spec_from_file_location("check", REPO / "docs" / "check.py")
 check = importlib.util.module_from_spec(spec)

@@ -5,7 +5,7 @@ import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from fixtures import REPO, python
+from harness import REPO, python
 
 # From the top; a module may import from its own room and from those below it.
 FLOORS = [

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from fixtures import REPO
+from harness import REPO
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fixtures import Forked, environment, heed_ctrl_c
+from harness import Forked, environment, heed_ctrl_c
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are started here, not forked")
 

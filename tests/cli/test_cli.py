@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import REPO, SMALL, Cait, Forked, checkpoint, environment, python, rows, slow, start
+from harness import REPO, SMALL, Cait, Forked, checkpoint, environment, python, rows, slow, start
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from runs import wait_for_steps

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fixtures import REPO
+from harness import REPO
 
 from cait.cli import main
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures import REPO
+from harness import REPO
 
 from cait.cli import main
 

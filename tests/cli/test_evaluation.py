@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fixtures import LIMIT, REPO, SMALL, start
+from harness import LIMIT, REPO, SMALL, start
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix

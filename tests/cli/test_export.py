@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 import timm
 import torch
-from fixtures import SMALL, Cait, slow
+from harness import SMALL, Cait, slow
 from safetensors.torch import load_file
 from timm.data import CustomDatasetInfo, resolve_model_data_config
 

@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 import torch
 import yaml
-from fixtures import DEVICES, REPO, Cait, checkpoint, rows, slow, start
+from harness import DEVICES, REPO, Cait, checkpoint, rows, slow, start
 from runs import assert_same, wait_for_steps
 
 RUN = [

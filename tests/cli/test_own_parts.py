@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import SMALL, checkpoint, rows, script
+from harness import SMALL, checkpoint, rows, script
 from modules import module, trainer
 
 from cait import ckpt

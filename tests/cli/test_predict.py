@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import jsonschema
 import pytest
 import torch
-from fixtures import REPO, SMALL, save_mixed
+from harness import REPO, SMALL, save_mixed
 from PIL import Image
 from timm.data import create_transform
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from fixtures import SMALL, Cait, checkpoint, slow
+from harness import SMALL, Cait, checkpoint, slow
 from jsonargparse import _common
 from lightning.pytorch import Trainer
 from PIL import Image

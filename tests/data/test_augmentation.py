@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fixtures import REPO, save_mixed
+from harness import REPO, save_mixed
 from PIL import Image
 from scipy.stats import chi2_contingency, ks_2samp
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform

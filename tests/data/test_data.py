@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import SMALL
+from harness import SMALL
 from lightning.pytorch import LightningModule, Trainer
 from PIL import ExifTags, Image, ImageOps
 from sklearn.datasets import load_digits

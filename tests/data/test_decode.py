@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from fixtures import python, script
+from harness import python, script
 from PIL import ExifTags, Image, ImageOps
 
 from cait.data import decode

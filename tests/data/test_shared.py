@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import script
+from harness import script
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader

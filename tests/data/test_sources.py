@@ -18,7 +18,7 @@ import formats
 import numpy as np
 import pytest
 import torch
-from fixtures import REPO, checkpoint, rows
+from harness import REPO, checkpoint, rows
 from PIL import Image
 from torchvision import datasets
 from torchvision.datasets.imagenet import ARCHIVE_META

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch._inductor.config
-from fixtures import SMALL, Cait, checkpoint, slow, start
+from harness import SMALL, Cait, checkpoint, slow, start
 from networks import needs_a_compiler, network, step
 from runs import assert_same, wait_for_steps
 from torch import Tensor

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fake_cuda import FakeCUDAAccelerator, FakeCUDAStrategy, Spy, fake_cuda
-from fixtures import slow
+from harness import slow
 from lightning.pytorch import Callback, Trainer
 from modules import FIELDS, module
 

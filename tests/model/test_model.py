@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import timm
 import torch
-from fixtures import slow
+from harness import slow
 from timm.layers import DropPath as TimmDropPath
 
 import cait

@@ -12,7 +12,7 @@ import huggingface_hub.constants
 import pytest
 import timm
 import torch
-from fixtures import DEVICES, REPO, SMALL
+from harness import DEVICES, REPO, SMALL
 from lightning.pytorch import Trainer
 from safetensors.torch import save_file
 from timm.layers import resample_abs_pos_embed

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import SMALL, Cait
+from harness import SMALL, Cait
 from lightning.pytorch import Callback
 from torch import nn
 

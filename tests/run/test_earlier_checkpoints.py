@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from fixtures import REPO, Cait, slow
+from harness import REPO, Cait, slow
 
 from cait.cli import main
 from cait.cli.loading import data_settings, earlier_settings

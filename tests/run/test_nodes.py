@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from fixtures import KIND, LIMIT, SMALL, Cait, checkpoint, environment, free_port, rows, start
+from harness import KIND, LIMIT, SMALL, Cait, checkpoint, environment, free_port, rows, start
 from lightning.pytorch import Callback, Trainer
 from modules import loader, module, trainer
 from runs import ENDLESS, RECIPE, TWO, assert_same, torchrun, wait_for_steps

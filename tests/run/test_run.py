@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import python
+from harness import python
 
 from cait import ckpt, disk
 from cait.errors import UserError

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from fixtures import REPO, SMALL, Cait, checkpoint, rows, start
+from harness import REPO, SMALL, Cait, checkpoint, rows, start
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.environments import SLURMEnvironment

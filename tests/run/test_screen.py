@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock
-from fixtures import DEVICES, REPO
+from harness import DEVICES, REPO
 from lightning.pytorch import Callback
 from modules import loader, module, trainer
 from torchmetrics.classification import MulticlassAccuracy

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import LIMIT, NO_TEXT, SMALL, Cait, checkpoint, ended, environment, rows, slow, start
+from harness import LIMIT, NO_TEXT, SMALL, Cait, checkpoint, ended, environment, rows, slow, start
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from PIL import Image

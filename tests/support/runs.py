@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import torch
-from fixtures import LIMIT, SMALL, checkpoint, rows
+from harness import LIMIT, SMALL, checkpoint, rows
 from torch.utils._pytree import tree_flatten
 
 # A step checkpoint every third step, in epochs of 22, with all that a checkpoint could forget.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import SMALL, rows
+from harness import SMALL, rows
 
 from cait.cli import main
 from cait.cli.lightning import RUN_VARIABLE

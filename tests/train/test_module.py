@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import slow
+from harness import slow
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from timm.utils import ModelEmaV2

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from fixtures import script
+from harness import script
 from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import recipe
-from fixtures import slow
+from harness import slow
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from fixtures import python
+from harness import python
 
 from cait import seeds
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from fixtures import SMALL, rows
+from harness import SMALL, rows
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cait.cli import main

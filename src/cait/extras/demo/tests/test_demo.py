@@ -21,7 +21,7 @@ import onnxruntime
 import pytest
 import torch
 import yaml
-from fixtures import SMALL, link_digits
+from harness import SMALL, link_digits
 from PIL import Image
 
 import cait as package

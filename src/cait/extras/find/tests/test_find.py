@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from fixtures import SMALL, link_digits
+from harness import SMALL, link_digits
 
 from cait.cli import main
 

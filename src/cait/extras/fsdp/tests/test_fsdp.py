@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import KIND, LIMIT, SMALL, Cait, ended, environment, free_port, rows, start
+from harness import KIND, LIMIT, SMALL, Cait, ended, environment, free_port, rows, start
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from runs import wait_for_steps
 from torch.utils._pytree import tree_flatten_with_path

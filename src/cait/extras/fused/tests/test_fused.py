@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import LIMIT, environment, slow
+from harness import LIMIT, environment, slow
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 

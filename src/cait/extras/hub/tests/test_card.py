@@ -18,7 +18,7 @@ import pytest
 import timm
 import torch
 import yaml
-from fixtures import SMALL
+from harness import SMALL
 from PIL import Image
 
 from cait import ckpt

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import SMALL, Cait, checkpoint, slow, start
+from harness import SMALL, Cait, checkpoint, slow, start
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from networks import needs_a_compiler, network

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from fixtures import DEVICES, slow
+from harness import DEVICES, slow
 
 from cait.cli import main
 from cait.errors import UserError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fixtures import LIMIT, start
+from harness import LIMIT, start
 from PIL import Image, ImageOps
 from test_decode import encoded
 from torch.utils.data import Dataset

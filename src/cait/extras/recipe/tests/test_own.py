@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fixtures import LIMIT, REPO, checkpoint, rows, start
+from harness import LIMIT, REPO, checkpoint, rows, start
 from PIL import Image
 
 from cait.cli import main

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import SMALL, checkpoint, python, rows, slow, start
+from harness import SMALL, checkpoint, python, rows, slow, start
 from lightning.pytorch import Callback
 from modules import module, trainer
 from PIL import Image

@@ -21,7 +21,7 @@ import loopback
 import numpy as np
 import pytest
 import torch
-from fixtures import LIMIT, NO_TEXT, SMALL, start
+from harness import LIMIT, NO_TEXT, SMALL, start
 from PIL import Image
 from runs import RECIPE, TWO, assert_same, wait_for_steps
 

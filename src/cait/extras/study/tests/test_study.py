@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from fixtures import KIND, LIMIT, environment
+from harness import KIND, LIMIT, environment
 
 from cait.cli import main
 from cait.errors import UserError

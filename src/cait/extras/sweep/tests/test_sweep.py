@@ -17,7 +17,7 @@ import numpy as np
 import optuna
 import pytest
 import yaml
-from fixtures import DEVICES, LIMIT, REPO, link_digits, start
+from harness import DEVICES, LIMIT, REPO, link_digits, start
 
 from cait.cli import main
 from cait.cli.options import stopping

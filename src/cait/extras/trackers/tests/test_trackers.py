@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fixtures import LIMIT, SMALL, Cait, rows, start
+from harness import LIMIT, SMALL, Cait, rows, start
 
 from cait.errors import UserError
 from cait.extras.trackers.trackers import Sent, tracker, wandb_records

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures import SMALL
+from harness import SMALL
 from matplotlib.collections import QuadMesh
 from PIL import Image
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from fixtures import NO_TEXT, SMALL, python, save_mixed, slow
+from harness import NO_TEXT, SMALL, python, save_mixed, slow
 from PIL import Image, ImageDraw
 from safetensors.torch import save_file
 from saliency import share, spread

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from fixtures import LIMIT, SMALL, environment, link_digits, slow, start
+from harness import LIMIT, SMALL, environment, link_digits, slow, start
 from runs import ENDLESS, TWO, torchrun
 
 from cait.data.datamodule import ImageNetDataModule
