@@ -36,7 +36,8 @@ KINDS = {
     "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module"}: backends of attention with talking heads',
     "STRATEGIES": 'dict[str, str]: {"name": "module:Strategy"}: strategies of the Trainer',
     "CHECKPOINT_FOLDERS": '"module": reads checkpoints that are folders',
-    "PROCESSES": '"module:Processes": how several processes start, agree and end together',
+    "PROCESSES": '"module:class": the subclass of cait.run.processes.Processes that connects several processes',
+    "suggest": "(run) -> list[(what, command)]: what to type after training, for the summary",
     "scorers": "(scoring) -> list[Callback]: what `cait eval` counts beyond loss and accuracy",
 }
 
@@ -69,14 +70,37 @@ class Setting:
         type: as a function's annotation.
         default: of this type.
         help: a sentence.
-        verbs: which verbs take it.
+        verbs: the verbs that take it; none named means all.
     """
 
     name: str
     type: Any
     default: Any
     help: str
-    verbs: Sequence[str] = ("fit",)
+    verbs: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is about to train, as its extras see it.
+
+    Args:
+        config: the settings of `cait fit`, as the command line has them.
+        trainer: the Trainer's among them.
+        folder: of the run; nothing may be written there if `trainer.fast_dev_run`.
+        data: the data module.
+        module: the LightningModule.
+        first_step: optimizer steps that the run has done; 0 in a new run.
+        program: what `cait` was started with, a `cait.run.program.Program`.
+    """
+
+    config: Any
+    trainer: Any
+    folder: Path
+    data: Any
+    module: Any
+    first_step: int
+    program: Any
 
 
 @functools.cache

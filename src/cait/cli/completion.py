@@ -8,6 +8,7 @@ from typing import Any
 
 from cait.errors import UserError
 from cait.run import rundir
+from cait.run.program import Program
 
 SHELLS = ("bash", "zsh")
 OF_FIT = ("resume", "find-lr", "find-batch")
@@ -73,7 +74,7 @@ def _settings() -> dict[str, list[argparse.Action]]:
     settings = {}
     for verb in LightningCLI.subcommands():
         try:
-            Parsers([verb])
+            Parsers([verb], Program())
         except _MadeError as made:
             settings[verb] = [action for action in made.args[0] if action.option_strings]
     return settings

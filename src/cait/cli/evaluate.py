@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 from cait import signature
 from cait.cli.loading import earlier_of
-from cait.cli.options import asks_for_help, split_run, split_trust
-from cait.extras.paper.verb import replace_row
+from cait.cli.options import asks_for_help, replaced, split_run, split_trust
 from cait.run import rundir
+from cait.run.program import Program
 
 USAGE = """\
 usage: cait eval RUN [options of validate]
@@ -33,7 +32,7 @@ WHOLE = ["--trainer.limit_val_batches=null", "--trainer.overfit_batches=0"]
 """Score every image, whatever part training looked at."""
 
 
-def evaluate(arguments: list[str], module: Any, data: Any) -> None:
+def evaluate(arguments: list[str], program: Program) -> None:
     """Score a run."""
     if asks_for_help(arguments):
         print(USAGE)
@@ -42,7 +41,7 @@ def evaluate(arguments: list[str], module: Any, data: Any) -> None:
     folder, overrides = split_run("eval", given)
     place = ["--ckpt_path", str(rundir.best_checkpoint(folder, "score")), "--output", str(folder / rundir.EVALUATION)]
     settings = ["--config", str(rundir.config(folder)), *WHOLE, *_held_out(folder, overrides)]
-    _score("validate", [*settings, *place, *overrides], overrides, trusted, module, data)
+    _score("validate", [*settings, *place, *overrides], overrides, trusted, program)
 
 
 def _held_out(folder: Path, overrides: list[str]) -> list[str]:
@@ -52,25 +51,25 @@ def _held_out(folder: Path, overrides: list[str]) -> list[str]:
     return ["--data.val_list", str(held)] if held.is_file() and not others else []
 
 
-def validate(arguments: list[str], module: Any, data: Any) -> None:
+def validate(arguments: list[str], program: Program) -> None:
     """Score a checkpoint or weights."""
     trusted, given = split_trust(arguments)
-    _score("validate", replace_row("validate", given), given, trusted, module, data)
+    _score("validate", replaced("validate", given, program), given, trusted, program)
 
 
-def test(arguments: list[str], module: Any, data: Any) -> None:
+def test(arguments: list[str], program: Program) -> None:
     """Log loss and accuracy of a checkpoint or weights as test/..."""
     trusted, given = split_trust(arguments)
-    _score("test", replace_row("test", given), given, trusted, module, data)
+    _score("test", replaced("test", given, program), given, trusted, program)
 
 
-def predict(arguments: list[str], module: Any, data: Any) -> None:
+def predict(arguments: list[str], program: Program) -> None:
     """Write classes and probabilities of a folder of images."""
     trusted, given = split_trust(arguments)
-    _score("predict", given, given, trusted, module, data)
+    _score("predict", given, given, trusted, program)
 
 
-def _score(verb: str, arguments: list[str], given: list[str], trusted: bool, module: Any, data: Any) -> None:
+def _score(verb: str, arguments: list[str], given: list[str], trusted: bool, program: Program) -> None:
     """Run one of Lightning's verbs; only what is `given` on the command line may name classes."""
     from cait.cli.lightning import CaiTCLI, drive
     from cait.cli.scores import ScoringCLI
@@ -83,4 +82,4 @@ def _score(verb: str, arguments: list[str], given: list[str], trusted: bool, mod
         trust.only_importing(trust.named(given), "the configuration", remedy),
         contextlib.nullcontext() if trusted else trust.only_objects([*given, *own]),
     ):
-        drive(ScoringCLI if verb == "validate" else CaiTCLI, arguments, module, data)
+        drive(ScoringCLI if verb == "validate" else CaiTCLI, arguments, program)

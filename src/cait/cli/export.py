@@ -11,13 +11,14 @@ from cait.cli.loading import checkpoint_module, data_settings
 from cait.cli.options import Options, named_run
 from cait.errors import UserError
 from cait.run import rundir
+from cait.run.program import Program
 
 NEEDED = ("mean", "std", "crop_pct", "interpolation")
 TOLD = ("exif_orientation", "background", "shrink")
 """Settings that timm's configuration holds, and others that are written too."""
 
 
-def export(arguments: list[str], module: Any, _: Any) -> None:
+def export(arguments: list[str], program: Program) -> None:
     """Write the network of a run's best checkpoint in another program's format."""
     from cait.model.export import FILE_NAMES
 
@@ -36,7 +37,7 @@ def export(arguments: list[str], module: Any, _: Any) -> None:
     from cait.model.network import input_shape
 
     with contextlib.nullcontext() if given.trusted else trust.only_own(folder):
-        built = checkpoint_module(checkpoint, given.ema, module)
+        built = checkpoint_module(checkpoint, given.ema, program.module)
     shape, names = input_shape(built.hparams), built.class_names
     default = Path("ema" if given.ema else "") / FILE_NAMES[given.format]
     output = given.output or folder / rundir.EXPORT / default

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cait import signature
 from cait.cli.loading import earlier_of, earlier_settings
-from cait.cli.options import TRUST, asks_for_help, check_one_name, split_run, split_trust
+from cait.cli.options import TRUST, asks_for_help, check_one_name, replaced, split_run, split_trust
 from cait.errors import UserError
-from cait.extras.paper.verb import replace_row
-from cait.extras.recipe.chooser import replace_folder
-from cait.extras.watch import launch
 from cait.run import rundir
+from cait.run.program import Program
 
 USAGE = """\
 usage: cait resume RUN [options of fit]
@@ -28,25 +24,23 @@ the path of a folder. What you give now wins over the run's own settings.
                    Code in a stranger's run may do anything."""
 
 
-def fit(arguments: list[str], module: Any, data: Any) -> None:
-    """Train. Without a configuration a recipe is chosen for the folder of images, see `cait.extras.recipe.rules`."""
+def fit(arguments: list[str], program: Program) -> None:
+    """Train. Extras may replace arguments first, such as a row of a table by its settings."""
     check_one_name(arguments)
-    arguments, name = replace_row("fit", arguments), ""
+    arguments = replaced("fit", arguments, program)
     arguments = [*earlier_of(arguments), *arguments]
-    if module is None and data is None:  # the rules know the settings of the package's own classes
-        arguments, name = replace_folder(arguments)
     from cait.cli.lightning import CaiTCLI, drive
 
-    drive(partial(CaiTCLI, name=name), ["fit", *arguments], module, data)
+    drive(CaiTCLI, ["fit", *arguments], program)
 
 
-def resume(arguments: list[str], module: Any, data: Any) -> None:
+def resume(arguments: list[str], program: Program) -> None:
     """Continue a run."""
     if asks_for_help(arguments):
         print(USAGE)
         return
     trusted, given = split_trust(arguments)
-    arguments = _arguments(given)
+    arguments = _arguments(given, program)
     from cait.cli.lightning import CaiTCLI, drive
     from cait.guards import trust
 
@@ -56,15 +50,17 @@ def resume(arguments: list[str], module: Any, data: Any) -> None:
         paths = [*trust.PACKAGES, *trust.named(given)]
         limits = trust.only_importing(paths, arguments[2], f"if you trust it add {TRUST}")
     with limits, contextlib.nullcontext() if trusted else trust.only_objects([*given, own]):
-        drive(CaiTCLI, arguments, module, data)
+        drive(CaiTCLI, arguments, program)
 
 
-def _arguments(given: list[str]) -> list[str]:
+def _arguments(given: list[str], program: Program) -> list[str]:
     """The arguments of `fit` that continue the run named first."""
     try:
         return _continue(*split_run("resume", given))
     except UserError as error:
-        raise UserError(f"{error}; all nodes must share {rundir.LOGS}/" if launch.several() else str(error)) from error
+        raise UserError(
+            f"{error}; all nodes must share {rundir.LOGS}/" if program.processes.several() else str(error)
+        ) from error
 
 
 def _continue(folder: Path, overrides: list[str]) -> list[str]:

@@ -24,15 +24,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
-from cait import ckpt, disk, signature
+from cait import ckpt, disk, plugins, signature
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import DISK_FULL, UserError, one_line
-from cait.extras.background.checkpoint_io import BackgroundCheckpointIO
-from cait.extras.monitor.callback import Monitor
-from cait.extras.sweep.callback import of_a_sweep
-from cait.extras.throughput.log import ThroughputLog
-from cait.extras.trackers.trackers import tracker
-from cait.extras.watch import connection, launch
 from cait.guards import refusals, trainer_checks
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.run import quiet, rundir
@@ -41,6 +35,7 @@ from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckp
 from cait.run.data_wait import DataWait
 from cait.run.loggers import run_loggers
 from cait.run.predictions import PredictionsFile
+from cait.run.program import Program
 from cait.run.progress import EpochLines, RunProgressBar, RunSummary, TimeLeft
 from cait.run.run_lock import Claim, shared
 from cait.run.threads import CPUSettings
@@ -57,17 +52,8 @@ RUN_NAME = "Name of the run's folder in logs/; null takes the configuration's na
 OUTPUT = "File to write; default predictions.csv (cait predict) or evaluation.json (cait validate)."
 SAVE_MINUTES = "Minutes between checkpoints. Every epoch and every --save_every_n_steps saves one too."
 SAVE_STEPS = "Optimizer steps between checkpoints; null saves by time and epochs alone."
-SAVE_ASYNC = "Write checkpoints in a thread while training goes on; takes twice a checkpoint's size of host memory."
-REAL = "File of ReaL labels, real.json, to validate on too; null takes timm's copy if the data is ImageNet."
-V2 = "Folder of ImageNet-V2, or of more images of the same classes, to validate on too."
-COLLECTIVE = "Minutes that the processes of a run wait for one that does not answer, before all end."
-SILENCE = "Seconds without a sign of life after which a process counts as lost and all end; null waits for ever."
-THROUGHPUT = "Steps between rows of throughput.csv; null takes trainer.log_every_n_steps, 0 writes none."
 BEST_METRIC = "Metric that chooses best.ckpt, as metrics.csv names it."
 BEST_MODE = "Whether the best value of --best_metric is its largest or its smallest."
-LOGGER = "Tracker to log to beside metrics.csv and TensorBoard; a resumed run goes on under its id there."
-LOGGER_ARGS = "Arguments of Lightning's logger of that tracker, as {project: mine, offline: true}."
-PAPER_ROW = "Row of the paper to compare the run with; --paper sets it."
 
 
 class SaveConfig(SaveConfigCallback):
@@ -100,28 +86,20 @@ class CaiTCLI(LightningCLI):
 
     Args:
         arguments: a verb of LightningCLI and its options.
-        module: class of the module.
-        data: class of the data module.
-        name: of a run that neither --run_name nor a configuration names; empty takes the model's.
+        program: what `cait` was started with.
     """
 
     claim: Claim | None = None
     _not_made: str | None = None
 
-    def __init__(
-        self,
-        arguments: list[str],
-        module: type[CaiTModule] = CaiTModule,
-        data: type[ImageNetDataModule] = ImageNetDataModule,
-        name: str = "",
-    ) -> None:
-        self.arguments, self.name = arguments, name
+    def __init__(self, arguments: list[str], program: Program) -> None:
+        self.arguments, self.program, self.processes = arguments, program, program.processes
         quiet.hush()
         # Raise errors, so that one line reports them. Do not guess an option from its first letters.
         strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
         super().__init__(
-            module,
-            data,
+            program.module or CaiTModule,
+            program.data or ImageNetDataModule,
             save_config_callback=SaveConfig,
             trainer_defaults={
                 "use_distributed_sampler": False,  # the datamodule shards, exactly
@@ -140,27 +118,22 @@ class CaiTCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--run_name", type=str | None, default=None, help=RUN_NAME)
         parser.add_argument("--output", type=str | None, default=None, help=OUTPUT)
-        parser.add_argument("--real", type=str | None, default=None, help=REAL)
-        parser.add_argument("--v2", type=str | None, default=None, help=V2)
-        parser.add_argument("--paper_row", type=str | None, default=None, help=PAPER_ROW)
         parser.add_argument("--save_every_n_minutes", type=float | None, default=10.0, help=SAVE_MINUTES)
         parser.add_argument("--save_every_n_steps", type=int | None, default=None, help=SAVE_STEPS)
-        parser.add_argument("--save_async", type=bool, default=False, help=SAVE_ASYNC)
         parser.add_argument(
             "--max_nonfinite_steps",
             type=int,
             default=10,
             help="Skipped steps in a row, without a finite gradient, that end the run.",
         )
-        parser.add_argument("--throughput_every_n_steps", type=int | None, default=None, help=THROUGHPUT)
-        parser.add_argument("--collective_timeout_minutes", type=float, default=10.0, help=COLLECTIVE)
-        parser.add_argument("--silence_seconds", type=float | None, default=60.0, help=SILENCE)
         parser.add_argument("--best_metric", type=str, default="val/acc1", help=BEST_METRIC)
         parser.add_argument("--best_mode", type=Literal["max", "min"], default="max", help=BEST_MODE)
-        parser.add_argument("--logger", type=Literal["wandb", "mlflow", "comet"] | None, default=None, help=LOGGER)
-        parser.add_argument("--logger_args", type=dict[str, Any], default={}, help=LOGGER_ARGS)
         parser.add_lightning_class_args(EMA, "ema")
-        parser.add_lightning_class_args(Monitor, "monitor")
+        for setting in (setting for settings in plugins.of_kind("SETTINGS") for setting in settings):
+            if not setting.verbs or self.arguments[0] in setting.verbs:
+                parser.add_argument(f"--{setting.name}", type=setting.type, default=setting.default, help=setting.help)
+        for name, path in plugins.merged("CALLBACK_SETTINGS").items():
+            parser.add_lightning_class_args(plugins.load(path), name)
         for kind in (Callback, Logger):
             parser.add_instantiator(self._make, kind)
         parser.link_arguments("data.img_size", "model.img_size")
@@ -228,7 +201,7 @@ class CaiTCLI(LightningCLI):
     def _meet(self) -> None:
         """Wait for the other processes. If torchrun has restarted them, continue from the run's last checkpoint."""
         config = self.config.fit
-        restarts = launch.agree(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))  # each node counts its own
+        restarts = self.processes.agree(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))  # each node counts its own
         if any(map(int, restarts)) and config.ckpt_path is None and not config.trainer.fast_dev_run:
             last = newest_whole(self._name_run() / rundir.CHECKPOINTS)
             config.ckpt_path = str(last) if last else None
@@ -240,7 +213,11 @@ class CaiTCLI(LightningCLI):
         launched = "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ  # by torchrun, SLURM or Lightning
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
-            base = _recipe(map(str, config.config or [])) or self.name or re.sub(r"[/:]", "-", config.model.name)
+            base = (
+                _recipe(map(str, config.config or []))
+                or self.program.default_name
+                or re.sub(r"[/:]", "-", config.model.name)
+            )
             # Processes that were launched separately cannot agree on a number.
             name = base if launched else _new_folder(root, base)
         if not re.fullmatch(r"\w[\w.=+-]*", name):
@@ -256,11 +233,13 @@ class CaiTCLI(LightningCLI):
         if _rank() == 0:
             self.claim = Claim(run_dir)
             if config.ckpt_path is None and any(run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt")):
-                resume = rundir.command("resume", run_dir)
+                resume = self.program.command("resume", run_dir)
                 raise UserError(f"{run_dir} holds a run: go on with `{resume}` or give another --run_name")
-        holder = launch.agree(self.claim.owner if self.claim else "")[0]
+        holder = self.processes.agree(self.claim.owner if self.claim else "")[0]
         lost = holder and not shared(run_dir, holder)
-        launch.agree(trouble=f"{run_dir} is not the folder of {holder}; all nodes must share it" if lost else "")
+        self.processes.agree(
+            trouble=f"{run_dir} is not the folder of {holder}; all nodes must share it" if lost else ""
+        )
         return run_dir
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -273,13 +252,13 @@ class CaiTCLI(LightningCLI):
             raise
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
-        """Let an `EMA` of your own among the Trainer's callbacks replace `--ema`; drop a `--monitor` that is off."""
+        """Let an `EMA` of your own among the Trainer's callbacks replace `--ema`; drop callbacks that are off."""
         if any(isinstance(callback, EMA) for callback in config["callbacks"]):
             callbacks = [callback for callback in callbacks if not isinstance(callback, EMA)]
-        monitors = [callback for callback in callbacks if isinstance(callback, Monitor)]
-        callbacks = [callback for callback in callbacks if callback not in monitors]
+        added = tuple(map(plugins.load, plugins.merged("CALLBACK_SETTINGS").values()))
         # Before the guard: in a step without a finite gradient it skips the callbacks that follow it.
-        config["callbacks"][:0] = [monitor for monitor in monitors if monitor.every_n_steps is not None]
+        config["callbacks"][:0] = [callback for callback in callbacks if isinstance(callback, added) and callback.is_on]
+        callbacks = [callback for callback in callbacks if not isinstance(callback, added)]
         return super()._instantiate_trainer(config, callbacks)
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
@@ -294,10 +273,10 @@ class CaiTCLI(LightningCLI):
             if self.claim:
                 self.claim.undo()
             if isinstance(error, SystemExit | KeyboardInterrupt):  # all processes stop, as they have agreed
-                connection.part()
+                self.processes.disconnect()
             raise
         else:
-            connection.part()
+            self.processes.disconnect()
         finally:
             if self.claim:
                 self.claim.release()
@@ -317,15 +296,13 @@ class CaiTCLI(LightningCLI):
             if self.subcommand == "predict":
                 output = Path(self.config.predict.output or "predictions.csv")
                 callbacks.append(PredictionsFile(output, self.datamodule))
-        if isinstance(here := launch.cluster(), SLURMEnvironment):
-            kwargs["plugins"] = [*kwargs.get("plugins", _listed(given.plugins)), here]
+        if isinstance(cluster := self.processes.cluster(), SLURMEnvironment):
+            kwargs["plugins"] = [*kwargs.get("plugins", _listed(given.plugins)), cluster]
         try:
             trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
             if self.subcommand == "fit":
                 self.datamodule.share_batch(trainer)  # before other processes are started
-                own_timeout = isinstance(given.strategy, Strategy)
-                config = self.config.fit
-                connection.watch(trainer, config.collective_timeout_minutes, config.silence_seconds, own_timeout)
+                self.processes.connect(trainer, self.config.fit, isinstance(given.strategy, Strategy))
         except (ValueError, TypeError, ImportError) as error:  # Lightning's, about settings that do not fit together
             raise UserError(one_line(error)) from error
         trainer_checks.made(trainer, self.model, self.subcommand == "fit", bool(given.sync_batchnorm))
@@ -349,6 +326,7 @@ class CaiTCLI(LightningCLI):
         trainer_checks.numbers(given)
         self.run_dir = self._claim_run_dir()
         first_step = self._first_step()
+        run = plugins.Run(config, given, self.run_dir, self.datamodule, self.model, first_step, self.program)
         config.ckpt_path = None  # the run's configuration does not say where it was resumed from
         kwargs["default_root_dir"] = self.run_dir
         if self.claim:
@@ -356,32 +334,28 @@ class CaiTCLI(LightningCLI):
         if not given.fast_dev_run:
             self.datamodule.unreadable_path = self.run_dir / rundir.UNREADABLE
             self.datamodule.validation_path = self.run_dir / rundir.VALIDATION
-            callbacks.append(RunSummary(self.run_dir, first_step))
+            callbacks.append(RunSummary(run))
         if given.max_steps > 0:  # a trial of a few steps logs metrics too
             kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
-        if given.logger is False and config.logger:
-            raise UserError(f"--trainer.logger false leaves no room for --logger {config.logger}; leave one out")
+        added = [logger for make in plugins.of_kind("loggers") for logger in make(run)]
         if given.logger is not False:
-            own = [] if given.logger is True else _listed(given.logger)
-            if config.logger and not given.fast_dev_run:  # that logs nothing
-                own = [*own, tracker(config.logger, dict(config.logger_args), self.run_dir, first_step)]
-            kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *own]
+            named = [] if given.logger is True else _listed(given.logger)
+            kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *named, *added]
+        callbacks += [callback for make in plugins.of_kind("callbacks") for callback in make(run)]
         callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
         callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize(), CPUSettings(self.datamodule)]
         if given.enable_checkpointing is not False and not given.fast_dev_run:
-            callbacks += [*of_a_sweep(self.run_dir, config.best_metric), *self._checkpoints(given, kwargs)]
+            callbacks += self._checkpoints(run, kwargs)
         if given.enable_model_summary is not False:
             self.datamodule.announces = False
             callbacks.append(Banner(self.datamodule, None if given.fast_dev_run else self.run_dir))
         kwargs["enable_model_summary"] = False  # Lightning's own
-        return [*callbacks, ThroughputLog(self.datamodule, config.throughput_every_n_steps)]
+        return callbacks
 
-    def _checkpoints(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
-        config, folder = self.config.fit, self.run_dir / rundir.CHECKPOINTS
-        kwargs["plugins"] = [
-            *_listed(given.plugins),
-            BackgroundCheckpointIO() if config.save_async else DurableCheckpointIO(),
-        ]
+    def _checkpoints(self, run: plugins.Run, kwargs: dict[str, Any]) -> list[Callback]:
+        config, folder = run.config, run.folder / rundir.CHECKPOINTS
+        writers = [writer for make in plugins.of_kind("checkpoint_io") if (writer := make(run))]
+        kwargs["plugins"] = [*_listed(run.trainer.plugins), *(writers or [DurableCheckpointIO()])]
         return [
             BestCheckpoint(folder, config.best_metric, config.best_mode),
             LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes),
@@ -396,17 +370,16 @@ class CaiTCLI(LightningCLI):
 def drive(
     kind: Callable[..., CaiTCLI],
     arguments: list[str],
-    module: type[CaiTModule] | None,
-    data: type[ImageNetDataModule] | None,
+    program: Program,
 ) -> None:
-    """Run a verb of LightningCLI with its options; None takes the package's own class.
+    """Run a verb of LightningCLI with its options.
 
     Raises:
         UserError: bad input, or a setting that Lightning refuses.
     """
     try:
         with _full_disk_told_once():
-            kind(arguments, module or CaiTModule, data or ImageNetDataModule)
+            kind(arguments, program)
     except MisconfigurationException as error:
         raise UserError(one_line(error)) from error
     except (ValueError, RuntimeError) as error:  # settings that do not go with the data, or with each other

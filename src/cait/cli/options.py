@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cait import plugins
 from cait.errors import UserError
 from cait.run import rundir
+from cait.run.program import Program
 
 TRUST = "--trust-config"
 
@@ -44,6 +46,13 @@ def check_one_name(arguments: list[str]) -> None:
         names = parser.parse_known_args(arguments)[0].run_name
         if len(set(names)) > 1:
             raise UserError(f"the run is given {len(names)} names, {' and '.join(names)}; keep RUN= or --run_name")
+
+
+def replaced(verb: str, arguments: list[str], program: Program) -> list[str]:
+    """`arguments` after what extras put in place of some of them, such as a row of a table by its settings."""
+    for replace in plugins.of_kind("replace_arguments"):
+        arguments = replace(verb, arguments, program)
+    return arguments
 
 
 def split_trust(arguments: list[str]) -> tuple[bool, list[str]]:

@@ -20,6 +20,7 @@ from cait import disk
 from cait.cli import loading
 from cait.cli.options import Options, which_run
 from cait.errors import UserError
+from cait.run.program import Program
 
 LIGHTNINGS = re.compile(r"-c$|--(config|print_config|ckpt_path|paper|seed_everything|(model|data|trainer|ema)\b)")
 """Options of LightningCLI's form of this verb."""
@@ -42,12 +43,12 @@ class Row(NamedTuple):
 Write = Callable[[Row], None]
 
 
-def predict(arguments: list[str], module: Any, data: Any) -> None:
+def predict(arguments: list[str], program: Program) -> None:
     """Write the classes and probabilities of images."""
     if any(map(LIGHTNINGS.match, arguments)):
         from cait.cli import evaluate
 
-        evaluate.predict(arguments, module, data)
+        evaluate.predict(arguments, program)
         return
     given = _options(arguments)
     if given.output and given.output.exists():
@@ -57,7 +58,9 @@ def predict(arguments: list[str], module: Any, data: Any) -> None:
     from cait.guards import trust
 
     with contextlib.nullcontext() if given.trusted else trust.only_own(folder):
-        loaded = loading.from_checkpoint(checkpoint, folder, False if given.raw else None, None, module, data)
+        loaded = loading.from_checkpoint(
+            checkpoint, folder, False if given.raw else None, None, program.module, program.data
+        )
         read = _write(_rows(loaded, samples, loading.device(folder), given.top_k), samples, loaded, given)
     if not read:
         raise UserError(f"none of the {len(samples):,} images can be read")

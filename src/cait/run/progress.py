@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,8 @@ from rich.progress import ProgressColumn, Task
 from rich.table import Column, Table
 from rich.text import Text
 
+from cait import plugins
+from cait.plugins import Run
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint
 from cait.run.data_wait import DataWait
@@ -232,8 +233,8 @@ def never_right(trainer: Trainer, pl_module: Any) -> str:
 class RunSummary(Callback):
     """After training: the best value, where the checkpoints are and what to type next."""
 
-    def __init__(self, run_dir: Path, first_step: int = 0) -> None:
-        self.run_dir, self.first_step = run_dir, first_step
+    def __init__(self, run: Run) -> None:
+        self.run, self.run_dir, self.first_step = run, run.folder, run.first_step
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start = time.monotonic()
@@ -242,7 +243,7 @@ class RunSummary(Callback):
         if isinstance(exception, KeyboardInterrupt | SystemExit) and trainer.is_global_zero:
             how = "stopped, saved" if isinstance(exception, SystemExit) else "interrupted"
             if (self.run_dir / rundir.CHECKPOINTS / rundir.LAST).exists():
-                resume = rundir.command("resume", self.run_dir)
+                resume = self.run.program.command("resume", self.run_dir)
                 print(f"{how} at step {trainer.global_step:,}; to continue: {resume}", flush=True)
             else:
                 print("interrupted before the first checkpoint", flush=True)
@@ -268,13 +269,15 @@ class RunSummary(Callback):
         if (self.run_dir / rundir.METRICS).exists():
             table.add_row("metrics", f"{self.run_dir / rundir.METRICS}, and TensorBoard's events")
         table.add_row("", "")
-        table.add_row("evaluate", rundir.command("eval", self.run_dir))
-        if hasattr(getattr(pl_module, "model", None), "maps"):
-            table.add_row("see its mistakes", rundir.command("visualize", self.run_dir))
+        table.add_row("evaluate", self.run.program.command("eval", self.run_dir))
+        for suggest in plugins.of_kind("suggest"):
+            for row in suggest(self.run):
+                table.add_row(*row)
         length, end = ("max_steps", trainer.max_steps) if trainer.max_steps > 0 else ("max_epochs", trainer.max_epochs)
-        table.add_row("train longer", rundir.command("resume", self.run_dir, f"--trainer.{length} {2 * (end or 0)}"))
+        table.add_row(
+            "train longer", self.run.program.command("resume", self.run_dir, f"--trainer.{length} {2 * (end or 0)}")
+        )
         elsewhere = f' ARGS="--logdir {self.run_dir.parent}"' if name != self.run_dir.name else ""
-        table.add_row("draw the curves", rundir.command("plot", self.run_dir))
         table.add_row("watch all runs", f"make tensorboard{elsewhere}")
         Console().print(Panel(table, title=f"run {self.run_dir.name}", title_align="left", expand=False))
 

@@ -31,8 +31,6 @@ THROUGHPUT = "throughput.csv"
 LOCK, OWNER, FINISHED = ".lock", ".owner", ".finished"
 # In its folder of checkpoints. Each is a file, or a folder that `cait.extras.fsdp.sharded` wrote.
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
-script: str | None = None
-"""The user's own file that calls `cait.cli.main` with classes of its own; None under `cait`."""
 
 
 def find(name: str) -> Path:
@@ -47,13 +45,6 @@ def find(name: str) -> Path:
     runs = sorted(path.parent.name for path in LOGS.glob(f"*/{CONFIG}"))
     there = f"; {'runs: ' + ', '.join(runs) if runs else 'there are none yet'}"
     raise UserError(f"there is no run {LOGS / name}{did_you_mean(name, runs, there)}")
-
-
-def command(verb: str, folder: Path, options: str = "") -> str:
-    """What to type for a verb of a run, as "make resume RUN=mine"."""
-    if script:
-        return f"python {script} {verb} {run_argument(folder)} {options}".rstrip()
-    return f"make {verb} RUN={run_argument(folder)}" + (f' ARGS="{options}"' if options else "")
 
 
 def run_argument(folder: Path) -> str:

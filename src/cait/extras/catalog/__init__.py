@@ -1,0 +1,1 @@
+"""Data sets by name: torchvision's, Hugging Face's, and ImageNet's downloaded archives."""

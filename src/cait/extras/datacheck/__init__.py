@@ -1,0 +1,11 @@
+"""Count the classes and images of a data folder, decode some of them, and name what is wrong."""
+
+from cait.plugins import Verb
+
+VERBS = {
+    "imagenet-check": Verb(
+        "cait.extras.datacheck.verb:imagenet_check",
+        "count a data folder, decode a sample: cait imagenet-check DIR [--images 2000]",
+        takes="files",
+    )
+}

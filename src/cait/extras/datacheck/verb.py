@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from cait.cli.options import Options
 from cait.errors import UserError
+from cait.run.program import Program
 
 
-def imagenet_check(arguments: list[str], *_: Any) -> None:
+def imagenet_check(arguments: list[str], program: Program) -> None:
     """Count the images of a data folder and decode some of them."""
     options = Options("imagenet-check", "Count the images of a data folder and decode some.")
     options.add_argument("root", metavar="DIR", type=Path, help="with train/<class>/ and val/<class>/")

@@ -16,6 +16,7 @@ from cait.cli.options import Options, check_folder, which_run
 from cait.errors import UserError
 from cait.extras.demo import web_runtime
 from cait.run import rundir
+from cait.run.program import Program
 
 PAGE = Path(__file__).parent / "page"
 MODEL, SETTINGS = "model.onnx", "model.json"
@@ -24,7 +25,7 @@ SAMPLE = 1000
 BATCH = 32
 
 
-def demo(arguments: list[str], module: Any, data: Any) -> None:
+def demo(arguments: list[str], program: Program) -> None:
     """Write a folder with a page that classifies images in the browser."""
     given = _options(arguments)
     checkpoint, folder = loading.find(given.run, "show")
@@ -36,7 +37,9 @@ def demo(arguments: list[str], module: Any, data: Any) -> None:
     from cait.guards import trust
 
     with contextlib.nullcontext() if given.trusted else trust.only_own(folder):
-        loaded = loading.from_checkpoint(checkpoint, folder, False if given.raw else None, None, module, data)
+        loaded = loading.from_checkpoint(
+            checkpoint, folder, False if given.raw else None, None, program.module, program.data
+        )
     _check(loaded)
     try:
         with TemporaryDirectory(prefix=".demo-", dir=_made(output.parent)) as scratch:

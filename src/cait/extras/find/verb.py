@@ -15,6 +15,7 @@ from cait.errors import UserError
 from cait.extras.paper.verb import replace_row
 from cait.guards.refusals import configurations_of
 from cait.run import quiet, rundir
+from cait.run.program import Program
 
 if TYPE_CHECKING:
     from cait.cli.lightning import CaiTCLI
@@ -24,7 +25,7 @@ SKIP_FIRST = 10
 """Rates that Lightning leaves out of its suggestion."""
 
 
-def find_lr(arguments: list[str], module: Any, data: Any) -> None:
+def find_lr(arguments: list[str], program: Program) -> None:
     """Raise the learning rate step by step, draw the loss over it, and suggest a peak rate."""
     options = Options("find-lr", f"Train some steps at a rising learning rate and draw the loss. {FURTHER}")
     options.add_argument("--steps", type=int, default=100, help="steps to train; default 100")
@@ -58,10 +59,10 @@ def find_lr(arguments: list[str], module: Any, data: Any) -> None:
         print(f"the loss falls fastest at a rate of {rate:.2g}{scaled}; look at the figure, then try it:")
         print(f'  make train {_config(settings)}ARGS="--model.lr {rate / factor:.2g}"')
 
-    _tune(settings, tune, module, data)
+    _tune(settings, tune, program)
 
 
-def find_batch(arguments: list[str], module: Any, data: Any) -> None:
+def find_batch(arguments: list[str], program: Program) -> None:
     """Double the batch until memory runs out, the bound is reached or the data set ends."""
     options = Options("find-batch", f"Find the largest batch that fits into memory. {FURTHER}")
     options.add_argument("--max", type=int, metavar="N", help="largest batch to try; default 8192, on the CPU 256")
@@ -83,10 +84,10 @@ def find_batch(arguments: list[str], module: Any, data: Any) -> None:
             print("on the CPU a larger batch seldom trains faster")
         print(f'  make train {_config(settings)}ARGS="--data.batch_size {size}"')
 
-    _tune(settings, tune, module, data)
+    _tune(settings, tune, program)
 
 
-def _tune(settings: list[str], tune: Callable[[CaiTCLI, Any], None], module: Any, data: Any) -> None:
+def _tune(settings: list[str], tune: Callable[[CaiTCLI, Any], None], program: Program) -> None:
     """Make a run in a folder that is removed again, and hand its Trainer to the tuner."""
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
@@ -111,7 +112,7 @@ def _tune(settings: list[str], tune: Callable[[CaiTCLI, Any], None], module: Any
         # The tuner restores a checkpoint of another batch, which a run would refuse.
         place = [f"--trainer.default_root_dir={folder}", "--run_name=find", "--data.check_resume=false"]
         off = [f"--trainer.{name}=false" for name in unwanted]
-        drive(Tuning, ["fit", *replace_row("fit", settings), *off, *place], module, data)
+        drive(Tuning, ["fit", *replace_row("fit", settings), *off, *place], program)
 
 
 def _corrected(losses: list[float], beta: float = 0.98) -> list[float]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from cait import ckpt
 from cait.cli.options import Options, named_run
 from cait.errors import UserError
 from cait.run import rundir
+from cait.run.program import Program
 
 
-def consolidate(arguments: list[str], module: Any, data: Any) -> None:
+def consolidate(arguments: list[str], program: Program) -> None:
     """Write the checkpoint of a sharded run as one file."""
     options = Options("consolidate", "Write a checkpoint of a run with fsdp2 as one file, like that of a run with ddp.")
     options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")

@@ -1,0 +1,1 @@
+"""Attention with talking heads as a Triton kernel."""

@@ -12,6 +12,7 @@ from cait import ckpt, disk
 from cait.cli.options import Options, check_folder, named_run
 from cait.errors import UserError, one_line
 from cait.run import rundir
+from cait.run.program import Program
 
 WHAT = """\
 Write a model card of a run, README.md as the Hugging Face Hub shows it, with the figures of evaluation.json, the
@@ -19,7 +20,7 @@ settings, the curves and how to use the model."""
 README = "README.md"
 
 
-def card(arguments: list[str], *_: Any) -> None:
+def card(arguments: list[str], program: Program) -> None:
     """Write the card of a run."""
     options = Options("card", WHAT)
     options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")
@@ -35,7 +36,7 @@ def card(arguments: list[str], *_: Any) -> None:
         raise UserError(f"{output / README} exists; move it away or name another folder")
     repo = f"OWNER/{folder.name}" if given.repo is None else check_name(given.repo)
     try:
-        written = write(folder, output, repo, given.ema, given.license)
+        written = write(folder, output, repo, given.ema, given.license, program)
     except OSError as error:
         raise UserError(f"cannot write the card to {output}: {error.strerror or error}") from error
     for path in written:
@@ -57,7 +58,7 @@ def check_name(repo: str | None) -> str:
     return repo
 
 
-def write(folder: Path, output: Path, repo: str, ema: bool, license: str | None) -> list[Path]:
+def write(folder: Path, output: Path, repo: str, ema: bool, license: str | None, program: Program) -> list[Path]:
     """Write the card of a run, with its images, into the folder `output`.
 
     Raises:
@@ -67,21 +68,21 @@ def write(folder: Path, output: Path, repo: str, ema: bool, license: str | None)
     from cait.extras.hub import model_card
 
     path = folder / rundir.EVALUATION
-    about = _read(path, folder)
+    about = _read(path, folder, program)
     scores = model_card.check(about, "ema" if ema else "raw", path)
     checkpoint = rundir.best_checkpoint(folder, "describe")
     content = ckpt.read_checkpoint(checkpoint, without=ckpt.TENSORS)
     if about["step"] != int(content["global_step"]):
         raise UserError(
             f"{path} is of step {about['step']}, {checkpoint} of step {content['global_step']}: "
-            f"score it again with `{rundir.command('eval', folder)}`"
+            f"score it again with `{program.command('eval', folder)}`"
         )
     config = _config(folder)
     root = root_name(str(config["data"]["root"]))
     if about.get("root") != root:
         raise UserError(
             f"{path} is of {about.get('root')}, the run of {root}: "
-            f"score it again with `{rundir.command('eval', folder)}`"
+            f"score it again with `{program.command('eval', folder)}`"
         )
     output.mkdir(parents=True, exist_ok=True)
     images = _images(folder, output)
@@ -93,11 +94,11 @@ def write(folder: Path, output: Path, repo: str, ema: bool, license: str | None)
     return [output / README, *images]
 
 
-def _read(path: Path, folder: Path) -> Any:
+def _read(path: Path, folder: Path, program: Program) -> Any:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError as error:
-        raise UserError(f"{path} is missing: `{rundir.command('eval', folder)}` writes it") from error
+        raise UserError(f"{path} is missing: `{program.command('eval', folder)}` writes it") from error
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {one_line(error)}") from error
 

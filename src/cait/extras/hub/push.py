@@ -14,6 +14,7 @@ from cait.cli.options import Options, named_run
 from cait.errors import UserError, one_line
 from cait.extras.hub.card import check_name
 from cait.run import rundir
+from cait.run.program import Program
 
 WHAT = """\
 Put the best network of a run on the Hugging Face Hub in timm's layout, with its model card. Then
@@ -21,7 +22,7 @@ timm.create_model("hf_hub:OWNER/NAME", pretrained=True) loads it."""
 TOKEN = "`hf auth login`, or HF_TOKEN, gives one that may write"
 
 
-def push(arguments: list[str], module: Any, data: Any) -> None:
+def push(arguments: list[str], program: Program) -> None:
     """Export a run, write its card, and put both on the Hub."""
     given = _options().parse_args(arguments)
     folder = named_run("push", given.run)
@@ -30,7 +31,7 @@ def push(arguments: list[str], module: Any, data: Any) -> None:
     stage = folder / rundir.HUB
     own = _own_card(given.card)  # which may lie in the folder that is made anew
     disk.remove(stage)
-    _stage(folder, stage, repo, own, given, module, data)
+    _stage(folder, stage, repo, own, given, program)
     files = sorted(path for path in stage.rglob("*") if path.is_file())
     for path in files:
         print(f"{os.path.relpath(path):<{max(len(os.path.relpath(each)) for each in files)}}  {_size(path)}")
@@ -74,17 +75,17 @@ def _own_card(path: Path | None) -> bytes | None:
         raise UserError(f"cannot read the card {path}: {error.strerror}") from error
 
 
-def _stage(folder: Path, stage: Path, repo: str, own: bytes | None, given: Any, module: Any, data: Any) -> None:
+def _stage(folder: Path, stage: Path, repo: str, own: bytes | None, given: Any, program: Program) -> None:
     """Put the files to upload into the folder `stage`; `own` is a card that replaces the written one."""
     from cait.cli.export import export
     from cait.extras.hub import card
 
-    card.write(folder, stage, repo, given.ema, given.license)  # first: it refuses a run that was not scored
+    card.write(folder, stage, repo, given.ema, given.license, program)  # first: it refuses a run that was not scored
     if own is not None:
         (stage / card.README).write_bytes(own)
     options = ["--ema"] * given.ema + ["--trust-config"] * given.trusted
     with contextlib.redirect_stdout(io.StringIO()):  # the files are listed with all others
-        export([str(folder), "--format=timm", f"--output={stage}", *options], module, data)
+        export([str(folder), "--format=timm", f"--output={stage}", *options], program)
     config = stage / "config.json"
     content = json.loads(config.read_text())
     if "label_names" not in content:

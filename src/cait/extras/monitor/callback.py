@@ -66,6 +66,10 @@ class Monitor(Callback):
         """The step before a measured one and its gradients, a vector a part."""
         self._begin()
 
+    @property
+    def is_on(self) -> bool:
+        return self.every_n_steps is not None
+
     def _begin(self) -> None:
         """Forget what was gathered for the last measured step."""
         self._activations: list[Tensor] = []  # one a micro-batch: [2 · branches]

@@ -1,0 +1,24 @@
+"""The paper's ten models and the rows of its tables, each a run: `--paper table1/layerscale-36`."""
+
+from cait.plugins import Setting, Verb
+from cait.run.program import Program
+
+VERBS = {
+    "zoo": Verb("cait.extras.paper.zoo:show", "list the paper's models, their size and cost [--json]", takes="files"),
+    "paper": Verb(
+        "cait.extras.paper.verb:show",
+        "list the rows of the paper's tables, each a run: cait paper [TABLE] [--json]\n"
+        "`cait fit --paper table1/layerscale-36` trains a row, any of its settings overridden",
+        takes="files",
+    ),
+}
+SETTINGS = [Setting("paper_row", str | None, None, "Row of the paper to compare the run with; --paper sets it.")]
+
+
+def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:
+    """Put the settings of a row of the paper in the place of `--paper ROW`."""
+    if not any(argument.split("=")[0] == "--paper" for argument in arguments):
+        return arguments
+    from cait.extras.paper.verb import replace_row
+
+    return replace_row(verb, arguments)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cait.cli.options import asks_for_help
 from cait.errors import UserError
 from cait.run import curves, rundir
+from cait.run.program import Program
 
 if TYPE_CHECKING:
     from cait.extras.paper.rows import Row
@@ -27,7 +28,7 @@ List the rows of the paper's tables: what differs, size, cost, published and rep
 accuracy, and the command that runs it."""
 
 
-def show(arguments: list[str], *_: Any) -> None:
+def show(arguments: list[str], program: Program) -> None:
     """Print the rows of a table, or of all."""
     if asks_for_help(arguments):
         print(USAGE)

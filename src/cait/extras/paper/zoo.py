@@ -9,6 +9,7 @@ from typing import Any
 
 from cait.cli.options import asks_for_help
 from cait.errors import UserError
+from cait.run.program import Program
 
 USAGE = """\
 usage: cait zoo [--json]
@@ -16,7 +17,7 @@ usage: cait zoo [--json]
 List the paper's models with their size, cost and published accuracy."""
 
 
-def show(arguments: list[str], *_: Any) -> None:
+def show(arguments: list[str], program: Program) -> None:
     """Print the models as a table or as a JSON list."""
     if asks_for_help(arguments):
         print(USAGE)

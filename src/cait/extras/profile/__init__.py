@@ -1,0 +1,3 @@
+"""What the steps of a run spend their time on: configs/trainer/profile.yaml."""
+
+MOVED = {"cait.callbacks.profiler": "cait.extras.profile.profiler"}

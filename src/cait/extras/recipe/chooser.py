@@ -17,8 +17,8 @@ import yaml
 
 from cait.cli.options import asks_for_help
 from cait.errors import UserError
-from cait.extras.watch import launch
 from cait.guards.refusals import OVERLAYS, check_config, configurations_of
+from cait.run.program import Program
 from cait.settings import flatten
 
 SOURCE = ("train_split", "val_split", "val_fraction", "val_list")
@@ -31,8 +31,8 @@ COLOUR = "data.background"
 WIDTH = 80
 
 
-def replace_folder(arguments: list[str]) -> tuple[list[str], str]:
-    """(`arguments` with the recipe chosen for their folder in front, a name for the run)
+def replace_folder(arguments: list[str], program: Program) -> list[str]:
+    """`arguments` with the recipe chosen for their folder in front; the run is named after the folder.
 
     `arguments` come back unchanged if they name a configuration that is not an overlay, a row of the paper, or no
     folder of class folders. `--from FILE|timm|RUN` is always replaced by the settings of the weights.
@@ -55,16 +55,16 @@ def replace_folder(arguments: list[str]) -> tuple[list[str], str]:
     overlays = [Path(path) for path in configurations if Path(path).parent.name in OVERLAYS]
     elsewhere = elsewhere or len(overlays) < len(configurations)
     if elsewhere or asks_for_help(arguments) or not isinstance(root, str) or not _is_folder(root):
-        return [*(_written(start.settings) if start else []), *arguments], ""
+        return [*(_written(start.settings) if start else []), *arguments]
     for path in overlays:
         check_config(path)
         given = flatten(yaml.safe_load(path.read_text(encoding="utf-8"))) | given
     try:
-        recipe = _chosen(Path(root), given, start)
+        recipe = _chosen(Path(root), given, start, program)
     except UserError:
         raise
     except (TypeError, ValueError):  # a value of the wrong type; the parser reports it
-        return arguments, ""
+        return arguments
     name = re.sub(r"[^\w.=+-]+", "-", Path(root).resolve().name).strip("-.=+") or "own"
     dictionary = given.get("model.fields")
     if isinstance(dictionary, dict):  # it would replace the chosen fields instead of joining them
@@ -72,7 +72,8 @@ def replace_folder(arguments: list[str]) -> tuple[list[str], str]:
             *_without(arguments, "model.fields"),
             *_written({f"model.fields.{k}": v for k, v in dictionary.items()}),
         ]
-    return [*_written(recipe), *arguments], name
+    program.default_name = name
+    return [*_written(recipe), *arguments]
 
 
 def _is_folder(root: str) -> bool:
@@ -86,13 +87,12 @@ def _is_folder(root: str) -> bool:
     return not (is_path(root) or sets.is_builtin(root) or is_shards(root) or packed)
 
 
-def _chosen(root: Path, given: dict[str, Any], start: Any) -> dict[str, Any]:
+def _chosen(root: Path, given: dict[str, Any], start: Any, program: Program) -> dict[str, Any]:
     from cait.data.folder import Reading, split_folders
     from cait.data.source import FolderSource, open_source
     from cait.extras.recipe.rules import choose
     from cait.extras.recipe.survey import left_out, survey
 
-    launch.add_round("recipe")
     settings = {key: given[f"data.{key}"] for key in SOURCE if f"data.{key}" in given}
     source = open_source(str(root), **settings)
     assert isinstance(source, FolderSource)
@@ -106,7 +106,8 @@ def _chosen(root: Path, given: dict[str, Any], start: Any) -> dict[str, Any]:
         others = left_out([train, *([val] if val else [])], source.class_names)
         with contextlib.redirect_stdout(sys.stderr if "print_config" in given else sys.stdout):
             _print(root, folder, recipe.lines, others, val)
-    return json.loads(launch.agree(json.dumps(recipe.settings))[0])  # processes may have different shares of the cores
+    words = program.processes.agree(json.dumps(recipe.settings), round="recipe")  # shares of the cores may differ
+    return json.loads(words[0])
 
 
 def machine(given: dict[str, Any]) -> Any:

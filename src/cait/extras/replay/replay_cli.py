@@ -24,7 +24,6 @@ from cait.errors import UserError
 from cait.extras.replay.batches import TrainingBatches
 from cait.extras.replay.images import StepImages
 from cait.extras.replay.record import KeptRows, StepRecord
-from cait.extras.watch import launch
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.run import curves, rundir
 from cait.run.progress import RunProgressBar
@@ -84,7 +83,7 @@ class ReplayCLI(CaiTCLI):
             kwargs["enable_progress_bar"] = True
         own = [each for each in _listed(given.callbacks) if not isinstance(each, Checkpoint | EarlyStopping)]
         kwargs |= dict(logger=[self.kept], callbacks=[*own, *callbacks], log_every_n_steps=1, limit_val_batches=0)
-        if isinstance(here := launch.cluster(), SLURMEnvironment):
+        if isinstance(here := self.processes.cluster(), SLURMEnvironment):
             kwargs["plugins"] = [*_listed(given.plugins), here]
         return super(CaiTCLI, self).instantiate_trainer(**kwargs)
 
@@ -102,7 +101,7 @@ class ReplayCLI(CaiTCLI):
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Go through the steps, in the place of training."""
         asked, trainer = self.asked, self.trainer
-        if not asked.data_only and trainer.num_nodes > 1 and launch.cluster() is None:
+        if not asked.data_only and trainer.num_nodes > 1 and self.processes.cluster() is None:
             raise UserError(
                 f"the run is of {trainer.num_nodes} nodes: start replay on all of them as the run was started, with "
                 "torchrun or srun; --data-only needs one process"

@@ -16,6 +16,7 @@ from cait.cli.options import TRUST, Options, check_folder, split_trust
 from cait.errors import UserError
 from cait.extras.paper.verb import replace_row
 from cait.run import rundir
+from cait.run.program import Program
 
 USAGE = """\
 cait replay RUN --step N [options] [settings of fit]
@@ -26,7 +27,7 @@ Show what training steps of a run saw and did: the images of the batch as the ne
 the norms of the gradients. Steps count from 0, as in metrics.csv. The run may still be training."""
 
 
-def replay(arguments: list[str], module: Any, data: Any) -> None:
+def replay(arguments: list[str], program: Program) -> None:
     """Go through steps of a run again."""
     named = [] if not arguments or arguments[0].startswith("-") else arguments[:1]
     trusted, others = split_trust(arguments[len(named) :])
@@ -43,7 +44,7 @@ def replay(arguments: list[str], module: Any, data: Any) -> None:
     check_folder(asked.output)
     asked.start = None
     with contextlib.nullcontext() if asked.data_only else _start(asked):
-        _go(asked, settings, given, trusted, module, data)
+        _go(asked, settings, given, trusted, program)
 
 
 def _options() -> Options:
@@ -121,7 +122,7 @@ def _nearest(folder: Path, step: int) -> Path | None:
     return next(filter(is_whole, before), None)
 
 
-def _go(asked: Namespace, settings: list[str], given: list[str], trusted: bool, module: Any, data: Any) -> None:
+def _go(asked: Namespace, settings: list[str], given: list[str], trusted: bool, program: Program) -> None:
     from functools import partial
 
     from cait.cli.lightning import drive
@@ -138,4 +139,4 @@ def _go(asked: Namespace, settings: list[str], given: list[str], trusted: bool, 
         paths = [*trust.PACKAGES, *trust.named(given)]
         limits = trust.only_importing(paths, str(asked.folder / rundir.CONFIG), f"if you trust it add {TRUST}")
     with limits, contextlib.nullcontext() if trusted else trust.only_objects([*given, *own]):
-        drive(partial(ReplayCLI, asked), arguments, module, data)
+        drive(partial(ReplayCLI, asked), arguments, program)

@@ -14,6 +14,7 @@ from typing import Any
 from cait.cli.options import Options
 from cait.errors import UserError
 from cait.run import rundir
+from cait.run.program import Program
 
 BEST = ("val/acc1", "val_ema/acc1")
 
@@ -39,7 +40,7 @@ class Row:
     """"running", "finished", "stopped" before its end, or "failed" before its first checkpoint."""
 
 
-def runs(arguments: list[str], *_: Any) -> None:
+def runs(arguments: list[str], program: Program) -> None:
     """Print the runs of a folder as a table or as a JSON list, the newest first."""
     options = Options("runs", "List the runs in logs/, the newest first; a sweep's trials are runs too.")
     options.add_argument("folder", metavar="DIR", nargs="?", type=Path, default=rundir.LOGS, help="default logs")

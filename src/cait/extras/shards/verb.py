@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from cait.cli.options import Options
 from cait.errors import UserError
+from cait.run.program import Program
 
 WHAT = """\
 Pack the images of a data set into chunks of LitData's format, to train from a folder or from S3. The bytes of the
@@ -16,7 +16,7 @@ SOURCE = ("train_split", "val_split", "val_fraction", "data_dir", "download", "i
 """Options that are settings of the data module."""
 
 
-def shards(arguments: list[str], module: Any, data: Any) -> None:
+def shards(arguments: list[str], program: Program) -> None:
     """Make shards of a data set."""
     asked = _options().parse_args(arguments)
     if asked.images < 1 or (asked.workers is not None and asked.workers < 0):
@@ -31,7 +31,9 @@ def shards(arguments: list[str], module: Any, data: Any) -> None:
     from cait.extras.shards import writer
 
     settings = {name: getattr(asked, name) for name in SOURCE}
-    opened = data(root=asked.root, **settings).source if data else source.open_source(asked.root, **settings)
+    opened = (
+        program.data(root=asked.root, **settings).source if program.data else source.open_source(asked.root, **settings)
+    )
     opened.prepare()
     count = len(opened.train) + len(opened.val)
     splits = {"train": asked.train_split, "val": asked.val_split}

@@ -1,0 +1,11 @@
+"""Does depth pay? Train LayerScale and its rivals at several depths."""
+
+from cait.plugins import Verb
+
+VERBS = {
+    "study": Verb(
+        "cait.extras.study.verb:show",
+        "train LayerScale and its rivals at several depths: cait study [--size full]",
+        takes="files",
+    )
+}

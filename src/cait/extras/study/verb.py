@@ -12,7 +12,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -23,6 +22,7 @@ from cait.errors import UserError, one_line
 from cait.extras.study import plan
 from cait.extras.study.plan import Grid, Result, Trial
 from cait.run import rundir
+from cait.run.program import Program
 
 RESULT, OUTPUT = "result.json", "output.txt"
 """Files in the folder of each run: its settings and what it reached, and what it printed."""
@@ -32,7 +32,7 @@ grid is configs/study.yaml. Runs that are done are not trained again; one that w
 interrupted is resumed. Further options go to every run, as --trainer.max_epochs 5."""
 
 
-def show(arguments: list[str], module: Any, data: Any) -> None:
+def show(arguments: list[str], program: Program) -> None:
     """Train the missing runs of the grid and write its tables and figures."""
     given, settings = _parse(arguments)
     grid = Grid(given.grid, given.size, given.data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,9 +49,3 @@ class ReportTrial(Callback):
         if stop:
             trial.set_user_attr(STOPPED, step)
         return stop
-
-
-def of_a_sweep(run_dir: Path, metric: str) -> list[Callback]:
-    """The callback of a trial; none unless the run is a trial of a sweep that stops trials early."""
-    number = os.environ.get(trials.VARIABLE)
-    return [ReportTrial(run_dir, int(number), metric)] if number else []

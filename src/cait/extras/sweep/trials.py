@@ -29,9 +29,6 @@ NAME = "sweep"
 SPACE, CAUSE, SECONDS, STOPPED = "space", "cause", "seconds", "stopped"
 """Attributes: the study's space; why a trial failed, how long it took, after which step it was stopped."""
 
-VARIABLE = "CAIT_TRIAL"
-"""Set by the sweep for the process of a trial whose metric is to be reported: the trial's number."""
-
 
 def open_study(folder: Path, space: Space | None = None) -> Study:
     """The study of a sweep's folder; it is created if `space` is given.

@@ -20,11 +20,12 @@ from filelock import FileLock, Timeout
 
 from cait.cli.options import Options, stopping
 from cait.errors import UserError
-from cait.extras.sweep import trials as trials
+from cait.extras.sweep import VARIABLE, trials
 from cait.extras.sweep.space import Space, optuna
-from cait.extras.sweep.trials import CAUSE, SECONDS, STOPPED, VARIABLE
+from cait.extras.sweep.trials import CAUSE, SECONDS, STOPPED
 from cait.file_lock import file_lock
 from cait.run import rundir
+from cait.run.program import Program
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -43,7 +44,7 @@ again, and what was interrupted is resumed: give the same command again. Give it
 terminal too, or on a second GPU, and both share the work."""
 
 
-def sweep(arguments: list[str], module: Any, data: Any) -> None:
+def sweep(arguments: list[str], program: Program) -> None:
     """Train the missing trials of a sweep and write its table and figures."""
     options = Options("sweep", DESCRIPTION)
     options.add_argument("space", metavar="SPACE.yaml", type=Path, nargs="?", help="as configs/sweep/digits.yaml")
@@ -60,15 +61,15 @@ def sweep(arguments: list[str], module: Any, data: Any) -> None:
     if (folder / rundir.CONFIG).exists():
         raise UserError(f"{folder} is a run; give {given.space} another `name:`")
     if not given.show:
-        _check(space, folder, module, data)
+        _check(space, folder, program)
         folder.mkdir(parents=True, exist_ok=True)
-        Sweep(space, folder, given.jobs).train()
+        Sweep(space, folder, given.jobs, program).train()
     rows = _report(trials.open_study(folder), space, folder, given.show)
     if rows and all(row.state == "failed" for row in rows):
         raise UserError(f"all {len(rows)} trials have failed; the first: {rows[0].cause}")
 
 
-def _check(space: Space, folder: Path, module: Any, data: Any) -> None:
+def _check(space: Space, folder: Path, program: Program) -> None:
     """Have `fit` parse each value once, before a sweep begins.
 
     Raises:
@@ -81,7 +82,7 @@ def _check(space: Space, folder: Path, module: Any, data: Any) -> None:
     for name, value, arguments in space.tries():
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-                drive(CaiTCLI, ["fit", *arguments, "--print_config"], module, data)
+                drive(CaiTCLI, ["fit", *arguments, "--print_config"], program)
         except UserError as error:
             raise UserError(f"{space.path}: with {name}: {value}: {error}") from error
 
@@ -96,10 +97,11 @@ class Sweep:
         space: the sweep's space.
         folder: the sweep's folder.
         jobs: trials at a time.
+        program: trains them, each in a process of its own.
     """
 
-    def __init__(self, space: Space, folder: Path, jobs: int) -> None:
-        self.space, self.folder, self.jobs = space, folder, jobs
+    def __init__(self, space: Space, folder: Path, jobs: int, program: Program) -> None:
+        self.space, self.folder, self.jobs, self.program = space, folder, jobs, program
         self._stop = threading.Event()
         self._processes: set[subprocess.Popen[bytes]] = set()
         (folder / CLAIMS).mkdir(exist_ok=True)
@@ -225,12 +227,11 @@ class Sweep:
         return os.environ | own
 
     def _command(self, study: Study, number: int, folder: Path) -> list[str]:
-        program = [rundir.script] if rundir.script else ["-m", "cait"]
         if any((folder / rundir.CHECKPOINTS).glob("*.ckpt")):
-            return [sys.executable, *program, "resume", str(folder)]
+            return [*self.program.words(), "resume", str(folder)]
         settings = self.space.arguments(trials.values_of(study, self.space, number))
         place = [f"--trainer.default_root_dir={self.folder}", f"--run_name={folder.name}"]
-        return [sys.executable, *program, "fit", *settings, *place]
+        return [*self.program.words(), "fit", *settings, *place]
 
     def _process(self, command: list[str], output: Path, environment: dict[str, str], claim: int) -> int:
         with output.open("ab") as file:

@@ -1,0 +1,28 @@
+"""Look at a run: attention maps, its worst mistakes, curves, and what differs between runs."""
+
+from cait.plugins import Run, Verb
+
+VERBS = {
+    "visualize": Verb(
+        "cait.extras.visualize.verb:visualize",
+        "draw attention maps of images, and a page of what a run gets wrong:\n"
+        "cait visualize NAME [--images FILE|DIR ...] [--self_attention BLOCK,...] [--ema]",
+    ),
+    "plot": Verb(
+        "cait.extras.visualize.plot:plot",
+        "draw a run's curves and the heat maps of its layers: cait plot NAME [--output DIR]",
+    ),
+    "compare": Verb(
+        "cait.extras.visualize.compare:compare",
+        "what differs between runs, and their curves: cait compare NAME NAME ... [--output FILE]",
+    ),
+}
+
+
+def suggest(run: Run) -> list[tuple[str, str]]:
+    maps = (
+        [("see its mistakes", run.program.command("visualize", run.folder))]
+        if hasattr(run.module.model, "maps")
+        else []
+    )
+    return [*maps, ("draw the curves", run.program.command("plot", run.folder))]

@@ -10,11 +10,12 @@ from typing import Any
 from cait.cli.options import Options
 from cait.errors import UserError
 from cait.run import rundir
+from cait.run.program import Program
 
 TRAINING = ("train/acc1", "train/loss")
 
 
-def compare(arguments: list[str], *_: Any) -> None:
+def compare(arguments: list[str], program: Program) -> None:
     """Print the settings and the metrics in which runs differ, and draw their curves over each other."""
     options = Options("compare", "Show what differs between runs: settings, metrics, curves.")
     options.add_argument("runs", metavar="NAME", nargs="*", help="two or more folders in logs/")

@@ -16,6 +16,7 @@ from cait.cli import loading
 from cait.cli.options import Options, check_folder, which_run
 from cait.errors import UserError
 from cait.model.config import VARIANTS
+from cait.run.program import Program
 
 if TYPE_CHECKING:
     from cait.data.folder import Reading
@@ -34,7 +35,7 @@ class Photograph(NamedTuple):
     label: int | None
 
 
-def visualize(arguments: list[str], module: Any, data: Any) -> None:
+def visualize(arguments: list[str], program: Program) -> None:
     """Draw the attention maps of images, and put them on an HTML page with what a run has logged."""
     given = _options(arguments)
     checkpoint, folder = (None, None) if given.name or given.pretrained else loading.find(given.source, "visualize")
@@ -49,7 +50,9 @@ def visualize(arguments: list[str], module: Any, data: Any) -> None:
         elif checkpoint is None:
             loaded = loading.from_weights(given.source, given.name, given.ema, given.img_size)
         else:
-            loaded = loading.from_checkpoint(checkpoint, folder, given.ema, given.img_size, module, data)
+            loaded = loading.from_checkpoint(
+                checkpoint, folder, given.ema, given.img_size, program.module, program.data
+            )
         device = loading.device(folder)
         loaded.network.to(device)
         try:

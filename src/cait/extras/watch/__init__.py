@@ -1,0 +1,19 @@
+"""Processes that train together agree before they start, watch each other, and end together."""
+
+from cait.plugins import Setting
+
+SETTINGS = [
+    Setting(
+        "collective_timeout_minutes",
+        float,
+        10.0,
+        "Minutes that the processes of a run wait for one that does not answer, before all end.",
+    ),
+    Setting(
+        "silence_seconds",
+        float | None,
+        60.0,
+        "Seconds without a sign of life after which a process counts as lost and all end; null waits for ever.",
+    ),
+]
+PROCESSES = "cait.extras.watch.processes:WatchedProcesses"

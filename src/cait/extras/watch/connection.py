@@ -15,14 +15,17 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 from cait.errors import UserError, one_line
-from cait.extras.watch import launch
+from cait.extras.watch.processes import WatchedProcesses
 from cait.extras.watch.watch import Place, Watch
 
 
-def watch(trainer: Trainer, minutes: float, silence: float | None, own_timeout: bool) -> None:
+def watch(
+    processes: WatchedProcesses, trainer: Trainer, minutes: float, silence: float | None, own_timeout: bool
+) -> None:
     """Have the processes of `trainer` watch each other from their first connection on; nothing if there is only one.
 
     Args:
+        processes: get the watch.
         trainer: a Trainer that has not started yet.
         minutes: how long a collective operation waits for all processes.
         silence: seconds without a sign of life after which a process counts as lost, unless the collectives time out
@@ -47,7 +50,7 @@ def watch(trainer: Trainer, minutes: float, silence: float | None, own_timeout: 
 
     def connect_and_watch() -> None:
         strategy.setup_environment = connect  # type: ignore[method-assign]  # for what comes after this fit
-        launch.agree()
+        processes.agree()
         try:
             connect()
         except dist.DistError as error:
@@ -55,18 +58,11 @@ def watch(trainer: Trainer, minutes: float, silence: float | None, own_timeout: 
         if not own_timeout:
             limit_collectives(timedelta(minutes=minutes))
         store = dist.PrefixStore("cait/watch", dist.distributed_c10d._get_default_store().clone())
-        launch.watch = Watch(store, _place(trainer), limit, lambda: trainer.global_step)
-        launch.watch.start()
+        processes.watch = Watch(store, _place(trainer), limit, lambda: trainer.global_step)
+        processes.watch.start()
         _replace_lightnings_observer()
 
     strategy.setup_environment = connect_and_watch  # type: ignore[method-assign]
-
-
-def part() -> None:
-    """End the watch, because this process has ended as it should."""
-    if launch.watch:
-        launch.watch.stop()
-        launch.watch = None
 
 
 def limit_collectives(limit: timedelta) -> None:

@@ -30,6 +30,7 @@ from cait.extras.recipe import chooser
 from cait.extras.recipe.duration import Machine
 from cait.extras.recipe.rules import Start, choose
 from cait.extras.recipe.survey import Survey, left_out, survey
+from cait.run.program import Program
 from cait.train.losses import WeightedCrossEntropy, balanced_weights
 from cait.train.metrics import EvalMetrics
 
@@ -127,7 +128,7 @@ def test_who_lacks_the_package_for_them_is_told(
     monkeypatch.setattr(listing, "EXTENSIONS", (".png",))
     fill(tmp_path, {"a": 6, "b": 6})
     (tmp_path / "a/photo.HEIC").touch()
-    chooser.replace_folder(["--data.root", str(tmp_path)])
+    chooser.replace_folder(["--data.root", str(tmp_path)], Program())
     told = " ".join(capsys.readouterr().out.split())
     assert "left out 1 .heic; to read .heic, .venv/bin/pip install pillow-heif" in told
     for image in (tmp_path / "a").glob("*.png"):
@@ -355,16 +356,18 @@ def test_an_overlay_leaves_the_choice_and_a_configuration_takes_it(
 ) -> None:
     root = ["--data.root", str(fill(tmp_path / "photos", {"a": 6, "b": 6}))]
     overlay, digits = (str(REPO / "configs" / name) for name in ("trainer/debug.yaml", "digits.yaml"))
-    chosen, name = chooser.replace_folder(["--config", overlay, *root])
+    program = Program()
+    chosen = chooser.replace_folder(["--config", overlay, *root], program)
+    name = program.default_name
     assert name == "photos"
     given = chooser._settings(chosen)
     assert "model.fields.patch_size" in given
     assert "trainer.max_epochs" not in given  # the overlay's
     capsys.readouterr()
     for option in ("--config", "-c"):
-        assert chooser.replace_folder([option, digits, *root]) == ([option, digits, *root], "")
+        assert chooser.replace_folder([option, digits, *root], Program()) == [option, digits, *root]
     wrong = [*root, "--model.name", "s24", "--model.fields.depth", "abc"]
-    assert chooser.replace_folder(wrong) == (wrong, "")  # the parser tells
+    assert chooser.replace_folder(wrong, Program()) == wrong  # the parser tells
 
 
 def keys(rank: int = 0, world: int = 1, balance: str | None = "full", repeats: int = 1) -> list[list[tuple]]:
