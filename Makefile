@@ -9,20 +9,6 @@ export PYTHONDONTWRITEBYTECODE :=
 
 PYTHON ?= python3
 CONFIG ?= configs/digits.yaml
-PAPER ?=
-RUN ?=
-RUNS ?=
-STEP ?=
-N ?= 50
-DATA ?=
-OUT ?=
-SIZE ?=
-TORCH ?=
-SPACE ?=
-IMAGES ?=
-TO ?=
-FROM ?=
-ARGS ?=
 
 # A folder of images gets a recipe of its own, unless a configuration is asked for.
 CHOSEN := $(and $(DATA),$(filter file,$(origin CONFIG)))
@@ -34,98 +20,38 @@ READY := $(VENV)/.ready
 # One word for the shell, whatever is in it.
 quoted = '$(subst ','\'',$(1))'
 
+# Run a verb of cait on the run RUN; the second argument are further words.
+verb = @$(BIN)/cait $(1) $(call option,,$(RUN)) $(2) $(ARGS)
+# An option and its value, if there is one.
+option = $(if $(2),$(if $(1),$(1) )$(call quoted,$(2)))
+
 .PHONY: help
 help: ## Show this list
-	@echo "make TARGET [CONFIG=file.yaml | PAPER=table/row] [RUN=name] [ARGS=\"--key value ...\"]"
+	@echo "make TARGET [CONFIG=file.yaml] [RUN=name] [ARGS=\"--key value ...\"]"
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+	@echo "and the other verbs of cait, as make VERB [RUN=name] [ARGS=...]:"
+	@PYTHONPATH=src $(PYTHON) -m cait --help | grep -E '^  ($(subst $() ,|,$(strip $(PLAIN)))) '
 
 .PHONY: train
 train: $(READY) ## Train on the folder DATA of class folders, or CaiT on the embedded digits; FROM=FILE|timm|RUN
-	@$(BIN)/cait fit $(if $(PAPER),--paper $(call quoted,$(PAPER)),$(if $(CHOSEN),,$(addprefix --config ,$(CONFIG)))) $(if $(DATA),--data.root $(call quoted,$(DATA))) $(if $(FROM),--from $(call quoted,$(FROM))) $(if $(RUN),--run_name $(call quoted,$(RUN))) $(ARGS)
-
-.PHONY: resume
-resume: $(READY) ## Go on with the run RUN where it stopped, in its folder
-	@$(BIN)/cait resume $(if $(RUN),$(call quoted,$(RUN))) $(ARGS)
+	@$(BIN)/cait fit $(or $(call option,--paper,$(PAPER)),$(if $(CHOSEN),,$(addprefix --config ,$(CONFIG)))) $(call option,--data.root,$(DATA)) $(call option,--from,$(FROM)) $(call option,--run_name,$(RUN)) $(ARGS)
 
 .PHONY: eval
 eval: $(READY) ## Score the best checkpoint of the run RUN, or the row PAPER, on the validation set
-	@$(BIN)/cait $(if $(PAPER),validate --paper $(call quoted,$(PAPER)),eval $(if $(RUN),$(call quoted,$(RUN)))) $(ARGS)
+	$(call verb,eval,$(call option,--paper,$(PAPER)))
 
 .PHONY: predict
 predict: $(READY) ## Classify IMAGES (files or folders) with the run RUN
-	@$(BIN)/cait predict $(if $(RUN),$(call quoted,$(RUN))) $(IMAGES) $(ARGS)
+	$(call verb,predict,$(IMAGES))
 
-.PHONY: demo
-demo: $(READY) ## Write a page that runs the run RUN in a browser
-	@$(BIN)/cait demo $(if $(RUN),$(call quoted,$(RUN))) $(ARGS)
+-include src/cait/extras/*/make.mk
 
-.PHONY: export
-export: $(READY) ## Take the run RUN out: for timm, or ARGS="--format release|onnx|torch_export"
-	@$(BIN)/cait export $(if $(RUN),$(call quoted,$(RUN))) $(ARGS)
-
-.PHONY: card
-card: $(READY) ## Write the model card of the run RUN, README.md as the Hugging Face Hub shows it
-	@$(BIN)/cait card $(if $(RUN),$(call quoted,$(RUN))) $(ARGS)
-
-.PHONY: push
-push: $(READY) ## Put the run RUN on the Hugging Face Hub for timm: TO=owner/name, ARGS=--dry-run shows what would go
-	@$(BIN)/cait push $(if $(RUN),$(call quoted,$(RUN))) $(if $(TO),$(call quoted,$(TO))) $(ARGS)
-
-.PHONY: consolidate
-consolidate: $(READY) ## Write a checkpoint of the run RUN, trained with fsdp2, as one file
-	@$(BIN)/cait consolidate $(if $(RUN),$(call quoted,$(RUN))) $(ARGS)
-
-.PHONY: visualize
-visualize: $(READY) ## Draw what the run RUN sees in IMAGES (files or folders), its curves and its worst mistakes
-	@$(BIN)/cait visualize $(if $(RUN),$(call quoted,$(RUN))) $(if $(IMAGES),--images $(IMAGES)) $(ARGS)
-
-.PHONY: plot
-plot: $(READY) ## Draw the curves of the run RUN and the heat maps of its layers
-	@$(BIN)/cait plot $(if $(RUN),$(call quoted,$(RUN))) $(ARGS)
-
-.PHONY: runs
-runs: $(READY) ## List the runs in logs/: epochs, best accuracy, whether they run or are finished
-	@$(BIN)/cait runs $(ARGS)
-
-.PHONY: compare
-compare: $(READY) ## Show what differs between the runs RUNS="a b", and their curves over each other
-	@$(BIN)/cait compare $(RUNS) $(ARGS)
-
-.PHONY: replay
-replay: $(READY) ## Show what step STEP of the run RUN saw: images, loss, gradients
-	@$(BIN)/cait replay $(if $(RUN),$(call quoted,$(RUN))) $(if $(STEP),--step $(call quoted,$(STEP))) $(ARGS)
-
-.PHONY: zoo
-zoo: $(READY) ## Show the paper's ten models, their size, cost and published accuracy
-	@$(BIN)/cait zoo $(ARGS)
-
-.PHONY: paper
-paper: $(READY) ## List the rows of the paper's tables, each a run: PAPER=table1/layerscale-36
-	@$(BIN)/cait paper $(ARGS)
-
-.PHONY: imagenet-check
-imagenet-check: $(READY) ## Count the classes and images of the folder DATA, decode some, name what is wrong
-	@$(BIN)/cait imagenet-check $(if $(DATA),$(call quoted,$(DATA))) $(ARGS)
-
-.PHONY: shards
-shards: $(READY) ## Pack the data set DATA into chunks in the folder OUT, to train from it or from S3
-	@$(BIN)/cait shards $(if $(DATA),$(call quoted,$(DATA))) $(if $(OUT),$(call quoted,$(OUT))) $(ARGS)
-
-.PHONY: study
-study: $(READY) ## Does depth pay? LayerScale and its rivals at 6 to 48 blocks, in 30 minutes on 2 cores; SIZE=full, DATA=folder
-	@$(BIN)/cait study $(if $(SIZE),--size $(call quoted,$(SIZE))) $(if $(DATA),--data $(call quoted,$(DATA))) $(ARGS)
-
-.PHONY: sweep
-sweep: $(READY) ## Search the settings of the file SPACE for the best run; again to go on, ARGS="--jobs 2"
-	@$(BIN)/cait sweep $(if $(SPACE),$(call quoted,$(SPACE))) $(ARGS)
-
-.PHONY: find-lr
-find-lr: $(READY) ## Draw the loss of CONFIG over a rising learning rate, and suggest one
-	@$(BIN)/cait find-lr $(if $(PAPER),--paper $(call quoted,$(PAPER)),$(addprefix --config ,$(CONFIG))) $(ARGS)
-
-.PHONY: find-batch
-find-batch: $(READY) ## Find the largest batch of CONFIG that fits into memory; on the CPU ARGS="--max 256"
-	@$(BIN)/cait find-batch $(if $(PAPER),--paper $(call quoted,$(PAPER)),$(addprefix --config ,$(CONFIG))) $(ARGS)
+# Every verb without a target of its own.
+VERBS := $(shell sed -n 's/^    "\([a-z-]*\)": Verb.*/\1/p' src/cait/cli/command.py src/cait/extras/*/__init__.py)
+PLAIN := $(filter-out fit $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(MAKEFILE_LIST)),$(VERBS))
+.PHONY: $(PLAIN)
+$(PLAIN): $(READY)
+	$(call verb,$@)
 
 .PHONY: completion
 completion: $(READY) ## Print the completion of `cait` for a shell: source <(make -s completion), ARGS=zsh
@@ -141,7 +67,7 @@ test: $(READY) ## Run the tests of every part, in about 5 minutes on 2 cores
 
 .PHONY: test-all
 test-all: $(READY) ## Run all tests there are, each part whether another fails or not
-	@$(MAKE) --keep-going test-long test-two test-kernel
+	@$(MAKE) --keep-going test-long test-two $(LONG_TESTS)
 
 .PHONY: test-long
 test-long: $(READY) ## Run the tests of every part and the longer ones
@@ -149,16 +75,11 @@ test-long: $(READY) ## Run the tests of every part and the longer ones
 
 .PHONY: test-two
 test-two: $(READY) ## Run the tests of the command line with every run on two processes
-	@CAIT_TEST_DEVICES=2 $(BIN)/python -m pytest tests/test_cli.py tests/test_evaluation.py tests/test_export.py $(ARGS)
-
-.PHONY: test-kernel
-test-kernel: $(READY) ## Hold the fused attention against the reference at the models' own shapes, in 5 minutes
-	@TRITON_INTERPRET=$$($(BIN)/python -c 'import torch; print(int(not torch.cuda.is_available()))') \
-	  $(BIN)/python -m pytest tests/test_fused.py -m kernel -s $(ARGS)
+	@CAIT_TEST_DEVICES=2 $(BIN)/python -m pytest tests/cli/test_cli.py tests/cli/test_evaluation.py tests/cli/test_export.py $(ARGS)
 
 .PHONY: torture
 torture: $(READY) ## Kill and resume a run N times and compare its end, bit for bit, with one left alone
-	@$(BIN)/python benchmarks/torture.py --kills $(N) $(ARGS)
+	@$(BIN)/python benchmarks/torture.py --kills $(or $(N),50) $(ARGS)
 
 .PHONY: bench
 bench: $(READY) ## Time a training step beside timm's CaiT, on this machine
