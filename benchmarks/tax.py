@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import step
 import timm
@@ -26,10 +26,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from cait.model import cost
-from cait.model.config import CaiTConfig, variant_config
+from cait.model.config import attention_backends, variant_config
 
 CASES = ["s24-224", "s24-384", "s24-224-compiled", "s24-384-compiled"]
-BACKENDS = get_args(get_type_hints(CaiTConfig)["attention_backend"])
+BACKENDS = attention_backends()
 VIT = "vit_small_patch16_224"
 
 

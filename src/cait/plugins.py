@@ -33,7 +33,7 @@ KINDS = {
     "loggers": "(run) -> list[Logger]: loggers of a run that is about to train",
     "checkpoint_io": "(run) -> CheckpointIO or None: what writes the checkpoints of a run",
     "open_source": "(root, settings) -> DataSource or None: the data set that `root` names, if it is of this kind",
-    "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module"}: backends of attention with talking heads',
+    "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module:Backend"}; see `cait.model.talking_heads.Backend`',
     "STRATEGIES": 'dict[str, str]: {"name": "module:Strategy"}: strategies of the Trainer',
     "CHECKPOINT_FOLDERS": '"module": reads checkpoints that are folders',
     "PROCESSES": '"module:class": the subclass of cait.run.processes.Processes that connects several processes',
