@@ -27,10 +27,9 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.data.global_batch import batches_a_step
 from cait.errors import UserError
 from cait.extras.paper.models import zoo
-from cait.extras.throughput.log import COLUMNS, ThroughputLog
+from cait.extras.throughput.log import COLUMNS, ThroughputLog, forward_gmacs
 from cait.extras.watch import connection
 from cait.model import talking_heads
-from cait.model.cost import forward_gmacs
 from cait.model.factory import create_model
 from cait.run.banner import Banner, checkpoint_bytes, duration, shortage, size
 from cait.run.loggers import run_loggers

@@ -37,7 +37,7 @@ class Fused:
         return self.is_right(device, dtype, N, heads, k)
 
     def is_right(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> bool:
-        """Compare with the plain backend on one random image, and print or warn. It takes a second, mostly to compile."""
+        """Compare with the plain backend on one random image, and print or warn. It compiles, so it takes a second."""
         from cait.extras.fused import attention
 
         bound = max(4 * torch.finfo(dtype).eps, 1e-4)
