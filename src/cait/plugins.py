@@ -26,7 +26,7 @@ KINDS = {
     "VERBS": "dict[str, Verb]: verbs of `cait` by name",
     "SETTINGS": "list[Setting]: settings of `cait fit` or of other verbs that train or score",
     "CALLBACK_SETTINGS": 'dict[str, str]: {"name": "module:Callback"}; the class\'s arguments are --name.ARGUMENT',
-    "DATA_SETTINGS": '"module:group": a dataclass whose fields become settings of the data module',
+    "DATA_SETTINGS": '"module:Group": a dataclass whose fields become settings of the data module, see cait.settings',
     "MOVED": "dict[str, str]: modules of earlier versions and where they are now, for the class paths of saved runs",
     "replace_arguments": "(verb, arguments, custom) -> arguments: a step before the command line is parsed",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
