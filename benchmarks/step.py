@@ -30,10 +30,10 @@ from report import DEVICE, file_name, stamp, use_tilings, write
 from report import device as device_name
 from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import cait
-from cait.model import cost
-from cait.model.config import VARIANTS, variant_config
+from cait.model.config import VARIANTS
 from cait.train.optim import param_groups
 
 if hasattr(ctypes.CDLL(None), "mallopt"):
@@ -174,7 +174,10 @@ def in_a_process(*arguments: Any) -> float:
 
 def model_flops(case: Case, batch: int) -> float:
     """Of a training step: a forward pass and a backward pass of twice its work, without what is recomputed."""
-    return 6e9 * batch * cost.measure(variant_config(case.model, img_size=case.img_size)).gmacs
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        images = torch.empty(1, 3, case.img_size, case.img_size)
+        cait.create_model(case.model, case.img_size).eval()(images)
+    return 3 * batch * counter.get_total_flops()
 
 
 def measure(name: str, batch: int, rounds: int, tilings: Path | None = None) -> dict[str, Any]:

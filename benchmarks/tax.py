@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import step
 import timm
@@ -25,11 +25,10 @@ from report import file_name, stamp, use_tilings, write
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from cait.model import cost
-from cait.model.config import CaiTConfig, variant_config
+from cait.model.config import attention_backends
 
 CASES = ["s24-224", "s24-384", "s24-224-compiled", "s24-384-compiled"]
-BACKENDS = get_args(get_type_hints(CaiTConfig)["attention_backend"])
+BACKENDS = attention_backends()
 VIT = "vit_small_patch16_224"
 
 
@@ -55,8 +54,7 @@ class Case(step.Case):
         """CaiT's multiply-adds over ViT's."""
         with torch.device("meta"), FlopCounterMode(display=False) as counter:
             timm.create_model(VIT, img_size=self.img_size).eval()(torch.empty(1, 3, self.img_size, self.img_size))
-        ours = cost.measure(variant_config(self.model, img_size=self.img_size)).gmacs
-        return 2e9 * ours / counter.get_total_flops()
+        return step.model_flops(self, 1) / 3 / counter.get_total_flops()
 
 
 def measure(name: str, backend: str, batch: int, rounds: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The network against timm's, which loads the released weights."""
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import timm
@@ -9,13 +10,13 @@ from harness import slow
 from timm.layers import DropPath as TimmDropPath
 
 import cait
+from cait import plugins
 from cait.errors import UserError
-from cait.model import recompute
+from cait.model import recompute, talking_heads
 from cait.model.config import VARIANTS
-from cait.model.linear import scaled_linear
 from cait.model.recompute import TalkingHeads, padded
-from cait.model.residual import DropPath, draw_samples
-from cait.model.talking_heads import talking_heads_attention
+from cait.model.residual import DropPath, draw_samples, scaled_linear
+from cait.model.talking_heads import Backends
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -159,7 +160,7 @@ def attention_case(heads: int, N: int, dtype: torch.dtype, width: int = 48, batc
 def attention_results(case: tuple, backend: str) -> list[torch.Tensor]:
     """Output and every gradient."""
     qkv, proj_l, proj_w, d_out = case
-    out = talking_heads_attention(qkv, proj_l, proj_w, qkv.shape[-1] ** -0.5, backend)
+    out = Backends().attend(qkv, proj_l, proj_w, qkv.shape[-1] ** -0.5, backend)
     leaves = (qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias)
     return [out.detach(), *torch.autograd.grad(out, leaves, d_out)]
 
@@ -238,7 +239,7 @@ def test_recomputing_keeps_one_map() -> None:
 
         qkv, proj_l, proj_w, _ = case
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), torch.autocast(DEVICE, torch.bfloat16):
-            talking_heads_attention(qkv * 1, proj_l.float(), proj_w.float(), 0.1, backend)
+            Backends().attend(qkv * 1, proj_l.float(), proj_w.float(), 0.1, backend)
         kept[backend] = sum(size for size in sizes.values() if size >= 2 * 4 * 196 * 196 * 2)
     one = 2 * 4 * 196 * 196 * 2  # a map of bfloat16
     assert kept["recompute"] == one
@@ -360,3 +361,59 @@ def test_a_small_gamma_does_not_vanish_in_float16() -> None:
     torch.nn.init.constant_(linear.weight, 0.02)
     out = scaled_linear(linear, torch.full((1, 3, 4), 50.0).half(), torch.full((5,), 1e-6))
     torch.testing.assert_close(out.double(), 1e-6 * (4.0 + linear.bias.double()).expand(1, 3, 5), rtol=1e-2, atol=0)
+
+
+class SlowBackend:
+    """What an extra may add: it counts how often it is asked."""
+
+    asked = 0
+
+    def refusal(self, device: torch.device, dtype: torch.dtype, heads: int) -> str | None:
+        return "at least 2 heads" if heads < 2 else None
+
+    def is_best(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> bool:
+        SlowBackend.asked += 1
+        return N > 4
+
+    def __call__(self, qkv: torch.Tensor, *weights: Any) -> torch.Tensor:
+        return TalkingHeads.apply(qkv, *weights) * 2
+
+
+@pytest.fixture
+def slow_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "merged", lambda kind: {"slow": f"{__name__}:SlowBackend"})
+    monkeypatch.setattr(SlowBackend, "asked", 0)
+
+
+def test_an_extra_adds_a_backend(slow_backend: None) -> None:
+    fields = dict(patch_size=8, embed_dim=32, num_heads=2, depth=1)
+    network = cait.create_model("xxs24", 16, 10, attention_backend="slow", **fields)
+    given = attention_case(2, 5, torch.float32)[:3]
+    ours, plain = (Backends().attend(*given, 0.5, backend) for backend in ("slow", "recompute"))
+    assert torch.equal(ours, 2 * plain)
+    assert talking_heads.in_use(network, torch.device("cpu")) == "slow"
+    with pytest.raises(UserError, match="attention_backend slow needs at least 2 heads; take auto or recompute"):
+        Backends().attend(*attention_case(1, 5, torch.float32)[:3], 0.5, "slow")
+
+
+def test_auto_asks_the_extras_once_for_each_shape_and_never_on_a_cpu(slow_backend: None) -> None:
+    network = cait.create_model("xxs24", 16, 10, patch_size=8, embed_dim=32, num_heads=2, depth=2)
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    backends = network.blocks[0].attn.backends
+    assert [talking_heads.in_use(network, device) for device in (cpu, gpu)] == ["recompute", "auto"]
+    assert backends.choose(gpu, torch.bfloat16, 4, 2, 16) == "recompute"
+    assert talking_heads.in_use(network, gpu) == "recompute"
+    assert deepcopy(network).blocks[1].attn.backends.choose(gpu, torch.bfloat16, 5, 2, 16) == "slow"
+    assert talking_heads.in_use(network, gpu) == "slow"
+    assert backends.choose(gpu, torch.bfloat16, 5, 2, 16) == "slow"
+    network(torch.zeros(1, 3, 16, 16))
+    assert SlowBackend.asked == 2
+
+
+def test_a_backend_of_an_absent_extra_gives_way_to_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "merged", lambda kind: {})
+    fields = dict(patch_size=8, embed_dim=32, num_heads=2, depth=1)
+    with pytest.warns(UserWarning, match="attention_backend gone is none of auto, reference, recompute: auto takes"):
+        network = cait.create_model("xxs24", 16, 10, attention_backend="gone", **fields)
+    assert network.config.attention_backend == "auto"
+    assert talking_heads.in_use(network, torch.device("cuda", 0)) == "recompute"

@@ -27,10 +27,9 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.data.global_batch import batches_a_step
 from cait.errors import UserError
 from cait.extras.paper.models import zoo
-from cait.extras.throughput.log import COLUMNS, ThroughputLog
+from cait.extras.throughput.log import COLUMNS, ThroughputLog, forward_gmacs
 from cait.extras.watch import connection
 from cait.model import talking_heads
-from cait.model.cost import forward_gmacs
 from cait.model.factory import create_model
 from cait.run.banner import Banner, checkpoint_bytes, duration, shortage, size
 from cait.run.loggers import run_loggers
@@ -201,18 +200,8 @@ def test_the_banner_says_what_will_run(
 
 def test_a_network_of_ones_own_may_call_a_layer_talking_heads() -> None:
     net = torch.nn.Module()
-    net.talking_heads = torch.nn.Linear(2, 2)
+    net.backend = net.backends = torch.nn.Linear(2, 2)
     assert talking_heads.in_use(net, torch.device("cpu")) == ""
-
-
-def test_auto_is_decided_by_the_first_pass_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, gpu = create_model("xxs24", **FIELDS), torch.device("cuda", 0)
-    monkeypatch.setattr(talking_heads, "CHECKED", {})
-    assert talking_heads.in_use(net, torch.device("cpu")) == "recompute"
-    assert talking_heads.in_use(net, gpu) == "auto"
-    for serves, backend in ((False, "recompute"), (True, "fused")):
-        talking_heads.CHECKED[gpu, torch.bfloat16, 4, 2, 8] = serves
-        assert talking_heads.in_use(net, gpu) == backend
 
 
 @pytest.mark.parametrize("more", [["--trainer.enable_checkpointing=false"], ["--trainer.fast_dev_run=1"], []])

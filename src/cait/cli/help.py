@@ -10,7 +10,7 @@ import textwrap
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from cait.errors import UserError
-from cait.model.config import VARIANTS, CaiTConfig
+from cait.model.config import VARIANTS, CaiTConfig, attention_backends
 
 FIT = """\
 usage: cait fit --config FILE [--config FILE ...] [--NAME VALUE ...]
@@ -98,7 +98,8 @@ def fields() -> str:
         if field.name in ("img_size", "num_classes", "drop_path_rate"):
             continue  # settings of their own
         hint = hints[field.name]
-        choices = " | ".join(map(str, get_args(hint))) if get_origin(hint) is Literal else ""
+        values = attention_backends() if field.name == "attention_backend" else get_args(hint)
+        choices = " | ".join(map(str, values)) if hint is str or get_origin(hint) is Literal else ""
         kind = choices or (hint.__name__ if isinstance(hint, type) else str(hint).replace("None", "null"))
         default = json.dumps(field.default).strip('"')
         lines += textwrap.wrap(f"{field.name}: {kind} [{default}]", 76, initial_indent="  ", subsequent_indent="      ")

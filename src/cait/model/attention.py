@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cait.model.config import CaiTConfig
-from cait.model.linear import scaled_linear
 from cait.model.recompute import mix_heads
-from cait.model.residual import scalar_bias
-from cait.model.talking_heads import talking_heads_attention
+from cait.model.residual import scalar_bias, scaled_linear
+from cait.model.talking_heads import Backends
 
 COSINE_EPS = 1e-6
 
@@ -23,12 +22,14 @@ class SelfAttention(nn.Module):
     The maps are mixed over the heads before the softmax (proj_l) and after it (proj_w).
     """
 
-    def __init__(self, config: CaiTConfig) -> None:
+    def __init__(self, config: CaiTConfig, backends: Backends | None = None) -> None:
         super().__init__()
         d, self.num_heads = config.embed_dim, config.num_heads
         self.scale = (d // self.num_heads) ** -0.5
         self.cosine = config.attention == "cosine"
-        self.talking_heads, self.backend = config.talking_heads, config.attention_backend
+        self.talking_heads = config.talking_heads
+        if self.talking_heads and not self.cosine:
+            self.backend, self.backends = config.attention_backend, backends or Backends()
         self.bias_qkv, self.bias_proj = scalar_bias(config), scalar_bias(config)
         self.qkv = nn.Linear(d, d * 3, bias=config.qkv_bias)
         self.proj = nn.Linear(d, d)
@@ -40,7 +41,7 @@ class SelfAttention(nn.Module):
         """γ · attention(x); no γ means 1."""
         qkv = self.qkv(self.bias_qkv(x)).unflatten(-1, (3, self.num_heads, -1))  # [B, N, 3, h, k]
         if self.talking_heads and not self.cosine:
-            out = talking_heads_attention(qkv, self.proj_l, self.proj_w, self.scale, self.backend)
+            out = self.backends.attend(qkv, self.proj_l, self.proj_w, self.scale, self.backend)
         else:
             q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
             if self.talking_heads:

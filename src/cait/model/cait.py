@@ -7,6 +7,7 @@ as it is. Shapes: B images, N patches, d = embed_dim, T = 1 class token, or 2 wi
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 from cait.errors import UserError
 from cait.model.attention import ClassAttention, SelfAttention
 from cait.model.config import CaiTConfig
-from cait.model.linear import scaled_linear
 from cait.model.residual import (
     DropPath,
     Sample,
@@ -31,7 +31,9 @@ from cait.model.residual import (
     sampled,
     sampled_scale,
     scalar_bias,
+    scaled_linear,
 )
+from cait.model.talking_heads import Backends, known_backend
 
 
 class PatchEmbed(nn.Module):
@@ -104,8 +106,8 @@ class Block(nn.Module):
 class SelfAttentionBlock(Block):
     """x + drop_path(γ₁ · attention(norm(x))), then x + drop_path(γ₂ · mlp(norm(x))), on tokens [B, N, d]."""
 
-    def __init__(self, config: CaiTConfig, drop_path_rate: float) -> None:
-        super().__init__(config, SelfAttention(config), drop_path_rate)
+    def __init__(self, config: CaiTConfig, drop_path_rate: float, backends: Backends | None = None) -> None:
+        super().__init__(config, SelfAttention(config, backends), drop_path_rate)
 
     def forward(self, x: Tensor, *samples: Sample) -> Tensor:
         """`samples` are the draws of stochastic depth for the two branches; if not given, they are drawn here."""
@@ -170,7 +172,7 @@ class CaiT(nn.Module):
 
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config = config = replace(config, attention_backend=known_backend(config.attention_backend))
         self.grad_checkpointing = False
         """Compute the activations of self-attention blocks again in the backward pass instead of saving them."""
         d = config.embed_dim
@@ -182,7 +184,8 @@ class CaiT(nn.Module):
         positions = config.num_patches + (config.num_class_tokens if config.class_token_at == 0 else 0)
         self.pos_embed = nn.Parameter(torch.zeros(1, positions, d))
         self.patch_embed = PatchEmbed(config.in_chans, config.patch_size, d)
-        self.blocks = nn.Sequential(*(SelfAttentionBlock(config, rate) for rate in drop_path_rates(config)))
+        rates, backends = drop_path_rates(config), Backends()
+        self.blocks = nn.Sequential(*(SelfAttentionBlock(config, rate, backends) for rate in rates))
         self.blocks_token_only = nn.ModuleList(ClassAttentionBlock(config) for _ in range(config.depth_token_only))
         self.norm = norm_layer(config)
         self.head = nn.Linear(d, config.num_classes)

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from cait import plugins
 from cait.errors import UserError, did_you_mean
 
 DropPathMode = Literal["mask", "skip", "subset"]
@@ -51,8 +52,8 @@ class CaiTConfig:
     talking_heads: bool = True
     attention: Literal["dot", "cosine"] = "dot"
     """Scores q·k / sqrt(d/h), or q·k / (|q||k| + 1e-6)."""
-    attention_backend: Literal["auto", "reference", "recompute", "fused"] = "auto"
-    """How attention with talking heads is computed; see `cait.model.talking_heads.talking_heads_attention`."""
+    attention_backend: str = "auto"
+    """How attention with talking heads is computed; see `cait.model.talking_heads.Backends`."""
     cls_in_keys: bool = True
     """Whether class attention has the class token and the distillation token among its keys."""
     class_token_at: int | None = None
@@ -76,6 +77,8 @@ class CaiTConfig:
                 raise UserError(f"{field.name} must be one of {', '.join(get_args(hint))}, got {value!r}")
             if float in (hint, *get_args(hint)) and not _is_number(value) and (value is not None or hint is float):
                 raise UserError(f"{field.name} must be a number, got {value!r}")
+            if hint is str and not isinstance(value, str):
+                raise UserError(f"{field.name} must be a name, got {value!r}")
             if hint is bool and not isinstance(value, bool):
                 raise UserError(f"{field.name} must be true or false, got {value!r}")
         if self.img_size % self.patch_size:
@@ -131,6 +134,11 @@ _WHOLE_NUMBERS = {
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def attention_backends() -> list[str]:
+    """The values of `attention_backend`: the core's, then those of extras."""
+    return ["auto", "reference", "recompute", *plugins.merged("ATTENTION_BACKENDS")]
 
 
 # XXS-36 is the one exception to the rule for ε: the released code and weights use 1e-5.

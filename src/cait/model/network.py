@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -191,6 +191,22 @@ def require(network: nn.Module, name: str, part: str, wanted_by: str) -> None:
     """Raise UserError if the network does not have the optional `part` of the protocol."""
     if not hasattr(network, part):
         raise UserError(f"{name} has no {part}(), which {wanted_by} needs")
+
+
+def blocks(network: nn.Module) -> list[Any]:
+    """The blocks of CaiT; for another network the children of its Sequential and ModuleList children."""
+    if isinstance(network, CaiT):
+        return [*network.blocks, *network.blocks_token_only]
+    return [module for name, module in children(network) if "." in name]
+
+
+def children(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The children of a network by name; the children of a Sequential or a ModuleList take its place."""
+    for name, child in network.named_children():
+        if isinstance(child, nn.Sequential | nn.ModuleList):
+            yield from ((f"{name}.{inner}", module) for inner, module in child.named_children())
+        else:
+            yield name, child
 
 
 def classifier_keys(network: Any) -> list[str]:

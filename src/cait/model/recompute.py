@@ -1,4 +1,4 @@
-"""Talking-heads attention in matrix products, with a backward pass that needs only one map saved.
+"""Backward passes that compute again what others save: of attention with talking heads, and of a linear layer of GELUs.
 
 Shapes: B images, N tokens, h heads (g after mixing), k = embed_dim / h channels a head; a map is [B·h, N, columns].
 """
@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -89,6 +90,23 @@ class TalkingHeads(torch.autograd.Function):
         gradients = (d_weight_l, torch.zeros_like(bias_l), d_weight_w, d_bias_w)
         parameters = (weight_l, bias_l, weight_w, bias_w)
         return d_qkv, *(grad.to(of.dtype) for grad, of in zip(gradients, parameters, strict=True)), None
+
+
+class GeluLinear(torch.autograd.Function):
+    """gelu(x) Wᵀ + b. It saves x alone and computes gelu(x) again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(F.gelu(x), weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        flat = d_out.flatten(0, -2)
+        d_weight = flat.t() @ F.gelu(x).flatten(0, -2)
+        return torch.ops.aten.gelu_backward(d_out @ weight, x), d_weight, flat.sum(dim=0)
 
 
 def no_autocast(x: Tensor) -> Any:

@@ -22,9 +22,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cait.model.config import CaiTConfig, DropPathMode
+from cait.model.recompute import GeluLinear
 
 Sample = tuple[Tensor, Tensor] | None
 """The images of a batch whose branch is computed: their indices and the factor [1] of the branch. None means all."""
@@ -113,6 +115,24 @@ def sampled_scale(gamma: Tensor | None, sample: Sample) -> Tensor | None:
     if sample is None:
         return gamma
     return sample[1] if gamma is None else sample[1] * gamma
+
+
+def scaled_linear(linear: nn.Linear, x: Tensor, gamma: Tensor | None, gelu: bool = False) -> Tensor:
+    """γ · linear(x), or with `gelu` γ · linear(gelu(x)), for tokens x [B, N, d] and γ [d] or [1].
+
+    γ(Wx + b) = (γW)x + γb: scaling the weights costs less than scaling the output, which would be read and
+    saved once more. There are two exceptions. One or two class tokens are smaller than the weights. In
+    float16 a small γ would make γW vanish.
+    """
+    weight: Tensor = linear.weight
+    bias: Tensor = linear.bias
+    if gamma is not None and x.dtype != torch.float16 and x.shape[-2] > 2:
+        weight, bias, gamma = gamma[:, None] * weight, gamma * bias, None
+    if gelu and torch.is_grad_enabled() and not torch.compiler.is_exporting():
+        y = GeluLinear.apply(x, weight.to(x.dtype), bias.to(x.dtype))
+    else:
+        y = F.linear(F.gelu(x) if gelu else x, weight, bias)
+    return y if gamma is None else gamma * y
 
 
 class ScalarBias(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cait.errors import UserError, one_line
-from cait.model.branches import blocks
+from cait.model.network import blocks
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -23,7 +23,7 @@ NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _BatchNorm)
 def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
     """Have each process keep a part of every parameter, of its gradient and of its moments, in place.
 
-    Each block of `cait.model.branches.blocks` gathers its parameters when it runs and frees them afterwards. The
+    Each block of `cait.model.network.blocks` gathers its parameters when it runs and frees them afterwards. The
     network does the same with parameters outside of the blocks. A network without blocks is gathered as a whole. All
     processes start from the values of process 0.
 

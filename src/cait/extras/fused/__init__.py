@@ -1,1 +1,3 @@
-"""Attention with talking heads as a Triton kernel."""
+"""Attention with talking heads by a Triton kernel, for a GPU: --model.fields.attention_backend fused."""
+
+ATTENTION_BACKENDS = {"fused": "cait.extras.fused.backend:Fused"}

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from cait import disk
 from cait.errors import UserError
 from cait.extras.fsdp.sharding import gathered
-from cait.model import branches
+from cait.extras.monitor import branches
 from cait.run import rundir
 from cait.train.module import CaiTModule
 
@@ -34,11 +34,11 @@ class Monitor(Callback):
 
     - branch_ratio: the mean over the images of ‖γ·f(x)‖ / ‖x‖, norms over an image's tokens and channels, where x is
       what the branch is added to; activation_rms: the root mean square of x. Both come from a forward pass of
-      their own over the step's images, before the step, see `cait.model.branches.measure`: no branch is
+      their own over the step's images, before the step, see `cait.extras.monitor.branches.measure`: no branch is
       dropped, nothing is scaled for stochastic depth, and the blocks run uncompiled.
     - gamma_min, gamma_q25, gamma_median, gamma_q75, gamma_max: quantiles of |γ|.
 
-    For each branch, and in another network for each module of `cait.model.branches.parts`:
+    For each branch, and in another network for each module of `cait.extras.monitor.branches.parts`:
 
     - grad_norm: the norm of the gradient of the branch's parameters, γ and norm included: over the whole step, averaged
       over the processes, without the scale of mixed precision, before clipping;

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from cait.extras.paper.cost import measure
 from cait.extras.paper.rows import Row, rows
 from cait.model.config import variant_config
-from cait.model.cost import measure
 
 
 @dataclass(frozen=True)

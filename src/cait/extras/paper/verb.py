@@ -16,8 +16,8 @@ from cait.run import curves, rundir
 from cait.run.program import Program
 
 if TYPE_CHECKING:
+    from cait.extras.paper.cost import Cost
     from cait.extras.paper.rows import Row
-    from cait.model.cost import Cost
 
 WIDE = 120
 """The listing has the costs if the terminal has at least this many columns."""
@@ -115,7 +115,7 @@ def _hparams(folder: Path) -> dict[str, Any]:
 
 @functools.cache
 def _cost(network: Any) -> Cost:
-    from cait.model.cost import measure
+    from cait.extras.paper.cost import measure
 
     return measure(network)
 

@@ -7,6 +7,8 @@ import resource
 import sys
 import time
 import warnings
+from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ from lightning.fabric.utilities.throughput import Throughput, get_available_flop
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks.throughput_monitor import _plugin_to_compute_dtype
 from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.model import network
-from cait.model.cost import forward_gmacs
 from cait.run import rundir
 
 COLUMNS = ("step", "images_per_second", "mfu", "memory_gb")
@@ -110,3 +113,20 @@ def _memory(trainer: Trainer) -> int:
         return torch.cuda.max_memory_allocated()
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most
+
+
+def forward_gmacs(model: nn.Module, shape: Sequence[int]) -> float | None:
+    """10⁹ multiply-adds of a network's forward pass on an image of `shape`; None if it cannot run without weights.
+
+    A copy without weights runs, so the network stays as it is.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    bare: dict[int, Any] = {id(tensor): torch.empty_like(tensor, device="meta") for tensor in tensors}
+    bare |= {id(weight): nn.Parameter(bare[id(weight)], requires_grad=False) for weight in model.parameters()}
+    try:
+        copy = deepcopy(model, bare).eval()
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            copy(torch.empty(1, *shape, device="meta"))
+        return counter.get_total_flops() / 2 / 1e9
+    except Exception:  # a network of the user's own may do anything
+        return None

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import warnings
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -21,8 +22,9 @@ from torch.utils.checkpoint import checkpoint
 
 import cait
 from cait.errors import UserError
-from cait.model import talking_heads
-from cait.model.talking_heads import talking_heads_attention
+from cait.extras.fused import backend as fused_backend
+from cait.extras.fused.backend import Fused
+from cait.model.talking_heads import Backends
 
 pytest.importorskip("triton", reason="Triton is not on this platform")
 
@@ -78,7 +80,7 @@ def results(given: list[Tensor], backend: str) -> list[Tensor]:
     proj_l, proj_w = (torch.nn.Linear(len(bias_l), len(bias_l), device=DEVICE) for _ in range(2))
     proj_l.weight, proj_l.bias = torch.nn.Parameter(weight_l), torch.nn.Parameter(bias_l)
     proj_w.weight, proj_w.bias = torch.nn.Parameter(weight_w), torch.nn.Parameter(bias_w)
-    out = talking_heads_attention(qkv, proj_l, proj_w, qkv.shape[-1] ** -0.5, backend)
+    out = Backends().attend(qkv, proj_l, proj_w, qkv.shape[-1] ** -0.5, backend)
     leaves = (qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias)
     return [out.detach(), *torch.autograd.grad(out, leaves, given[5])]
 
@@ -279,7 +281,7 @@ def test_without_triton_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """That all else runs without it, test_house has."""
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "cait.extras.fused.attention", raising=False)
-    monkeypatch.delattr(cait.model, "fused", raising=False)
+    monkeypatch.delattr("cait.extras.fused.attention", raising=False)
     with pytest.raises(UserError, match="attention_backend fused needs Triton"):
         results(case(2, 5, torch.float32, 8), "fused")
 
@@ -287,7 +289,6 @@ def test_without_triton_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def capability(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(talking_heads, "CHECKED", {})
 
 
 LAYER = (torch.device(DEVICE), torch.float16, 33, 4, 8)
@@ -301,14 +302,14 @@ def test_auto_takes_it_once_it_is_checked_and_says_so(
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "Conversion of an array", DeprecationWarning)  # Triton 3.7's, to numpy
-        assert talking_heads._fused_serves(*LAYER)
-        assert talking_heads._fused_serves(*LAYER)
+        backends = Backends()
+        assert deepcopy(backends).choose(*LAYER) == "fused"  # a copied network shares what was checked
+        assert backends.choose(*LAYER) == "fused"
     assert re.fullmatch(r"attention by fused, 4 heads, 33 tokens: differs by \d.\de-04 .*\n", capsys.readouterr().err)
     assert torch.equal(torch.get_rng_state(), before)
-    monkeypatch.setattr(talking_heads, "CHECKED", {})
-    monkeypatch.setattr(talking_heads, "FASTEST", {(9, 0): "recompute"})  # measured to be
-    assert not talking_heads._fused_serves(*LAYER)
-    assert not talking_heads._fused_serves(LAYER[0], torch.float64, 33, 4, 8)
+    assert backends.choose(LAYER[0], torch.float64, 33, 4, 8) == "recompute"
+    monkeypatch.setattr(fused_backend, "FASTEST", {(9, 0): "recompute"})  # measured to be
+    assert Backends().choose(*LAYER) == "recompute"
 
 
 @runs
@@ -327,7 +328,7 @@ def test_auto_falls_back_aloud(
 
     monkeypatch.setattr(attention, name, kernel)
     with pytest.warns(UserWarning, match=words):
-        assert not talking_heads._fused_serves(*LAYER)
+        assert not Fused().is_best(*LAYER)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")

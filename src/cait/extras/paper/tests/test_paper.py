@@ -14,10 +14,10 @@ from harness import DEVICES, slow
 
 from cait.cli import main
 from cait.errors import UserError
+from cait.extras.paper.cost import measure
 from cait.extras.paper.rows import find, rows
 from cait.model.cait import CaiT
 from cait.model.config import VARIANTS
-from cait.model.cost import measure
 
 ROWS = sorted(rows())
 ONE_OF_EACH_TABLE = {row.table: row.id for row in rows().values()}.values()

@@ -1,11 +1,8 @@
-"""What a network costs: parameters and multiply-adds, without weights or a device."""
+"""What a CaiT costs: parameters and multiply-adds, without weights or a device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,23 +41,6 @@ def measure(config: CaiTConfig) -> Cost:
     with_token = 0 if at is None else config.depth - at
     gmacs = rest + sum(block[n + (config.num_class_tokens if i < with_token else 0)] for i in range(config.depth))
     return Cost(parameters, gmacs, rest + sum(block[n + 1] for _ in range(config.depth)))
-
-
-def forward_gmacs(model: nn.Module, shape: Sequence[int]) -> float | None:
-    """10⁹ multiply-adds of a network's forward pass on an image of `shape`; None if it cannot run without weights.
-
-    A copy without weights runs, so the network stays as it is.
-    """
-    tensors = [*model.parameters(), *model.buffers()]
-    bare: dict[int, Any] = {id(tensor): torch.empty_like(tensor, device="meta") for tensor in tensors}
-    bare |= {id(weight): nn.Parameter(bare[id(weight)], requires_grad=False) for weight in model.parameters()}
-    try:
-        copy = deepcopy(model, bare).eval()
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            copy(torch.empty(1, *shape, device="meta"))
-        return counter.get_total_flops() / 2 / 1e9
-    except Exception:  # a network of the user's own may do anything
-        return None
 
 
 def _gmacs(module: nn.Module, x: Tensor) -> float:

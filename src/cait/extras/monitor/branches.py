@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from cait.model.cait import Block, CaiT, ClassAttentionBlock
+from cait.model.network import blocks, children
 
 
 class Part(NamedTuple):
@@ -34,10 +35,10 @@ def parts(network: nn.Module) -> list[Part]:
     Those are the network's children; the children of a Sequential or a ModuleList take its place.
     """
     if not isinstance(network, CaiT):
-        named = [(name, weights) for name, child in _children(network) if (weights := list(child.parameters()))]
+        named = [(name, weights) for name, child in children(network) if (weights := list(child.parameters()))]
         return [Part(layer, name, weights) for layer, (name, weights) in enumerate(named, start=1)]
     found = []
-    for layer, block in enumerate(_blocks(network), start=1):
+    for layer, block in enumerate(blocks(network), start=1):
         attention, ffn = ("ca", "ca_ffn") if isinstance(block, ClassAttentionBlock) else ("sa", "ffn")
         for name, gamma, *modules in (
             (attention, block.gamma_1, block.norm1, block.attn),
@@ -47,25 +48,6 @@ def parts(network: nn.Module) -> list[Part]:
             own += [parameter for module in modules for parameter in module.parameters()]
             found.append(Part(layer, name, own, gamma))
     return found
-
-
-def blocks(network: nn.Module) -> list[nn.Module]:
-    """The blocks of CaiT; for another network the children of its Sequential and ModuleList children."""
-    if isinstance(network, CaiT):
-        return _blocks(network)
-    return [module for name, module in _children(network) if "." in name]
-
-
-def _children(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for name, child in network.named_children():
-        if isinstance(child, nn.Sequential | nn.ModuleList):
-            yield from ((f"{name}.{inner}", module) for inner, module in child.named_children())
-        else:
-            yield name, child
-
-
-def _blocks(network: CaiT) -> list[Any]:
-    return [*network.blocks, *network.blocks_token_only]
 
 
 @torch.no_grad()
@@ -88,7 +70,7 @@ def measure(network: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
 
     if isinstance(network, CaiT):
         with _as_is(network):
-            for block in _blocks(network):
+            for block in blocks(network):
                 block.run, block.add = type(block).body, partial(add, block)
             network(images)
     return found
@@ -100,7 +82,7 @@ def _as_is(network: CaiT) -> Iterator[None]:
     modes = {module: module.training for module in network.modules()}
     norms = [module for module in modes if isinstance(module, _BatchNorm)]
     tracking = [norm.track_running_stats for norm in norms]
-    runs = [(block, block.run) for block in _blocks(network)]
+    runs = [(block, block.run) for block in blocks(network)]
     try:
         network.eval()
         for norm in norms:
@@ -137,5 +119,5 @@ def watch_gradients(network: nn.Module, look: Callable[[int, Tensor], None]) -> 
         if x.requires_grad:
             x.register_hook(partial(look, number))
 
-    blocks = _blocks(network) if isinstance(network, CaiT) else []
-    return [block.register_forward_pre_hook(partial(enter, number)) for number, block in enumerate(blocks)]
+    watched = blocks(network) if isinstance(network, CaiT) else []
+    return [block.register_forward_pre_hook(partial(enter, number)) for number, block in enumerate(watched)]
