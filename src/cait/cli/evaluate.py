@@ -6,7 +6,6 @@ import contextlib
 from pathlib import Path
 
 from cait import signature
-from cait.cli.loading import earlier_of
 from cait.cli.options import asks_for_help, replaced, split_run, split_trust
 from cait.run import rundir
 from cait.run.program import Program
@@ -76,10 +75,9 @@ def _score(verb: str, arguments: list[str], given: list[str], trusted: bool, pro
     from cait.guards import trust
 
     own = [signature.own_text(path) for path in trust.configurations(arguments)]
-    arguments = trust.to_score([verb, *earlier_of(arguments), *arguments])
     remedy = "give it on the command line"
     with (
         trust.only_importing(trust.named(given), "the configuration", remedy),
         contextlib.nullcontext() if trusted else trust.only_objects([*given, *own]),
     ):
-        drive(ScoringCLI if verb == "validate" else CaiTCLI, arguments, program)
+        drive(ScoringCLI if verb == "validate" else CaiTCLI, [verb, *arguments], program)

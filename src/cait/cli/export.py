@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cait.cli.loading import checkpoint_module, data_settings
+from cait.cli.loading import checkpoint_module
 from cait.cli.options import Options, named_run
+from cait.cli.saved import data_settings
 from cait.errors import UserError
 from cait.run import rundir
 from cait.run.program import Program

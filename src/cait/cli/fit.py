@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from cait import signature
-from cait.cli.loading import earlier_of, earlier_settings
 from cait.cli.options import TRUST, asks_for_help, check_one_name, replaced, split_run, split_trust
 from cait.errors import UserError
 from cait.run import rundir
@@ -27,11 +26,10 @@ the path of a folder. What you give now wins over the run's own settings.
 def fit(arguments: list[str], program: Program) -> None:
     """Train. Extras may replace arguments first, such as a row of a table by its settings."""
     check_one_name(arguments)
-    arguments = replaced("fit", arguments, program)
-    arguments = [*earlier_of(arguments), *arguments]
+    arguments = ["fit", *replaced("fit", arguments, program)]
     from cait.cli.lightning import CaiTCLI, drive
 
-    drive(CaiTCLI, ["fit", *arguments], program)
+    drive(CaiTCLI, arguments, program)
 
 
 def resume(arguments: list[str], program: Program) -> None:
@@ -74,4 +72,4 @@ def _continue(folder: Path, overrides: list[str]) -> list[str]:
             raise UserError(f"nothing to resume: {folder} has no checkpoint yet; start it with `make train`")
         place += ["--ckpt_path", str(last)]
         sys.argv += place[-2:]  # the processes that Lightning starts continue from the same one
-    return ["fit", "--config", str(rundir.config(folder)), *earlier_settings(folder), *place, *overrides]
+    return ["fit", "--config", str(rundir.config(folder)), *place, *overrides]

@@ -9,25 +9,27 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning
+import yaml
 from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.strategies import Strategy, StrategyRegistry
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
 from cait import ckpt, disk, plugins, signature
+from cait.cli import saved
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import DISK_FULL, UserError, one_line
-from cait.guards import refusals, trainer_checks
+from cait.guards import refusals, trainer_checks, trust
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.run import quiet, rundir
 from cait.run.banner import Banner
@@ -166,14 +168,41 @@ class CaiTCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         for file in refusals.config_files(self.arguments):
             refusals.check_config(file)
+        known = list(self._parser(self.arguments[0]).get_defaults().keys(branches=True))
+        arguments = refusals.join_negative(self.arguments)
+        for place, path in refusals.places_of_configs(arguments):
+            if (config := self.configuration(path, known)) is not None:
+                text = yaml.safe_dump(config, default_flow_style=True, width=float("inf"))
+                arguments[place] = f"--config={text}" if arguments[place].startswith("--config=") else text
         try:
-            self.config = parser.parse_args(refusals.join_negative(self.arguments))
+            self.config = parser.parse_args(arguments)
         except ArgumentError as error:
-            known = list(self._parser(self.arguments[0]).get_defaults().keys(branches=True))
             raise UserError(refusals.explain(str(error), self.arguments, known)) from error
         seed = self.config[self.config.subcommand].seed_everything
         if isinstance(seed, bool) or not 0 <= seed < 2**32:  # Lightning takes true as a random seed, false as none
             raise UserError(f"--seed_everything must be a whole number from 0 to {2**32 - 1}, got {seed}")
+
+    def configuration(self, path: Path, known: Collection[str]) -> dict[str, Any] | None:
+        """The settings that a file of --config stands for; None takes it as it is written.
+
+        Args:
+            path: the file.
+            known: every setting and group of settings.
+        """
+        if path.name != rundir.CONFIG:
+            return None
+        strategies = {"auto", *StrategyRegistry, *plugins.merged("STRATEGIES")}
+        config, left_out = saved.without_absent(saved.read(path), known, strategies)
+        if left_out:
+            rank_zero_info(f"{path}: left out {', '.join(left_out)}, because no extra that is here takes them")
+        return config
+
+    def plain_configuration(self, path: Path, known: Collection[str]) -> dict[str, Any]:
+        """What `configuration` gives, without settings that build an object or write elsewhere."""
+        kept, left_out = trust.plain(CaiTCLI.configuration(self, path, known) or saved.read(path))
+        if left_out:
+            rank_zero_info(f"{path}: left out {', '.join(left_out)}; on the command line they count")
+        return kept
 
     def _parse_ckpt_path(self) -> None:
         if self.config.subcommand == "fit":
@@ -214,7 +243,7 @@ class CaiTCLI(LightningCLI):
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
             base = (
-                _recipe(map(str, config.config or []))
+                _recipe(refusals.configurations_of(self.arguments))
                 or self.program.default_name
                 or re.sub(r"[/:]", "-", config.model.name)
             )

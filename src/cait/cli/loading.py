@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import math
 import os
 from collections import Counter
@@ -12,16 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cait import ckpt
+from cait.cli import saved
 from cait.errors import UserError, one_line
-from cait.guards.refusals import check_config, config_files
 from cait.run import rundir
 
 WEIGHTS = (".ckpt", ".pth", ".pt", ".safetensors")
 AVERAGE = ", moving average"
-
-
-EARLIER = {"exif_orientation": False, "background": None}
-"""Data module settings that earlier runs did not record, and the values they used."""
 
 
 class Loaded(NamedTuple):
@@ -111,52 +106,6 @@ def _module(path: Path, checkpoint: ckpt.Checkpoint, kind: Any) -> Any:
         raise UserError(f"{path} cannot be loaded: {one_line(error)}") from error
 
 
-def data_settings(folder: Path) -> dict[str, Any]:
-    """The settings of a run's data module, including those that earlier runs did not record.
-
-    The images that it held out stay the same, even if the data folder has grown since.
-
-    Raises:
-        UserError: its configuration does not hold them.
-    """
-    settings = _earlier(written := _written_settings(folder)) | written
-    if "val_list" in settings and (folder / rundir.VALIDATION).is_file():
-        settings["val_list"] = str(folder / rundir.VALIDATION)
-    return settings
-
-
-def earlier_settings(folder: Path) -> list[str]:
-    """Arguments that keep an earlier run's behaviour where its config.yaml lacks a current setting."""
-    try:
-        earlier = _earlier(_written_settings(folder))
-    except UserError:  # the parser reports it
-        return []
-    return [f"--data.{name}={json.dumps(value)}" for name, value in earlier.items()]
-
-
-def earlier_of(arguments: list[str]) -> list[str]:
-    """The same for each config.yaml of a run that `arguments` name."""
-    files = [path for path in config_files(arguments) if path.name == rundir.CONFIG]
-    return [setting for path in files for setting in earlier_settings(path.parent)]
-
-
-def _earlier(written: dict[str, Any]) -> dict[str, Any]:
-    if "max_bad_share" not in written:  # a data module of your own, which may know none of these
-        return {}
-    return {name: value for name, value in EARLIER.items() if name not in written}
-
-
-def _written_settings(folder: Path) -> dict[str, Any]:
-    import yaml
-
-    path = rundir.config(folder)
-    check_config(path)
-    try:
-        return dict(yaml.safe_load(path.read_text())["data"])
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} does not say how images are prepared: {one_line(error)}") from error
-
-
 def device(folder: Path | None) -> Any:
     """The device of a run on this machine: the accelerator if there is one, unless the run asks for the CPU."""
     import torch
@@ -223,12 +172,13 @@ def _loaded(
         if isinstance(part, SelfAttention):
             part.backend = "auto"  # "fused" needs a GPU
     if folder is not None:
-        given = data_settings(folder)
+        given = saved.data_settings(folder)
     else:
         given = {key: settings[key] for key in ("mean", "std") if key in settings}
         given |= (ckpt.data_state(checkpoint) or {}).get("preprocessing") or {}
     try:
-        images = (data or ImageNetDataModule)(**given | {"img_size": size})
+        kind = data or ImageNetDataModule
+        images = kind(**saved.accepted(kind, given | {"img_size": size}))
     except TypeError as error:
         raise UserError(f"the run does not say how images are prepared: {one_line(error)}") from error
     about = f"{path}{AVERAGE * ema}, step {checkpoint['global_step']:,}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +39,9 @@ class ScoringCLI(CaiTCLI):
         parser.add_argument("--extra", type=dict[str, str] | None, default=None, help=EXTRA)
         parser.add_argument("--tta", type=Literal["hflip"] | None, default=None, help=TTA)
         parser.add_argument("--wanted_accuracy", type=float | None, default=None, help=WANTED)
+
+    def configuration(self, path: Path, known: Collection[str]) -> dict[str, Any]:
+        return self.plain_configuration(path, known)
 
     def before_validate(self) -> None:
         # Refuse now what cannot work, not after an hour.

@@ -64,10 +64,19 @@ def configurations_of(arguments: list[str]) -> list[str]:
     return named
 
 
+def places_of_configs(arguments: list[str]) -> list[tuple[int, Path]]:
+    """The files that `--config` names, each with the place of its argument."""
+    found = []
+    for place, (option, argument) in enumerate(pairwise(["", *arguments])):
+        text = argument.removeprefix("--config=") if argument.startswith("--config=") else argument
+        if (text != argument or option in ("-c", "--config")) and len(Path(text).name) < 256 and Path(text).is_file():
+            found.append((place, Path(text)))
+    return found
+
+
 def config_files(arguments: list[str]) -> list[Path]:
     """The files that `--config` names."""
-    named = map(Path, configurations_of(arguments))
-    return [path for path in named if len(path.name) < 256 and path.is_file()]
+    return [path for _, path in places_of_configs(arguments)]
 
 
 def check_config(path: Path) -> None:

@@ -9,14 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from jsonargparse import get_loader, set_parsing_settings
+from jsonargparse import set_parsing_settings
 from jsonargparse._common import parsing_settings
-from lightning.pytorch.utilities import rank_zero_info
 
 from cait import references, signature
-from cait.errors import UserError, one_line
-from cait.guards.refusals import check_config
+from cait.errors import UserError
 from cait.run import rundir
 
 PACKAGES = ("cait", "lightning", "torch", "torchmetrics", "torchvision")
@@ -104,33 +101,7 @@ def _configuration(before: str, argument: str) -> Path | None:
     return Path(argument) if before in ("-c", "--config") else None
 
 
-def to_score(arguments: Sequence[str]) -> list[str]:
-    """`arguments` with each --config FILE replaced by the settings in it that scoring uses.
-
-    Raises:
-        UserError: a file is not YAML.
-    """
-    return [_file_to_score(before, argument) for before, argument in zip(["", *arguments[:-1]], arguments, strict=True)]
-
-
-def _file_to_score(before: str, argument: str) -> str:
-    path = _configuration(before, argument)
-    if path is None or not path.is_file():  # the parser reports a missing one
-        return argument
-    check_config(path)
-    try:
-        config = get_loader("yaml")(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a configuration: {one_line(error)}") from error
-    kept, left_out = _plain(config)
-    if left_out:
-        rank_zero_info(f"{path}: left out {', '.join(left_out)}; on the command line they count")
-    return "--config=" * argument.startswith("--config=") + yaml.safe_dump(
-        kept, default_flow_style=True, width=float("inf")
-    )
-
-
-def _plain(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def plain(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """(the settings that build no object, write nothing elsewhere and unpickle nothing, names of those left out)"""
     trainer = config.get("trainer")
     trainer = trainer if isinstance(trainer, dict) else {}

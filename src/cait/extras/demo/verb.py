@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cait import ckpt
-from cait.cli import loading
+from cait.cli import loading, saved
 from cait.cli.options import Options, check_folder, which_run
 from cait.errors import UserError
 from cait.extras.demo import web_runtime
@@ -184,7 +184,7 @@ def _evaluation(checkpoint: Path, folder: Path | None) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError, TypeError):
         scores = dict(json.loads((folder / rundir.EVALUATION).read_text()))
         step = ckpt.read_checkpoint(checkpoint, without=ckpt.TENSORS)["global_step"]
-        settings = loading.data_settings(folder)
+        settings = saved.data_settings(folder)
         same = (scores.get("step"), scores.get("root")) == (step, root_name(str(settings["root"])))
         return scores if same and not scores.get("tta") else {}
     return {}

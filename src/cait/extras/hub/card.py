@@ -106,7 +106,7 @@ def _read(path: Path, folder: Path, program: Program) -> Any:
 def _config(folder: Path) -> dict[str, Any]:
     import yaml
 
-    from cait.cli.loading import data_settings
+    from cait.cli.saved import data_settings
 
     data = data_settings(folder)
     config = yaml.safe_load(rundir.config(folder).read_text())

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from cait import ckpt, disk, signature
-from cait.cli.loading import earlier_settings
 from cait.cli.options import TRUST, Options, check_folder, split_trust
 from cait.errors import UserError
 from cait.extras.paper.verb import replace_row
@@ -39,7 +38,7 @@ def replay(arguments: list[str], program: Program) -> None:
     else:
         asked.folder = rundir.find(named[0])
         given, output = settings, asked.folder / rundir.REPLAY
-        settings = ["--config", str(rundir.config(asked.folder)), *earlier_settings(asked.folder), *settings]
+        settings = ["--config", str(rundir.config(asked.folder)), *settings]
     asked.output = asked.output or output
     check_folder(asked.output)
     asked.start = None
@@ -133,7 +132,6 @@ def _go(asked: Namespace, settings: list[str], given: list[str], trusted: bool, 
     limits: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     arguments = ["fit", *settings]
     if asked.data_only:
-        arguments = trust.to_score(arguments)
         limits = trust.only_importing(trust.named(given), "the configuration", "give it on the command line")
     elif not (trusted or own[0]):  # the run's own file; others may follow it
         paths = [*trust.PACKAGES, *trust.named(given)]
