@@ -70,8 +70,12 @@ def without_absent(
         known: every setting and group of settings, as "model" and "model.lr".
         strategies: names that trainer.strategy takes.
     """
-    left_out: list[str] = []
-    kept = _known(config, known, "", left_out)
+    absent = {key: value for key, value in config.items() if key not in known}
+    kept = {key: value for key, value in config.items() if key not in absent}
+    if isinstance(data := kept.get("data"), dict):  # the other group that extras add settings to
+        absent |= {f"data.{key}": value for key, value in data.items() if f"data.{key}" not in known}
+        kept["data"] = {key: value for key, value in data.items() if f"data.{key}" in known}
+    left_out = [name for name, value in flatten(absent).items() if value not in (None, False, [], {})]
     trainer = kept.get("trainer")
     if not isinstance(trainer, dict):
         return kept, left_out
@@ -81,21 +85,6 @@ def without_absent(
     left_out += [f"trainer.{name}" for name, value in trainer.items() if present[name] != value]
     kept["trainer"] = {name: value for name, value in present.items() if value is not None or trainer[name] is None}
     return kept, left_out
-
-
-def _known(nested: dict[str, Any], known: Collection[str], prefix: str, left_out: list[str]) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    for key, value in nested.items():
-        name = f"{prefix}{key}"
-        is_group = any(setting.startswith(f"{name}.") for setting in known)
-        if is_group and isinstance(value, dict):
-            kept[key] = _known(value, known, f"{name}.", left_out)
-        elif name in known:
-            kept[key] = value
-        else:
-            set_values = flatten({name: value}).items()
-            left_out += [setting for setting, given in set_values if given not in (None, False, [], {})]
-    return kept
 
 
 def _present(value: Any) -> Any:
