@@ -15,7 +15,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from cait.data import decode
 from cait.data.decode import Decoder, JpegStream, open_image
-from cait.data.folder import PUBLISHED, Reading, load_rgb
+from cait.data.reading import PUBLISHED, Reading, load_rgb
 from cait.errors import UserError
 
 

@@ -19,9 +19,9 @@ import cait
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import MapSamples
 from cait.data.decode import open_image
-from cait.data.folder import Files, Reading, load_rgb
+from cait.data.listing import Files
+from cait.data.reading import Reading, UnreadableImageError, load_rgb
 from cait.data.source import DataSource, SplitSource
-from cait.data.unreadable import UnreadableImageError
 from cait.errors import UserError
 from cait.extras.recipe.copies import Copies, make
 
