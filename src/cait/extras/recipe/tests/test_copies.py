@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from encoded_image import encoded
 from harness import LIMIT, start
 from PIL import Image, ImageOps
-from test_decode import encoded
 from torch.utils.data import Dataset
 
 import cait
