@@ -22,7 +22,9 @@ from torchmetrics.classification import MulticlassCalibrationError
 
 from cait.cli import main
 from cait.cli.scores import write
-from cait.data.folder import Files, load_rgb, scan_extra_val
+from cait.data.folder import scan_extra_val
+from cait.data.listing import Files
+from cait.data.reading import load_rgb
 from cait.errors import UserError
 from cait.extras.evaluation import calibration
 from cait.extras.evaluation.callback import CLASSES_IN_JSON, Counts, Evaluation, RealAccuracy

@@ -20,7 +20,7 @@ from timm.data import create_transform
 import cait as package
 from cait import ckpt
 from cait.cli import main
-from cait.data.folder import load_rgb
+from cait.data.reading import load_rgb
 from cait.errors import UserError
 
 NAMES = ["cat", "dog", "owl"]

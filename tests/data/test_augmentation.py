@@ -27,9 +27,9 @@ from cait import seeds
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import TrainImages, seed_generators
 from cait.data.decode import DecodedImage
-from cait.data.folder import Files, load_rgb
+from cait.data.listing import Files
+from cait.data.reading import UnreadableImages, load_rgb
 from cait.data.sampler import Key
-from cait.data.unreadable import UnreadableImages
 from cait.errors import UserError
 
 SHIPPED = yaml.safe_load((REPO / "configs/imagenet/xxs24_224.yaml").read_text())["data"]

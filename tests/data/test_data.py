@@ -27,7 +27,9 @@ from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.decode import choose
 from cait.data.digits import write_digits
-from cait.data.folder import AS_SEEN, PUBLISHED, Files, Reading, load_rgb, scan
+from cait.data.folder import scan
+from cait.data.listing import Files
+from cait.data.reading import AS_SEEN, PUBLISHED, Reading, load_rgb
 from cait.errors import UserError
 from cait.extras.shards import writer
 

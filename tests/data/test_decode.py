@@ -10,12 +10,13 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+from encoded_image import encoded
 from harness import python, script
 from PIL import ExifTags, Image, ImageOps
 
 from cait.data import decode
 from cait.data.decode import Decoder, JpegStream, open_image
-from cait.data.folder import PUBLISHED, Reading, load_rgb
+from cait.data.reading import PUBLISHED, Reading, load_rgb
 from cait.errors import UserError
 
 
@@ -26,12 +27,6 @@ def installed() -> list[Any]:
 
 
 DECODERS = pytest.mark.parametrize("decoder", installed())
-
-
-def encoded(image: Image.Image, kind: str = "JPEG", **settings: Any) -> bytes:
-    file = BytesIO()
-    image.save(file, kind, **settings)
-    return file.getvalue()
 
 
 def sampled(jpeg: bytes, luma: int) -> bytes:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from cait import ImageNetDataModule
 from cait.data.augment import collate
-from cait.data.shared import SharedBatches
+from cait.data.loader import SharedBatches
 
 SHAPE = (5, 6, 3)
 

@@ -26,7 +26,7 @@ from torchvision.datasets.imagenet import ARCHIVE_META
 from cait.cli import main
 from cait.data import folder
 from cait.data.datamodule import ImageNetDataModule
-from cait.data.folder import load_rgb
+from cait.data.reading import load_rgb
 from cait.errors import UserError
 from cait.extras.catalog import imagenet
 

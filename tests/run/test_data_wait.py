@@ -14,8 +14,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from cait import ImageNetDataModule
-from cait.data import cores, decode, sampler
-from cait.data.sampler import Loader
+from cait.data import cores, decode, loader
+from cait.data.loader import Loader
 from cait.run import data_wait
 from cait.run.data_wait import DataWait, advice
 from cait.run.progress import EpochLines
@@ -38,7 +38,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (data_wait, sampler):
+    for module in (data_wait, loader):
         monkeypatch.setattr(module, "time", clock)
     return clock
 

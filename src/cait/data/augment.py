@@ -21,9 +21,9 @@ from torch.utils.data import default_collate
 from torchvision.transforms import RandomCrop, Resize
 
 from cait.data.decode import Decoder, OpenImage, open_image
-from cait.data.folder import RawImage, Reading
+from cait.data.loader import ByValue, Handle, SharedBatches, labels_of
 from cait.data.ops import on_arrays
-from cait.data.shared import ByValue, Handle, SharedBatches, labels_of
+from cait.data.reading import RawImage, Reading
 from cait.errors import UserError, kind_and_place
 from cait.references import is_path, locate
 

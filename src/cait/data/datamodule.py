@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -13,24 +13,21 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
-from cait import disk, seeds
-from cait.data import augment, cores, folder
+from cait import disk, plugins, seeds
+from cait.data import augment, cores, decode, folder
 from cait.data.augment import Augment, NormalizeAndErase
-from cait.data.dataset import EvalImages, Samples, TrainImages, Unlabelled, collate
-from cait.data.global_batch import batches_a_step
-from cait.data.mixing import Mixing, MixMode
-from cait.data.sampler import POWERS, Balance, Loader, Order, ShardSampler, TrainBatchSampler, TrainLoader
-from cait.data.shared import HELD, SharedBatches
-from cait.data.source import DataSource, FolderSource, open_source
-from cait.data.transforms import Augmentation, Backend, Preprocessing, TrainCrop, choose_backend
-from cait.data.unreadable import UnreadableImages
+from cait.data.dataset import EvalImages, Samples, TrainImages, Unlabelled, collate, known_labels
+from cait.data.global_batch import batches_a_step, images_a_batch
+from cait.data.listing import Files
+from cait.data.loader import HELD, Loader, Loading, SharedBatches, TrainLoader
+from cait.data.reading import RawImage, UnreadableImages, check_headers, load_rgb
+from cait.data.sampler import Order, Published, ShardSampler, TrainBatchSampler
+from cait.data.source import DataSource, FolderSource, Splits, open_source
+from cait.data.transforms import Augmentation, Mixing, Preprocessing
 from cait.errors import UserError
-from cait.extras.recipe import copies
-from cait.extras.recipe.copies import Copies
-from cait.extras.shards.source import ShardSamples, ShardSource
+from cait.settings import Given, flat
 
 HOW_READ = {
     "nvimgcodec": "nvImageCodec decodes only the crop of JPEG files",
@@ -41,8 +38,7 @@ HOW_READ = {
 ORDER = "order of the images"
 """Earlier checkpoints lack this key: their order is "published"."""
 CHECKED_IMAGES = 20_000
-"""In data sets up to this size every file's header is checked before training, which takes about a second, and copies
-are made. In larger ones a copy is made when its image is first read."""
+"""In data sets up to this size every file's header is checked before training, which takes about a second."""
 
 
 class ImageNetDataModule(LightningDataModule):
@@ -58,87 +54,11 @@ class ImageNetDataModule(LightningDataModule):
     A subclass changes the transforms or the source by overriding `make_train_transform`,
     `make_eval_transform` or `make_source`.
 
+    The settings are the fields of `Splits`, `Loading`, `Preprocessing`, `Augmentation` and `Mixing`, those that extras
+    add, and:
+
     Args:
-        root: `root/train/<class>/*` and `root/val/<class>/*`, or `root/<class>/*`, where `val_fraction` of each
-            class is held out. At "data/digits" scikit-learn's digits are written first. ImageNet's downloaded
-            archives in the folder are unpacked first. Or shards that `cait shards` has made: their folder,
-            "s3://bucket/folder" or "gs://bucket/folder". Or the name of a built-in data set: torchvision's
-            "torch/cifar10" or Hugging Face's "hfds/uoft-cs/cifar10". Or a data set of your own,
-            "package.module:factory": the factory is called with split=<train_split or val_split> and returns a
-            map-style data set with `classes`, the names of the classes. Its items are pairs of an image (PIL image,
-            path or open file) and a class index, or -1 for an image that validation does not count. Every process
-            calls the factory.
-        train_split: name of the training folder in `root`, or of the data set's split; "train+val" joins two.
-        val_split: the same for validation. A data set without a validation split, such as CIFAR, has "test":
-            then the best checkpoint is chosen on the images that score it, so report the last one.
-        data_dir: where a built-in data set is; None means data/<set>, Hugging Face's own cache for theirs. For
-            shards in a bucket it is the folder of their cache; None means data/cache.
-        download: fetch a built-in data set that is missing.
-        input_key: column of the images in a Hugging Face set.
-        target_key: column of the classes in a Hugging Face set.
-        cache_gb: largest size of the shards' cache, in 10⁹ bytes; the processes of a machine share it.
-        val_fraction: share of each class that is held out if `root` has no training folder.
-        val_list: CSV file whose column `path` names the images to hold out of such a `root`, such as a run's
-            validation.csv. Then `val_fraction` is not used.
-        img_size: side of the square images in pixels.
-        batch_size: images in a batch of one process; even with Mixup or CutMix.
-        global_batch: make `batch_size` the images of one optimizer step, over all processes and accumulated
-            batches, so that a run does not depend on the number of processes. A number is the images of one
-            optimizer step instead: `batch_size` stays the batch of one process, and the Trainer accumulates as
-            many batches as it takes. An epoch then has only whole steps.
-        eval_batch_size: the same for validation, test and prediction; None means `batch_size`.
-        backend: what reads the training images. "nvimgcodec" decodes only the crop of JPEG files,
-            "torchvision" and "pillow" decode all of it. These three give the same pixels, and "auto" takes the
-            first that is installed. They make timm's random draws and nearly its pixels: see
-            `cait.data.augment.Augment`. "timm" is timm's own transform, to the last bit. Evaluation always uses
-            timm's pixels.
-        decode_once: keep the repeats of an image in one process, which decodes it once. Not as published: see
-            `cait.data.sampler.TrainBatchSampler`. It changes nothing with one process.
-        order: "published" draws images from the whole set. "windowed" is for shards in a bucket that is larger than
-            the cache: it draws from `window` chunks at a time, see `cait.data.sampler.TrainBatchSampler`.
-        window: chunks that the "windowed" order draws from.
-        num_workers: loader processes for each training process, each on one core; None means its share of
-            the cores, see `cait.data.cores.share`, at most 16.
-        prefetch: batches that each worker has ready.
-        balance: draw the images of small classes more often, and those of large ones less: "full" gives all classes
-            the same share of an epoch, "sqrt" shares in the ratio of the square roots of their numbers of images.
-        repeats: repeated augmentation: how often each sampled image occurs in an epoch, each time
-            augmented anew; the epoch stays as long as without it.
-        train_crop: "resized" is a random crop resized to the image size. "simple" is DeiT III's simple random crop:
-            the shorter side resized, 4 pixels of reflection added around, a random square cut out.
-        scale: range of the area of the "resized" crop, as a share of the image.
-        ratio: range of the aspect ratio (width / height) of the "resized" crop.
-        hflip: probability of a horizontal flip.
-        auto_augment: timm's policy string, such as "rand-m9-mstd0.5-inc1" (RandAugment) or "3a" (DeiT III's
-            ThreeAugment: grey, solarised or blurred; there with color_jitter 0.3); None turns it off.
-        augment_ops: augmentation operations of your own, as "package.module:function". Each takes and returns a
-            PIL image of the crop's size, after auto_augment. A run stays exact if they draw only from the global
-            generators of `random`, numpy and torch, which are seeded for each image.
-        color_jitter: strength of brightness, contrast and saturation jitter, or three numbers, one for each,
-            and a fourth of at most 0.5 for the hue. As in timm it is used only after "3a" or without auto_augment.
-        erase_prob: probability of erasing a box of pixels.
-        exif_orientation: turn an image upright as its EXIF data say, as all viewers do. torchvision's ImageFolder and
-            timm's loaders do not, and the published recipes do not: configs/imagenet turns it off.
-        background: colour behind transparent pixels, as "white" or "#8090a0". None drops the alpha channel, as
-            those loaders do, and shows whatever colour the file holds there.
-        shrink: halve an image as it is read for as long as its shorter side keeps this many pixels, in training and
-            evaluation. None leaves it as it is.
-        copies_dir: folder for copies of the images that `shrink` has halved, so that each is read from its file only
-            once. None keeps none. The pixels are the same, and the folder may be removed at any time. It is for
-            folders of images; those of other sources are read anew.
-        interpolation: timm's name of the resampling filter, for training and evaluation.
-        mixup: alpha of Mixup's beta distribution; 0 turns it off.
-        cutmix: alpha of CutMix's beta distribution; 0 turns it off.
-        mix_prob: probability that a batch (a pair, an image) is mixed at all.
-        mix_switch_prob: probability of CutMix if both are on.
-        mix_mode: one draw for the whole "batch", for each "pair" of images, or for each image ("elem"). Image i of
-            a batch of B is always mixed with image B - 1 - i.
-        crop_pct: evaluation resizes the shorter side to img_size / crop_pct, then crops the centre.
-        mean: mean for the normalisation, for each channel, of pixels in [0, 1].
-        std: standard deviation for the normalisation, likewise.
         predict_root: folder of the images to predict, with its subfolders; None means the validation set.
-        max_bad_share: share of the images that may be unreadable. In training others stand in for them, validation
-            leaves them out, and `unreadable_path` lists them. If there are more, the run fails.
         check_resume: refuse a checkpoint of a run with other data, seed or global batch.
         class_names: names of the classes, in order, if there is no `root` to list them from: `cait predict`
             takes the checkpoint's.
@@ -149,118 +69,50 @@ class ImageNetDataModule(LightningDataModule):
             folders or data sets that are missing or cannot be used.
     """
 
+    @flat("DATA_SETTINGS")
     def __init__(
         self,
-        root: str = "data/imagenet",
-        train_split: str = "train",
-        val_split: str = "val",
-        data_dir: str | None = None,
-        download: bool = False,
-        input_key: str = "image",
-        target_key: str = "label",
-        cache_gb: float = 20.0,
-        val_fraction: float = 0.1,
-        val_list: str | None = None,
-        img_size: int = 224,
-        batch_size: int = 128,
-        global_batch: bool | int = False,
-        eval_batch_size: int | None = None,
-        backend: Backend = "auto",
-        decode_once: bool = False,
-        order: Order = "published",
-        window: int = 8,
-        num_workers: int | None = None,
-        prefetch: int = 2,
-        balance: Balance | None = None,
-        repeats: int = 3,
-        train_crop: TrainCrop = "resized",
-        scale: tuple[float, float] = (0.08, 1.0),
-        ratio: tuple[float, float] = (3 / 4, 4 / 3),
-        hflip: float = 0.5,
-        auto_augment: str | None = "rand-m9-mstd0.5-inc1",
-        augment_ops: list[str] | None = None,
-        color_jitter: float | Sequence[float] | None = None,
-        erase_prob: float = 0.25,
-        exif_orientation: bool = True,
-        background: str | None = "white",
-        shrink: int | None = None,
-        copies_dir: str | None = None,
-        interpolation: str = "bicubic",
-        mixup: float = 0.8,
-        cutmix: float = 1.0,
-        mix_prob: float = 1.0,
-        mix_switch_prob: float = 0.5,
-        mix_mode: MixMode = "batch",
-        crop_pct: float = 1.0,
-        mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
-        std: Sequence[float] = IMAGENET_DEFAULT_STD,
+        splits: Splits,
+        preprocessing: Preprocessing,
+        loading: Loading,
+        augmentation: Augmentation,
+        mixing: Mixing,
         predict_root: str | None = None,
-        max_bad_share: float = 0.01,
         check_resume: bool = True,
         class_names: list[str] | None = None,
         seed: int = 0,
+        *,
+        given: Given,
     ) -> None:
         super().__init__()
-        if not root:
-            raise UserError("root is empty; name a folder or a data set with --data.root")
-        self.root, self.img_size, self.seed = root.rstrip("/") if "://" in root else Path(root), img_size, seed
-        sets = (train_split, val_split, val_fraction, val_list, data_dir, download, input_key, target_key)
-        self._open_source = partial(open_source, root, *sets, cache_gb, order == "windowed")
-        self.order, self.window, self.balance = order, window, balance
-        self.preprocessing = Preprocessing(
-            img_size, interpolation, crop_pct, mean, std, folder.Reading(exif_orientation, background, shrink)
-        )
-        self.augmentation = Augmentation(
-            train_crop, scale, ratio, hflip, auto_augment, augment_ops, color_jitter, erase_prob
-        )
-        self.mixing = Mixing(mixup, cutmix, mix_prob, mix_switch_prob, mix_mode)
-        self.normalize_and_erase = NormalizeAndErase(mean, std)
-        self.backend = choose_backend(backend)
-        self.batch_size, self.eval_batch_size = batch_size, batch_size if eval_batch_size is None else eval_batch_size
-        self._step_images = None if isinstance(global_batch, bool) else global_batch
-        self._global_batch = batch_size if global_batch is True else None
-        self._given_eval_batch, self._accumulated = eval_batch_size, 0
-        self._shared_with: Trainer | None = None
-        self.decode_once, self.num_workers, self.prefetch, self.repeats = decode_once, num_workers, prefetch, repeats
-        self.max_bad_share, self.check_resume = max_bad_share, check_resume
-        self.copies_dir = Path(copies_dir) if copies_dir else None
+        if mixing.is_on and loading.batch_size % 2:
+            raise UserError(
+                f"Mixup and CutMix pair the images of a batch: batch_size must be even, got {loading.batch_size}"
+            )
+        self.given, self.loading = given, loading
+        self.preprocessing, self.augmentation, self.mixing = preprocessing, augmentation, mixing
+        self.root = splits.root.rstrip("/") if "://" in splits.root else Path(splits.root)
+        self.img_size, self.seed, self.check_resume = preprocessing.img_size, seed, check_resume
+        self.normalize_and_erase = NormalizeAndErase(preprocessing.mean, preprocessing.std)
+        self.backend = "timm" if loading.backend == "timm" else decode.choose(loading.backend)
+        self.batch_size, self.eval_batch_size = loading.batch_size, loading.eval_batch_size or loading.batch_size
+        self.decode_once, self.num_workers, self.repeats = loading.decode_once, loading.num_workers, loading.repeats
         self.predict_root = Path(predict_root) if predict_root else None
         self._class_names = class_names
+        self._shared_with: Trainer | None = None
+        self._accumulated = 1
+        """Batches of a step of `global_batch` images."""
         self.unreadable_path: Path | None = None
         """CSV file of the images that cannot be read; the command line puts it into the run's folder."""
         self.validation_path: Path | None = None
         """CSV file of the images that the run holds out, if it does; likewise in the run's folder."""
         self.announces = True
         """Whether `setup` prints what it has found; the command line does so itself."""
-        self._check_settings(val_fraction)
         self._own_epoch = -1
-
-    def _check_settings(self, val_fraction: float) -> None:
-        for name in ("batch_size", "eval_batch_size", "repeats"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self._step_images is not None and self._step_images < 1:
-            raise UserError(f"global_batch must be true, false or at least 1, got {self._step_images}")
-        if self.num_workers is not None and self.num_workers < 0:
-            raise UserError(f"num_workers must be at least 0, got {self.num_workers}")
-        if self.balance is not None and (self.balance not in POWERS or self.order != "published"):
-            raise UserError(f"balance is sqrt, full or null, for the published order; got {self.balance!r}")
-        if self.window < 1:
-            raise UserError(f"window must be at least 1, got {self.window}")
-        if self.prefetch < 1:
-            raise UserError(f"prefetch must be at least 1, got {self.prefetch}")
-        if not 0 <= self.max_bad_share < 1:
-            raise UserError(f"max_bad_share must be in [0, 1), got {self.max_bad_share}")
-        if not 0 < val_fraction < 1:
-            raise UserError(f"val_fraction must be above 0 and below 1, got {val_fraction}")
-        if self.mixing.is_on and self.batch_size % 2:
-            raise UserError(
-                f"Mixup and CutMix pair the images of a batch: batch_size must be even, got {self.batch_size}"
-            )
 
     def make_source(self) -> DataSource:
         """Return the data source; override it in a subclass. Called once, on first use."""
-        return self._open_source()
+        return open_source(self.given["root"], **self.given)
 
     def make_train_transform(self) -> Callable[[Any], Any]:
         """Return the training transform; override it in a subclass. Called once, on first use.
@@ -323,44 +175,30 @@ class ImageNetDataModule(LightningDataModule):
         if self.num_classes != len(self.source.class_names):
             there = len(self.source.class_names)
             raise UserError(f"class_names has {self.num_classes} names, {self.root} has {there} classes; leave it out")
-        self.unreadable = UnreadableImages(self.unreadable_path, int(self.max_bad_share * (len(train) + len(val))))
-        small_train, small_val = self._copied(train), self._copied(val)
-        self.val_images = EvalImages(small_val, self.eval_transform, self.unreadable, self.preprocessing.reading)
-        self.predict_samples = small_val
+        allowed = int(self.loading.max_bad_share * (len(train) + len(val)))
+        self.unreadable = UnreadableImages(self.unreadable_path, allowed)
+        held_out = self._wrapped(val)
+        self.val_images = EvalImages(held_out, self.eval_transform, self.unreadable, self.preprocessing.reading)
+        self.predict_samples = held_out
         if stage in ("fit", None):
             transform = self.train_transform
             open_image = transform.open if isinstance(transform, Augment) else self._open_rgb
-            self.train_images = TrainImages(small_train, open_image, transform, self.seed, self.unreadable)
+            self.train_images = TrainImages(self._wrapped(train), open_image, transform, self.seed, self.unreadable)
         if stage == "fit":
             for samples in (train, val):
-                if isinstance(samples, folder.Files) and len(train) + len(val) <= CHECKED_IMAGES:
-                    folder.check_headers(samples, self.unreadable)
+                if isinstance(samples, Files) and len(train) + len(val) <= CHECKED_IMAGES:
+                    check_headers(samples, self.unreadable)
             if self.announces:
                 rank_zero_info(f"{self.summary()}; {self.how_read()}")
-            self._check_order()
-            kept = [samples for samples in (small_train, small_val) if isinstance(samples, Copies)]
-            if len(train) + len(val) <= CHECKED_IMAGES:
-                copies.make(kept, *self._rank_and_world(), self._processes())
+            _ = self.order  # refuses one that the source does not have
+            for act in plugins.of_kind("images_listed"):
+                act(self)
 
-    def _copied(self, samples: Samples) -> Samples:
-        """The images, the large ones as their small copies if copies are kept."""
-        reading = self.preprocessing.reading
-        if self.copies_dir is None or reading.shrink is None or not isinstance(samples, folder.Files):
-            return samples
-        return Copies(samples, reading, self.copies_dir)
-
-    def _check_order(self) -> None:
-        """Refuse an order that the source does not have, and tell what the published one costs over a network."""
-        chunks, source = self._chunks, self.source
-        if not isinstance(source, ShardSource):
-            return
-        if chunks is not None:
-            source.check_room(self.window + 1)
-        elif not source.all_fit:
-            rank_zero_info(
-                f"{self.root} does not fit into the cache, so each training image is a request of its own; "
-                "see --data.order windowed and --data.cache_gb"
-            )
+    def _wrapped(self, samples: Samples) -> Samples:
+        """The images as extras give them, such as from small copies of large files."""
+        for wrap in plugins.of_kind("wrap_samples"):
+            samples = wrap(samples, self.given)
+        return samples
 
     def _write_held_out(self) -> None:
         """List the images that the run has held out of its folder, so that others can hold out the same."""
@@ -410,21 +248,14 @@ class ImageNetDataModule(LightningDataModule):
         Raises:
             UserError: the parts are not even.
         """
-        if self._step_images is not None and self._shared_with is not trainer:  # it may be called twice
+        wanted, even = self.loading.global_batch, self.mixing.is_on
+        if wanted is True:
+            self.batch_size = images_a_batch(self.loading.batch_size, even, trainer)
+            self.eval_batch_size = self.loading.eval_batch_size or self.batch_size
+        elif wanted is not False and self._shared_with is not trainer:  # it may be called twice
             self._shared_with = trainer
-            self._accumulated = batches_a_step(self._step_images, self.batch_size, self.mixing.is_on, trainer)
+            self._accumulated = batches_a_step(wanted, self.batch_size, even, trainer)
             trainer.accumulate_grad_batches = self._accumulated
-        if self._global_batch is None:
-            return
-        parts = trainer.world_size * trainer.accumulate_grad_batches
-        self.batch_size, left = divmod(self._global_batch, parts)
-        if left or self.batch_size < 1 or (self.mixing.is_on and self.batch_size % 2):
-            raise UserError(
-                f"--data.batch_size {self._global_batch} cannot be shared out over {parts} batches (processes × "
-                f"accumulation){', each of an even number for Mixup and CutMix' if self.mixing.is_on else ''}; "
-                "change it or the number of devices, or set --data.global_batch false"
-            )
-        self.eval_batch_size = self._given_eval_batch or self.batch_size
 
     def state_dict(self) -> dict[str, Any]:
         """The classes, and what a run's order and pixels depend on; checkpoints hold them.
@@ -433,7 +264,7 @@ class ImageNetDataModule(LightningDataModule):
         """
         trainer = self.trainer
         accumulated = trainer.accumulate_grad_batches if trainer else 1
-        whole_steps = self._accumulated or 1  # that many batches count as one
+        whole_steps = self._accumulated  # that many batches count as one
         depends = {
             "class of the data module": type(self).__qualname__,
             "seed": self.seed,
@@ -446,7 +277,7 @@ class ImageNetDataModule(LightningDataModule):
             "batches accumulated": accumulated // whole_steps,
             "training pictures": len(self.source.train),
             "digest of the training pictures' names": self._digest,
-            ORDER: self._order,
+            ORDER: self.order.name,
         }
         return {
             "class_names": self.class_names,
@@ -476,23 +307,14 @@ class ImageNetDataModule(LightningDataModule):
                 )
 
     @cached_property
-    def _order(self) -> str:
-        """The order of the images, and what it depends on besides seed and repeats."""
-        chunks = self._chunks
-        if chunks is None:
-            return f"balanced {self.balance}" if self.balance else "published"
-        layout = hashlib.sha256(chunks.numpy().tobytes()).hexdigest()[:16]
-        return f"windowed over {self.window} of the chunks {layout}"
-
-    @cached_property
-    def _chunks(self) -> Tensor | None:
-        """The chunk of each training image, if the order goes by chunks. Raises UserError if there are none."""
-        samples = self.source.train
-        if self.order == "published":
-            return None
-        if not isinstance(samples, ShardSamples):
-            raise UserError(f"--data.order windowed is for shards, {self.root} is none; `cait shards` makes them")
-        return torch.from_numpy(samples.chunk_of).long()
+    def order(self) -> Order:
+        """The order of the training images. Raises UserError if an extra's does not suit the source."""
+        offers = plugins.of_kind("image_order")
+        orders = [order for offer in offers if (order := offer(self.source, self.given)) is not None]
+        if len(orders) > 1:
+            names = " and ".join(order.name.split(" over ")[0] for order in orders)
+            raise UserError(f"the images come in one order, the settings ask for {len(orders)}: {names}")
+        return orders[0] if orders else Published(len(self.source.train))
 
     @cached_property
     def _digest(self) -> str:
@@ -506,11 +328,9 @@ class ImageNetDataModule(LightningDataModule):
 
     def train_dataloader(self) -> TrainLoader:
         self._write_held_out()  # not earlier: by now a checkpoint of other data has been refused
-        rank, world_size = self._rank_and_world()
+        rank, world_size = self.rank_and_world()
         how = (self.batch_size, self.seed, self.repeats, rank, world_size, self.decode_once)
-        labels = self._labels() if self.balance else None
-        sampler = TrainBatchSampler(len(self.train_images), *how, self._chunks, self.window, labels, self.balance)
-        sampler.accumulated = self._accumulated or 1
+        sampler = TrainBatchSampler(len(self.train_images), *how, self.order, self._accumulated)
         if len(sampler) == 0:
             raise UserError(
                 f"{len(self.train_images)} training images do not fill one batch of "
@@ -523,16 +343,9 @@ class ImageNetDataModule(LightningDataModule):
         )
         return TrainLoader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
 
-    def _labels(self) -> Tensor:
-        """The class of each training image. Raises UserError if the source knows them only by opening the images."""
-        labels = getattr(self.source.train, "labels", None)
-        if labels is None:
-            raise UserError(f"the classes of {self.root} cannot be counted without opening every image; use a folder")
-        return torch.tensor(labels)
-
     def class_counts(self) -> list[int]:
-        """Training images of each class. Raises UserError as `_labels` does."""
-        return torch.bincount(self._labels(), minlength=self.num_classes).tolist()
+        """Training images of each class. Raises UserError if the source knows them only by opening the images."""
+        return torch.bincount(known_labels(self.source.train, str(self.root)), minlength=self.num_classes).tolist()
 
     def val_dataloader(self) -> Loader:
         return self._eval_loader(self.val_images, "validation")
@@ -551,14 +364,14 @@ class ImageNetDataModule(LightningDataModule):
 
         It normalises its batches itself, because the Trainer gets it without the data module and its hooks.
         """
-        unreadable = UnreadableImages(None, int(self.max_bad_share * len(samples)))
+        unreadable = UnreadableImages(None, int(self.loading.max_bad_share * len(samples)))
         images = EvalImages(samples, self.eval_transform, unreadable, self.preprocessing.reading)
         loader = self._eval_loader(images, "extra validation")
         loader.finish = self._normalized
         return loader
 
     def _eval_loader(self, images: EvalImages, purpose: str) -> Loader:
-        rank, world_size = self._rank_and_world()
+        rank, world_size = self.rank_and_world()
         if len(images) < world_size:  # a process without a batch would not join in adding up the metrics
             raise UserError(f"{len(images)} {purpose} images cannot be shared out over {world_size} processes")
         settings = self._loading(collate, self.eval_batch_size)
@@ -580,11 +393,11 @@ class ImageNetDataModule(LightningDataModule):
         images, labels, *erased = batch
         return (self.normalize_and_erase(images, *erased) if images.dtype == torch.uint8 else images), labels
 
-    def _rank_and_world(self) -> tuple[int, int]:
+    def rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
 
-    def _open_rgb(self, raw: folder.RawImage, name: str, whole: bool) -> Image.Image:
-        return folder.load_rgb(raw, name, self.preprocessing.reading)
+    def _open_rgb(self, raw: RawImage, name: str, whole: bool) -> Image.Image:
+        return load_rgb(raw, name, self.preprocessing.reading)
 
     def _position(self) -> tuple[int, int]:
         """(epoch, next batch) of training; under `overfit_batches` each epoch is the first again."""
@@ -601,19 +414,19 @@ class ImageNetDataModule(LightningDataModule):
 
     def _loading(self, collate_fn: Callable[..., Any], batch_size: int, itemsize: int = 1) -> dict[str, Any]:
         """Settings of a loader; `itemsize` is the bytes of a value in its images."""
-        processes, batches = self._processes(), None
+        processes, batches = self.processes(), None
         workers = processes["num_workers"]
         if workers and SharedBatches.possible():
-            batches = SharedBatches(workers, self.prefetch + HELD, batch_size * 3 * self.img_size**2 * itemsize)
+            batches = SharedBatches(workers, self.loading.prefetch + HELD, batch_size * 3 * self.img_size**2 * itemsize)
         return processes | dict(
             collate_fn=partial(collate_fn, batches=batches),
-            prefetch_factor=self.prefetch if workers else None,
+            prefetch_factor=self.loading.prefetch if workers else None,
             finish=None if self.trainer is not None else self._normalized,
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
         )
 
-    def _processes(self) -> dict[str, Any]:
+    def processes(self) -> dict[str, Any]:
         """A loader's settings of its processes."""
         workers = self.workers(self.trainer.num_devices if self.trainer is not None else 1)
         return dict(

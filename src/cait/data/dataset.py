@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from cait import seeds
-from cait.data.folder import AS_SEEN, RawImage, Reading, load_rgb
+from cait.data.loader import ByValue, Handle, SharedBatches, labels_of
+from cait.data.reading import AS_SEEN, RawImage, Reading, UnreadableImageError, UnreadableImages, load_rgb
 from cait.data.sampler import Key
-from cait.data.shared import ByValue, Handle, SharedBatches, labels_of
-from cait.data.unreadable import UnreadableImageError, UnreadableImages
 from cait.errors import UserError
 
 NO_LABEL = -1
@@ -79,6 +78,14 @@ class MapSamples:
         if not NO_LABEL <= label < len(self.class_names):
             raise UserError(f"{self.name(index)} has the label {label}, there are {len(self.class_names)} classes")
         return image, label
+
+
+def known_labels(samples: Samples, root: str) -> Tensor:
+    """The class of each image. Raises UserError if the data set `root` knows them only by opening the images."""
+    labels = getattr(samples, "labels", None)
+    if labels is None:
+        raise UserError(f"the classes of {root} cannot be counted without opening every image; use a folder")
+    return torch.tensor(labels)
 
 
 class Unlabelled:

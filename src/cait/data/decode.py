@@ -21,8 +21,7 @@ import torch
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from cait.data.folder import AS_SEEN, PUBLISHED, RawImage, Reading, load_rgb, orientation
-from cait.data.unreadable import UnreadableImageError
+from cait.data.reading import AS_SEEN, PUBLISHED, RawImage, Reading, UnreadableImageError, load_rgb, orientation
 from cait.errors import UserError
 
 Decoder = Literal["nvimgcodec", "torchvision", "pillow"]

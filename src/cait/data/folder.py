@@ -1,31 +1,14 @@
-"""Image folders: list their images and read one."""
+"""Image folders: which folder is which class and which split, and their images."""
 
 from __future__ import annotations
 
 import csv
 import os
-import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, NamedTuple
-
-import numpy as np
-from PIL import ExifTags, Image, ImageColor
 
 from cait.data.listing import HEIF, Files, is_image, list_images
-from cait.data.unreadable import UnreadableImageError, UnreadableImages
 from cait.errors import UserError
-
-# Broken EXIF data do not matter to a run: it uses what can be read of them.
-warnings.filterwarnings("ignore", message="Corrupt EXIF data")
-# Pillow warns past MAX_IMAGE_PIXELS, 89 million, and refuses past twice that; the refusal is enough.
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-
-with suppress(ImportError):
-    from pillow_heif import register_heif_opener
-
-    register_heif_opener()
 
 NEEDS_HEIF = "to read .heic, .venv/bin/pip install pillow-heif"
 
@@ -34,109 +17,6 @@ VAL_NAMES = ("val", "valid", "validation", "test", "testing")
 """Usual names of the two folders of a split; the first that exists is taken."""
 MACOS = "__MACOSX"
 """A folder of copies in archives that macOS has made."""
-
-RawImage = str | Path | IO[bytes] | Image.Image
-"""An image as a data set has it: a path, an open file, or already decoded."""
-
-
-ORIENTATIONS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""What turns an image upright, by its EXIF orientation. 1 is upright."""
-
-
-class Reading(NamedTuple):
-    """How a file becomes RGB; the fields are `cait.data.datamodule.ImageNetDataModule`'s settings."""
-
-    exif_orientation: bool = True
-    background: str | None = "white"
-    shrink: int | None = None
-
-    def shrinks(self, size: tuple[int, int]) -> bool:
-        """Whether an image of this size, in pixels, is halved."""
-        return self.shrink is not None and min(size) >= 2 * self.shrink
-
-    def check(self) -> None:
-        """Raise UserError if Pillow does not know the colour, or the size is none."""
-        if self.shrink is not None and self.shrink < 1:
-            raise UserError(f"shrink must be at least 1 pixel, or null; got {self.shrink}")
-        if self.background is None:
-            return
-        try:
-            opaque = len(ImageColor.getrgb(self.background)) == 3
-        except ValueError:
-            opaque = False
-        if not opaque:
-            raise UserError(f"background must be a colour, as white or '#8090a0', or null; got {self.background!r}")
-
-
-AS_SEEN = Reading()
-"""As viewers show an image, on white."""
-PUBLISHED = Reading(exif_orientation=False, background=None)
-"""As torchvision's ImageFolder reads, and so timm's loaders and the published recipes."""
-
-
-def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Image.Image:
-    """Read an image in any of Pillow's formats and modes as RGB; errors call it by its path, or else by `name`.
-
-    Raises:
-        UnreadableImageError: the file is missing, truncated or not an image.
-    """
-    try:
-        with image if isinstance(image, Image.Image) else Image.open(image) as opened:
-            if reading.shrink is not None and opened is not image:  # it would change the caller's image
-                opened.draft(None, (reading.shrink, reading.shrink))  # JPEG decoders halve much faster, up to 3 times
-            opened.load()
-            upright = ORIENTATIONS.get(orientation(opened)) if reading.exif_orientation else None
-            rgb = _as_rgb(opened if upright is None else opened.transpose(upright), reading.background)
-            while reading.shrinks(rgb.size):
-                rgb = rgb.reduce(2)
-            return rgb
-    except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error ...
-        reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else str(error)
-        path = image if isinstance(image, str | Path) else name
-        raise UnreadableImageError(f"cannot read the image {path}: {reason}") from error
-
-
-def orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8; 1 if EXIF data are missing or broken."""
-    try:
-        value = image.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # as Pillow's decoders do
-        return 1
-    return value if value in ORIENTATIONS else 1
-
-
-def _as_rgb(image: Image.Image, background: str | None) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits of grey: Pillow would cut them off at 255 instead of scaling
-        return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    pixels = image.convert("RGBA")
-    if background is None:
-        return pixels.convert("RGB")
-    rgb = Image.new("RGB", pixels.size, background)
-    rgb.paste(pixels, mask=pixels)
-    return rgb
-
-
-def check_headers(samples: Files, unreadable: UnreadableImages) -> None:
-    """Open each file without decoding it, and note those that are not images."""
-    for path, _ in samples:
-        try:
-            with Image.open(path):
-                pass
-        except Exception:
-            try:
-                load_rgb(path)
-            except UnreadableImageError as error:
-                unreadable.note(path, str(error))
 
 
 def split_folders(root: Path, train_split: str, val_split: str) -> tuple[Path, Path | None]:

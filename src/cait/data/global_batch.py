@@ -1,4 +1,4 @@
-"""How many batches make an optimizer step of a given number of images."""
+"""How the images of an optimizer step are divided into batches, over processes and accumulation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,26 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities import rank_zero_info
 
 from cait.errors import UserError
+
+
+def images_a_batch(images: int, even: bool, trainer: Trainer) -> int:
+    """The images of each batch, if a step of `images` images is shared out over processes and accumulated batches.
+
+    Args:
+        even: batches must have an even number of images.
+
+    Raises:
+        UserError: the parts are not even.
+    """
+    parts = trainer.world_size * trainer.accumulate_grad_batches
+    batch_size, left = divmod(images, parts)
+    if left or batch_size < 1 or (even and batch_size % 2):
+        raise UserError(
+            f"--data.batch_size {images} cannot be shared out over {parts} batches (processes × "
+            f"accumulation){', each of an even number for Mixup and CutMix' if even else ''}; "
+            "change it or the number of devices, or set --data.global_batch false"
+        )
+    return batch_size
 
 
 def batches_a_step(images: int, batch_size: int, even: bool, trainer: Trainer) -> int:

@@ -6,22 +6,47 @@ uninterrupted run would have seen.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler, SequentialSampler
+from torch.utils.data import Sampler, SequentialSampler
 
 from cait import seeds
 
-Order = Literal["published", "windowed"]
-Balance = Literal["sqrt", "full"]
-POWERS: dict[Balance, float] = {"sqrt": 0.5, "full": 0.0}
-"""A class of n images gets a share of an epoch that grows with n to this power."""
 Key = tuple[int, int, int]
 """(epoch, index, repeat): with the seed, all that the randomness of one training image depends on."""
+
+
+class Order(Protocol):
+    """The order of the images in an epoch, before repeats and ranks divide it."""
+
+    @property
+    def name(self) -> str:
+        """What it depends on besides the seed; a checkpoint of another name is not resumed."""
+        ...
+
+    @property
+    def once(self) -> bool:
+        """Whether each image comes once."""
+        ...
+
+    def __call__(self, generator: torch.Generator) -> Tensor:
+        """The indices of the images, as many as there are images."""
+        ...
+
+
+@dataclass(frozen=True)
+class Published:
+    """All images, shuffled."""
+
+    length: int
+    name, once = "published", True
+
+    def __call__(self, generator: torch.Generator) -> Tensor:
+        return torch.randperm(self.length, generator=generator)
 
 
 class TrainBatchSampler(Sampler[list[Key]]):
@@ -38,21 +63,12 @@ class TrainBatchSampler(Sampler[list[Key]]):
     are other draws of the same kind. But a rank's batch, in which Mixup and CutMix pair images, has a third
     as many different images, each three times. On one process the two are the same.
 
-    With `chunks` the order is not as published either: it suits shards that come over a network. The chunks are put
-    into a seeded order, and each image follows its chunk's turn by a random distance below `window` chunks. So at most
-    `window` chunks are in use at any moment, and each is used once in an epoch. Images of one chunk are always less
-    than `window` chunks apart; the images of each chunk were drawn at random when the shards were made. Repeats and
-    ranks divide this order as they do the published one.
-
-    With `labels` and `balance` an epoch is as long, but the classes' shares of it are closer to each other, as `POWERS`
-    says. Images of a small class then come several times, augmented anew each time: repeat numbers continue, so no two
-    keys of an epoch are the same. Within a class, the counts of two images differ by at most one.
+    An image that comes several times in an order has repeat numbers that continue, so no two keys of an epoch are the
+    same.
 
     Args:
-        chunks: the chunk of each image, counted from 0; None is the published order.
-        window: chunks that are in use at any moment.
-        labels: the class of each image, for `balance`.
-        balance: how far the classes are balanced; None leaves them as they are.
+        order: of the images; None is the published one.
+        accumulated: batches of an optimizer step; an epoch has only whole steps.
     """
 
     def __init__(
@@ -64,20 +80,13 @@ class TrainBatchSampler(Sampler[list[Key]]):
         rank: int = 0,
         world_size: int = 1,
         decode_once: bool = False,
-        chunks: Tensor | None = None,
-        window: int = 0,
-        labels: Tensor | None = None,
-        balance: Balance | None = None,
+        order: Order | None = None,
+        accumulated: int = 1,
     ) -> None:
         self.length, self.batch_size, self.seed, self.repeats = length, batch_size, seed, repeats
-        self.decode_once = decode_once
-        self.chunks, self.window = chunks, window
-        self.labels, self.balance = labels, balance
-        self.rank, self.world_size = rank, world_size
-        self.epoch = 0
-        self.first_batch = 0
-        self.accumulated = 1
-        """Batches of an optimizer step; an epoch has only whole steps."""
+        self.rank, self.world_size, self.decode_once = rank, world_size, decode_once
+        self.order, self.accumulated = order or Published(length), accumulated
+        self.epoch = self.first_batch = 0
         usable = length // 256 * 256 if repeats > 1 and length >= 256 else length
         self.entries = usable // world_size
 
@@ -88,8 +97,8 @@ class TrainBatchSampler(Sampler[list[Key]]):
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
         generator = torch.Generator().manual_seed(seeds.epoch_order(self.seed, epoch))
-        order = self._order(generator)
-        counted = occurrences(order) * self.repeats if self.balance else torch.zeros_like(order)
+        order = self.order(generator)
+        counted = torch.zeros_like(order) if self.order.once else occurrences(order) * self.repeats
         for batch in range(self.first_batch, len(self)):
             entries = torch.arange(batch * self.batch_size, (batch + 1) * self.batch_size)  # of this rank
             if self.decode_once:
@@ -99,42 +108,6 @@ class TrainBatchSampler(Sampler[list[Key]]):
                 places, repeats = entries // self.repeats, entries % self.repeats
             indices, counts = order[places].tolist(), (repeats + counted[places]).tolist()
             yield [(epoch, index, repeat) for index, repeat in zip(indices, counts, strict=True)]
-
-    def _order(self, generator: torch.Generator) -> Tensor:
-        if self.chunks is not None:
-            return self._windowed(self.chunks, generator)
-        if self.balance is None or self.labels is None:
-            return self._published(generator)
-        return self._balanced(self.labels, POWERS[self.balance], generator)
-
-    def _published(self, generator: torch.Generator) -> Tensor:
-        return torch.randperm(self.length, generator=generator)
-
-    def _windowed(self, chunks: Tensor, generator: torch.Generator) -> Tensor:
-        turns = torch.randperm(int(chunks.max()) + 1, generator=generator)
-        behind = self.window * torch.rand(self.length, dtype=torch.float64, generator=generator)
-        return torch.argsort(turns[chunks] + behind, stable=True)
-
-    def _balanced(self, labels: Tensor, power: float, generator: torch.Generator) -> Tensor:
-        """Go through each class in shuffled turns up to its share of `length`, cut the last turn, then shuffle all."""
-        members = labels.argsort(stable=True).split(labels.unique(return_counts=True)[1].tolist())
-        drawn = []
-        for images, share in zip(members, shares([len(images) for images in members], power), strict=True):
-            turns = [images[torch.randperm(len(images), generator=generator)] for _ in range(-(-share // len(images)))]
-            drawn += [torch.cat(turns)[:share]] if turns else []
-        order = torch.cat(drawn)
-        return order[torch.randperm(len(order), generator=generator)]
-
-
-def shares(counts: Sequence[int], power: float) -> list[int]:
-    """`sum(counts)` shared out in the ratio of count ** power, in whole numbers; the largest remainders round up."""
-    total, weights = sum(counts), [count**power for count in counts]
-    every = sum(weights)
-    exact = [total * weight / every for weight in weights]
-    whole = [int(share) for share in exact]
-    for place in sorted(range(len(exact)), key=lambda place: whole[place] - exact[place])[: total - sum(whole)]:
-        whole[place] += 1
-    return whole
 
 
 def occurrences(order: Tensor) -> Tensor:
@@ -162,46 +135,3 @@ class ShardSampler(SequentialSampler):
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices)
-
-
-class Loader(DataLoader[Any]):
-    """A DataLoader that measures how long its user waits.
-
-    Args:
-        finish: applied to each batch in this process, where Lightning's hook does not run.
-    """
-
-    def __init__(self, *args: Any, finish: Callable[[Any], Any] | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.finish = finish
-        self.waited = 0.0
-        """Seconds that its user has waited for batches so far."""
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        start = time.perf_counter()
-        batches = super().__iter__()
-        while (batch := next(batches, None)) is not None:
-            self.waited += time.perf_counter() - start
-            yield self.finish(batch) if self.finish else batch
-            start = time.perf_counter()
-
-
-class TrainLoader(Loader):
-    """A loader that asks where to start only when its first batch is fetched.
-
-    Lightning calls `iter()` before it has restored the epoch and the batch of a checkpoint. A loader
-    that started its workers then would replay the wrong epoch.
-
-    Args:
-        position: returns (epoch, first batch) of the pass that is about to begin.
-    """
-
-    def __init__(self, *args: Any, position: Callable[[], tuple[int, int]], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.position = position
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        sampler = self.batch_sampler
-        assert isinstance(sampler, TrainBatchSampler)
-        sampler.epoch, sampler.first_batch = self.position()
-        yield from super().__iter__()

@@ -3,18 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset
 
+from cait import plugins
 from cait.data import digits, folder
 from cait.data.dataset import MapSamples, Samples
+from cait.data.listing import Files
 from cait.errors import UserError, one_line
-from cait.extras.catalog import imagenet, sets
-from cait.extras.shards.source import CACHE, ShardSource, is_shards
 from cait.references import is_path, locate
+from cait.settings import group
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Which images train, and which validate.
+
+    Raises:
+        UserError: a setting is out of range.
+    """
+
+    root: str = "data/imagenet"
+    """`root/train/<class>/*` and `root/val/<class>/*`, or `root/<class>/*`, where `val_fraction` of each class is held
+    out. At "data/digits" scikit-learn's digits are written first. Or a data set of your own, "package.module:factory":
+    the factory is called with split=<train_split or val_split> and returns a map-style data set with `classes`, the
+    names of the classes. Its items are pairs of an image (PIL image, path or open file) and a class index, or -1 for an
+    image that validation does not count. Every process calls the factory."""
+    train_split: str = "train"
+    """Name of the training folder in `root`, or of the data set's split; "train+val" joins two."""
+    val_split: str = "val"
+    """The same for validation. A data set without a validation split, such as CIFAR, has "test": then the best
+    checkpoint is chosen on the images that score it, so report the last one."""
+    val_fraction: float = 0.1
+    """Share of each class that is held out if `root` has no training folder."""
+    val_list: str | None = None
+    """CSV file whose column `path` names the images to hold out of such a `root`, such as a run's validation.csv. Then
+    `val_fraction` is not used."""
+
+    def __post_init__(self) -> None:
+        if not self.root:
+            raise UserError("root is empty; name a folder or a data set with --data.root")
+        if not 0 < self.val_fraction < 1:
+            raise UserError(f"val_fraction must be above 0 and below 1, got {self.val_fraction}")
 
 
 class DataSource(Protocol):
@@ -40,93 +74,70 @@ class DataSource(Protocol):
         ...
 
 
-def open_source(
-    root: str,
-    train_split: str = "train",
-    val_split: str = "val",
-    val_fraction: float = 0.1,
-    val_list: str | None = None,
-    data_dir: str | None = None,
-    download: bool = False,
-    input_key: str = "image",
-    target_key: str = "label",
-    cache_gb: float = 20.0,
-    by_chunk: bool = False,
-) -> DataSource:
+def open_source(root: str, /, **settings: Any) -> DataSource:
     """Open the data set `root`; nothing is read yet.
 
-    The arguments are settings of `cait.data.datamodule.ImageNetDataModule`, except `by_chunk`, see `ShardSource`.
+    Args:
+        settings: of `cait.data.datamodule.ImageNetDataModule`, by name; defaults for the others.
 
     Raises:
-        UserError: there is no built-in data set of that name, or the shards are not finished.
+        UserError: an extra refuses the name.
     """
+    settings["root"] = root
+    splits: Splits = group(Splits, settings)
     if is_path(root):
-        return SplitSource(root, train_split, val_split, partial(_open_own, root))
-    if is_shards(root):
-        return ShardSource(root, train_split, val_split, Path(data_dir) if data_dir else CACHE, cache_gb, by_chunk)
-    if sets.is_builtin(root):
-        open_split = partial(
-            sets.open_set,
-            root,
-            folder=Path(data_dir) if data_dir else None,
-            download=download,
-            input_key=input_key,
-            target_key=target_key,
-        )
-        return SplitSource(root, train_split, val_split, open_split)
+        return SplitSource(root, splits.train_split, splits.val_split, partial(_open_own, root))
+    for offer in plugins.of_kind("open_source"):
+        if (source := offer(root, settings)) is not None:
+            return source
     path = Path(root)
-    where = (path, train_split, val_split, val_fraction, Path(val_list) if val_list else None)
-    if path == digits.ROOT:
-        known = None if digits.is_written(path) else digits.CLASS_NAMES
-        return FolderSource(*where, partial(digits.write_digits, path), known)
-    unpack = partial(imagenet.unpack, path, train_split, val_split)
-    return FolderSource(*where, unpack)
+    if path != digits.ROOT:
+        return FolderSource(splits)
+    known = None if digits.is_written(path) else digits.CLASS_NAMES
+    return FolderSource(splits, partial(digits.write_digits, path), known)
 
 
 class FolderSource:
-    """Image folders, which `prepare` first writes or unpacks.
+    """Image folders.
 
     Args:
+        write: writes or unpacks the folders in `prepare`; any number of processes may call it.
         class_names: the classes, if they are known before `prepare`; None lists the folders.
     """
 
     def __init__(
-        self,
-        root: Path,
-        train_split: str,
-        val_split: str,
-        val_fraction: float,
-        val_list: Path | None,
-        prepare: Callable[[], None],
-        class_names: list[str] | None = None,
+        self, splits: Splits, write: Callable[[], None] | None = None, class_names: list[str] | None = None
     ) -> None:
-        self.root, self.train_split, self.val_split, self.val_fraction = root, train_split, val_split, val_fraction
-        self.val_list, self.prepare = val_list, prepare
-        self._class_names = class_names
+        self.root, self.splits, self.write, self._class_names = Path(splits.root), splits, write, class_names
+
+    def prepare(self) -> None:
+        if self.write is not None:
+            self.write()
 
     @cached_property
     def class_names(self) -> list[str]:
         if self._class_names is not None:
             return self._class_names
         self.prepare()  # now, because the model's head needs their number before Lightning prepares data
-        return folder.class_names(self.root, self.train_split, self.val_split)
+        return folder.class_names(self.root, self.splits.train_split, self.splits.val_split)
 
     @cached_property
-    def _sets(self) -> tuple[folder.Files, folder.Files]:
-        splits = (self.train_split, self.val_split, self.val_fraction, self.val_list)
-        return folder.scan(self.root, self.class_names, *splits)
+    def _sets(self) -> tuple[Files, Files]:
+        splits, listed = self.splits, self.splits.val_list
+        how = (splits.train_split, splits.val_split, splits.val_fraction, Path(listed) if listed else None)
+        return folder.scan(self.root, self.class_names, *how)
 
     @property
     def holds_out(self) -> bool:
         """Whether validation takes images from the class folders, because it has no folder of its own."""
-        return folder.split_folders(self.root, self.train_split, self.val_split)[1] is None
+        return folder.split_folders(self.root, self.splits.train_split, self.splits.val_split)[1] is None
 
     @property
-    def train(self) -> folder.Files:
+    def train(self) -> Files:
         return self._sets[0]
 
     @property
-    def val(self) -> folder.Files:
+    def val(self) -> Files:
         return self._sets[1]
 
 

@@ -1,64 +1,61 @@
-"""The transforms of training and evaluation, built from a run's settings."""
+"""What is done to pixels: the settings, checked, and the transforms that they make."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from timm.data import create_transform
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup, create_transform
 from torch import Tensor
 from torchvision.transforms import Compose
 
 from cait.data.augment import Augment, OwnOperation, simple_crop
-from cait.data.decode import Decoder, choose
-from cait.data.folder import AS_SEEN, Reading
+from cait.data.decode import Decoder
+from cait.data.reading import AS_SEEN, Reading
 from cait.errors import UserError
+from cait.settings import Settings, check_at_least, check_choice, check_share, values
 
 TrainCrop = Literal["resized", "simple"]
-Backend = Literal["auto", "nvimgcodec", "torchvision", "pillow", "timm"]
+MixMode = Literal["batch", "pair", "elem"]
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes the network's input; the fields are `cait.data.datamodule.ImageNetDataModule`'s settings.
+    """How an image becomes the network's input.
 
     Raises:
         UserError: a setting is out of range.
     """
 
-    img_size: int
-    interpolation: str
-    crop_pct: float
-    mean: Sequence[float]
-    std: Sequence[float]
+    img_size: int = 224
+    """Side of the square images in pixels."""
+    interpolation: str = "bicubic"
+    """timm's name of the resampling filter, for training and evaluation."""
+    crop_pct: float = 1.0
+    """Evaluation resizes the shorter side to img_size / crop_pct, then crops the centre."""
+    mean: Sequence[float] = IMAGENET_DEFAULT_MEAN
+    """Mean for the normalisation, for each channel, of pixels in [0, 1]."""
+    std: Sequence[float] = IMAGENET_DEFAULT_STD
+    """Standard deviation for the normalisation, likewise."""
     reading: Reading = AS_SEEN
 
     def __post_init__(self) -> None:
-        self.reading.check()
-        if self.interpolation not in INTERPOLATIONS:
-            raise UserError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {self.interpolation!r}")
+        check_choice(self, {"interpolation": INTERPOLATIONS})
         if not 0 < self.crop_pct <= 1:
             raise UserError(f"crop_pct must be above 0 and at most 1, got {self.crop_pct}")
         mean, std = list(self.mean), list(self.std)
         if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
             raise UserError(f"mean and std take three numbers each, std above 0; got {mean} and {std}")
 
-    def settings(self) -> dict[str, Any]:
-        """All of it as the data module's settings, in plain values."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "reading"}
-        return values | {"mean": list(self.mean), "std": list(self.std)} | self.reading._asdict()
-
-    @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> Preprocessing:
-        """The `Preprocessing` whose `settings()` these are."""
-        reading = Reading(**{name: settings[name] for name in Reading._fields if name in settings})
-        return cls(**{name: value for name, value in settings.items() if name not in Reading._fields}, reading=reading)
+    def settings(self) -> Settings:
+        """All of it as the data module's settings, in plain values; `cait.settings.group` reads them."""
+        return values(self) | {"mean": list(self.mean), "std": list(self.std)}
 
     def transform(self) -> Compose:
         """timm's evaluation transform, from a PIL image to uint8 [3, img_size, img_size]."""
@@ -89,26 +86,37 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training images are augmented; the fields are `cait.data.datamodule.ImageNetDataModule`'s settings.
+    """How training images are augmented.
 
     Raises:
         UserError: a setting is out of range, or timm does not know the policy.
     """
 
-    train_crop: TrainCrop
-    scale: tuple[float, float]
-    ratio: tuple[float, float]
-    hflip: float
-    auto_augment: str | None
-    augment_ops: Sequence[str] | None
-    color_jitter: float | Sequence[float] | None
-    erase_prob: float
+    train_crop: TrainCrop = "resized"
+    """"resized" is a random crop resized to the image size. "simple" is DeiT III's simple random crop: the shorter side
+    resized, 4 pixels of reflection added around, a random square cut out."""
+    scale: tuple[float, float] = (0.08, 1.0)
+    """Range of the area of the "resized" crop, as a share of the image."""
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Range of the aspect ratio (width / height) of the "resized" crop."""
+    hflip: float = 0.5
+    """Probability of a horizontal flip."""
+    auto_augment: str | None = "rand-m9-mstd0.5-inc1"
+    """timm's policy string, such as "rand-m9-mstd0.5-inc1" (RandAugment) or "3a" (DeiT III's ThreeAugment: grey,
+    solarised or blurred; there with color_jitter 0.3). None turns it off."""
+    augment_ops: list[str] | None = None
+    """Augmentation operations of your own, as "package.module:function". Each takes and returns a PIL image of the
+    crop's size, after auto_augment. A run stays exact if they draw only from the global generators of `random`, numpy
+    and torch, which are seeded for each image."""
+    color_jitter: float | Sequence[float] | None = None
+    """Strength of brightness, contrast and saturation jitter, or three numbers, one for each, and a fourth of at most
+    0.5 for the hue. As in timm it is used only after "3a" or without auto_augment."""
+    erase_prob: float = 0.25
+    """Probability of erasing a box of pixels."""
 
     def __post_init__(self) -> None:
-        if self.train_crop not in get_args(TrainCrop):
-            raise UserError(f"train_crop must be one of {', '.join(get_args(TrainCrop))}, got {self.train_crop!r}")
-        check_probability("hflip", self.hflip)
-        check_probability("erase_prob", self.erase_prob)
+        check_choice(self, {"train_crop": get_args(TrainCrop)})
+        check_share(self, "hflip", "erase_prob")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise UserError(
                 f"scale must be two shares above 0 and at most 1, the smaller first, got {list(self.scale)}"
@@ -163,18 +171,49 @@ class Augmentation:
         )
 
 
-def choose_backend(wanted: Backend) -> Decoder | Literal["timm"]:
-    """What reads the training images; "auto" is the fastest decoder that works here.
+@dataclass(frozen=True)
+class Mixing:
+    """Mixup and CutMix of a training batch, as timm does them.
 
     Raises:
-        UserError: there is no such backend, or it does not work here.
+        UserError: a setting is out of range.
     """
-    if wanted not in get_args(Backend):
-        raise UserError(f"backend must be one of {', '.join(get_args(Backend))}, got {wanted!r}")
-    return "timm" if wanted == "timm" else choose(wanted)
 
+    mixup: float = 0.8
+    """Alpha of Mixup's beta distribution; 0 turns it off."""
+    cutmix: float = 1.0
+    """Alpha of CutMix's beta distribution; 0 turns it off."""
+    mix_prob: float = 1.0
+    """Probability that a batch (a pair, an image) is mixed at all."""
+    mix_switch_prob: float = 0.5
+    """Probability of CutMix if both are on."""
+    mix_mode: MixMode = "batch"
+    """One draw for the whole "batch", for each "pair" of images, or for each image ("elem"). Image i of a batch of B is
+    always mixed with image B - 1 - i."""
 
-def check_probability(name: str, value: float) -> None:
-    """Raises UserError for a value outside [0, 1]."""
-    if not 0 <= value <= 1:
-        raise UserError(f"{name} must be in [0, 1], got {value}")
+    def __post_init__(self) -> None:
+        check_at_least(self, 0, "mixup", "cutmix")
+        check_choice(self, {"mix_mode": get_args(MixMode)})
+        check_share(self, "mix_prob", "mix_switch_prob")
+
+    @property
+    def is_on(self) -> bool:
+        return self.mixup > 0 or self.cutmix > 0
+
+    def __call__(self, images: Tensor, labels: Tensor, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Mix [B, 3, S, S] and labels [B] into images of the same shape and probabilities [B, num_classes].
+
+        Label smoothing is left to the loss. It is linear, so smoothing mixed labels gives what timm gets by
+        mixing smoothed ones.
+        """
+        np.random.seed(seed)  # timm draws from numpy's global generator
+        mixup = Mixup(
+            mixup_alpha=self.mixup,
+            cutmix_alpha=self.cutmix,
+            prob=self.mix_prob,
+            switch_prob=self.mix_switch_prob,
+            mode=self.mix_mode,
+            label_smoothing=0.0,
+            num_classes=num_classes,
+        )
+        return mixup(images, labels)

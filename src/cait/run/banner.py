@@ -63,7 +63,7 @@ class Banner(Callback):
         parameters = sum(parameter.numel() for parameter in pl_module.model.parameters())
         logs = [callback for callback in trainer.callbacks if isinstance(callback, ThroughputLog)]  # type: ignore[attr-defined]
         cost = f", {logs[0].gmacs:.3g} GMACs an image" if logs and logs[0].gmacs else ""
-        window = f" within {data.window} chunks" if data.order == "windowed" else ""
+        order = "shuffled" if data.order.name == "published" else data.order.name
         repeats = f", {data.repeats} times each" if data.repeats > 1 else ""
         device = pl_module.device.type.replace("cuda", "GPU").replace("cpu", "CPU")
         peak = max(group.get("initial_lr", group["lr"]) for group in trainer.optimizers[0].param_groups)
@@ -75,7 +75,7 @@ class Banner(Callback):
         rows = {
             "model": f"{pl_module.name}, {parameters:,} parameters{cost}",
             "data": data.summary(),
-            "order": f"shuffled{window} by seed {data.seed}{repeats}",
+            "order": f"{order} by seed {data.seed}{repeats}",
             "decoding": data.how_read(),
             "batch": f"{images:,} = {processes} process{'es' * (processes > 1)} × {data.batch_size} images"
             + (f" × {accumulated} accumulated" if accumulated > 1 else ""),

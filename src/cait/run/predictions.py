@@ -13,8 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from cait import disk
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import Samples
-from cait.data.folder import load_rgb
-from cait.data.unreadable import UnreadableImageError
+from cait.data.reading import UnreadableImageError, load_rgb
 from cait.errors import UserError
 
 

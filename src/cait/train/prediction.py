@@ -11,9 +11,10 @@ from torch import Tensor
 from cait import ckpt
 from cait.data.augment import NormalizeAndErase
 from cait.data.dataset import channels_last
-from cait.data.folder import RawImage, Reading, load_rgb
+from cait.data.reading import RawImage, Reading, load_rgb
 from cait.data.transforms import Preprocessing
 from cait.errors import UserError
+from cait.settings import group
 
 BATCH = 64
 
@@ -45,7 +46,7 @@ class Predicts:
         self.class_names = ckpt.class_names(checkpoint)
         how = (ckpt.data_state(checkpoint) or {}).get("preprocessing")
         if how:
-            self.prepare_as(known := Preprocessing.from_settings(how), known.transform())
+            self.prepare_as(known := group(Preprocessing, how), known.transform())
 
     def prepare_as(self, preprocessing: Preprocessing, eval_transform: Any) -> None:
         """Prepare images in this way: `eval_transform` takes what `preprocessing.reading` reads."""

@@ -1,1 +1,45 @@
-"""Data sets by name: torchvision's, Hugging Face's, and ImageNet's downloaded archives."""
+"""Data sets by name, such as torch/cifar10 and hfds/uoft-cs/cifar10, and ImageNet's archives as they are downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """Where a data set of the catalogue is, and how it is read. `root` may also be the name of one: torchvision's
+    "torch/cifar10" or Hugging Face's "hfds/uoft-cs/cifar10"."""
+
+    data_dir: str | None = None
+    """Where a built-in data set is; None means data/<set>, Hugging Face's own cache for theirs."""
+    download: bool = False
+    """Fetch a built-in data set that is missing."""
+    input_key: str = "image"
+    """Column of the images in a Hugging Face set."""
+    target_key: str = "label"
+    """Column of the classes in a Hugging Face set."""
+
+
+DATA_SETTINGS = "cait.extras.catalog:Catalog"
+
+
+def open_source(root: str, settings: Mapping[str, Any]) -> Any:
+    """The data set of that name, or the folder that holds ImageNet's archives; None for any other."""
+    from functools import partial
+    from pathlib import Path
+
+    from cait.data.source import FolderSource, Splits, SplitSource
+    from cait.extras.catalog import imagenet, sets
+    from cait.settings import group, values
+
+    splits: Splits = group(Splits, settings)
+    if sets.is_builtin(root):
+        given = values(group(Catalog, settings))
+        folder = given.pop("data_dir")
+        opener = partial(sets.open_set, root, folder=Path(folder) if folder else None, **given)
+        return SplitSource(root, splits.train_split, splits.val_split, opener)
+    if not imagenet.has_archives(Path(root)):
+        return None
+    return FolderSource(splits, partial(imagenet.unpack, Path(root), splits.train_split, splits.val_split))

@@ -23,6 +23,10 @@ ARCHIVES: dict[str, str] = {part: name for part, (name, _) in ARCHIVE_META.items
 """File names of the archives "train", "val" and "devkit"."""
 
 
+def has_archives(root: Path) -> bool:
+    return any((root / name).is_file() for name in ARCHIVES.values())
+
+
 def unpack(root: Path, train_split: str = "train", val_split: str = "val") -> None:
     """Unpack the archives in `root` into `root/{train_split,val_split}/<wnid>/*.JPEG`, with torchvision.
 

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from cait.data.folder import MACOS, abbreviate, load_rgb
+from cait.data.folder import MACOS, abbreviate
 from cait.data.listing import is_image
+from cait.data.reading import load_rgb
 from cait.errors import UserError
 from cait.extras.catalog.imagenet import ARCHIVES
 from cait.extras.shards.bucket import INDEX

@@ -1,6 +1,41 @@
-"""Train on a folder of images without a configuration: look at the folder, choose a recipe, say why."""
+"""Train on a folder of images without a configuration: look at the folder, choose a recipe, say why.
 
-from cait.run.program import Program
+The recipes use small copies of large files, and an order of images in which classes are balanced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from cait.settings import check_choice
+
+if TYPE_CHECKING:
+    from cait.run.program import Program
+
+
+@dataclass(frozen=True)
+class OwnImages:
+    """What suits collections of your own.
+
+    Raises:
+        UserError: a setting is out of range.
+    """
+
+    copies_dir: str | None = None
+    """Folder for copies of the images that `shrink` has halved, so that each is read from its file only once. None keeps
+    none. The pixels are the same, and the folder may be removed at any time. It is for folders of images; those of other
+    sources are read anew."""
+    balance: Literal["sqrt", "full"] | None = None
+    """Draw the images of small classes more often, and those of large classes less. "full" gives all classes the same
+    share of an epoch. "sqrt" gives each class a share in proportion to the square root of its number of images."""
+
+    def __post_init__(self) -> None:
+        check_choice(self, {"balance": ("sqrt", "full", None)})
+
+
+DATA_SETTINGS = "cait.extras.recipe:OwnImages"
 
 
 def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:
@@ -10,3 +45,30 @@ def replace_arguments(verb: str, arguments: list[str], program: Program) -> list
     from cait.extras.recipe.chooser import replace_folder
 
     return replace_folder(arguments, program)
+
+
+def image_order(source: Any, settings: Mapping[str, Any]) -> Any:
+    """The balanced order, if the settings ask for it; otherwise None."""
+    if settings["balance"] is None:
+        return None
+    from cait.data.dataset import known_labels
+    from cait.extras.recipe.balance import Balanced
+
+    return Balanced(known_labels(source.train, settings["root"]), settings["balance"])
+
+
+def wrap_samples(samples: Any, settings: Mapping[str, Any]) -> Any:
+    """The images, the large ones as their small copies if copies are kept."""
+    if settings["copies_dir"] is None or settings["shrink"] is None:
+        return samples
+    from cait.extras.recipe import copies
+
+    return copies.wrap(samples, settings)
+
+
+def images_listed(data: Any) -> None:
+    """Make the copies that are missing. In a large set each is made when its image is first read."""
+    if data.given["copies_dir"] is not None:
+        from cait.extras.recipe import copies
+
+        copies.make_missing(data)

@@ -19,7 +19,7 @@ from cait.cli.options import asks_for_help
 from cait.errors import UserError
 from cait.guards.refusals import OVERLAYS, check_config, configurations_of
 from cait.run.program import Program
-from cait.settings import flatten
+from cait.settings import flatten, group
 
 SOURCE = ("train_split", "val_split", "val_fraction", "val_list")
 """Settings that select images of the folder."""
@@ -88,7 +88,8 @@ def _is_folder(root: str) -> bool:
 
 
 def _chosen(root: Path, given: dict[str, Any], start: Any, program: Program) -> dict[str, Any]:
-    from cait.data.folder import Reading, split_folders
+    from cait.data.folder import split_folders
+    from cait.data.reading import Reading
     from cait.data.source import FolderSource, open_source
     from cait.extras.recipe.rules import choose
     from cait.extras.recipe.survey import left_out, survey
@@ -97,8 +98,7 @@ def _chosen(root: Path, given: dict[str, Any], start: Any, program: Program) -> 
     source = open_source(str(root), **settings)
     assert isinstance(source, FolderSource)
     source.prepare()
-    reading = Reading(**{name: given[f"data.{name}"] for name in Reading._fields if f"data.{name}" in given})
-    reading.check()
+    reading = group(Reading, {name.removeprefix("data."): value for name, value in given.items()})
     folder = survey(source.train, source.val, source.class_names, reading)
     recipe = choose(folder, machine(given), given, start)
     if {os.environ.get(rank, "0") for rank in ("LOCAL_RANK", "SLURM_PROCID")} == {"0"}:

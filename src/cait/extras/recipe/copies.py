@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from torch.utils.data import DataLoader, Dataset
 
 from cait import disk
+from cait.data.datamodule import CHECKED_IMAGES, ImageNetDataModule
 from cait.data.dataset import Samples
-from cait.data.folder import RawImage, Reading, load_rgb
-from cait.data.unreadable import UnreadableImageError
+from cait.data.listing import Files
+from cait.data.reading import RawImage, Reading, UnreadableImageError, load_rgb
+from cait.settings import group
 
 FEW = 32
 """So few missing copies are made without worker processes."""
@@ -134,3 +136,17 @@ def make(sets: Sequence[Copies], rank: int, processes: int, workers: dict[str, A
             problem = problem or found
     if problem:
         rank_zero_warn(f"no copies of some images in {sets[0].folder}: {problem}; they are read anew in each epoch")
+
+
+def wrap(samples: Samples, settings: Mapping[str, Any]) -> Samples:
+    """Image files by way of copies; other samples as they are."""
+    if not isinstance(samples, Files):
+        return samples
+    return Copies(samples, group(Reading, settings), Path(settings["copies_dir"]))
+
+
+def make_missing(data: ImageNetDataModule) -> None:
+    """Make the copies of a run's images, if there are not too many images to look at each."""
+    sets = [images.samples for images in (data.train_images, data.val_images)]
+    if sum(map(len, sets)) <= CHECKED_IMAGES:
+        make([samples for samples in sets if isinstance(samples, Copies)], *data.rank_and_world(), data.processes())

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from cait.data.folder import AS_SEEN, Reading, load_rgb
 from cait.data.listing import Files, is_image
+from cait.data.reading import AS_SEEN, Reading, load_rgb
 from cait.errors import UserError
 
 SIZES, SAMPLE = 1000, 100

@@ -17,7 +17,8 @@ from cait import seeds
 from cait.data.augment import Augment
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import TrainImages
-from cait.data.sampler import Key, TrainLoader
+from cait.data.loader import TrainLoader
+from cait.data.sampler import Key
 from cait.errors import UserError
 
 Box = tuple[int, int, int, int]

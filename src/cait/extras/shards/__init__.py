@@ -1,6 +1,13 @@
-"""Pack a data set into chunks, and train from them in a folder or in S3."""
+"""Shards: a data set in chunks, to train from a folder or straight from S3; `cait shards` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from cait.plugins import Verb
+from cait.settings import check_at_least, check_choice
 
 VERBS = {
     "shards": Verb(
@@ -9,3 +16,46 @@ VERBS = {
         takes="files",
     )
 }
+
+
+
+@dataclass(frozen=True)
+class Shards:
+    """How shards are read. `root` may also be a folder of shards, "s3://bucket/folder" or "gs://bucket/folder".
+
+    Raises:
+        UserError: a setting is out of range.
+    """
+
+    data_dir: str | None = None
+    """For shards in a bucket it is the folder of their cache; None means data/cache."""
+    cache_gb: float = 20.0
+    """Largest size of the shards' cache, in 10⁹ bytes; the processes of a machine share it."""
+    order: Literal["published", "windowed"] = "published"
+    """"published" draws images from the whole set. "windowed" is for shards in a bucket that is larger than the cache:
+    it draws from `window` chunks at a time, see `cait.extras.shards.order.Windowed`."""
+    window: int = 8
+    """Chunks that the "windowed" order draws from."""
+
+    def __post_init__(self) -> None:
+        check_choice(self, {"order": ("published", "windowed")})
+        check_at_least(self, 1, "window")
+
+
+DATA_SETTINGS = "cait.extras.shards:Shards"
+
+
+def open_source(root: str, settings: Mapping[str, Any]) -> Any:
+    """The shards at `root`; None if there are none."""
+    from cait.extras.shards.source import ShardSource, is_shards
+    from cait.settings import group
+
+    return ShardSource.of(root, settings, group(Shards, settings)) if is_shards(root) else None
+
+
+def image_order(source: Any, settings: Mapping[str, Any]) -> Any:
+    """The windowed order, if the settings ask for it; otherwise None."""
+    from cait.extras.shards import order
+    from cait.settings import group
+
+    return order.of(source, settings["root"], group(Shards, settings))

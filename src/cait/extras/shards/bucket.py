@@ -170,7 +170,8 @@ class Bucket:
         return sorted(found)
 
     def _used(self) -> int:
-        # In this order: a chunk that is renamed meanwhile is counted twice rather than not at all.
+        # Parts first: a chunk that gets its final name between the two listings counts twice. The other way it would not
+        # count at all.
         return sum(size for _, size, _ in self._files(".part") + self._files(".bin"))
 
     def _remove_oldest(self) -> bool:

@@ -23,9 +23,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from cait import disk
 from cait.data.dataset import Samples
-from cait.data.folder import PUBLISHED, load_rgb, orientation
+from cait.data.reading import PUBLISHED, UnreadableImageError, load_rgb, orientation
 from cait.data.source import DataSource
-from cait.data.unreadable import UnreadableImageError
 from cait.errors import UserError
 from cait.extras.shards import source
 from cait.extras.shards.bucket import INDEX

@@ -19,7 +19,7 @@ from cait.model.config import VARIANTS
 from cait.run.program import Program
 
 if TYPE_CHECKING:
-    from cait.data.folder import Reading
+    from cait.data.reading import Reading
 
 FOLDER = Path("visualize")
 PAGE = "index.html"
@@ -165,7 +165,8 @@ def _photographs(places: list[str], most: int, reading: Reading) -> Iterator[Pho
     Raises:
         UserError: there is no such place, no image in it, or an image that cannot be read.
     """
-    from cait.data.folder import load_rgb, scan_flat
+    from cait.data.folder import scan_flat
+    from cait.data.reading import load_rgb
 
     paths: list[Path] = []
     for place in map(Path, places):
@@ -180,8 +181,7 @@ def _photographs(places: list[str], most: int, reading: Reading) -> Iterator[Pho
 
 def _own(loaded: loading.Loaded, most: int) -> Iterator[Photograph]:
     """The first readable validation image of each class, for at most `most` classes."""
-    from cait.data.folder import load_rgb
-    from cait.data.unreadable import UnreadableImageError
+    from cait.data.reading import UnreadableImageError, load_rgb
 
     samples = _validation(loaded).samples
     shown: set[int] = set()

@@ -26,7 +26,7 @@ from PIL import Image
 
 import cait as package
 from cait.cli import main
-from cait.data.folder import Reading, load_rgb
+from cait.data.reading import Reading, load_rgb
 from cait.data.transforms import INTERPOLATIONS, Preprocessing
 from cait.errors import UserError
 from cait.extras.demo import verb, web_runtime

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from encoded_image import encoded
 from harness import LIMIT, start
 from PIL import Image, ImageOps
-from test_decode import encoded
 from torch.utils.data import Dataset
 
 import cait
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import MapSamples
 from cait.data.decode import open_image
-from cait.data.folder import Files, Reading, load_rgb
+from cait.data.listing import Files
+from cait.data.reading import Reading, UnreadableImageError, load_rgb
 from cait.data.source import DataSource, SplitSource
-from cait.data.unreadable import UnreadableImageError
 from cait.errors import UserError
 from cait.extras.recipe.copies import Copies, make
 

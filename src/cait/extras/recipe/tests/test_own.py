@@ -22,11 +22,13 @@ from PIL import Image
 from cait.cli import main
 from cait.data import listing
 from cait.data.datamodule import ImageNetDataModule
-from cait.data.folder import Reading, class_names, load_rgb, scan
-from cait.data.sampler import TrainBatchSampler, occurrences, shares
+from cait.data.folder import class_names, scan
+from cait.data.reading import Reading, load_rgb
+from cait.data.sampler import TrainBatchSampler, occurrences
 from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.recipe import chooser
+from cait.extras.recipe.balance import Balanced, shares
 from cait.extras.recipe.duration import Machine
 from cait.extras.recipe.rules import Start, choose
 from cait.extras.recipe.survey import Survey, left_out, survey
@@ -372,7 +374,7 @@ def test_an_overlay_leaves_the_choice_and_a_configuration_takes_it(
 
 def keys(rank: int = 0, world: int = 1, balance: str | None = "full", repeats: int = 1) -> list[list[tuple]]:
     labels = torch.tensor([0] * 90 + [1] * 10)
-    sampler = TrainBatchSampler(100, 10, 3, repeats, rank, world, labels=labels, balance=balance)
+    sampler = TrainBatchSampler(100, 10, 3, repeats, rank, world, order=Balanced(labels, balance) if balance else None)
     sampler.epoch = 2
     return list(sampler)
 
@@ -392,7 +394,7 @@ def test_the_balanced_order_is_the_same_for_all_processes_and_from_any_step() ->
     assert [key for batches in zip(*parts, strict=True) for pair in zip(*batches, strict=True) for key in pair] == [
         key for batch in whole for key in batch
     ]
-    sampler = TrainBatchSampler(100, 10, 3, labels=torch.tensor([0] * 90 + [1] * 10), balance="full")
+    sampler = TrainBatchSampler(100, 10, 3, order=Balanced(torch.tensor([0] * 90 + [1] * 10), "full"))
     sampler.epoch, sampler.first_batch = 2, 7
     assert list(sampler) == whole[7:]
     repeated = [key for batch in keys(repeats=3) for key in batch]

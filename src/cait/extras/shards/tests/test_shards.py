@@ -27,11 +27,12 @@ from runs import RECIPE, TWO, assert_same, wait_for_steps
 
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
-from cait.data.folder import load_rgb
+from cait.data.reading import load_rgb
 from cait.data.sampler import TrainBatchSampler
 from cait.errors import UserError
 from cait.extras.shards import bucket, writer
 from cait.extras.shards.bucket import Bucket, Piece
+from cait.extras.shards.order import Windowed
 from cait.extras.shards.source import ShardSamples, ShardSource
 from cait.file_lock import file_lock
 
@@ -578,7 +579,7 @@ def test_requests_an_image(digits_address: str, tmp_path: Path, s3: loopback.Req
 
 
 def sampled(epoch: int = 0, length: int = 1000, window: int = 4, **settings: int) -> list[tuple[int, int, int]]:
-    sampler = TrainBatchSampler(length, 10, seed=3, chunks=torch.arange(length) % 20, window=window, **settings)
+    sampler = TrainBatchSampler(length, 10, seed=3, order=Windowed(torch.arange(length) % 20, window), **settings)
     sampler.epoch = epoch
     return [key for batch in sampler for key in batch]
 
@@ -604,7 +605,7 @@ def test_ranks_repeats_and_a_resume_share_out_the_windowed_order() -> None:
     ranks = [sampled(repeats=3, rank=rank, world_size=2) for rank in range(2)]
     together = [key for pair in zip(*ranks, strict=True) for key in pair]
     assert together == whole[: len(together)]
-    sampler = TrainBatchSampler(1000, 10, seed=3, chunks=torch.arange(1000) % 20, window=4)
+    sampler = TrainBatchSampler(1000, 10, seed=3, order=Windowed(torch.arange(1000) % 20, 4))
     sampler.first_batch = 7
     assert [index for batch in sampler for _, index, _ in batch] == [index for _, index, _ in sampled()][70:]
 

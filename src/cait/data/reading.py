@@ -1,0 +1,193 @@
+"""One image from its file, as RGB; and the images that cannot be read: listed in a file, too many end the run."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from PIL import ExifTags, Image, ImageColor
+
+from cait.disk import TABLE
+from cait.errors import UserError
+from cait.settings import check_at_least
+
+# Broken EXIF data do not matter to a run: it uses what can be read of them.
+warnings.filterwarnings("ignore", message="Corrupt EXIF data")
+# Pillow warns past MAX_IMAGE_PIXELS, 89 million, and refuses past twice that; the refusal is enough.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+with suppress(ImportError):
+    from pillow_heif import register_heif_opener
+
+    register_heif_opener()
+
+RawImage = str | Path | IO[bytes] | Image.Image
+"""An image as a data set has it: a path, an open file, or already decoded."""
+
+ORIENTATIONS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns an image upright, by its EXIF orientation. 1 is upright."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a file becomes RGB."""
+
+    exif_orientation: bool = True
+    """Turn an image upright as its EXIF data say, as all viewers do. torchvision's ImageFolder and timm's loaders do
+    not, and the published recipes do not: configs/imagenet turns it off."""
+    background: str | None = "white"
+    """Colour behind transparent pixels, as "white" or "#8090a0". None drops the alpha channel, as those loaders do, and
+    shows whatever colour the file holds there."""
+    shrink: int | None = None
+    """Halve an image as it is read for as long as its shorter side keeps this many pixels, in training and evaluation.
+    None leaves it as it is."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "shrink")
+        try:
+            opaque = self.background is None or len(ImageColor.getrgb(self.background)) == 3
+        except ValueError:
+            opaque = False
+        if not opaque:
+            raise UserError(f"background must be a colour, as white or '#8090a0', or null; got {self.background!r}")
+
+    def shrinks(self, size: tuple[int, int]) -> bool:
+        """Whether an image of this size, in pixels, is halved."""
+        return self.shrink is not None and min(size) >= 2 * self.shrink
+
+
+AS_SEEN = Reading()
+"""As viewers show an image, on white."""
+PUBLISHED = Reading(exif_orientation=False, background=None)
+"""As torchvision's ImageFolder reads, and so timm's loaders and the published recipes."""
+
+
+def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Image.Image:
+    """Read an image in any of Pillow's formats and modes as RGB; errors call it by its path, or else by `name`.
+
+    Raises:
+        UnreadableImageError: the file is missing, truncated or not an image.
+    """
+    try:
+        with image if isinstance(image, Image.Image) else Image.open(image) as opened:
+            if reading.shrink is not None and opened is not image:  # it would change the caller's image
+                opened.draft(None, (reading.shrink, reading.shrink))  # JPEG decoders halve much faster, up to 3 times
+            opened.load()
+            upright = ORIENTATIONS.get(orientation(opened)) if reading.exif_orientation else None
+            rgb = _as_rgb(opened if upright is None else opened.transpose(upright), reading.background)
+            while reading.shrinks(rgb.size):
+                rgb = rgb.reduce(2)
+            return rgb
+    except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error ...
+        reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else str(error)
+        path = image if isinstance(image, str | Path) else name
+        raise UnreadableImageError(f"cannot read the image {path}: {reason}") from error
+
+
+def orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8; 1 if EXIF data are missing or broken."""
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # as Pillow's decoders do
+        return 1
+    return value if value in ORIENTATIONS else 1
+
+
+def _as_rgb(image: Image.Image, background: str | None) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits of grey: Pillow would cut them off at 255 instead of scaling
+        return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    pixels = image.convert("RGBA")
+    if background is None:
+        return pixels.convert("RGB")
+    rgb = Image.new("RGB", pixels.size, background)
+    rgb.paste(pixels, mask=pixels)
+    return rgb
+
+
+def check_headers(samples: Iterable[tuple[str, int]], unreadable: UnreadableImages) -> None:
+    """Open each file without decoding it, and note those that are not images."""
+    for path, _ in samples:
+        try:
+            with Image.open(path):
+                pass
+        except Exception:
+            try:
+                load_rgb(path)
+            except UnreadableImageError as error:
+                unreadable.note(path, str(error))
+
+
+class UnreadableImageError(UserError):
+    """An image cannot be read. In training another stands in for it, in validation it is left out."""
+
+
+class UnreadableImages:
+    """The images that could not be read, shared by all loader processes through a file.
+
+    Args:
+        path: CSV file of image and reason, to which every process appends; None keeps no file.
+        limit: how many images may be unreadable before the run fails.
+    """
+
+    def __init__(self, path: Path | None, limit: int) -> None:
+        self.path, self.limit = path, limit
+        self.seen: set[str] = set()
+        """Names of the unreadable images that this process has met."""
+
+    def note(self, image: str, reason: str) -> None:
+        """Note an image once.
+
+        Raises:
+            UserError: there are more than `limit`.
+        """
+        if image in self.seen:
+            return
+        self.seen.add(image)
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # One short write in append mode, so that processes do not write into each other's lines.
+            with self.path.open("a", **TABLE) as file:
+                csv.writer(file).writerow([image, reason])
+        if len(self.seen) > self.limit:
+            self._fail(len(self.seen), reason)
+
+    def read(self) -> dict[str, str]:
+        """Reason by image, from all processes and from earlier parts of the run."""
+        if self.path is None or not self.path.is_file():
+            return {}
+        with self.path.open(**TABLE) as file:
+            return {row[0]: row[1] for row in csv.reader(file) if len(row) == 2}
+
+    def check(self) -> int:
+        """Number of images that all processes have noted so far; this process notes none of them again.
+
+        Raises:
+            UserError: there are more than `limit`.
+        """
+        reasons = self.read()
+        self.seen.update(reasons)  # workers that are started later inherit this, as those of a resumed run
+        if len(reasons) > self.limit:
+            self._fail(len(reasons), next(iter(reasons.values())))
+        return len(reasons)
+
+    def _fail(self, count: int, reason: str) -> None:
+        where = f"; they are listed in {self.path}" if self.path else ""
+        raise UserError(
+            f"{count} images cannot be read, {self.limit} are allowed (data.max_bad_share): {reason}{where}"
+        )

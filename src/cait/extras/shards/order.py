@@ -1,0 +1,68 @@
+"""An order of the images that suits shards which come over a network."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from cait.data.source import DataSource
+from cait.errors import UserError
+from cait.extras.shards.source import ShardSamples, ShardSource
+
+if TYPE_CHECKING:
+    from cait.extras.shards import Shards
+
+
+@dataclass(frozen=True)
+class Windowed:
+    """Images of at most `window` chunks at a time, as `cait.data.sampler.Order`. It is not as published.
+
+    The chunks are put into a seeded order, and each image follows its chunk's turn by a random distance below `window`
+    chunks. So at most `window` chunks are in use at any moment, and each is used once in an epoch. Images of one chunk
+    are always less than `window` chunks apart; the images of each chunk were drawn at random when the shards were made.
+
+    Args:
+        chunks: the chunk of each image, counted from 0.
+        window: chunks that are in use at any moment.
+    """
+
+    chunks: Tensor
+    window: int
+    once = True
+
+    @cached_property
+    def name(self) -> str:
+        layout = hashlib.sha256(self.chunks.numpy().tobytes()).hexdigest()[:16]
+        return f"windowed over {self.window} of the chunks {layout}"
+
+    def __call__(self, generator: torch.Generator) -> Tensor:
+        turns = torch.randperm(int(self.chunks.max()) + 1, generator=generator)
+        behind = self.window * torch.rand(len(self.chunks), dtype=torch.float64, generator=generator)
+        return torch.argsort(turns[self.chunks] + behind, stable=True)
+
+
+def of(source: DataSource, root: str, shards: Shards) -> Windowed | None:
+    """The order that the settings ask for; None is the published one, whose cost over a network is told.
+
+    Raises:
+        UserError: the windowed order does not suit the source.
+    """
+    if shards.order == "published":
+        if isinstance(source, ShardSource) and not source.all_fit:
+            rank_zero_info(
+                f"{root} does not fit into the cache, so each training image is a request of its own; "
+                "see --data.order windowed and --data.cache_gb"
+            )
+        return None
+    samples = source.train
+    if not isinstance(samples, ShardSamples):
+        raise UserError(f"--data.order windowed is for shards, {root} is none; `cait shards` makes them")
+    if isinstance(source, ShardSource):
+        source.check_room(shards.window + 1)
+    return Windowed(torch.from_numpy(samples.chunk_of).long(), shards.window)

@@ -1,0 +1,14 @@
+"""Images as the bytes of files."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+from PIL import Image
+
+
+def encoded(image: Image.Image, kind: str = "JPEG", **settings: Any) -> bytes:
+    file = BytesIO()
+    image.save(file, kind, **settings)
+    return file.getvalue()
