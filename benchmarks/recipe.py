@@ -110,7 +110,8 @@ class Record(Callback):
         judged = 0.0
         if pl_module.teacher is not None:
             teacher = pl_module.teacher(images)
-            judged = distillation_loss(self.logits, teacher, pl_module.distillation, pl_module.distillation_tau).item()
+            settings = pl_module.distillation
+            judged = distillation_loss(self.logits, teacher, settings.distillation, settings.distillation_tau).item()
         smoothing = pl_module.loss.label_smoothing
         targets = (1 - smoothing) * targets + smoothing / CLASSES  # what the loss makes of them
         groups = decays(pl_module.model, trainer.optimizers[0])

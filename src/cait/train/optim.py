@@ -7,6 +7,7 @@ import runpy
 import sys
 import types
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import distribution
 from typing import Any
 
@@ -17,51 +18,84 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from cait import references
 from cait.errors import UserError, did_you_mean, one_line
+from cait.settings import check_at_least
 
 
-def build_optimizer(
-    network: nn.Module,
-    name: str = "adamw",
-    *,
-    lr: float,
-    weight_decay: float,
-    layer_decay: float | None = None,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    arguments: Mapping[str, Any] | None = None,
-) -> Optimizer:
-    """Build the optimizer of a network.
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """The optimizer and its parameter groups."""
 
-    Args:
-        network: see `cait.model.network.Network` for what it may say of its parameters.
-        name: "adamw" is torch's, fused. Any other is timm's, as "lamb", "sgd", "muon" or "lookahead_lion", or
-            "package.module:factory", which is called with parameter groups, lr and `arguments`.
-        lr: peak learning rate.
-        weight_decay: of the parameters that `param_groups` decays.
-        layer_decay: scale the rate of each layer by this factor once for each layer above it, as timm does.
-        betas: of "adamw".
-        eps: of "adamw".
-        arguments: further arguments of the optimizer.
+    optimizer: str = "adamw"
+    """"adamw" is torch's, fused. Any other is timm's, as "lamb", "sgd", "muon" or "lookahead_lion", or
+    "package.module:factory", which is called with parameter groups, lr and `optimizer_args`."""
+    optimizer_args: dict[str, Any] | None = None
+    """Further arguments of the optimizer, as {"momentum": 0.95}."""
+    layer_decay: float | None = None
+    """Scale the rate of each layer by this factor once for each layer above it, as timm does; None does not."""
+    weight_decay: float = 0.05
+    """Not for biases, norms, LayerScale, position and class embeddings."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Of AdamW."""
+    eps: float = 1e-8
+    """Of AdamW."""
 
-    Raises:
-        UserError: there is no such optimizer, or it does not take these arguments.
-    """
-    given = dict(arguments or {})
-    try:
-        if name == "adamw":
-            given = {"betas": tuple(betas), "eps": eps, "fused": True, **given}
-            optimizer: Any = torch.optim.AdamW(param_groups(network, weight_decay, layer_decay), lr=lr, **given)
-        elif references.is_path(name):
-            optimizer = references.locate(name)(param_groups(network, weight_decay, layer_decay), lr=lr, **given)
-        else:
-            optimizer = _timms(network, name, given | dict(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay))
-    except UserError:
-        raise
-    except Exception as error:  # of many kinds: unknown arguments, packages that are not installed
-        raise UserError(f"optimizer {name}: {one_line(error)}") from error
-    if not isinstance(optimizer, Optimizer):
-        raise UserError(f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    return optimizer
+    def __post_init__(self) -> None:
+        check_at_least(self, 0, "weight_decay")
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
+            raise UserError(f"layer_decay must be above 0 and at most 1, or null; got {self.layer_decay}")
+
+    def build(self, network: nn.Module, lr: float) -> Optimizer:
+        """Build the optimizer of a network, with the peak learning rate `lr`.
+
+        Raises:
+            UserError: there is no such optimizer, or it does not take these arguments.
+        """
+        name, given = self.optimizer, dict(self.optimizer_args or {})
+        try:
+            if name == "adamw":
+                given = {"betas": tuple(self.betas), "eps": self.eps, "fused": True, **given}
+                optimizer: Any = torch.optim.AdamW(self._groups(network), lr=lr, **given)
+            elif references.is_path(name):
+                optimizer = references.locate(name)(self._groups(network), lr=lr, **given)
+            else:
+                decay = dict(weight_decay=self.weight_decay, layer_decay=self.layer_decay)
+                optimizer = _timms(network, name, given | dict(lr=lr) | decay)
+        except UserError:
+            raise
+        except Exception as error:  # of many kinds: unknown arguments, packages that are not installed
+            raise UserError(f"optimizer {name}: {one_line(error)}") from error
+        if not isinstance(optimizer, Optimizer):
+            raise UserError(f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        return optimizer
+
+    def _groups(self, network: nn.Module) -> list[dict[str, Any]]:
+        return param_groups(network, self.weight_decay, self.layer_decay)
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    """The learning rate of every step; see `warmup_cosine`."""
+
+    lr: float = 5e-4
+    """Peak learning rate, for `lr_base_size` images a step."""
+    lr_base_size: int | None = 512
+    """Scale the rate by global batch / lr_base_size, where the global batch counts processes and accumulation; None
+    takes `lr` as it is."""
+    warmup_epochs: float = 5
+    """Length of the linear warm-up."""
+    warmup_lr: float = 1e-6
+    """Rate of the first step, not scaled."""
+    min_lr: float = 1e-5
+    """Rate at the end of the cosine, not scaled."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 0, "lr", "warmup_lr", "min_lr", "warmup_epochs")
+        if self.lr_base_size is not None and self.lr_base_size < 1:
+            raise UserError(f"lr_base_size must be at least 1 or null, got {self.lr_base_size}")
+
+    def peak(self, images: int) -> float:
+        """The peak rate for this many images a step."""
+        return self.lr if self.lr_base_size is None else self.lr * (images / self.lr_base_size)
 
 
 def _timms(network: nn.Module, name: str, given: Mapping[str, Any]) -> Optimizer:
