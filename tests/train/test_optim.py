@@ -12,7 +12,8 @@ from torch import nn
 
 import cait
 from cait.errors import UserError
-from cait.train.optim import OptimizerSettings, param_groups, warmup_cosine
+from cait.train.optim import OptimizerSettings, param_groups
+from cait.train.schedule import warmup_cosine
 
 DISTILLED_DEIT: dict = dict(depth=12, num_heads=3, talking_heads=False, residual="plain", depth_token_only=0)
 DISTILLED_DEIT |= dict(class_token_at=0, distillation_token=True)
@@ -167,7 +168,7 @@ def test_a_resumed_schedule_follows_the_settings_of_now() -> None:
 
 BOLTS = """
 import sys, types, warnings, numpy, torch
-from cait.train.optim import warmup_cosine
+from cait.train.schedule import warmup_cosine
 def names(): return {name for name, value in vars(numpy).items() if not isinstance(value, types.ModuleType)}
 before, filters = names(), list(warnings.filters)
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)

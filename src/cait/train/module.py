@@ -28,8 +28,9 @@ from cait.model.weights import InitialWeights
 from cait.settings import Given, flat, save_hyperparameters
 from cait.train.losses import LossSettings
 from cait.train.metrics import EvalMetrics
-from cait.train.optim import OptimizerSettings, ScheduleSettings, warmup_cosine
+from cait.train.optim import OptimizerSettings
 from cait.train.prediction import Predicts
+from cait.train.schedule import ScheduleSettings, warmup_cosine
 from cait.train.teacher import DistillationSettings, Teacher, load_teacher
 
 Batch = tuple[Tensor, Tensor]
@@ -327,33 +328,8 @@ class CaiTModule(Predicts, LightningModule):
                 )
         states = checkpoint.get("optimizer_states")
         if states and self._trainer is not None and self._trainer.state.fn == "fit":
-            self._take_settings_of_now(checkpoint, states)
-
-    def _take_settings_of_now(self, checkpoint: dict[str, Any], states: list[dict[str, Any]]) -> None:
-        """Put this run's settings into the states of a checkpoint's optimizers, in place.
-
-        Raises:
-            UserError: the states are of another optimizer.
-        """
-        name = self.optimizer_settings.optimizer
-        before = checkpoint.get("hyper_parameters", {}).get("optimizer", "adamw")
-        if name != before:
-            raise UserError(
-                f"the checkpoint's optimizer is {before}, this one {name}; "
-                "start a new run from its weights with --model.weights"
-            )
-        groups = self.optimizer_settings.build(self.model, self.schedule.lr).param_groups
-        arguments = self.optimizer_settings.optimizer_args or {}
-        settings = {"weight_decay", "lr_scale", "betas", "eps", "fused", *arguments}
-        for state in states:
-            sizes = [[len(group["params"]) for group in side] for side in (groups, state["param_groups"])]
-            if sizes[0] != sizes[1]:
-                raise UserError(
-                    f"the checkpoint's optimizer has groups of {sizes[1]} parameters, this one of {sizes[0]}; "
-                    "start a new run from its weights with --model.weights"
-                )
-            for group, own in zip(state["param_groups"], groups, strict=True):
-                group.update({key: own[key] for key in settings & own.keys()})
+            before = checkpoint.get("hyper_parameters", {}).get("optimizer", "adamw")
+            self.optimizer_settings.apply(states, before, self.model, self.schedule.lr)
 
     def _global_batch(self) -> int:
         """Images that go into one optimizer step."""
