@@ -46,7 +46,7 @@ from cait.guards.nonfinite import NonFiniteGuard
 from cait.train.ema import EMA
 from cait.train.losses import Distillation, distillation_loss
 from cait.train.module import CaiTModule
-from cait.train.optim import warmup_cosine
+from cait.train.schedule import warmup_cosine
 from cait.train.step_seed import StepSeed
 
 BATCH, CLASSES, SIZE, SEED = 64, 10, 16, 0
@@ -110,7 +110,8 @@ class Record(Callback):
         judged = 0.0
         if pl_module.teacher is not None:
             teacher = pl_module.teacher(images)
-            judged = distillation_loss(self.logits, teacher, pl_module.distillation, pl_module.distillation_tau).item()
+            settings = pl_module.distillation
+            judged = distillation_loss(self.logits, teacher, settings.distillation, settings.distillation_tau).item()
         smoothing = pl_module.loss.label_smoothing
         targets = (1 - smoothing) * targets + smoothing / CLASSES  # what the loss makes of them
         groups = decays(pl_module.model, trainer.optimizers[0])

@@ -15,7 +15,6 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.train.ema import EMA
 from cait.train.module import CaiTModule
-from cait.train.optim import build_optimizer
 from cait.train.step_seed import StepSeed
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -25,7 +24,7 @@ class Flat(CaiTModule):
     """The module at one learning rate, without the schedule of lightning-bolts."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:  # type: ignore[override]
-        return build_optimizer(self.model, lr=1e-3, **self.optimizer_settings)
+        return self.optimizer_settings.build(self.model, lr=1e-3)
 
 
 @pytest.fixture(scope="module")

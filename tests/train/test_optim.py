@@ -12,7 +12,8 @@ from torch import nn
 
 import cait
 from cait.errors import UserError
-from cait.train.optim import build_optimizer, param_groups, warmup_cosine
+from cait.train.optim import OptimizerSettings, param_groups
+from cait.train.schedule import warmup_cosine
 
 DISTILLED_DEIT: dict = dict(depth=12, num_heads=3, talking_heads=False, residual="plain", depth_token_only=0)
 DISTILLED_DEIT |= dict(class_token_at=0, distillation_token=True)
@@ -60,11 +61,11 @@ def test_a_step_is_that_of_timms_optimizer(name: str, arguments: dict, layer_dec
     weights = []
     for kind in ("ours", "timms"):
         net = small_net()
-        settings: dict = dict(lr=1e-3, weight_decay=0.1, layer_decay=layer_decay)
+        decay: dict = dict(weight_decay=0.1, layer_decay=layer_decay)
         if kind == "ours":
-            optimizer = build_optimizer(net, name, arguments=arguments, **settings)
+            optimizer = OptimizerSettings(name, arguments, **decay).build(net, lr=1e-3)
         else:
-            optimizer = create_optimizer_v2(net, name, **settings, **arguments)
+            optimizer = create_optimizer_v2(net, name, lr=1e-3, **decay, **arguments)
         for _ in range(8):  # lookahead synchronises at the sixth
             optimizer.zero_grad()
             net(torch.randn(4, 3, 32, 32).double()).square().mean().backward()
@@ -88,7 +89,7 @@ def test_a_step_is_that_of_timms_optimizer(name: str, arguments: dict, layer_dec
 )
 def test_an_optimizer_that_is_none_is_refused_in_one_line(name: str, arguments: dict, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        build_optimizer(nn.Linear(2, 2), name, lr=1e-3, weight_decay=0.0, arguments=arguments)
+        OptimizerSettings(name, arguments, weight_decay=0.0).build(nn.Linear(2, 2), lr=1e-3)
     assert "\n" not in str(error.value)
 
 
@@ -167,7 +168,7 @@ def test_a_resumed_schedule_follows_the_settings_of_now() -> None:
 
 BOLTS = """
 import sys, types, warnings, numpy, torch
-from cait.train.optim import warmup_cosine
+from cait.train.schedule import warmup_cosine
 def names(): return {name for name, value in vars(numpy).items() if not isinstance(value, types.ModuleType)}
 before, filters = names(), list(warnings.filters)
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)

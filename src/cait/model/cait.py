@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from cait.errors import UserError
+from cait.model import initialization
 from cait.model.attention import ClassAttention, SelfAttention
 from cait.model.config import CaiTConfig
 from cait.model.residual import (
@@ -25,8 +25,6 @@ from cait.model.residual import (
     Sample,
     draw_samples,
     drop_path_rates,
-    init_fixup,
-    init_t_fixup,
     residual_scale,
     sampled,
     sampled_scale,
@@ -191,28 +189,7 @@ class CaiT(nn.Module):
         self.head = nn.Linear(d, config.num_classes)
         if config.distillation_token:
             self.head_dist = nn.Linear(d, config.num_classes)
-        self._init_weights()
-
-    def _init_weights(self) -> None:
-        """Draw linear weights, positions and class tokens from a normal of std .02 cut at ±2; set biases to 0.
-
-        The patch projection keeps PyTorch's default, as in the released code.
-        """
-        nn.init.trunc_normal_(self.pos_embed, std=0.02)
-        if self.config.global_pool == "token":
-            nn.init.trunc_normal_(self.cls_token, std=0.02)
-        if self.config.distillation_token:
-            nn.init.trunc_normal_(self.dist_token, std=0.02)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-        blocks = [*self.blocks, *self.blocks_token_only]
-        if self.config.residual == "fixup":
-            init_fixup(blocks, [self.head, self.head_dist] if self.config.distillation_token else [self.head])
-        elif self.config.residual == "t-fixup":
-            init_t_fixup(blocks)
+        initialization.draw(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """The prediction: logits [B, num_classes]. With a distillation token the mean of both heads, as in DeiT."""
@@ -341,53 +318,5 @@ class CaiT(nn.Module):
         return (self.head, self.head_dist) if self.config.distillation_token else (self.head,)
 
     def fit_state_dict(self, state: dict[str, Tensor]) -> list[str]:
-        """Fit weights to this network, in place: their resolution, and whether they have a distillation token.
-
-        Returns:
-            A line for each change.
-
-        Raises:
-            UserError: the positions do not form a square grid.
-        """
-        notes = self._fit_distillation_token(state)
-        theirs = state.get("pos_embed")
-        # A class token with a position of its own (class_token_at 0) is no part of the grid.
-        if theirs is None or self.config.class_token_at == 0 or theirs.shape == self.pos_embed.shape:
-            return notes
-        if theirs.shape[-1] == self.pos_embed.shape[-1]:  # else it is another network: the caller finds out
-            state["pos_embed"] = resize_positions(theirs, self.config.num_patches)
-            notes.append(f"positions resized from {theirs.shape[1]} to {self.config.num_patches} patches")
-        return notes
-
-    def _fit_distillation_token(self, state: dict[str, Tensor]) -> list[str]:
-        """Add the distillation token and its head from this network to `state`, or remove them from it."""
-        ours, theirs = self.config.distillation_token, "dist_token" in state
-        if ours == theirs:
-            return []
-        own, parts = self.state_dict(), ("dist_token", "head_dist.weight", "head_dist.bias")
-        for key in parts:
-            state.pop(key, None)
-        state.update({key: own[key] for key in parts if ours})
-        after, before = own["pos_embed"], state.get("pos_embed")
-        if self.config.class_token_at == 0 and before is not None and before.shape[::2] == after.shape[::2]:
-            # Positions of the class token, of the distillation token if there is one, and of the patches.
-            kept = before[:, :1], after[:, 1 : 1 + ours].to(before), before[:, 1 + theirs :]
-            state["pos_embed"] = torch.cat(kept, dim=1)
-        return ["the distillation token and its head " + ("start anew" if ours else "left out")]
-
-
-def resize_positions(pos_embed: Tensor, num_patches: int) -> Tensor:
-    """Resize positions [1, N, d] of a square grid to another square grid, [1, num_patches, d].
-
-    Bicubic without antialiasing, as the released code did for fine-tuning. timm's `resample_abs_pos_embed`
-    antialiases by default.
-
-    Raises:
-        UserError: either number is not a square.
-    """
-    before, after = (int(n**0.5) for n in (pos_embed.shape[1], num_patches))
-    if before**2 != pos_embed.shape[1] or after**2 != num_patches:
-        raise UserError(f"positions can be resized between square grids, not {pos_embed.shape[1]} to {num_patches}")
-    grid = pos_embed.float().reshape(1, before, before, -1).permute(0, 3, 1, 2)
-    grid = F.interpolate(grid, size=(after, after), mode="bicubic", align_corners=False)
-    return grid.permute(0, 2, 3, 1).flatten(1, 2).to(pos_embed.dtype)
+        """Fit weights to this network, in place; see `cait.model.initialization.fit`. A line for each change."""
+        return initialization.fit(state, self)

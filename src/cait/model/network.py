@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -39,16 +40,50 @@ class Network(Protocol):
     def __call__(self, images: Tensor) -> Tensor: ...
 
 
-def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None = None, **fields: Any) -> nn.Module:
-    """Build a network with fresh weights.
+@dataclass(frozen=True)
+class NetworkSettings:
+    """Which network is trained, and how it runs."""
 
-    Args:
-        name: one of the paper's models ("xxs24"), a timm model ("timm/vit_small_patch16_224"), or
-            "package.module:factory", which is called with img_size, num_classes and `fields`.
-        img_size: side of the images in pixels; not for a timm model that takes any size.
-        num_classes: width of the head.
-        drop_path_rate: stochastic depth, for networks that have it; None takes the network's own.
-        fields: further arguments of the network.
+    name: str = "xxs24"
+    """One of the paper's models, as "xxs24"; a timm model, as "timm/vit_small_patch16_224"; or
+    "package.module:factory", which is called with img_size, num_classes and `fields`."""
+    img_size: int = 224
+    """Side of the images in pixels; the command line takes it from the data."""
+    num_classes: int = 1000
+    """Width of the head; the command line takes it from the data."""
+    drop_path_rate: float | None = None
+    """Stochastic depth; None takes the paper's rate for the model, or the network's own."""
+    fields: dict[str, Any] | None = None
+    """Further arguments of the network, as {"patch_size": 8}; for the paper's models the fields of
+    `cait.model.config.CaiTConfig`."""
+    compile: bool = False
+    """Compile the blocks with torch.compile, see `CaiT.compile_blocks`; the first steps take longer."""
+    grad_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of saving them; for the largest models and
+    resolutions."""
+
+    def __post_init__(self) -> None:
+        for name in {"name", "img_size", "num_classes", "drop_path_rate", "pretrained"} & set(self.fields or {}):
+            raise UserError(f"{name} is a setting beside `fields`, not one of them")
+
+    def build(self) -> nn.Module:
+        """Build the network with fresh weights.
+
+        Raises:
+            UserError: there is no such network, or it does not take these arguments or cannot run in this way.
+        """
+        built = build(self.name, self.img_size, self.num_classes, self.drop_path_rate, **(self.fields or {}))
+        if self.grad_checkpointing:
+            set_grad_checkpointing(built, self.name)
+        if self.compile:
+            require(built, self.name, "compile_blocks", "model.compile true")
+        return built
+
+
+def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None = None, **fields: Any) -> nn.Module:
+    """Build a network with fresh weights. The arguments are those of `NetworkSettings`.
+
+    A timm model that takes any size is not given `img_size`, nor one without stochastic depth `drop_path_rate`.
 
     Raises:
         UserError: no network has this name, or it does not take these arguments.

@@ -1,6 +1,7 @@
 """The residual connection, the paper's subject: LayerScale, its rivals, and stochastic depth.
 
-Every form except "none" is x + drop_path(γ · branch(x)). They differ in γ and in the initial weights of the branch:
+Every form except "none" is x + drop_path(γ · branch(x)). They differ in γ and in the initial weights of the branch,
+which `cait.model.initialization` draws:
 
 | residual   | γ                                              | initial weights of the branch         |
 |------------|------------------------------------------------|---------------------------------------|
@@ -9,8 +10,8 @@ Every form except "none" is x + drop_path(γ · branch(x)). They differ in γ an
 | rezero     | a scalar at 0 (Bachlechner et al., 2003.04887) | as everywhere                         |
 | skipinit   | the same (De & Smith, 2002.10444)              | as everywhere                         |
 | scalar     | a scalar at ε                                  | as everywhere                         |
-| fixup      | a scalar at 1 (Zhang et al., 1901.09321)       | `init_fixup`; scalar biases           |
-| t-fixup    | none (Huang et al., ICML 2020)                 | `init_t_fixup`                        |
+| fixup      | a scalar at 1 (Zhang et al., 1901.09321)       | `scale_as_fixup`; scalar biases       |
+| t-fixup    | none (Huang et al., ICML 2020)                 | `scale_as_t_fixup`                    |
 | none       | none, and no x: the branch alone               | as everywhere                         |
 
 All of them keep LayerNorm and warm-up, as in the paper's Table 1, so ReZero and SkipInit are the same here.
@@ -156,40 +157,3 @@ def drop_path_rates(config: CaiTConfig) -> list[float]:
     if config.drop_path_schedule == "uniform":
         return [config.drop_path_rate] * config.depth
     return [config.drop_path_rate * i / max(config.depth - 1, 1) for i in range(config.depth)]
-
-
-@torch.no_grad()
-def init_fixup(blocks: list[nn.Module], heads: list[nn.Linear]) -> None:
-    """Fixup: set the classifiers and the last layer of every branch to 0, scale its first layer by L^(-1/(2m-2)).
-
-    L is the number of residual branches, two a block. Each has m = 2 layers in sequence (qkv and proj, fc1
-    and fc2), so the factor is L^(-1/2).
-    """
-    factor = (2 * len(blocks)) ** -0.5
-    for head in heads:
-        nn.init.zeros_(head.weight)
-    for block in blocks:
-        for name, module in block.named_modules():
-            if isinstance(module, nn.Linear):
-                if name in ("attn.proj", "mlp.fc2"):
-                    nn.init.zeros_(module.weight)
-                elif name in ("attn.qkv", "attn.q", "attn.k", "attn.v", "mlp.fc1"):
-                    module.weight.mul_(factor)
-
-
-@torch.no_grad()
-def init_t_fixup(blocks: list[nn.Module]) -> None:
-    """T-Fixup: Xavier, then scale value, attention output and FFN weights by 0.67 · L^(-1/4) for L blocks."""
-    factor = 0.67 * len(blocks) ** -0.25
-    for block in blocks:
-        for name, module in block.named_modules():
-            if not isinstance(module, nn.Linear) or name in ("attn.proj_l", "attn.proj_w"):
-                continue
-            if name == "attn.qkv":
-                for part in module.weight.chunk(3):
-                    nn.init.xavier_uniform_(part)
-                module.weight.chunk(3)[2].mul_(factor)
-            else:
-                nn.init.xavier_uniform_(module.weight)
-                if name in ("attn.v", "attn.proj", "mlp.fc1", "mlp.fc2"):
-                    module.weight.mul_(factor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,31 @@ ONLY_IN_TRAINING = (
 
 FITTED = ("img_size", "num_classes", "distillation_token")
 """Fields in which a CaiT may differ from the one whose weights it starts from."""
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """The weights that training starts from. A run that is resumed does not read them."""
+
+    weights: str | None = None
+    """File to start from: the release's, timm's, safetensors or a checkpoint of ours; see `load_weights`."""
+    weights_ema: bool = False
+    """Take the moving average out of that file."""
+    pretrained: bool = False
+    """Start from timm's published weights of the model instead."""
+
+    def __post_init__(self) -> None:
+        if self.pretrained and self.weights is not None:
+            source = f"from {self.weights} (weights)"
+            raise UserError(f"start from the published weights (pretrained) or {source}, not from both")
+
+    def load(self, model: nn.Module, name: str, own_classes: Sequence[str] | None = None) -> list[str]:
+        """Load them into `model`, the network `name`; a line for the source and for each thing that was fitted."""
+        if self.pretrained:
+            return load_pretrained(model, name)
+        if self.weights is not None:
+            return [self.weights, *load_weights(model, self.weights, self.weights_ema, own_classes)]
+        return []
 
 
 def read_state_dict(path: str | Path, ema: bool = False) -> StateDict:

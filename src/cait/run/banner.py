@@ -68,7 +68,8 @@ class Banner(Callback):
         device = pl_module.device.type.replace("cuda", "GPU").replace("cpu", "CPU")
         peak = max(group.get("initial_lr", group["lr"]) for group in trainer.optimizers[0].param_groups)
         images = data.batch_size * processes * accumulated
-        scaled = f" = {pl_module.lr:.3g} × {images:,} / {pl_module.lr_base_size}" if pl_module.lr_base_size else ""
+        schedule = pl_module.schedule
+        scaled = f" = {schedule.lr:.3g} × {images:,} / {schedule.lr_base_size}" if schedule.lr_base_size else ""
         steps = int(trainer.estimated_stepping_batches)
         epochs = f"{trainer.max_epochs} epochs, " if trainer.max_steps < 0 else ""
         attention = talking_heads.in_use(pl_module.model, pl_module.device)
@@ -107,15 +108,16 @@ def doubts(trainer: Trainer, pl_module: Any, saves_best: bool) -> list[str]:
     steps, found = int(trainer.estimated_stepping_batches), []
     batches: float = trainer.num_training_batches
     each = math.ceil(batches / trainer.accumulate_grad_batches) if math.isfinite(batches) else steps
-    warmup = round(pl_module.warmup_epochs * each)
+    schedule = pl_module.schedule
+    warmup = round(schedule.warmup_epochs * each)
     peak = max(group.get("initial_lr", group["lr"]) for group in trainer.optimizers[0].param_groups)
-    if pl_module.lr == 0:
+    if schedule.lr == 0:
         found.append("--model.lr 0 learns nothing")
-    elif pl_module.min_lr > peak:
-        found.append(f"--model.min_lr {pl_module.min_lr:g} is above the peak, {peak:.3g}: the learning rate only rises")
+    elif schedule.min_lr > peak:
+        found.append(f"--model.min_lr {schedule.min_lr:g} is above the peak, {peak:.3g}: the learning rate only rises")
     if warmup >= steps:
         found.append(
-            f"the warm-up takes {warmup:,} steps (--model.warmup_epochs {pl_module.warmup_epochs:g}), "
+            f"the warm-up takes {warmup:,} steps (--model.warmup_epochs {schedule.warmup_epochs:g}), "
             f"the run has {steps:,}: the learning rate only rises"
         )
     if trainer.accumulate_grad_batches > trainer.num_training_batches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from cait import references
 from cait.errors import UserError
 
+ClassWeights = Literal["balanced"]
 Distillation = Literal["none", "soft", "hard"]
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Logits [B, num_classes] and targets to a scalar. Targets are labels [B], or probabilities [B, num_classes]."""
@@ -66,27 +68,46 @@ def balanced_weights(counts: Sequence[int]) -> Tensor:
     return images.sum() / (len(counts) * images.clamp(min=1))
 
 
-def build_loss(name: str, label_smoothing: float = 0.0) -> Loss:
-    """Build the loss of the labels.
+@dataclass(frozen=True)
+class LossSettings:
+    """The loss of the labels."""
 
-    Args:
-        name: "cross_entropy", "bce" (`BinaryCrossEntropy`), or "package.module:factory" of something that is called
-            without arguments and returns a `Loss`.
-        label_smoothing: of the first two.
+    loss: str = "cross_entropy"
+    """"cross_entropy", "bce" (`BinaryCrossEntropy`), or "package.module:factory" of something that is called without
+    arguments and returns a `Loss`."""
+    label_smoothing: float = 0.1
+    """ε of (1 - ε) · target + ε / num_classes, for training only; not for a loss of your own."""
+    class_weights: ClassWeights | None = None
+    """"balanced" weights the images in the cross entropy in inverse ratio to the sizes of their classes; None counts
+    all images alike. `data.balance` is the other way."""
 
-    Raises:
-        UserError: there is no such loss.
-    """
-    if name == "cross_entropy":
-        return nn.CrossEntropyLoss(label_smoothing=label_smoothing)
-    if name == "bce":
-        return BinaryCrossEntropy(label_smoothing)
-    if not references.is_path(name):
-        raise UserError(f"unknown loss {name!r}; choose cross_entropy, bce or package.module:factory")
-    loss = references.locate(name)()
-    if not callable(loss):
-        raise UserError(f"{name} must return a function of logits and targets, got {type(loss).__name__}")
-    return loss
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise UserError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
+        if self.class_weights is not None and (self.class_weights != "balanced" or self.loss != "cross_entropy"):
+            given = repr(self.class_weights)
+            raise UserError(f"class_weights is balanced or null, with the loss cross_entropy; got {given}")
+
+    def build(self) -> Loss:
+        """Build the loss, without the weights of classes.
+
+        Raises:
+            UserError: there is no such loss.
+        """
+        if self.loss == "cross_entropy":
+            return nn.CrossEntropyLoss(label_smoothing=self.label_smoothing)
+        if self.loss == "bce":
+            return BinaryCrossEntropy(self.label_smoothing)
+        if not references.is_path(self.loss):
+            raise UserError(f"unknown loss {self.loss!r}; choose cross_entropy, bce or package.module:factory")
+        loss = references.locate(self.loss)()
+        if not callable(loss):
+            raise UserError(f"{self.loss} must return a function of logits and targets, got {type(loss).__name__}")
+        return loss
+
+    def weighted(self, counts: Sequence[int]) -> Loss:
+        """The "balanced" cross entropy, for classes of these numbers of images."""
+        return WeightedCrossEntropy(balanced_weights(counts), self.label_smoothing)
 
 
 def distillation_loss(logits: Tensor, teacher_logits: Tensor, kind: Distillation, tau: float = 1.0) -> Tensor:

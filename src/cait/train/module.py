@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -22,17 +22,18 @@ from cait.errors import UserError
 from cait.extras.fsdp import sharding
 from cait.model import network
 from cait.model.config import VARIANTS
+from cait.model.network import NetworkSettings
 from cait.model.recompute import precise
-from cait.model.weights import load_pretrained, load_weights
-from cait.run import rundir
-from cait.train.losses import Distillation, WeightedCrossEntropy, balanced_weights, build_loss, distillation_loss
+from cait.model.weights import InitialWeights
+from cait.settings import Given, flat, save_hyperparameters
+from cait.train.losses import LossSettings
 from cait.train.metrics import EvalMetrics
-from cait.train.optim import build_optimizer, warmup_cosine
+from cait.train.optim import OptimizerSettings
 from cait.train.prediction import Predicts
-from cait.train.teacher import Teacher, load_teacher
+from cait.train.schedule import ScheduleSettings, warmup_cosine
+from cait.train.teacher import DistillationSettings, Teacher, load_teacher
 
 Batch = tuple[Tensor, Tensor]
-ClassWeights = Literal["balanced"]
 
 
 class SkipStep(Exception):  # noqa: N818  # it is no error
@@ -47,48 +48,10 @@ class CaiTModule(Predicts, LightningModule):
     token's head, as in DeiT. Neither checkpoints nor the moving average include the teacher.
 
     Args:
-        name: one of the paper's models, as "xxs24"; a timm model, as "timm/vit_small_patch16_224"; or
-            "package.module:factory" of your own. See `cait.model.network.build`.
-        img_size: side of the images in pixels; the command line takes it from the data.
-        num_classes: width of the head; the command line takes it from the data.
-        drop_path_rate: stochastic depth; None takes the paper's rate for the model, or the network's own.
-        fields: further arguments of the network, as {"patch_size": 8}; for the paper's models the fields of
-            `cait.model.config.CaiTConfig`.
-        compile: compile the blocks with torch.compile, see `CaiT.compile_blocks`; the first steps take longer.
-        grad_checkpointing: compute activations again in the backward pass instead of saving them; for the
-            largest models and resolutions.
-        weights: file to start from: the release's, timm's, safetensors or a checkpoint of ours; see
-            `cait.model.weights.load_weights`. A run that is resumed does not read it.
-        weights_ema: take the moving average out of that file.
-        pretrained: start from timm's published weights of the model instead.
-        loss: of the labels: "cross_entropy", "bce", or "package.module:factory"; see `cait.train.losses.build_loss`.
-        label_smoothing: ε of (1 - ε) · target + ε / num_classes, for training only.
-        class_weights: "balanced" weights the images in the cross entropy in inverse ratio to the sizes of their
-            classes; None counts all images alike. `data.balance` is the other way.
-        optimizer: "adamw", one of timm's such as "lamb", or "package.module:factory"; see `cait.train.optim`.
-        optimizer_args: further arguments of the optimizer, as {"momentum": 0.95}.
-        layer_decay: scale the rate of each layer by this factor once for each layer above it; None does not.
-        lr: peak learning rate, for `lr_base_size` images a step.
-        lr_base_size: scale the rate by global batch / lr_base_size, where the global batch counts
-            processes and accumulation; None takes `lr` as it is.
-        warmup_epochs: length of the linear warm-up.
-        warmup_lr: rate of the first step, not scaled.
-        min_lr: rate at the end of the cosine, not scaled.
-        weight_decay: not for biases, norms, LayerScale, position and class embeddings.
-        betas: of AdamW.
-        eps: of AdamW.
         metrics: further metrics of validation and test by name, as
             {"f1": "torchmetrics.classification:MulticlassF1Score"}; see `cait.train.metrics.EvalMetrics`.
         per_class: log val/acc1_macro, the mean of the classes' recalls, and write those of the last validation to
             per_class.csv in the folder of the run.
-        distillation: "hard" or "soft" adds a teacher to the loss.
-        distillation_alpha: α, the teacher's share of the loss.
-        distillation_tau: τ, the temperature of soft distillation.
-        teacher: a checkpoint (.ckpt) of a run, or any name that `name` takes; timm's may come without "timm/".
-        teacher_path: file with the teacher's weights; None takes the published ones.
-        teacher_fields: further arguments of the teacher's network.
-        teacher_img_size: side of the images that the teacher sees; None means the student's, or the
-            teacher's own where it takes no other.
         mean: of the normalisation that the images have had; the command line takes it from the data.
         std: the same.
 
@@ -96,112 +59,56 @@ class CaiTModule(Predicts, LightningModule):
         UserError: a model, field, loss, optimizer or metric that does not exist, or a setting out of its range.
     """
 
+    @flat()
     def __init__(
         self,
-        name: str = "xxs24",
-        img_size: int = 224,
-        num_classes: int = 1000,
-        drop_path_rate: float | None = None,
-        fields: dict[str, Any] | None = None,
-        compile: bool = False,
-        grad_checkpointing: bool = False,
-        weights: str | None = None,
-        weights_ema: bool = False,
-        pretrained: bool = False,
-        loss: str = "cross_entropy",
-        label_smoothing: float = 0.1,
-        class_weights: ClassWeights | None = None,
-        optimizer: str = "adamw",
-        optimizer_args: dict[str, Any] | None = None,
-        layer_decay: float | None = None,
-        lr: float = 5e-4,
-        lr_base_size: int | None = 512,
-        warmup_epochs: float = 5,
-        warmup_lr: float = 1e-6,
-        min_lr: float = 1e-5,
-        weight_decay: float = 0.05,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
+        architecture: NetworkSettings,
+        initial_weights: InitialWeights,
+        loss: LossSettings,
+        optimizer: OptimizerSettings,
+        schedule: ScheduleSettings,
         metrics: dict[str, str] | None = None,
         per_class: bool = False,
-        distillation: Distillation = "none",
-        distillation_alpha: float = 0.5,
-        distillation_tau: float = 1.0,
-        teacher: str = "regnety_160.deit_in1k",
-        teacher_path: str | None = None,
-        teacher_fields: dict[str, Any] | None = None,
-        teacher_img_size: int | None = None,
+        *,
+        distillation: DistillationSettings,
         mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
         std: Sequence[float] = IMAGENET_DEFAULT_STD,
+        given: Given,
     ) -> None:
         super().__init__()
-        if not 0 <= label_smoothing < 1:
-            raise UserError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
-        numbers = dict(
-            lr=lr, warmup_lr=warmup_lr, min_lr=min_lr, warmup_epochs=warmup_epochs, weight_decay=weight_decay
-        )
-        if wrong := [f"{key} must be at least 0, got {value}" for key, value in numbers.items() if value < 0]:
-            raise UserError("; ".join(wrong))
-        if lr_base_size is not None and lr_base_size < 1:
-            raise UserError(f"lr_base_size must be at least 1 or null, got {lr_base_size}")
-        if layer_decay is not None and not 0 < layer_decay <= 1:
-            raise UserError(f"layer_decay must be above 0 and at most 1, or null; got {layer_decay}")
-        if not 0 <= distillation_alpha <= 1 or distillation_tau <= 0:
-            raise UserError("distillation_alpha must be in [0, 1] and distillation_tau above 0")
-        for own in {"name", "img_size", "num_classes", "drop_path_rate", "pretrained"} & set(fields or {}):
-            raise UserError(f"{own} is a setting beside `fields`, not one of them")
-        if pretrained and weights is not None:
-            raise UserError(f"start from the published weights (pretrained) or from {weights} (weights), not from both")
-        self.save_hyperparameters()
-        self.name = name
-        self.weights, self.weights_ema, self.pretrained = weights, weights_ema, pretrained
+        save_hyperparameters(self, given)
+        self.architecture, self.initial_weights, self.schedule = architecture, initial_weights, schedule
+        self.name, self.num_classes = architecture.name, architecture.num_classes
         self._at_start = True
-        self.lr, self.lr_base_size = lr, lr_base_size
-        self.warmup_epochs, self.warmup_lr, self.min_lr = warmup_epochs, warmup_lr, min_lr
-        self.num_classes = num_classes
-        self.model = network.build(name, img_size, num_classes, drop_path_rate, **(fields or {}))
+        self.model = architecture.build()
         self.has_distillation_head = network.has_distillation_head(self.model)
-        if self.has_distillation_head and distillation == "none" and hasattr(self.model, "forward_heads"):
+        if self.has_distillation_head and not distillation.is_on and hasattr(self.model, "forward_heads"):
             raise UserError("a distillation_token learns from a teacher alone: set distillation to hard or soft")
-        if self.has_distillation_head and distillation != "none":
+        if self.has_distillation_head and distillation.is_on:
             network.train_distillation_head(self.model)
-        if grad_checkpointing:
-            network.set_grad_checkpointing(self.model, name)
-        self.compile_blocks = compile
-        if compile:
-            network.require(self.model, name, "compile_blocks", "model.compile true")
-        self.optimizer_settings: dict[str, Any] = dict(
-            name=optimizer, weight_decay=weight_decay, layer_decay=layer_decay, betas=betas, eps=eps
-        )
-        self.optimizer_settings["arguments"] = dict(optimizer_args or {})
-        build_optimizer(self.model, lr=lr, **self.optimizer_settings)  # a wrong setting fails here, not later
-        if name not in VARIANTS:
-            network.check(self.model, name, network.input_shape(self.hparams), num_classes)
-        if class_weights is not None and (class_weights != "balanced" or loss != "cross_entropy"):
-            raise UserError(f"class_weights is balanced or null, with the loss cross_entropy; got {class_weights!r}")
-        self.class_weights, self.label_smoothing = class_weights, label_smoothing
-        self.loss = build_loss(loss, label_smoothing)
-        self.distillation = distillation
-        self.distillation_alpha, self.distillation_tau = distillation_alpha, distillation_tau
-        self.teacher: Teacher | None = None
+        self.optimizer_settings = optimizer
+        optimizer.build(self.model, schedule.lr)  # a wrong setting fails here, not later
+        if self.name not in VARIANTS:
+            network.check(self.model, self.name, network.input_shape(self.hparams), self.num_classes)
+        self.loss_settings, self.loss = loss, loss.build()
+        self.distillation, self.teacher = distillation, None
         self.grad_norm: Tensor | None = None
         """The norm in this step, if a callback has computed it; clipping then uses it."""
         self._accumulated: tuple[int, list[Tensor]] = (-1, [])
         """A step, and the figures of its batches so far."""
         self.figures: Tensor | None = None
         """Loss and accuracy of the last training batch, [2]."""
-        self.own_metrics = dict(metrics or {})
-        self.per_class = per_class
-        self.val_metrics = EvalMetrics(num_classes, metrics, per_class)
-        self.test_metrics = EvalMetrics(num_classes, metrics, per_class)
+        self.own_metrics, self.per_class = dict(metrics or {}), per_class
+        self.val_metrics = EvalMetrics(self.num_classes, metrics, per_class)
+        self.test_metrics = EvalMetrics(self.num_classes, metrics, per_class)
 
     def setup(self, stage: str) -> None:
-        self._load_start()
-        if stage == "fit" and self.compile_blocks:
+        self._load_initial_weights()
+        if stage == "fit" and self.architecture.compile:
             self.model.compile_blocks()  # type: ignore[operator]
-        if stage == "fit" and self.class_weights is not None:
+        if stage == "fit" and self.loss_settings.class_weights is not None:
             self._weight_classes()
-        if stage == "fit" and self.distillation != "none":
+        if stage == "fit" and self.distillation.is_on:
             # Not registered as a submodule, so that it is not saved, trained, averaged or put into train mode.
             self.__dict__["teacher"] = self._load_teacher()
 
@@ -209,7 +116,7 @@ class CaiTModule(Predicts, LightningModule):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if data is None:
             raise UserError("class_weights counts the images of a data module; without one set it to null")
-        self.loss = WeightedCrossEntropy(balanced_weights(data.class_counts()), self.label_smoothing).to(self.device)
+        self.loss = self.loss_settings.weighted(data.class_counts()).to(self.device)  # type: ignore[attr-defined]
 
     def configure_model(self) -> None:
         """Shard the network over the processes, if the strategy has given the module a mesh of them."""
@@ -220,16 +127,11 @@ class CaiTModule(Predicts, LightningModule):
                 with torch.device(self.device_mesh.device_type), self.trainer.precision_plugin.forward_context():
                     network.check(self.model, self.name, network.input_shape(self.hparams), self.num_classes)
 
-    def _load_start(self) -> None:
+    def _load_initial_weights(self) -> None:
         # Only once, because it would overwrite what was trained since or came out of a checkpoint.
         if self._at_start and self.trainer.ckpt_path is None:
-            notes: list[str] = []
-            if self.pretrained:
-                notes = load_pretrained(self.model, self.name)
-            elif self.weights is not None:
-                notes = [self.weights]
-                notes += load_weights(self.model, self.weights, self.weights_ema, self._class_names())
-            if notes:
+            own_classes = self._class_names() if self.initial_weights.weights is not None else None
+            if notes := self.initial_weights.load(self.model, self.name, own_classes):
                 rank_zero_info("weights from " + "; ".join(notes))
         self._at_start = False
 
@@ -241,7 +143,7 @@ class CaiTModule(Predicts, LightningModule):
             return None
 
     def _load_teacher(self) -> Teacher:
-        return load_teacher(dict(self.hparams))
+        return load_teacher(self.distillation, self.architecture, self.hparams["mean"], self.hparams["std"])
 
     def on_fit_start(self) -> None:
         if self.teacher is not None:
@@ -265,8 +167,7 @@ class CaiTModule(Predicts, LightningModule):
         if loss.ndim:
             raise UserError(f"the loss must be one number, got a tensor of {list(loss.shape)}: take the mean")
         if self.teacher is not None:
-            judged = distillation_loss(heads[-1], self.teacher(images), self.distillation, self.distillation_tau)
-            loss = (1 - self.distillation_alpha) * loss + self.distillation_alpha * judged
+            loss = self.distillation.loss(loss, heads[-1], self.teacher(images))
         self._log_step(loss.detach(), logits.detach(), targets)
         return loss
 
@@ -294,9 +195,10 @@ class CaiTModule(Predicts, LightningModule):
         return torch.stack(self._accumulated[1]).mean(dim=0)
 
     def is_logged(self) -> bool:
-        """Whether the figures of this step go to the loggers, or are an epoch's last, which callbacks may watch.
+        """Whether to log the metrics of this step: every `log_every_n_steps`, and at the last step of an epoch.
 
-        Lightning takes 0.1 ms for each figure, logged or not.
+        Other steps log nothing, because Lightning takes 0.1 ms for each metric. The last step's metrics are for
+        callbacks that read `trainer.callback_metrics`.
         """
         trainer = self.trainer
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
@@ -367,7 +269,7 @@ class CaiTModule(Predicts, LightningModule):
             (name, images, correct, f"{100 * correct / images:.2f}" if images else "")
             for name, (images, correct) in zip(names, counts.tolist(), strict=True)
         ]
-        path = Path(self.trainer.default_root_dir, rundir.PER_CLASS)
+        path = Path(self.trainer.default_root_dir, "per_class.csv")
         disk.write_csv(path, ["class", "images", "correct", "recall"], rows)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
@@ -389,19 +291,18 @@ class CaiTModule(Predicts, LightningModule):
         if trainer.train_dataloader is None:  # if max_epochs is -1, Lightning has not counted an epoch's batches
             trainer.fit_loop.setup_data()
         batches = trainer.num_training_batches
-        if self.warmup_epochs and not math.isfinite(batches):
+        schedule = self.schedule
+        if schedule.warmup_epochs and not math.isfinite(batches):
             raise UserError("the warm-up counts epochs, and the loader has no length: set limit_train_batches")
-        steps_per_epoch = math.ceil(batches / trainer.accumulate_grad_batches) if self.warmup_epochs else 0
-        peak = self.lr
-        if self.lr_base_size is not None:
-            peak *= self._global_batch() / self.lr_base_size
-        optimizer = build_optimizer(self.model, lr=peak, **self.optimizer_settings)
+        steps_per_epoch = math.ceil(batches / trainer.accumulate_grad_batches) if schedule.warmup_epochs else 0
+        peak = schedule.lr if schedule.lr_base_size is None else schedule.peak(self._global_batch())
+        optimizer = self.optimizer_settings.build(self.model, peak)
         scheduler = warmup_cosine(
             optimizer,
-            warmup_steps=round(self.warmup_epochs * steps_per_epoch),
+            warmup_steps=round(schedule.warmup_epochs * steps_per_epoch),
             total_steps=int(total_steps),
-            warmup_lr=self.warmup_lr,
-            min_lr=self.min_lr,
+            warmup_lr=schedule.warmup_lr,
+            min_lr=schedule.min_lr,
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -427,31 +328,8 @@ class CaiTModule(Predicts, LightningModule):
                 )
         states = checkpoint.get("optimizer_states")
         if states and self._trainer is not None and self._trainer.state.fn == "fit":
-            self._take_settings_of_now(checkpoint, states)
-
-    def _take_settings_of_now(self, checkpoint: dict[str, Any], states: list[dict[str, Any]]) -> None:
-        """Put this run's settings into the states of a checkpoint's optimizers, in place.
-
-        Raises:
-            UserError: the states are of another optimizer.
-        """
-        name, before = self.optimizer_settings["name"], checkpoint.get("hyper_parameters", {}).get("optimizer", "adamw")
-        if name != before:
-            raise UserError(
-                f"the checkpoint's optimizer is {before}, this one {name}; "
-                "start a new run from its weights with --model.weights"
-            )
-        groups = build_optimizer(self.model, lr=self.lr, **self.optimizer_settings).param_groups
-        settings = {"weight_decay", "lr_scale", "betas", "eps", "fused", *self.optimizer_settings["arguments"]}
-        for state in states:
-            sizes = [[len(group["params"]) for group in side] for side in (groups, state["param_groups"])]
-            if sizes[0] != sizes[1]:
-                raise UserError(
-                    f"the checkpoint's optimizer has groups of {sizes[1]} parameters, this one of {sizes[0]}; "
-                    "start a new run from its weights with --model.weights"
-                )
-            for group, own in zip(state["param_groups"], groups, strict=True):
-                group.update({key: own[key] for key in settings & own.keys()})
+            before = checkpoint.get("hyper_parameters", {}).get("optimizer", "adamw")
+            self.optimizer_settings.apply(states, before, self.model, self.schedule.lr)
 
     def _global_batch(self) -> int:
         """Images that go into one optimizer step."""

@@ -1,67 +1,96 @@
-"""The optimizer, its parameter groups and the learning rate of every step."""
+"""The optimizer and its parameter groups."""
 
 from __future__ import annotations
 
 import fnmatch
-import runpy
-import sys
-import types
 from collections.abc import Mapping
-from importlib.metadata import distribution
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from cait import references
 from cait.errors import UserError, did_you_mean, one_line
+from cait.settings import check_at_least
 
 
-def build_optimizer(
-    network: nn.Module,
-    name: str = "adamw",
-    *,
-    lr: float,
-    weight_decay: float,
-    layer_decay: float | None = None,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    arguments: Mapping[str, Any] | None = None,
-) -> Optimizer:
-    """Build the optimizer of a network.
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """The optimizer and its parameter groups."""
 
-    Args:
-        network: see `cait.model.network.Network` for what it may say of its parameters.
-        name: "adamw" is torch's, fused. Any other is timm's, as "lamb", "sgd", "muon" or "lookahead_lion", or
-            "package.module:factory", which is called with parameter groups, lr and `arguments`.
-        lr: peak learning rate.
-        weight_decay: of the parameters that `param_groups` decays.
-        layer_decay: scale the rate of each layer by this factor once for each layer above it, as timm does.
-        betas: of "adamw".
-        eps: of "adamw".
-        arguments: further arguments of the optimizer.
+    optimizer: str = "adamw"
+    """"adamw" is torch's, fused. Any other is timm's, as "lamb", "sgd", "muon" or "lookahead_lion", or
+    "package.module:factory", which is called with parameter groups, lr and `optimizer_args`."""
+    optimizer_args: dict[str, Any] | None = None
+    """Further arguments of the optimizer, as {"momentum": 0.95}."""
+    layer_decay: float | None = None
+    """Scale the rate of each layer by this factor once for each layer above it, as timm does; None does not."""
+    weight_decay: float = 0.05
+    """Not for biases, norms, LayerScale, position and class embeddings."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Of AdamW."""
+    eps: float = 1e-8
+    """Of AdamW."""
 
-    Raises:
-        UserError: there is no such optimizer, or it does not take these arguments.
-    """
-    given = dict(arguments or {})
-    try:
-        if name == "adamw":
-            given = {"betas": tuple(betas), "eps": eps, "fused": True, **given}
-            optimizer: Any = torch.optim.AdamW(param_groups(network, weight_decay, layer_decay), lr=lr, **given)
-        elif references.is_path(name):
-            optimizer = references.locate(name)(param_groups(network, weight_decay, layer_decay), lr=lr, **given)
-        else:
-            optimizer = _timms(network, name, given | dict(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay))
-    except UserError:
-        raise
-    except Exception as error:  # of many kinds: unknown arguments, packages that are not installed
-        raise UserError(f"optimizer {name}: {one_line(error)}") from error
-    if not isinstance(optimizer, Optimizer):
-        raise UserError(f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    return optimizer
+    def __post_init__(self) -> None:
+        check_at_least(self, 0, "weight_decay")
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
+            raise UserError(f"layer_decay must be above 0 and at most 1, or null; got {self.layer_decay}")
+
+    def build(self, network: nn.Module, lr: float) -> Optimizer:
+        """Build the optimizer of a network, with the peak learning rate `lr`.
+
+        Raises:
+            UserError: there is no such optimizer, or it does not take these arguments.
+        """
+        name, given = self.optimizer, dict(self.optimizer_args or {})
+        try:
+            if name == "adamw":
+                given = {"betas": tuple(self.betas), "eps": self.eps, "fused": True, **given}
+                optimizer: Any = torch.optim.AdamW(self._groups(network), lr=lr, **given)
+            elif references.is_path(name):
+                optimizer = references.locate(name)(self._groups(network), lr=lr, **given)
+            else:
+                decay = dict(weight_decay=self.weight_decay, layer_decay=self.layer_decay)
+                optimizer = _timms(network, name, given | dict(lr=lr) | decay)
+        except UserError:
+            raise
+        except Exception as error:  # of many kinds: unknown arguments, packages that are not installed
+            raise UserError(f"optimizer {name}: {one_line(error)}") from error
+        if not isinstance(optimizer, Optimizer):
+            raise UserError(f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        return optimizer
+
+    def apply(self, states: list[dict[str, Any]], name: str, network: nn.Module, lr: float) -> None:
+        """Put these settings into the states of a checkpoint's optimizers, in place.
+
+        Args:
+            states: as Lightning saves them.
+            name: the checkpoint's `optimizer`.
+            network: the one that is trained.
+            lr: peak learning rate, which the schedule sets anew.
+
+        Raises:
+            UserError: the states are of another optimizer.
+        """
+        remedy = "start a new run from its weights with --model.weights"
+        if name != self.optimizer:
+            raise UserError(f"the checkpoint's optimizer is {name}, this one {self.optimizer}; {remedy}")
+        groups = self.build(network, lr).param_groups
+        settings = {"weight_decay", "lr_scale", "betas", "eps", "fused", *(self.optimizer_args or {})}
+        for state in states:
+            now, before = ([len(group["params"]) for group in side] for side in (groups, state["param_groups"]))
+            if now != before:
+                raise UserError(
+                    f"the checkpoint's optimizer has groups of {before} parameters, this one of {now}; {remedy}"
+                )
+            for group, new in zip(state["param_groups"], groups, strict=True):
+                group.update({key: new[key] for key in settings & new.keys()})
+
+    def _groups(self, network: nn.Module) -> list[dict[str, Any]]:
+        return param_groups(network, self.weight_decay, self.layer_decay)
 
 
 def _timms(network: nn.Module, name: str, given: Mapping[str, Any]) -> Optimizer:
@@ -99,66 +128,3 @@ def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | N
             is_plain = parameter.ndim <= 1 or name.endswith(".bias") or is_exempt
             (plain if is_plain else decayed).append(parameter)
     return [{"params": plain, "weight_decay": 0.0}, {"params": decayed, "weight_decay": weight_decay}]
-
-
-def warmup_cosine(
-    optimizer: Optimizer, *, warmup_steps: int, total_steps: int, warmup_lr: float, min_lr: float
-) -> LRScheduler:
-    """Linear warm-up, then a cosine, stepped after every optimizer step.
-
-    With peak p (the optimizer's lr), W warm-up steps and T total steps, the rate of step t (from 0) is
-
-        t < W:   warmup_lr + (p - warmup_lr) · t / (W - 1)      (warmup_lr where W = 1)
-        t >= W:  min_lr + (p - min_lr) · (1 + cos(π (t - W) / (T - W))) / 2
-
-    times the group's `lr_scale`, if it has one. The schedule is lightning-bolts' `LinearWarmupCosineAnnealingLR`,
-    in its closed form instead of its recursion, so that W = 0 works and rounding does not build up. The rate is a
-    function of the step alone, so a checkpoint holds only the step. A resumed run follows the rate, the warm-up and
-    the length that it is given now.
-    """
-
-    class WarmupCosine(_bolts_schedule()):  # type: ignore[misc]
-        def get_lr(self) -> list[float]:
-            if self.last_epoch == 0 and self.warmup_epochs > 0:
-                rates = [self.warmup_start_lr] * len(self.base_lrs)
-            else:
-                rates = self._get_closed_form_lr()
-            scales = [group.get("lr_scale", 1.0) for group in self.optimizer.param_groups]
-            return [rate * scale for rate, scale in zip(rates, scales, strict=True)]
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"last_epoch": self.last_epoch, "_step_count": self._step_count}
-
-        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            super().load_state_dict(state_dict)
-            self._last_lr = self.get_lr()
-            for group, lr, peak in zip(self.optimizer.param_groups, self._last_lr, self.base_lrs, strict=True):
-                group["lr"], group["initial_lr"] = lr, peak
-
-    warmup_steps = min(warmup_steps, total_steps)
-    return WarmupCosine(
-        optimizer,
-        warmup_epochs=warmup_steps,
-        # A run that ends within its warm-up has no cosine; it must still have a length.
-        max_epochs=max(total_steps, warmup_steps + 1),
-        warmup_start_lr=warmup_lr,
-        eta_min=min_lr,
-    )
-
-
-def _bolts_schedule() -> type[LRScheduler]:
-    """lightning-bolts' schedule, loaded from its file alone.
-
-    Importing the package would take seconds, warn, set warning filters, take over Lightning's messages and put names
-    back into numpy that numpy has removed.
-    """
-    file = distribution("lightning-bolts").locate_file("pl_bolts/optimizers/lr_scheduler.py")
-    # All that the file takes from its package is a decorator that warns.
-    stability = types.ModuleType("pl_bolts.utils.stability")
-    vars(stability)["under_review"] = lambda: lambda schedule: schedule
-    is_ours = sys.modules.setdefault(stability.__name__, stability) is stability
-    try:
-        return runpy.run_path(str(file))["LinearWarmupCosineAnnealingLR"]
-    finally:
-        if is_ours:
-            del sys.modules[stability.__name__]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +18,45 @@ from cait import ckpt, references, signature
 from cait.errors import UserError
 from cait.model import network
 from cait.model.config import VARIANTS
+from cait.model.network import NetworkSettings
 from cait.model.weights import load_pretrained, load_weights
-from cait.run import rundir
+from cait.settings import check_choice
+from cait.train.losses import Distillation, distillation_loss
+
+
+@dataclass(frozen=True)
+class DistillationSettings:
+    """Whether and how the student learns from a teacher."""
+
+    distillation: Distillation = "none"
+    """"hard" or "soft" adds a teacher to the loss; see `cait.train.losses.distillation_loss`."""
+    distillation_alpha: float = 0.5
+    """α, the teacher's share of the loss."""
+    distillation_tau: float = 1.0
+    """τ, the temperature of soft distillation."""
+    teacher: str = "regnety_160.deit_in1k"
+    """A checkpoint (.ckpt) of a run, or any name that `name` takes; timm's may come without "timm/"."""
+    teacher_path: str | None = None
+    """File with the teacher's weights; None takes the published ones."""
+    teacher_fields: dict[str, Any] | None = None
+    """Further arguments of the teacher's network."""
+    teacher_img_size: int | None = None
+    """Side of the images that the teacher sees; None means the student's, or the teacher's own where it takes no
+    other."""
+
+    def __post_init__(self) -> None:
+        check_choice(self, {"distillation": get_args(Distillation)})
+        if not 0 <= self.distillation_alpha <= 1 or self.distillation_tau <= 0:
+            raise UserError("distillation_alpha must be in [0, 1] and distillation_tau above 0")
+
+    @property
+    def is_on(self) -> bool:
+        return self.distillation != "none"
+
+    def loss(self, of_labels: Tensor, logits: Tensor, teacher_logits: Tensor) -> Tensor:
+        """(1 - α) · `of_labels` + α · the teacher's part, on logits [B, num_classes] of both."""
+        judged = distillation_loss(logits, teacher_logits, self.distillation, self.distillation_tau)
+        return (1 - self.distillation_alpha) * of_labels + self.distillation_alpha * judged
 
 
 class Teacher(nn.Module):
@@ -64,42 +102,40 @@ class Teacher(nn.Module):
         return self.network(images)
 
 
-def load_teacher(settings: Mapping[str, Any]) -> Teacher:
-    """Load a teacher with its weights.
-
-    Args:
-        settings: those of `cait.CaiTModule` by name: all that begin with `teacher`, and the student's `name`,
-            `img_size`, `num_classes`, `mean` and `std`.
+def load_teacher(
+    settings: DistillationSettings, student: NetworkSettings, mean: Sequence[float], std: Sequence[float]
+) -> Teacher:
+    """Load the teacher of a student, with its weights. mean and std are of the normalisation that the images have had.
 
     Raises:
         UserError: there is no such teacher, its weights cannot be loaded, or it knows other classes.
     """
-    name, path, fields = settings["teacher"], settings["teacher_path"], settings["teacher_fields"] or {}
-    classes, img_size = settings["num_classes"], settings["teacher_img_size"]
-    student = settings["mean"], settings["std"]
-    mean, std = student
+    name, path, fields = settings.teacher, settings.teacher_path, settings.teacher_fields or {}
+    classes, img_size = student.num_classes, settings.teacher_img_size
+    teacher_mean, teacher_std = mean, std
     if name.endswith(".ckpt"):
-        teacher, theirs = _of_run(name, settings["name"])
-        known, img_size, mean, std = (theirs[setting] for setting in ("num_classes", "img_size", "mean", "std"))
+        teacher, theirs = _of_run(name, student.name)
+        known, img_size = theirs["num_classes"], theirs["img_size"]
+        teacher_mean, teacher_std = theirs["mean"], theirs["std"]
     elif name in VARIANTS or references.is_path(name):
         known = classes
-        teacher = network.build(name, img_size or settings["img_size"], classes, **fields)
+        teacher = network.build(name, img_size or student.img_size, classes, **fields)
         if path is not None:
             load_weights(teacher, path)
         elif name in VARIANTS:
             load_pretrained(teacher, name)
-            mean, std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+            teacher_mean, teacher_std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
         else:
             rank_zero_info(f"the teacher {name} has the weights that it is made with: there is no --model.teacher_path")
     else:
         teacher = _of_timm(name.removeprefix(network.TIMM), path, classes, fields)
         known, cfg = teacher.num_classes, teacher.pretrained_cfg
-        mean, std = cfg["mean"], cfg["std"]
+        teacher_mean, teacher_std = cfg["mean"], cfg["std"]
         if img_size is None and cfg.get("fixed_input_size"):
             img_size = cfg["input_size"][-1]
     if known != classes:
         raise UserError(f"the teacher {name} knows {known} classes, the data has {classes}")
-    return Teacher(teacher, mean, std, img_size, *student)
+    return Teacher(teacher, teacher_mean, teacher_std, img_size, mean, std)
 
 
 def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
@@ -128,7 +164,7 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
 
 def _named_by_own_run(path: str) -> list[str]:
     """The `package.module:name` parts of this account's own run that wrote the checkpoint at `path`; else none."""
-    return references.paths_in(signature.own_text(Path(path).absolute().parent.parent / rundir.CONFIG))
+    return references.paths_in(signature.own_text(Path(path).absolute().parent.parent / "config.yaml"))
 
 
 def _of_timm(name: str, path: str | None, num_classes: int, fields: dict[str, Any]) -> Any:

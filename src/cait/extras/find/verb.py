@@ -48,7 +48,8 @@ def find_lr(arguments: list[str], program: Program) -> None:
             update_attr=False,
         )
         # The module multiplies --model.lr by this.
-        factor = 1 if cli.model.lr_base_size is None else cli.model._global_batch() / cli.model.lr_base_size
+        base = cli.model.schedule.lr_base_size
+        factor = 1 if base is None else cli.model._global_batch() / base
         found.results["loss"] = _corrected(found.results["loss"])
         rate = found.suggestion(skip_begin=SKIP_FIRST)
         _draw(found.results, rate, given.output)

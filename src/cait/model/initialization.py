@@ -1,0 +1,123 @@
+"""The weights that a CaiT starts from: drawn at random, or those of another resolution made to fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cait.errors import UserError
+
+
+def draw(network: Any) -> None:
+    """Draw linear weights, positions and class tokens of a CaiT from a normal of std .02 cut at ±2; set biases to 0.
+
+    The patch projection keeps PyTorch's default, as in the released code.
+    """
+    for name in ("pos_embed", "cls_token", "dist_token"):
+        if hasattr(network, name):
+            nn.init.trunc_normal_(getattr(network, name), std=0.02)
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    blocks = [*network.blocks, *network.blocks_token_only]
+    if network.config.residual == "fixup":
+        scale_as_fixup(blocks, network.get_classifier())
+    elif network.config.residual == "t-fixup":
+        scale_as_t_fixup(blocks)
+
+
+@torch.no_grad()
+def scale_as_fixup(blocks: list[Any], heads: tuple[nn.Linear, ...]) -> None:
+    """Fixup: set the classifiers and the last layer of every branch to 0, scale its first layer by L^(-1/(2m-2)).
+
+    L is the number of residual branches, two a block. Each has m = 2 layers in sequence (qkv and proj, fc1
+    and fc2), so the factor is L^(-1/2).
+    """
+    factor = (2 * len(blocks)) ** -0.5
+    for head in heads:
+        nn.init.zeros_(head.weight)
+    for block in blocks:
+        for name, module in block.named_modules():
+            if isinstance(module, nn.Linear):
+                if name in ("attn.proj", "mlp.fc2"):
+                    nn.init.zeros_(module.weight)
+                elif name in ("attn.qkv", "attn.q", "attn.k", "attn.v", "mlp.fc1"):
+                    module.weight.mul_(factor)
+
+
+@torch.no_grad()
+def scale_as_t_fixup(blocks: list[Any]) -> None:
+    """T-Fixup: Xavier, then scale value, attention output and FFN weights by 0.67 · L^(-1/4) for L blocks."""
+    factor = 0.67 * len(blocks) ** -0.25
+    for block in blocks:
+        for name, module in block.named_modules():
+            if not isinstance(module, nn.Linear) or name in ("attn.proj_l", "attn.proj_w"):
+                continue
+            if name == "attn.qkv":
+                for part in module.weight.chunk(3):
+                    nn.init.xavier_uniform_(part)
+                module.weight.chunk(3)[2].mul_(factor)
+            else:
+                nn.init.xavier_uniform_(module.weight)
+                if name in ("attn.v", "attn.proj", "mlp.fc1", "mlp.fc2"):
+                    module.weight.mul_(factor)
+
+
+def fit(state: dict[str, Tensor], network: Any) -> list[str]:
+    """Fit weights to a CaiT, in place: their resolution, and whether they have a distillation token.
+
+    Returns:
+        A line for each change.
+
+    Raises:
+        UserError: the positions do not form a square grid.
+    """
+    notes, after = _fit_distillation_token(state, network), network.pos_embed
+    before = state.get("pos_embed")
+    # A class token with a position of its own (class_token_at 0) is no part of the grid.
+    if before is None or network.config.class_token_at == 0 or before.shape == after.shape:
+        return notes
+    if before.shape[-1] == after.shape[-1]:  # else it is another network: the caller finds out
+        patches = network.config.num_patches
+        state["pos_embed"] = resize_positions(before, patches)
+        notes.append(f"positions resized from {before.shape[1]} to {patches} patches")
+    return notes
+
+
+def _fit_distillation_token(state: dict[str, Tensor], network: Any) -> list[str]:
+    """Add the distillation token and its head from the network to `state`, or remove them from it."""
+    has, had = network.config.distillation_token, "dist_token" in state
+    if has == had:
+        return []
+    new, parts = network.state_dict(), ("dist_token", "head_dist.weight", "head_dist.bias")
+    for key in parts:
+        state.pop(key, None)
+    state.update({key: new[key] for key in parts if has})
+    after, before = new["pos_embed"], state.get("pos_embed")
+    if network.config.class_token_at == 0 and before is not None and before.shape[::2] == after.shape[::2]:
+        # Positions of the class token, of the distillation token if there is one, and of the patches.
+        kept = before[:, :1], after[:, 1 : 1 + has].to(before), before[:, 1 + had :]
+        state["pos_embed"] = torch.cat(kept, dim=1)
+    return ["the distillation token and its head " + ("start anew" if has else "left out")]
+
+
+def resize_positions(pos_embed: Tensor, num_patches: int) -> Tensor:
+    """Resize positions [1, N, d] of a square grid to another square grid, [1, num_patches, d].
+
+    Bicubic without antialiasing, as the released code did for fine-tuning. timm's `resample_abs_pos_embed`
+    antialiases by default.
+
+    Raises:
+        UserError: either number is not a square.
+    """
+    before, after = (int(n**0.5) for n in (pos_embed.shape[1], num_patches))
+    if before**2 != pos_embed.shape[1] or after**2 != num_patches:
+        raise UserError(f"positions can be resized between square grids, not {pos_embed.shape[1]} to {num_patches}")
+    grid = pos_embed.float().reshape(1, before, before, -1).permute(0, 3, 1, 2)
+    grid = F.interpolate(grid, size=(after, after), mode="bicubic", align_corners=False)
+    return grid.permute(0, 2, 3, 1).flatten(1, 2).to(pos_embed.dtype)

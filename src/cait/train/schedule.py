@@ -1,0 +1,105 @@
+"""The learning rate of every step: a linear warm-up, then a cosine."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import types
+from dataclasses import dataclass
+from importlib.metadata import distribution
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from cait.errors import UserError
+from cait.settings import check_at_least
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    """The learning rate of every step; see `warmup_cosine`."""
+
+    lr: float = 5e-4
+    """Peak learning rate, for `lr_base_size` images a step."""
+    lr_base_size: int | None = 512
+    """Scale the rate by global batch / lr_base_size, where the global batch counts processes and accumulation; None
+    takes `lr` as it is."""
+    warmup_epochs: float = 5
+    """Length of the linear warm-up."""
+    warmup_lr: float = 1e-6
+    """Rate of the first step, not scaled."""
+    min_lr: float = 1e-5
+    """Rate at the end of the cosine, not scaled."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 0, "lr", "warmup_lr", "min_lr", "warmup_epochs")
+        if self.lr_base_size is not None and self.lr_base_size < 1:
+            raise UserError(f"lr_base_size must be at least 1 or null, got {self.lr_base_size}")
+
+    def peak(self, images: int) -> float:
+        """The peak rate for this many images a step."""
+        return self.lr if self.lr_base_size is None else self.lr * (images / self.lr_base_size)
+
+
+def warmup_cosine(
+    optimizer: Optimizer, *, warmup_steps: int, total_steps: int, warmup_lr: float, min_lr: float
+) -> LRScheduler:
+    """Linear warm-up, then a cosine, stepped after every optimizer step.
+
+    With peak p (the optimizer's lr), W warm-up steps and T total steps, the rate of step t (from 0) is
+
+        t < W:   warmup_lr + (p - warmup_lr) · t / (W - 1)      (warmup_lr where W = 1)
+        t >= W:  min_lr + (p - min_lr) · (1 + cos(π (t - W) / (T - W))) / 2
+
+    times the group's `lr_scale`, if it has one. The schedule is lightning-bolts' `LinearWarmupCosineAnnealingLR`,
+    in its closed form instead of its recursion, so that W = 0 works and rounding does not build up. The rate is a
+    function of the step alone, so a checkpoint holds only the step. A resumed run follows the rate, the warm-up and
+    the length that it is given now.
+    """
+
+    class WarmupCosine(_bolts_schedule()):  # type: ignore[misc]
+        def get_lr(self) -> list[float]:
+            if self.last_epoch == 0 and self.warmup_epochs > 0:
+                rates = [self.warmup_start_lr] * len(self.base_lrs)
+            else:
+                rates = self._get_closed_form_lr()
+            scales = [group.get("lr_scale", 1.0) for group in self.optimizer.param_groups]
+            return [rate * scale for rate, scale in zip(rates, scales, strict=True)]
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"last_epoch": self.last_epoch, "_step_count": self._step_count}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            super().load_state_dict(state_dict)
+            self._last_lr = self.get_lr()
+            for group, lr, peak in zip(self.optimizer.param_groups, self._last_lr, self.base_lrs, strict=True):
+                group["lr"], group["initial_lr"] = lr, peak
+
+    warmup_steps = min(warmup_steps, total_steps)
+    return WarmupCosine(
+        optimizer,
+        warmup_epochs=warmup_steps,
+        # A run that ends within its warm-up has no cosine; it must still have a length.
+        max_epochs=max(total_steps, warmup_steps + 1),
+        warmup_start_lr=warmup_lr,
+        eta_min=min_lr,
+    )
+
+
+def _bolts_schedule() -> type[LRScheduler]:
+    """lightning-bolts' schedule, loaded from its file alone.
+
+    Importing the package would take seconds, warn, set warning filters, take over Lightning's messages and put names
+    back into numpy that numpy has removed.
+    """
+    file = distribution("lightning-bolts").locate_file("pl_bolts/optimizers/lr_scheduler.py")
+    # All that the file takes from its package is a decorator that warns.
+    stability = types.ModuleType("pl_bolts.utils.stability")
+    vars(stability)["under_review"] = lambda: lambda schedule: schedule
+    is_ours = sys.modules.setdefault(stability.__name__, stability) is stability
+    try:
+        return runpy.run_path(str(file))["LinearWarmupCosineAnnealingLR"]
+    finally:
+        if is_ours:
+            del sys.modules[stability.__name__]
