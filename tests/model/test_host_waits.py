@@ -16,9 +16,10 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.extras.throughput import log
 from cait.extras.throughput.log import ThroughputLog
 from cait.guards.nonfinite import NonFiniteGuard
-from cait.run.banner import Banner
+from cait.run.clock import Clock
 from cait.run.loggers import run_loggers
 from cait.run.progress import RunProgressBar
+from cait.run.summary import Banner
 from cait.train.ema import EMA
 from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
@@ -57,8 +58,9 @@ def run(
         def on_train_epoch_end(self, *args: object) -> None:
             spy.waits = []
 
-    callbacks = [Mark(), StepSeed(0), RunProgressBar(), NonFiniteGuard(folder, 10), EMA(0.9)]
-    callbacks += [Banner(data, folder), ThroughputLog(data, 1)]
+    clock = Clock()
+    callbacks = [Mark(), StepSeed(0), clock, RunProgressBar(clock), NonFiniteGuard(folder, 10), EMA(0.9)]
+    callbacks += [Banner(data, folder, clock), ThroughputLog(data, 1)]
     fit = Trainer(
         accelerator=FakeCUDAAccelerator(),
         strategy=FakeCUDAStrategy(spy),

@@ -25,7 +25,7 @@ from runs import ENDLESS, RECIPE, TWO, assert_same, torchrun, wait_for_steps
 from cait.errors import UserError
 from cait.model.factory import create_model
 from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
-from cait.run.run_lock import Claim
+from cait.run.run_lock import RunLock
 from cait.run.signals import StopSignals
 
 
@@ -44,7 +44,7 @@ def test_all_processes_hear_the_same_after_the_same_step_however_far_apart_they_
                 ahead.release()
             if rank == 2 and step == 300:
                 signals._note(signal.SIGUSR1, None)
-            heard[rank].append(signals.agreed(step, save=rank == 0 and step % 7 == 0, at_once=step % 50 == 0))
+            heard[rank].append(signals.agreed(step, save=rank == 0 and step % 7 == 0, wait=step % 50 != 0))
             if heard[rank][-1][0]:
                 return
 
@@ -64,7 +64,7 @@ def test_the_answers_are_cleared_from_the_store() -> None:
     signals = StopSignals()
     signals.share(store, decides=True, step=0)
     for step in range(1, 10):
-        signals.agreed(step, at_once=True)
+        signals.agreed(step, wait=False)
     assert store.num_keys() == 9
     signals.forget()
     assert store.num_keys() == 0
@@ -117,11 +117,11 @@ def test_a_run_is_finished_until_it_is_continued(tmp_path: Path) -> None:
         def on_train_batch_end(self, *_: object) -> None:
             raise ValueError("in the middle")
 
-    claim, finished = Claim(tmp_path), tmp_path / ".finished"
-    trainer(max_epochs=1, callbacks=[claim]).fit(module(), loader())
+    lock, finished = RunLock(tmp_path), tmp_path / ".finished"
+    trainer(max_epochs=1, callbacks=[lock]).fit(module(), loader())
     assert finished.exists()
     with pytest.raises(ValueError, match="in the middle"):
-        trainer(max_epochs=1, callbacks=[claim, Failing()]).fit(module(), loader())
+        trainer(max_epochs=1, callbacks=[lock, Failing()]).fit(module(), loader())
     assert not finished.exists()
 
 
@@ -129,7 +129,7 @@ def test_a_failed_start_keeps_what_was_made_while_it_waited(tmp_path: Path) -> N
     held = threading.Event()
 
     def train() -> None:
-        first = Claim(tmp_path)
+        first = RunLock(tmp_path)
         held.set()
         time.sleep(0.3)  # meanwhile the other one waits
         (tmp_path / "metrics.csv").write_text("mine")
@@ -138,7 +138,7 @@ def test_a_failed_start_keeps_what_was_made_while_it_waited(tmp_path: Path) -> N
     thread = threading.Thread(target=train)
     thread.start()
     held.wait()
-    Claim(tmp_path).undo()
+    RunLock(tmp_path).roll_back()
     thread.join()
     assert (tmp_path / "metrics.csv").read_text() == "mine"
 
@@ -146,8 +146,8 @@ def test_a_failed_start_keeps_what_was_made_while_it_waited(tmp_path: Path) -> N
 def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path) -> None:
     # Its forked child, as a loader's worker, lives on and must not hold the folder.
     code = (
-        "import os, sys, time\nfrom pathlib import Path\nfrom cait.run.run_lock import Claim\n"
-        "claim = Claim(Path(sys.argv[1]))\n"
+        "import os, sys, time\nfrom pathlib import Path\nfrom cait.run.run_lock import RunLock\n"
+        "lock = RunLock(Path(sys.argv[1]))\n"
         "if os.fork() == 0:\n    print(os.getppid(), flush=True)\n"  # the child: it has let go of the lock by then
         "time.sleep(3600)"
     )
@@ -165,14 +165,14 @@ def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path)
     pid = held.stdout.readline().strip()
     try:
         with pytest.raises(UserError, match=rf"is being trained by process {pid} on \S+ since"):
-            Claim(folder)
+            RunLock(folder)
         (folder / "checkpoints").mkdir()
         (folder / "checkpoints/.last.ckpt.7.tmp").write_text("half")
         held.kill()
         held.wait()
-        claim = Claim(folder)
+        lock = RunLock(folder)
         assert not (folder / "checkpoints/.last.ckpt.7.tmp").exists()
-        claim.undo()
+        lock.roll_back()
         assert (folder / "checkpoints").exists()  # it was not all ours
     finally:
         os.killpg(held.pid, signal.SIGKILL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import os
 import signal
@@ -27,12 +26,13 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.data.global_batch import batches_a_step
 from cait.errors import UserError
 from cait.extras.paper.models import zoo
-from cait.extras.throughput.log import COLUMNS, ThroughputLog, forward_gmacs
 from cait.extras.watch import connection
+from cait.guards.doubts import Doubts, shortage
 from cait.model import talking_heads
 from cait.model.factory import create_model
-from cait.run.banner import Banner, checkpoint_bytes, duration, shortage, size
+from cait.run.clock import Clock, duration
 from cait.run.loggers import run_loggers
+from cait.run.summary import Banner, checkpoint_bytes, forward_gmacs, size
 from cait.train.accumulation import StepsOfAnotherSize
 from cait.train.ema import EMA
 
@@ -162,7 +162,7 @@ def said(root: Path, folder: Path, capsys: pytest.CaptureFixture[str], **setting
     given = data(root, batch_size=64)
     given.announces = False
     folder.mkdir(exist_ok=True)
-    callbacks = [Banner(given, folder), ThroughputLog(given, 0), EMA(0.9)]
+    callbacks = [clock := Clock(), Banner(given, folder, clock), Doubts(folder), EMA(0.9)]
     fit = trainer(callbacks=callbacks, max_epochs=2, limit_val_batches=0, default_root_dir=folder, **settings)
     fit.fit(module(num_classes=10, lr_base_size=512, lr=8e-3), given)
     return capsys.readouterr().out.splitlines()
@@ -254,58 +254,6 @@ def test_the_count_for_any_network_is_that_of_the_papers_models() -> None:
     assert forward_gmacs(net, (3, 224, 224)) == pytest.approx(row.gmacs, abs=1e-3)
     assert next(net.parameters()).device.type == "cpu"
     assert forward_gmacs(torch.nn.Linear(3, 3), (3, 8, 8)) is None
-
-
-def test_the_speed_is_in_a_file_of_its_own_and_goes_on(digits_root: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-
-    def fit(steps: int, every: int | None) -> None:
-        given = data(digits_root, batch_size=16)
-        speed = ThroughputLog(given, every)
-        settings: dict[str, Any] = dict(logger=run_loggers(run, 0), log_every_n_steps=4, default_root_dir=run)
-        trainer(max_steps=steps, max_epochs=-1, callbacks=[speed], limit_val_batches=1, **settings).fit(
-            module(num_classes=10), given
-        )
-
-    fit(9, None)
-    fit(6, 3)
-    fit(6, 0)
-    with (run / "throughput.csv").open() as file:
-        measured = list(csv.DictReader(file))
-    assert [int(row["step"]) for row in measured] == [3, 7, 2, 5]
-    assert tuple(measured[0]) == COLUMNS
-    assert all(float(row["images_per_second"]) > 0 and float(row["memory_gb"]) > 0.05 for row in measured)
-    assert {row["mfu"] for row in measured} == {""}
-    assert not set(rows(run)[0]) & {*COLUMNS[1:], *(f"throughput/{name}" for name in COLUMNS)}
-    with pytest.raises(UserError, match="throughput_every_n_steps must be at least 0"):
-        ThroughputLog(data(digits_root), -1)
-
-
-def test_the_speed_is_the_images_over_the_time_without_validation(
-    digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("cait.extras.throughput.log.time.monotonic", lambda: clock[0])
-
-    class Clock(Callback):
-        def on_train_batch_start(self, *_: Any) -> None:
-            clock[0] += 0.5
-
-        def on_validation_batch_start(self, *_: Any) -> None:
-            clock[0] += 100.0
-
-    given = data(digits_root, batch_size=64)
-    monkeypatch.setattr("cait.extras.throughput.log.get_available_flops", lambda *_: 1e9)
-    speed = ThroughputLog(given, 1)
-    fit = trainer(
-        max_steps=6, max_epochs=-1, callbacks=[Clock(), speed], val_check_interval=2, default_root_dir=tmp_path
-    )
-    fit.fit(module(num_classes=10), given)
-    with (tmp_path / "throughput.csv").open() as file:
-        measured = list(csv.DictReader(file))
-    assert [float(row["images_per_second"]) for row in measured] == [128.0] * 6
-    flops = 128 * 6e9 * forward_gmacs(create_model("xxs24", 8, 10, 0.0, **FIELDS), (3, 8, 8))
-    assert [float(row["mfu"]) for row in measured] == pytest.approx([flops / 1e9] * 6, rel=1e-3)
 
 
 def test_the_plan_is_the_arithmetic_done_by_hand() -> None:

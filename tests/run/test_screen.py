@@ -20,9 +20,11 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from cait.cli import help, main
 from cait.cli.lightning import CaiTCLI
-from cait.run import progress
-from cait.run.banner import doubts
-from cait.run.progress import TimeLeft, clock, fitting, never_right
+from cait.guards.doubts import doubts
+from cait.run import clock
+from cait.run.clock import Clock, countdown
+from cait.run.progress import fitting
+from cait.run.summary import never_right
 
 SHOWN = {"loss": "2.302", "acc1": "10.0%", "lr": "1.0e-05", "val/acc1": "10.00%", "val/f1": "0.1234"}
 
@@ -42,7 +44,7 @@ def test_what_matters_most_stays_on_the_line() -> None:
 def test_the_time_left_counts_steps_and_validations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two epochs of three steps of two batches, 2 s each, and a validation of 10 s after each."""
 
-    class Clock(Callback):
+    class Time(Callback):
         now = 0.0
 
         def monotonic(self) -> float:
@@ -58,20 +60,20 @@ def test_the_time_left_counts_steps_and_validations(monkeypatch: pytest.MonkeyPa
 
     class Spy(Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            told.append(left.seconds(trainer))
+            told.append(Clock.of(trainer).left(trainer))
 
         def on_validation_end(self, trainer: Any, *_: Any) -> None:
             if not trainer.sanity_checking:
-                told.append(("validated", left.seconds(trainer)))
+                told.append(("validated", Clock.of(trainer).left(trainer)))
 
-    time, left = Clock(), TimeLeft()
-    monkeypatch.setattr(progress, "time", time)
-    fit = trainer(callbacks=[time, left, Spy()], accumulate_grad_batches=2, num_sanity_val_steps=1)
+    time = Time()
+    monkeypatch.setattr(clock, "time", time)
+    fit = trainer(callbacks=[time, Clock(), Spy()], accumulate_grad_batches=2, num_sanity_val_steps=1)
     fit.fit(module(), loader(24, 4), loader(8, 4))
     first = [None, 10 * 2, 10 * 2, 8 * 2, 8 * 2, 6 * 2, ("validated", 6 * 2 + 10)]  # no validation is known yet
     second = [6 * 2 + 10, 4 * 2 + 10, 4 * 2 + 10, 2 * 2 + 10, 2 * 2 + 10, 0, ("validated", 0)]
     assert told == first + second
-    assert [clock(seconds) for seconds in (5, 3599.6, 130 * 3600)] == ["0:00:05", "1:00:00", "130:00:00"]
+    assert [countdown(seconds) for seconds in (5, 3599.6, 130 * 3600)] == ["0:00:05", "1:00:00", "130:00:00"]
 
 
 @pytest.mark.parametrize(
@@ -108,8 +110,8 @@ def test_classes_that_are_never_right_are_named() -> None:
     with torch.no_grad():
         logits = net.eval()(images)
     accuracy = MulticlassAccuracy(7, average="none")(logits, labels)
-    there = torch.bincount(labels, minlength=7) > 0
-    missed = [name for name, *of in zip("abcdefg", accuracy == 0, there, strict=True) if all(of)]
+    present = torch.bincount(labels, minlength=7) > 0
+    missed = [name for name, *of in zip("abcdefg", accuracy == 0, present, strict=True) if all(of)]
     assert 0 < len(missed) < 7
     words = f"{len(missed)} of 7 classes in the last validation: {', '.join(missed[:5])}"
     assert never_right(run, net).removesuffix(", ...") == words

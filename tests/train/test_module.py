@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.guards.nonfinite import NonFiniteGuard
-from cait.run.data_wait import DataWait
+from cait.run.clock import Clock
 from cait.run.progress import EpochLines
 from cait.train.ema import EMA, update
 from cait.train.metrics import EvalMetrics
@@ -156,8 +156,7 @@ def test_the_average_is_that_of_the_checkpoint_that_is_scored(tmp_path) -> None:
 def test_the_epochs_line_has_the_means_of_the_epoch(capsys) -> None:
     losses: list[float] = []
     steps = LambdaCallback(on_train_batch_end=lambda *args: losses.append(args[2]["loss"].item()))
-    wait = DataWait(data=None)
-    callbacks = [steps, wait, EpochLines(wait)]
+    callbacks = [steps, clock := Clock(), EpochLines(clock)]
     trainer(max_epochs=2, callbacks=callbacks).fit(module(lr=1e-2, warmup_epochs=0), loader())
     lines = capsys.readouterr().out.splitlines()
     for line, part in zip(lines, (losses[:6], losses[6:]), strict=True):

@@ -30,18 +30,17 @@ from cait.cli import saved
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import DISK_FULL, UserError, one_line
 from cait.guards import refusals, trainer_checks, trust
+from cait.guards.doubts import Doubts
 from cait.guards.nonfinite import NonFiniteGuard
-from cait.run import quiet, rundir
-from cait.run.banner import Banner
+from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
-from cait.run.data_wait import DataWait
+from cait.run.clock import Clock
 from cait.run.loggers import run_loggers
-from cait.run.predictions import PredictionsFile
 from cait.run.program import Program
-from cait.run.progress import EpochLines, RunProgressBar, RunSummary, TimeLeft
-from cait.run.run_lock import Claim, shared
-from cait.run.threads import CPUSettings
-from cait.run.unreadable_report import UnreadableReport
+from cait.run.progress import EpochLines, RunProgressBar, UnreadableReport, hide_noise
+from cait.run.run_lock import RunLock, shared
+from cait.run.summary import Banner, RunSummary
+from cait.run.threads import CPUThreads
 from cait.train.accumulation import StepsOfAnotherSize
 from cait.train.ema import EMA
 from cait.train.module import CaiTModule
@@ -51,7 +50,7 @@ RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
 RUN_NAME = "Name of the run's folder in logs/; null takes the configuration's name, with a number if that is taken."
 
-OUTPUT = "File to write; default predictions.csv (cait predict) or evaluation.json (cait validate)."
+OUTPUT = "File to write; default evaluation.json (cait validate)."
 SAVE_MINUTES = "Minutes between checkpoints. Every epoch and every --save_every_n_steps saves one too."
 SAVE_STEPS = "Optimizer steps between checkpoints; null saves by time and epochs alone."
 BEST_METRIC = "Metric that chooses best.ckpt, as metrics.csv names it."
@@ -91,12 +90,12 @@ class CaiTCLI(LightningCLI):
         program: what `cait` was started with.
     """
 
-    claim: Claim | None = None
+    claim: RunLock | None = None
     _not_made: str | None = None
 
     def __init__(self, arguments: list[str], program: Program) -> None:
         self.arguments, self.program, self.processes = arguments, program, program.processes
-        quiet.hush()
+        hide_noise()
         # Raise errors, so that one line reports them. Do not guess an option from its first letters.
         strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
         super().__init__(
@@ -260,7 +259,7 @@ class CaiTCLI(LightningCLI):
             return Path(config.trainer.default_root_dir or rundir.LOGS)
         run_dir = self._name_run()
         if _rank() == 0:
-            self.claim = Claim(run_dir)
+            self.claim = RunLock(run_dir)
             if config.ckpt_path is None and any(run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt")):
                 resume = self.program.command("resume", run_dir)
                 raise UserError(f"{run_dir} holds a run: go on with `{resume}` or give another --run_name")
@@ -277,7 +276,7 @@ class CaiTCLI(LightningCLI):
             return self._trainer(**kwargs)
         except BaseException:
             if self.claim:
-                self.claim.undo()
+                self.claim.roll_back()
             raise
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
@@ -300,7 +299,7 @@ class CaiTCLI(LightningCLI):
             with contextlib.suppress(Exception):
                 self.trainer.fit_loop.teardown()
             if self.claim:
-                self.claim.undo()
+                self.claim.roll_back()
             if isinstance(error, SystemExit | KeyboardInterrupt):  # all processes stop, as they have agreed
                 self.processes.disconnect()
             raise
@@ -315,16 +314,14 @@ class CaiTCLI(LightningCLI):
         if given.barebones:
             raise UserError("--trainer.barebones true leaves out the checkpoints and metrics of a run")
         trainer_checks.named_strategy(given.strategy)
-        callbacks: list[Callback] = [StepSeed(self.datamodule.seed), *self._screen(given, kwargs)]
+        clock = Clock()
+        callbacks: list[Callback] = [StepSeed(self.datamodule.seed), clock, *self._screen(given, kwargs, clock)]
         if self.subcommand == "fit":
-            callbacks += self._parts_of_a_run(given, kwargs)
+            callbacks += self._parts_of_a_run(given, kwargs, clock)
         else:
             self.save_config_callback = None
             kwargs.update(logger=False, enable_checkpointing=False)
             kwargs["plugins"] = [*_listed(given.plugins), DurableCheckpointIO()]  # it reads folders too
-            if self.subcommand == "predict":
-                output = Path(self.config.predict.output or "predictions.csv")
-                callbacks.append(PredictionsFile(output, self.datamodule))
         if isinstance(cluster := self.processes.cluster(), SLURMEnvironment):
             kwargs["plugins"] = [*kwargs.get("plugins", _listed(given.plugins)), cluster]
         try:
@@ -337,18 +334,16 @@ class CaiTCLI(LightningCLI):
         trainer_checks.made(trainer, self.model, self.subcommand == "fit", bool(given.sync_batchnorm))
         return trainer
 
-    def _screen(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
+    def _screen(self, given: Any, kwargs: dict[str, Any], clock: Clock) -> list[Callback]:
         """The callbacks that show the progress."""
         if given.enable_progress_bar is False:
             return []
-        wait = DataWait(self.datamodule)
         if sys.stdout.isatty():
-            left = TimeLeft()
-            return [wait, left, EpochLines(wait, Console().width), RunProgressBar(left)]
+            return [EpochLines(clock, Console().width), RunProgressBar(clock)]
         kwargs["enable_progress_bar"] = False
-        return [wait, EpochLines(wait)]
+        return [EpochLines(clock)]
 
-    def _parts_of_a_run(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
+    def _parts_of_a_run(self, given: Any, kwargs: dict[str, Any], clock: Clock) -> list[Callback]:
         """Claim the folder of the run, and make its loggers and callbacks."""
         config = self.config.fit
         callbacks: list[Callback] = []
@@ -363,7 +358,12 @@ class CaiTCLI(LightningCLI):
         if not given.fast_dev_run:
             self.datamodule.unreadable_path = self.run_dir / rundir.UNREADABLE
             self.datamodule.validation_path = self.run_dir / rundir.VALIDATION
-            callbacks.append(RunSummary(run))
+            callbacks.append(RunSummary(run, clock))
+        if given.enable_model_summary is not False:
+            self.datamodule.announces = False
+            written = None if given.fast_dev_run else self.run_dir
+            callbacks += [Banner(self.datamodule, written, clock), Doubts(written)]
+        kwargs["enable_model_summary"] = False  # Lightning's own
         if given.max_steps > 0:  # a trial of a few steps logs metrics too
             kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
         added = [logger for make in plugins.of_kind("loggers") for logger in make(run)]
@@ -372,13 +372,9 @@ class CaiTCLI(LightningCLI):
             kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *named, *added]
         callbacks += [callback for make in plugins.of_kind("callbacks") for callback in make(run)]
         callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
-        callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize(), CPUSettings(self.datamodule)]
+        callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize(), CPUThreads(self.datamodule)]
         if given.enable_checkpointing is not False and not given.fast_dev_run:
             callbacks += self._checkpoints(run, kwargs)
-        if given.enable_model_summary is not False:
-            self.datamodule.announces = False
-            callbacks.append(Banner(self.datamodule, None if given.fast_dev_run else self.run_dir))
-        kwargs["enable_model_summary"] = False  # Lightning's own
         return callbacks
 
     def _checkpoints(self, run: plugins.Run, kwargs: dict[str, Any]) -> list[Callback]:

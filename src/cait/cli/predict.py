@@ -122,8 +122,6 @@ def _rows(loaded: loading.Loaded, samples: Any, device: Any, top_k: int) -> Iter
     """A row for each image, in order."""
     import torch
 
-    from cait.run.cpu import fast_matmul
-    from cait.run.predictions import why_unreadable
     from cait.train.prediction import best_classes
 
     data, network = loaded.data, loaded.network.to(device)
@@ -131,15 +129,27 @@ def _rows(loaded: loading.Loaded, samples: Any, device: Any, top_k: int) -> Iter
     data.predict_samples = samples
     done = 0
     for images, labels in data.predict_dataloader():
-        with torch.inference_mode(), fast_matmul(network, device):
+        with torch.inference_mode():
             probabilities = network(images.to(device)).float().softmax(dim=1).cpu()
         best = best_classes(probabilities, loaded.class_names, top_k)
         for index, (classes, label) in enumerate(zip(best, labels.tolist(), strict=True), done):
-            error = why_unreadable(samples, index) if label < 0 else None
+            error = _why_unreadable(samples, index) if label < 0 else None
             if not error and not probabilities[index - done].isfinite().all():
                 raise UserError(f"the network has no finite probabilities for {samples.name(index)}")
             yield Row(samples.name(index), [] if error else classes, error)
         done += len(best)
+
+
+def _why_unreadable(samples: Any, index: int) -> str:
+    """Why an image cannot be read. Loader processes tell only that it cannot, so read it once more."""
+    from cait.data.reading import UnreadableImageError, load_rgb
+
+    name = samples.name(index)
+    try:
+        load_rgb(samples[index][0], name)
+    except UnreadableImageError as error:
+        return str(error).removeprefix(f"cannot read the image {name}: ")
+    return "it could not be read at first"
 
 
 def _write(rows: Iterator[Row], samples: Any, loaded: loading.Loaded, given: argparse.Namespace) -> int:

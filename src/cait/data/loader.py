@@ -40,9 +40,10 @@ class Loading:
     batch_size: int = 128
     """Images in a batch of one process; even with Mixup or CutMix."""
     global_batch: bool | int = False
-    """Make `batch_size` the images of one optimizer step, over all processes and accumulated batches, so that a run does
-    not depend on the number of processes. A number is the images of one optimizer step instead: `batch_size` stays the
-    batch of one process, and the Trainer accumulates as many batches as it takes. An epoch then has only whole steps."""
+    """Make `batch_size` the images of one optimizer step, over all processes and accumulated batches, so that a run
+    does not depend on the number of processes. A number is the images of one optimizer step instead: `batch_size` stays
+    the batch of one process, and the Trainer accumulates as many batches as it takes. An epoch then has only whole
+    steps."""
     eval_batch_size: int | None = None
     """The batch of one process in validation, test and prediction; None means `batch_size`."""
     backend: Backend = "auto"

@@ -92,9 +92,9 @@ class LastCheckpoint(Checkpoint):
     At SIGTERM, SIGINT or SIGUSR1 the process finishes the running step, saves, and exits with 128 + the
     signal's number. Several processes train on for about a second, until all have agreed.
 
-    Checkpoints are saved after an optimizer step that no validation follows. One saved between a step and its
-    validation would look like one saved after the validation. Checkpoints hold no accumulated gradients. A stop
-    during validation waits for its end.
+    Only whole optimizer steps are saved, because a checkpoint holds no accumulated gradients. It does not say either
+    whether the validation after its step has run. So a save that is due before a validation, or a stop, waits for the
+    step after it, or for the end of the epoch.
 
     Args:
         folder: of the checkpoints.
@@ -148,22 +148,28 @@ class LastCheckpoint(Checkpoint):
         if trainer.global_step == self._last_step:  # gradients accumulate
             return
         self._last_step = trainer.global_step
-        stop, late = self.signals.agreed(trainer.global_step, save=self._late())
-        self._due |= late or (self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0)
+        stop, save = self.signals.agreed(trainer.global_step, save=self._minutes_are_over())
+        self._due |= save or (self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0)
         if (self._due or stop) and not _validation_follows(trainer):
             self._log_step()
             self.save(trainer)
             if stop:
                 self._leave(trainer, stop)
 
+    def _minutes_are_over(self) -> bool:
+        return self.every_n_minutes is not None and time.monotonic() - self._last_save > 60 * self.every_n_minutes
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.save(trainer)
-        stop, _ = self.signals.agreed(trainer.global_step, at_once=True)
+        stop, _ = self.signals.agreed(trainer.global_step, wait=False)
         if stop:
             self._leave(trainer, stop)
 
-    def _late(self) -> bool:
-        return self.every_n_minutes is not None and time.monotonic() - self._last_save > 60 * self.every_n_minutes
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish(trainer)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.signals.restore()
 
     def save(self, trainer: Trainer) -> None:
         """Save. UserError on all processes if a checkpoint could not be written, now or since the last save."""
@@ -177,20 +183,15 @@ class LastCheckpoint(Checkpoint):
     def _raise_error(self, trainer: Trainer) -> None:
         error = trainer.strategy.broadcast(getattr(trainer.strategy.checkpoint_io, "error", None))
         if error:
-            kept = "; the checkpoint before is whole: continue from it with `make resume`" if self._kept() else ""
-            raise UserError(f"{error}{kept}")
+            kept = any((self.folder / name).exists() for name in (LAST, PREVIOUS))
+            advice = "; the checkpoint before is whole: continue from it with `make resume`" if kept else ""
+            raise UserError(f"{error}{advice}")
 
     def _finish(self, trainer: Trainer) -> None:
         """Wait for what is still being written."""
         if isinstance(io := trainer.strategy.checkpoint_io, DurableCheckpointIO):
             io.finish()
         self._raise_error(trainer)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish(trainer)
-
-    def _kept(self) -> bool:
-        return any((self.folder / name).exists() for name in (LAST, PREVIOUS))
 
     def _leave(self, trainer: Trainer, signum: int) -> None:
         self._finish(trainer)
@@ -202,9 +203,6 @@ class LastCheckpoint(Checkpoint):
             and trainer.local_rank > 0
         )
         raise SystemExit(0 if started else 128 + signum)
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.signals.restore()
 
 
 def _validation_follows(trainer: Trainer) -> bool:
@@ -218,7 +216,7 @@ class BestCheckpoint(ModelCheckpoint):
     """`best.ckpt` by a metric.
 
     Lightning forgets the best score if the folder has another path. Here a run whose folder was
-    moved keeps it, as long as its file is there.
+    moved keeps it, as long as its file exists.
 
     Args:
         folder: of the checkpoints.
@@ -239,13 +237,15 @@ class BestCheckpoint(ModelCheckpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raises UserError if there is no such metric, as soon as that is certain."""
-        there = trainer.callback_metrics
+        metrics = trainer.callback_metrics
         # The sanity check before training already has the metrics of validation; those of training come later.
         judged = self.metric.startswith("val") if trainer.sanity_checking else trainer.state.fn == "fit"
-        if judged and self.metric not in there:
+        if judged and self.metric not in metrics:
             if not trainer.sanity_checking:
-                _save_last(trainer)
-            names = ", ".join(sorted(there))
+                for callback in trainer.checkpoint_callbacks:
+                    if isinstance(callback, LastCheckpoint):
+                        callback.save(trainer)
+            names = ", ".join(sorted(metrics))
             raise UserError(f"--best_metric {self.metric}: there is no such metric, only {names}")
         super().on_validation_end(trainer, pl_module)
 
@@ -259,9 +259,3 @@ class BestCheckpoint(ModelCheckpoint):
 
         same_run = Path(now, BEST).exists()  # else it starts from another run's checkpoint
         super().load_state_dict(moved(state_dict) if same_run else state_dict)
-
-
-def _save_last(trainer: Trainer) -> None:
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, LastCheckpoint):
-            callback.save(trainer)

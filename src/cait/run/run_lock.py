@@ -23,11 +23,11 @@ PATIENCE = 2.0
 """Seconds to wait for the lock: a process that was just killed, or a child it just forked, lets go a moment later."""
 
 
-class Claim(Callback):
-    """A run's folder, held until `release` or the end of the process, however it ends. It is made if it is missing.
+class RunLock(Callback):
+    """A lock on a run's folder, until `release` or the end of the process, however it ends. A missing folder is made.
 
-    As a callback of the Trainer it learns when training begins: from then on `undo` removes nothing. When training ends
-    as planned, the file FINISHED says so until it is continued.
+    As a callback of the Trainer it learns when training begins: from then on `roll_back` removes nothing. The file
+    FINISHED says that training has ended as planned; a run that goes on loses it.
 
     Raises:
         UserError: another process holds it.
@@ -41,7 +41,7 @@ class Claim(Callback):
             self._lock.acquire(timeout=PATIENCE)
         except Timeout as error:
             raise UserError(f"{run_dir} is being trained by {owner(run_dir) or 'another process'}") from error
-        self._begun, self._before = False, {path.name for path in run_dir.iterdir()}  # what others did before
+        self._trained, self._before = False, {path.name for path in run_dir.iterdir()}  # `roll_back` keeps them
         self.owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}"
         (run_dir / OWNER).write_text(self.owner)
         clear_scratch(run_dir)
@@ -50,16 +50,16 @@ class Claim(Callback):
         self._lock.release()
 
     def on_train_start(self, *_: Any) -> None:
-        self._begun = True
+        self._trained = True
         (self.run_dir / FINISHED).unlink(missing_ok=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # Lightning does not call this after an exception or a signal
             (self.run_dir / FINISHED).touch()
 
-    def undo(self) -> None:
+    def roll_back(self) -> None:
         """Release the folder. If training never began, remove what is new in it, and the folder if it is empty."""
-        if self._begun:
+        if self._trained:
             self.release()
             return
         for path in self.run_dir.iterdir():
@@ -69,7 +69,7 @@ class Claim(Callback):
         if {path.name for path in self.run_dir.iterdir()} <= {LOCK, OWNER}:
             for name in (LOCK, OWNER):
                 (self.run_dir / name).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # another process has just begun here
+            with contextlib.suppress(OSError):  # another process has just taken it
                 self.run_dir.rmdir()
 
 

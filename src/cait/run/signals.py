@@ -46,7 +46,7 @@ class StopSignals:
     def share(self, store: dist.Store, decides: bool, step: int) -> None:
         """Agree through an empty store that all processes can reach; `decides` is true on one of them."""
         self._store, self._decides = store, decides
-        self._told = False
+        self._announced = False
         self._answers = self._forgotten = self._stop = 0
         self._next = step + 1
         self._stride, self._last_step, self._last_time = 1, step, time.monotonic()
@@ -56,7 +56,7 @@ class StopSignals:
             raise KeyboardInterrupt
         self.received = signum
 
-    def agreed(self, step: int, save: bool = False, at_once: bool = False) -> tuple[int, bool]:
+    def agreed(self, step: int, save: bool = False, wait: bool = True) -> tuple[int, bool]:
         """(a signal that some process has received or 0, whether process 0 wants to save)
 
         Every process must ask after every step. All get the same answer after the same step.
@@ -64,14 +64,14 @@ class StopSignals:
         Args:
             step: optimizer steps done.
             save: whether to save; only process 0 is heard.
-            at_once: do not wait for the next answer; the same on all processes.
+            wait: for the step that the last answer named; False asks now. The same on all processes.
         """
         if self._store is None:
             return self.received, save
-        if self.received and not self._told:
+        if self.received and not self._announced:
             self._store.set("received", str(self.received))
-            self._told = True
-        if self._stop or (step < self._next and not at_once):
+            self._announced = True
+        if self._stop or (wait and step < self._next):
             return self._stop, False
         self._answers += 1
         answer = str(self._answers)

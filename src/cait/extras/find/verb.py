@@ -14,7 +14,7 @@ from cait.cli.options import Options
 from cait.errors import UserError
 from cait.extras.paper.verb import replace_row
 from cait.guards.refusals import configurations_of
-from cait.run import quiet, rundir
+from cait.run import rundir
 from cait.run.program import Program
 
 if TYPE_CHECKING:
@@ -95,11 +95,12 @@ def _tune(settings: list[str], tune: Callable[[CaiTCLI, Any], None], program: Pr
     from lightning.pytorch.tuner import Tuner
 
     from cait.cli.lightning import CaiTCLI, drive
-    from cait.run.progress import RunSummary
+    from cait.run.progress import filter_messages
+    from cait.run.summary import RunSummary
 
     class Tuning(CaiTCLI):
         def fit(self, *_: Any, **__: Any) -> None:
-            quiet.keep(lambda record: record.levelno >= logging.WARNING)
+            filter_messages(lambda record: record.levelno >= logging.WARNING)
             callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
             callbacks[:] = [callback for callback in callbacks if not isinstance(callback, RunSummary)]
             try:

@@ -1,3 +1,3 @@
-"""What the steps of a run spend their time on: configs/trainer/profile.yaml."""
+"""What the steps of a run spend their time on: `StepProfiler`, which configs/trainer/profile.yaml names."""
 
 MOVED = {"cait.callbacks.profiler": "cait.extras.profile.profiler"}

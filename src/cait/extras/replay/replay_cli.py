@@ -27,9 +27,8 @@ from cait.extras.replay.images import StepImages
 from cait.extras.replay.record import KeptRows, StepRecord
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.run import curves, rundir
-from cait.run.progress import RunProgressBar
-from cait.run.threads import CPUSettings
-from cait.run.unreadable_report import UnreadableReport
+from cait.run.progress import RunProgressBar, UnreadableReport
+from cait.run.threads import CPUThreads
 from cait.train.step_seed import StepSeed
 
 NEVER = 2**31
@@ -82,7 +81,7 @@ class ReplayCLI(CaiTCLI):
         # The guard skips what comes after it in a step without a finite gradient.
         guard = NonFiniteGuard(self.asked.output, NEVER)
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed), self.record, guard]
-        callbacks += [UnreadableReport(self.datamodule), CPUSettings(self.datamodule)]
+        callbacks += [UnreadableReport(self.datamodule), CPUThreads(self.datamodule)]
         if sys.stdout.isatty():
             callbacks.append(RunProgressBar())
             kwargs["enable_progress_bar"] = True

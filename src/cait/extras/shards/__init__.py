@@ -18,7 +18,6 @@ VERBS = {
 }
 
 
-
 @dataclass(frozen=True)
 class Shards:
     """How shards are read. `root` may also be a folder of shards, "s3://bucket/folder" or "gs://bucket/folder".

@@ -170,8 +170,8 @@ class Bucket:
         return sorted(found)
 
     def _used(self) -> int:
-        # Parts first: a chunk that gets its final name between the two listings counts twice. The other way it would not
-        # count at all.
+        # Parts first: a chunk that gets its final name between the two listings counts twice. The other way round it
+        # would not count at all.
         return sum(size for _, size, _ in self._files(".part") + self._files(".bin"))
 
     def _remove_oldest(self) -> bool:

@@ -1,4 +1,4 @@
-"""Images per second, the share of the device's peak and memory, in throughput.csv and the loggers."""
+"""Images per second, the share of the device's peak and memory in throughput.csv; a hint when steps wait for images."""
 
 from typing import Any
 
@@ -16,6 +16,9 @@ MOVED = {"cait.callbacks.throughput": "cait.extras.throughput.log"}
 
 
 def callbacks(run: Run) -> list[Any]:
+    """The log, and a hint about the wait for images unless the screen shows no progress."""
     from cait.extras.throughput.log import ThroughputLog
+    from cait.extras.throughput.wait import WaitHint
 
-    return [ThroughputLog(run.data, run.config.throughput_every_n_steps)]
+    hints = [] if run.trainer.enable_progress_bar is False else [WaitHint(run.data)]
+    return [*hints, ThroughputLog(run.data, run.config.throughput_every_n_steps)]

@@ -5,10 +5,7 @@ from __future__ import annotations
 import csv
 import resource
 import sys
-import time
 import warnings
-from collections.abc import Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +14,20 @@ from lightning.fabric.utilities.throughput import Throughput, get_available_flop
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks.throughput_monitor import _plugin_to_compute_dtype
 from lightning.pytorch.loggers import CSVLogger
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.model import network
-from cait.run import rundir
+from cait.run.clock import Clock
+from cait.run.summary import Banner, forward_gmacs
 
+FILE = "throughput.csv"
+"""Its name in the run's folder."""
 COLUMNS = ("step", "images_per_second", "mfu", "memory_gb")
 
 
 class ThroughputLog(Callback):
-    """Measure every n steps, without waiting for the device. The time of validation does not count.
+    """Measure every n steps, without waiting for the device. The run's `Clock` leaves out the time of validation.
 
     The rows are not in metrics.csv, because that stays the same to the bit in a resumed run. A resumed run appends to
     throughput.csv.
@@ -48,17 +46,21 @@ class ThroughputLog(Callback):
         if every_n_steps is not None and every_n_steps < 0:
             raise UserError(f"throughput_every_n_steps must be at least 0 or null, got {every_n_steps}")
         self.data, self.every_n_steps = data, every_n_steps
-        self._path: Path | None = None
-        self.gmacs: float | None = None
-        """10⁹ multiply-adds of a forward pass on an image; None if they cannot be counted. Process 0 alone counts."""
+        self._gmacs: float | None = None
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        if trainer.is_global_zero:  # the others write nothing; before the module compiles its blocks
-            self.gmacs = forward_gmacs(pl_module.model, network.input_shape(pl_module.hparams))
+        if not trainer.is_global_zero:  # the others write nothing
+            return
+        banners = [callback for callback in trainer.callbacks if isinstance(callback, Banner)]  # type: ignore[attr-defined]
+        if banners:  # it has counted already
+            self._gmacs = banners[0].gmacs
+        else:  # before the module compiles its blocks
+            self._gmacs = forward_gmacs(pl_module.model, network.input_shape(pl_module.hparams))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._every = trainer.log_every_n_steps if self.every_n_steps is None else self.every_n_steps  # type: ignore[attr-defined]
-        self._last, self._batches, self._measured, self._paused = trainer.global_step, 0, 0, 0.0
+        self._clock = Clock.of(trainer)
+        self._last_step, self._batches, self._measured = trainer.global_step, 0, 0
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._every = 0
         with warnings.catch_warnings():
@@ -66,45 +68,37 @@ class ThroughputLog(Callback):
             dtype = _plugin_to_compute_dtype(trainer.precision_plugin)
             peak = get_available_flops(trainer.strategy.root_device, dtype)
         self._throughput = Throughput(available_flops=peak, world_size=trainer.world_size, window_size=2)
-        self._path = Path(trainer.default_root_dir) / rundir.THROUGHPUT
-        self._update(time.monotonic())
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._pause = time.monotonic()
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking:
-            self._paused += time.monotonic() - self._pause
+        self._path = Path(trainer.default_root_dir) / FILE
+        self._update()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self._batches += 1
-        if trainer.global_step == self._last:  # gradients accumulate
+        if trainer.global_step == self._last_step:  # gradients accumulate
             return
-        self._last = trainer.global_step
-        if self._every and self._last % self._every == 0:
-            self._update(time.monotonic() - self._paused)
+        self._last_step = trainer.global_step
+        if self._every and self._last_step % self._every == 0:
+            self._update()
             self._write(trainer, self._throughput.compute())
 
-    def _update(self, now: float) -> None:
+    def _update(self) -> None:
         images = self._batches * self.data.batch_size
-        flops = None if self.gmacs is None else int(6e9 * self.gmacs * (images - self._measured))
-        self._throughput.update(time=now, batches=self._batches, samples=images, flops=flops)
+        flops = None if self._gmacs is None else int(6e9 * self._gmacs * (images - self._measured))
+        self._throughput.update(time=self._clock.training, batches=self._batches, samples=images, flops=flops)
         self._measured = images
 
     def _write(self, trainer: Trainer, measured: Any) -> None:
         speed = measured["device/samples_per_sec"] * trainer.world_size
         values = {COLUMNS[1]: speed, COLUMNS[2]: measured.get("device/mfu"), COLUMNS[3]: _memory(trainer) / 1e9}
         known = {name: float(f"{value:.5g}") for name, value in values.items() if value is not None}
-        assert self._path is not None
         new = not self._path.exists()
         with self._path.open("a", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)
             if new:
                 writer.writeheader()
-            writer.writerow({"step": self._last - 1, **known})  # as metrics.csv counts them
+            writer.writerow({"step": self._last_step - 1, **known})  # as metrics.csv counts them
         for logger in trainer.loggers:
             if not isinstance(logger, CSVLogger):
-                logger.log_metrics({f"throughput/{name}": value for name, value in known.items()}, self._last - 1)
+                logger.log_metrics({f"throughput/{name}": value for name, value in known.items()}, self._last_step - 1)
 
 
 def _memory(trainer: Trainer) -> int:
@@ -113,20 +107,3 @@ def _memory(trainer: Trainer) -> int:
         return torch.cuda.max_memory_allocated()
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most
-
-
-def forward_gmacs(model: nn.Module, shape: Sequence[int]) -> float | None:
-    """10⁹ multiply-adds of a network's forward pass on an image of `shape`; None if it cannot run without weights.
-
-    A copy without weights runs, so the network stays as it is.
-    """
-    tensors = [*model.parameters(), *model.buffers()]
-    bare: dict[int, Any] = {id(tensor): torch.empty_like(tensor, device="meta") for tensor in tensors}
-    bare |= {id(weight): nn.Parameter(bare[id(weight)], requires_grad=False) for weight in model.parameters()}
-    try:
-        copy = deepcopy(model, bare).eval()
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            copy(torch.empty(1, *shape, device="meta"))
-        return counter.get_total_flops() / 2 / 1e9
-    except Exception:  # a network of the user's own may do anything
-        return None

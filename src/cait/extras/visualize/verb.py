@@ -42,7 +42,6 @@ def visualize(arguments: list[str], program: Program) -> None:
     if folder is None and not given.images:
         raise UserError("which images? name files or folders with --images; only a run has images of its own")
     from cait.guards import trust
-    from cait.run.cpu import fast_matmul
 
     with contextlib.nullcontext() if given.trusted else trust.only_own(folder):
         if given.pretrained:
@@ -53,11 +52,9 @@ def visualize(arguments: list[str], program: Program) -> None:
             loaded = loading.from_checkpoint(
                 checkpoint, folder, given.ema, given.img_size, program.module, program.data
             )
-        device = loading.device(folder)
-        loaded.network.to(device)
+        loaded.network.to(loading.device(folder))
         try:
-            with fast_matmul(loaded.network, device):
-                _draw(loaded, folder, given, arguments)
+            _draw(loaded, folder, given, arguments)
         except OSError as error:
             raise UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror or error}") from error
 

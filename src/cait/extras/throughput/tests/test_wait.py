@@ -16,12 +16,13 @@ from torch import Tensor
 from cait import ImageNetDataModule
 from cait.data import cores, decode, loader
 from cait.data.loader import Loader
-from cait.run import data_wait
-from cait.run.data_wait import DataWait, advice
+from cait.extras.throughput.wait import WaitHint, advice
+from cait.run import clock as run_clock
+from cait.run.clock import Clock
 from cait.run.progress import EpochLines
 
 
-class Clock:
+class Time:
     """Stands where `time` does, and goes on only when someone sleeps: how fast the machine is does not matter."""
 
     now = 0.0
@@ -36,9 +37,9 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    for module in (data_wait, loader):
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    clock = Time()
+    for module in (run_clock, loader):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -46,7 +47,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Busy(LightningModule):
     """Steps that take some time each."""
 
-    def __init__(self, clock: Clock, seconds: float) -> None:
+    def __init__(self, clock: Time, seconds: float) -> None:
         super().__init__()
         self.clock, self.seconds, self.weight = clock, seconds, torch.nn.Parameter(torch.zeros(1))
 
@@ -66,15 +67,14 @@ class Slow(list):
         return super().__getitem__(index)
 
 
-def said(clock: Clock, step: float, item: float, root: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def said(clock: Time, step: float, item: float, root: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """What is printed in two epochs of ten steps."""
     items = Slow(torch.zeros(10, 1))
     items.clock, items.seconds = clock, item
-    wait = DataWait(ImageNetDataModule(root=str(root), num_workers=0))
+    hint = WaitHint(ImageNetDataModule(root=str(root), num_workers=0))
+    callbacks = [measure := Clock(), hint, EpochLines(measure)]
     settings: dict[str, Any] = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    trainer = Trainer(
-        max_epochs=2, accelerator="cpu", callbacks=[wait, EpochLines(wait)], enable_model_summary=False, **settings
-    )
+    trainer = Trainer(max_epochs=2, accelerator="cpu", callbacks=callbacks, enable_model_summary=False, **settings)
     trainer.fit(Busy(clock, step), Loader(items, batch_size=None))
     return capsys.readouterr().out
 
@@ -83,7 +83,7 @@ LINE = r"^epoch (\d)/2 .* waited (\d+\.\d) s of (\d+\.\d) s for images \((\d+)%\
 
 
 def test_steps_that_starve_are_told_and_once_how_to_feed_them(
-    clock: Clock, digits_root: Path, capsys: pytest.CaptureFixture[str]
+    clock: Time, digits_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printed = said(clock, 1.0, 3.0, digits_root, capsys)
     assert re.findall(LINE, printed, re.MULTILINE) == [(epoch, "30.0", "40.0", "75") for epoch in ("1", "2")]
@@ -92,7 +92,7 @@ def test_steps_that_starve_are_told_and_once_how_to_feed_them(
 
 @pytest.mark.parametrize(("step", "item"), [(2.0, 0.1), (0.2, 0.6)])  # fed; and starved, but too briefly
 def test_steps_that_are_fed_say_so_and_no_more(
-    step: float, item: float, clock: Clock, digits_root: Path, capsys: pytest.CaptureFixture[str]
+    step: float, item: float, clock: Time, digits_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printed = said(clock, step, item, digits_root, capsys)
     assert len(re.findall(LINE, printed, re.MULTILINE)) == 2
