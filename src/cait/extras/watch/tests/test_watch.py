@@ -15,15 +15,20 @@ from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 from harness import LIMIT, SMALL, environment, link_digits, slow, start
+from modules import trainer
 from runs import ENDLESS, TWO, torchrun
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.sampler import TrainBatchSampler
+from cait.errors import UserError
 from cait.extras.watch import watch
+from cait.extras.watch.processes import WatchedProcesses, limit_collectives
 from cait.extras.watch.watch import Place, Watch, is_of_the_network
 
 HOST = socket.gethostname()
@@ -179,6 +184,31 @@ def test_which_errors_are_of_the_network() -> None:
     assert is_of_the_network(dist.DistNetworkError("reset"))
     assert not is_of_the_network(RuntimeError("shape mismatch"))
     assert not is_of_the_network(ValueError("gloo"))
+
+
+@pytest.mark.parametrize(
+    ("minutes", "silence", "message"),
+    [
+        (0.0, 60.0, "collective_timeout_minutes must be above 0, got 0.0"),
+        (float("nan"), 60.0, "collective_timeout_minutes must be above 0, got nan"),
+        (10.0, -1.0, "silence_seconds must be above 0 or null, got -1.0"),
+    ],
+)
+def test_limits_that_are_no_time_are_refused(minutes: float, silence: float, message: str) -> None:
+    settings = SimpleNamespace(collective_timeout_minutes=minutes, silence_seconds=silence)
+    with pytest.raises(UserError, match=message):
+        WatchedProcesses().connect(trainer(), settings, own_timeout=False)
+
+
+def test_the_collectives_get_the_time_limit() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(minutes=30))
+    try:
+        limit_collectives(timedelta(seconds=7))
+        group = dist.distributed_c10d._get_default_group()
+        assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=7)
+        assert dist.distributed_c10d._get_default_store().timeout == timedelta(seconds=7)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_an_unreadable_image_too_many_on_one_of_two_processes_is_all_that_is_said(
