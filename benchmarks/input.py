@@ -48,8 +48,9 @@ from cait import seeds
 from cait.cli import main as cait_main
 from cait.data import decode
 from cait.data.augment import resize
-from cait.data.datamodule import Backend, ImageNetDataModule
+from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import seed_generators
+from cait.data.loader import Backend
 from cait.data.ops import on_arrays
 from cait.data.sampler import Key
 from cait.errors import UserError

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cait import plugins
 from cait.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,17 +31,28 @@ def read_checkpoint(path: str | Path, without: Sequence[str] = ()) -> Checkpoint
     """
     import torch
 
+    folders = folder_reader(path) if Path(path).is_dir() else None
     try:
-        if Path(path).is_dir():
-            from cait import sharded
-
-            checkpoint = sharded.read(Path(path), without=without)
+        if folders is not None:
+            checkpoint = folders.read(Path(path), without=without)
         else:
             checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         checkpoint["global_step"], checkpoint["state_dict"]
     except Exception as error:
         raise UserError(f"{path} is not a whole checkpoint of a run") from error
     return checkpoint
+
+
+def folder_reader(path: str | Path) -> Any:
+    """The module that reads checkpoints that are folders, such as `path`; an extra brings it.
+
+    Raises:
+        UserError: no extra does.
+    """
+    modules = plugins.of_kind("CHECKPOINT_FOLDERS")
+    if not modules:
+        raise UserError(f"{path} is a folder of sharded tensors, and no extra here reads such")
+    return importlib.import_module(modules[0])
 
 
 def is_checkpoint(content: Any) -> bool:

@@ -86,6 +86,12 @@ def _replace_folder(beside: Path, path: Path, previous: Path | None) -> None:
         remove(away)
 
 
+def cause_of(error: BaseException) -> str:
+    """Why a file could not be written. torch.save wraps the error of a full disk in a RuntimeError."""
+    cause = error if isinstance(error, OSError) else error.__context__ or error
+    return getattr(cause, "strerror", None) or str(cause)
+
+
 def flush(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -6,12 +6,14 @@ import importlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from cait.errors import UserError, did_you_mean
 
 PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
-_limits: list[tuple[Sequence[str], str]] = []
+_limits: ContextVar[tuple[tuple[Sequence[str], str], ...]] = ContextVar("limits", default=())
+"""(paths that `locate` may import, remedy) of each `only` around this thread's code."""
 
 
 def is_path(name: str) -> bool:
@@ -31,7 +33,7 @@ def locate(path: str) -> Any:
         UserError: no such module, no such name in it, or `only` does not allow it.
     """
     module, _, name = path.partition(":")
-    for allowed, remedy in _limits:
+    for allowed, remedy in _limits.get():
         if path not in allowed:
             raise UserError(f"the run names {path}, code that may do anything: {remedy}")
     try:
@@ -49,9 +51,9 @@ def locate(path: str) -> Any:
 
 @contextmanager
 def only(allowed: Sequence[str], remedy: str) -> Iterator[None]:
-    """Let `locate` import nothing but these paths; the error ends with `remedy`."""
-    _limits.append((allowed, remedy))
+    """Let `locate` import nothing but these paths, in this thread; the error ends with `remedy`."""
+    token = _limits.set((*_limits.get(), (allowed, remedy)))
     try:
         yield
     finally:
-        _limits.pop()
+        _limits.reset(token)

@@ -6,13 +6,11 @@ import importlib.util
 import os
 import signal
 import subprocess
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from harness import REPO, SMALL, Cait, checkpoint, rows, start
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -26,7 +24,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.data.global_batch import batches_a_step
 from cait.errors import UserError
 from cait.extras.paper.models import zoo
-from cait.extras.watch import connection
+from cait.guards import trainer_checks
 from cait.guards.doubts import Doubts, shortage
 from cait.model import talking_heads
 from cait.model.factory import create_model
@@ -142,20 +140,7 @@ def test_an_overlay_of_the_trainer_does_not_name_the_run() -> None:
 def test_several_nodes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(UserError, match="num_nodes 2: start it on every machine with torchrun or srun"):
-        connection.watch(trainer(num_nodes=2, devices=1, strategy="ddp"), 10.0, 60.0, own_timeout=False)
-    with pytest.raises(UserError, match="collective_timeout_minutes must be above 0"):
-        connection.watch(trainer(), 0.0, None, own_timeout=False)
-
-
-def test_the_collectives_get_the_time_limit() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(minutes=30))
-    try:
-        connection.limit_collectives(timedelta(seconds=7))
-        group = dist.distributed_c10d._get_default_group()
-        assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=7)
-        assert dist.distributed_c10d._get_default_store().timeout == timedelta(seconds=7)
-    finally:
-        dist.destroy_process_group()
+        trainer_checks.made(trainer(num_nodes=2, devices=1, strategy="ddp"), module(), True, False)
 
 
 def said(root: Path, folder: Path, capsys: pytest.CaptureFixture[str], **settings: Any) -> list[str]:

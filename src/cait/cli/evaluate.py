@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cait import signature
 from cait.cli.options import asks_for_help, replaced, split_run, split_trust
+from cait.guards.refusals import config_files
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -74,7 +75,7 @@ def _score(verb: str, arguments: list[str], given: list[str], trusted: bool, pro
     from cait.cli.scores import ScoringCLI
     from cait.guards import trust
 
-    own = [signature.own_text(path) for path in trust.configurations(arguments)]
+    own = [signature.own_text(path) for path in config_files(arguments)]
     remedy = "give it on the command line"
     with (
         trust.only_importing(trust.named(given), "the configuration", remedy),

@@ -283,6 +283,8 @@ class CaiTCLI(LightningCLI):
         """Let an `EMA` of your own among the Trainer's callbacks replace `--ema`; drop callbacks that are off."""
         if any(isinstance(callback, EMA) for callback in config["callbacks"]):
             callbacks = [callback for callback in callbacks if not isinstance(callback, EMA)]
+        if path := plugins.merged("STRATEGIES").get(str(config["strategy"]).lower()):  # Lightning does not know it
+            config["strategy"] = plugins.load(path)()
         added = tuple(map(plugins.load, plugins.merged("CALLBACK_SETTINGS").values()))
         # Before the guard: in a step without a finite gradient it skips the callbacks that follow it.
         config["callbacks"][:0] = [callback for callback in callbacks if isinstance(callback, added) and callback.is_on]

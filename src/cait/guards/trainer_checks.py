@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cait import ckpt
+from cait import ckpt, plugins
 from cait.errors import UserError
-from cait.extras.fsdp.strategy import FullyShardedStrategy
 
 
 def numbers(given: Any) -> None:
@@ -54,32 +55,42 @@ def length(given: Any, checkpoint: ckpt.Checkpoint, path: str) -> None:
 
 
 def named_strategy(given: str | Strategy) -> None:
+    """Refuse a strategy that nobody has, or with which a run cannot save and resume."""
+    added = plugins.merged("STRATEGIES")
     if isinstance(given, Strategy):
-        _kind_of_strategy(type(given))
+        _check_type(type(given))
+    elif given.lower() in added:
+        return
     elif "spawn" in given.lower():  # the run's callbacks cannot be sent to another process
         raise UserError(f"--trainer.strategy {given} is not for runs; take ddp")
     elif given.lower() in StrategyRegistry:
-        _kind_of_strategy(StrategyRegistry[given.lower()]["strategy"])
+        _check_type(StrategyRegistry[given.lower()]["strategy"])
     elif given != "auto":
-        raise UserError(f"--trainer.strategy {given} is unknown; a run takes auto, ddp, ddp_... or fsdp2")
+        *names, last = ["auto", "ddp", "ddp_...", *added]
+        raise UserError(f"--trainer.strategy {given} is unknown; a run takes {', '.join(names)} or {last}")
 
 
-def _kind_of_strategy(kind: type) -> None:
-    if kind not in (SingleDeviceStrategy, DDPStrategy, FullyShardedStrategy):
+def _check_type(kind: type) -> None:
+    added = plugins.merged("STRATEGIES")
+    if kind not in (SingleDeviceStrategy, DDPStrategy) and f"{kind.__module__}:{kind.__name__}" not in added.values():
+        names = ", ".join(["ddp", *added])
         raise UserError(
-            f"--trainer.strategy: runs save and resume with ddp, fsdp2 or on a single device, not {kind.__name__}"
+            f"--trainer.strategy: runs save and resume with {names} or on a single device, not {kind.__name__}"
         )
 
 
 def made(trainer: Trainer, model: LightningModule, trains: bool, sync_batchnorm: bool) -> None:
-    """Refuse what the strategy cannot do; report devices that stay idle."""
-    _kind_of_strategy(type(trainer.strategy))
-    if isinstance(trainer.strategy, FullyShardedStrategy):
+    """Refuse what the strategy cannot do, by its method `check` if it has one; report devices that stay idle."""
+    _check_type(type(trainer.strategy))
+    if hasattr(trainer.strategy, "check"):
         trainer.strategy.check(trainer.precision, sync_batchnorm, model.hparams.get("optimizer", ""))
-    batch_norm = any(isinstance(part, _BatchNorm) for part in model.modules())
+    cluster = getattr(trainer.strategy, "cluster_environment", None)
+    if trains and trainer.num_nodes > 1 and isinstance(cluster, LightningEnvironment) and not os.getenv("MASTER_ADDR"):
+        raise UserError(f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun")
+    batch_norm = any(isinstance(layer, _BatchNorm) for layer in model.modules())
     on_cpu = trainer.strategy.root_device.type == "cpu"
     if sync_batchnorm and batch_norm and trainer.world_size > 1 and on_cpu:
         raise UserError("--trainer.sync_batchnorm true needs GPUs: torch has no such batch norm for the CPU")
-    there = trainer.accelerator.auto_device_count()
-    if trains and trainer.num_devices < there:
-        rank_zero_info(f"training on {trainer.num_devices} of {there} devices; --trainer.devices {there} takes all")
+    count = trainer.accelerator.auto_device_count()
+    if trains and trainer.num_devices < count:
+        rank_zero_info(f"training on {trainer.num_devices} of {count} devices; --trainer.devices {count} takes all")

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +34,35 @@ def only_importing(paths: Sequence[str], source: str, remedy: str) -> Iterator[N
     Raises:
         UserError: `source` names something else; the line ends with `remedy`.
     """
-    before = dict(parsing_settings)
-    # jsonargparse also compares where an object is defined: by default it denies torch.os.system as posix.system.
-    set_parsing_settings(
-        import_path_denylist=["*"], import_path_allowlist=[*paths], instantiate_subclass_spec_in_any=False
-    )
     try:
-        yield
+        with _parsing_settings(
+            # jsonargparse also compares where an object is defined: it denies torch.os.system as posix.system.
+            import_path_denylist=["*"],
+            import_path_allowlist=[*paths],
+            instantiate_subclass_spec_in_any=False,
+        ):
+            yield
     except UserError as error:
         denied = re.search(r"Importing '([^']+)' is not allowed", str(error.__cause__))
         if not denied:
             raise
         raise UserError(f"{source} names {denied[1]}, code that may do anything: {remedy}") from error
+
+
+@contextlib.contextmanager
+def _parsing_settings(**settings: Any) -> Iterator[None]:
+    """Parse with other settings of jsonargparse, which has one set of them for the whole process."""
+    before = dict(parsing_settings)
+    set_parsing_settings(**settings)
+    try:
+        yield
     finally:
         parsing_settings.update(before)
 
 
 def only_objects(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
     """Refuse every part `package.module:name` that is neither in these arguments nor in `PUBLIC`."""
-    given = references.paths_in(" ".join(arguments))
-    return references.only([*given, *_public()], REMEDY)
+    return references.only([*references.paths_in(" ".join(arguments)), *_public()], REMEDY)
 
 
 @contextlib.contextmanager
@@ -62,43 +72,27 @@ def only_own(folder: Path | None) -> Iterator[None]:
     The checkpoint says how Lightning builds the module: by itself jsonargparse would make an object of any value
     with a "class_path".
     """
-    own = signature.own_text(folder / rundir.CONFIG) if folder else ""
-    with only_importing([*PACKAGES, *CLASS_PATH.findall(own)], "the checkpoint", REMEDY), only_objects([own]):
+    signed = signature.own_text(folder / rundir.CONFIG) if folder else ""
+    with only_importing([*PACKAGES, *CLASS_PATH.findall(signed)], "the checkpoint", REMEDY), only_objects([signed]):
         yield
 
 
 def _public() -> list[str]:
-    modules = {name: importlib.import_module(name) for name in PUBLIC}
+    modules = {path: importlib.import_module(path) for path in PUBLIC}
     return [
-        f"{name}:{thing}"
-        for name, module in modules.items()
-        for thing in getattr(module, "__all__", ())
-        if isinstance(getattr(module, thing, None), type)
+        f"{path}:{name}"
+        for path, module in modules.items()
+        for name in getattr(module, "__all__", ())
+        if isinstance(getattr(module, name, None), type)
     ]
 
 
 def named(arguments: Sequence[str]) -> list[str]:
     """Class paths that the command line itself gives to the Trainer."""
     option = re.compile(rf"--trainer\.({'|'.join(BUILT)})\b")
-    values = [
-        argument.partition("=")[2] or following
-        for argument, following in zip(arguments, [*arguments, ""][1:], strict=True)
-        if option.match(argument)
-    ]
+    pairs = pairwise([*arguments, ""])
+    values = [argument.partition("=")[2] or following for argument, following in pairs if option.match(argument)]
     return CLASS_PATH.findall(" ".join(values))
-
-
-def configurations(arguments: Sequence[str]) -> list[Path]:
-    """The files that --config names."""
-    pairs = zip(["", *arguments], arguments, strict=False)
-    return [path for before, argument in pairs if (path := _configuration(before, argument))]
-
-
-def _configuration(before: str, argument: str) -> Path | None:
-    """The file that an argument names for --config, with the argument `before` it."""
-    if argument.startswith("--config="):
-        return Path(argument.removeprefix("--config="))
-    return Path(argument) if before in ("-c", "--config") else None
 
 
 def plain(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

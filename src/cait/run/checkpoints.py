@@ -17,7 +17,6 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from cait import ckpt, disk
 from cait.disk import scratch
 from cait.errors import UserError
-from cait.extras.fsdp import sharded
 from cait.run.rundir import BEST, LAST, PREVIOUS
 from cait.run.signals import StopSignals
 
@@ -45,7 +44,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
                 os.fsync(file.fileno())
             disk.replace(beside, path, previous and Path(previous))
         except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
-            self.error = f"cannot write {path}: {sharded.cause_of(error)}"
+            self.error = f"cannot write {path}: {disk.cause_of(error)}"
             beside.unlink(missing_ok=True)
 
     def finish(self) -> None:
@@ -61,7 +60,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
 def is_whole(path: Path) -> bool:
     """Whether every part of a checkpoint has the checksum that was written with it."""
     if path.is_dir():
-        return sharded.is_whole(path)
+        return ckpt.folder_reader(path).is_whole(path)
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None

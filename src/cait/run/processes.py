@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Processes:
-    """One process, or several that only their collectives connect.
+    """One process, or several that only Lightning connects, for training.
 
-    An extra may put a subclass in its place (`PROCESSES` in `cait.plugins`), whose processes agree before they train
+    An extra may replace it by a subclass (`PROCESSES` in `cait.plugins`) whose processes also agree before they train
     and end together.
     """
 
@@ -41,40 +41,40 @@ class Processes:
         cluster = self.cluster()
         return cluster is not None and cluster.world_size() > 1
 
-    def agree(self, word: str = "", trouble: str = "", round: str = "") -> list[str]:
-        """The word of each process by rank; here [word], because nothing connects the processes yet.
+    def agree(self, word: str = "", trouble: str = "") -> list[str]:
+        """The words of the processes by rank; [word], because nothing connects the processes before they train.
 
         Args:
             word: what this process tells the others.
             trouble: why this process cannot go on; empty if it can.
-            round: name of a step before training that only some runs have.
 
         Raises:
-            UserError: on every process as soon as one has trouble.
+            UserError: there is trouble.
         """
         if trouble:
             raise UserError(trouble)
         return [word]
 
     def connect(self, trainer: Trainer, settings: Any, own_timeout: bool) -> None:
-        """Prepare `trainer`, which has not started yet, for several processes.
+        """Prepare a Trainer for several processes.
 
         Args:
-            trainer: of the run.
+            trainer: of the run; it has not started yet.
             settings: those of `cait fit`, as the command line has them.
-            own_timeout: the strategy brings a time limit of its own.
+            own_timeout: whether the strategy brings a time limit of its own.
         """
 
     def disconnect(self) -> None:
-        """Say that this process has ended as it should."""
+        """Tell the other processes that this one has finished."""
 
     def fail(self, error: Exception, line: str | None) -> str | None:
-        """End the other processes too, because of `error`; may end this process.
+        """End the other processes too after an error. A subclass may end this process at once.
 
         Args:
+            error: what ended this process's run.
             line: what the user reads about it; None for an error that is not the user's.
 
         Returns:
-            the line to end with.
+            the line to print.
         """
         return line

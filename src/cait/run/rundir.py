@@ -29,7 +29,7 @@ NONFINITE = "nonfinite.pt"
 MONITOR = "monitor.csv"
 THROUGHPUT = "throughput.csv"
 LOCK, OWNER, FINISHED = ".lock", ".owner", ".finished"
-# In its folder of checkpoints. Each is a file, or a folder that `cait.extras.fsdp.sharded` wrote.
+# In its folder of checkpoints. Each is a file, or a folder of sharded tensors.
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 
 from cait import ckpt
 from cait.errors import UserError
-from cait.extras.fsdp import sharding
 from cait.train.metrics import EvalMetrics
 
 
@@ -57,7 +57,7 @@ class EMA(Callback):
         if self.decay is None:
             return
         self._dtype = torch.promote_types(pl_module.dtype, torch.float32)
-        self.average = sharding.copy(pl_module.model).to(self._dtype).eval().requires_grad_(False)
+        self.average = _copy(pl_module.model).to(self._dtype).eval().requires_grad_(False)
         if self._loaded:
             self.average.load_state_dict(self._loaded)
             self._loaded = {}
@@ -106,9 +106,19 @@ class EMA(Callback):
 @torch.no_grad()
 def update(average: nn.Module, model: nn.Module, decay: float) -> None:
     """average ← decay · average + (1 - decay) · weights, all tensors at once; buffers are copied."""
-    ours = [sharding.held(mean) for mean in average.parameters()]
-    weights = [sharding.held(weight) for weight in model.parameters()]
-    theirs = [weight.to(mean.dtype) for mean, weight in zip(ours, weights, strict=True)]
-    torch._foreach_lerp_(ours, theirs, 1 - decay)
+    means = [_local_part(mean) for mean in average.parameters()]
+    weights = [_local_part(weight) for weight in model.parameters()]
+    weights = [weight.to(mean.dtype) for mean, weight in zip(means, weights, strict=True)]
+    torch._foreach_lerp_(means, weights, 1 - decay)
     for buffer, copied in zip(average.buffers(), model.buffers(), strict=True):
         buffer.copy_(copied)
+
+
+def _copy(network: Any) -> nn.Module:
+    """A copy of a network; one that is sharded cannot be deep-copied and brings a method for it."""
+    return network.copy_sharded() if hasattr(network, "copy_sharded") else deepcopy(network)
+
+
+def _local_part(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process holds, in the same memory: all of it, except of a DTensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

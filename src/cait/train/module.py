@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 
 from cait import ckpt, disk
 from cait.errors import UserError
-from cait.extras.fsdp import sharding
 from cait.model import network
 from cait.model.config import VARIANTS
 from cait.model.network import NetworkSettings
@@ -34,6 +33,11 @@ from cait.train.schedule import ScheduleSettings, warmup_cosine
 from cait.train.teacher import DistillationSettings, Teacher, load_teacher
 
 Batch = tuple[Tensor, Tensor]
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """The whole of a tensor, also of a DTensor. All processes must call it together."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 class SkipStep(Exception):  # noqa: N818  # it is no error
@@ -119,13 +123,9 @@ class CaiTModule(Predicts, LightningModule):
         self.loss = self.loss_settings.weighted(data.class_counts()).to(self.device)  # type: ignore[attr-defined]
 
     def configure_model(self) -> None:
-        """Shard the network over the processes, if the strategy has given the module a mesh of them."""
-        if self.device_mesh is not None and not sharding.is_sharded(self.model):
-            half = torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None
-            sharding.shard(self.model, self.device_mesh["data_parallel"], half)
-            if self.name not in VARIANTS:  # another network may use a block's parameters outside of the block
-                with torch.device(self.device_mesh.device_type), self.trainer.precision_plugin.forward_context():
-                    network.check(self.model, self.name, network.input_shape(self.hparams), self.num_classes)
+        """Let a strategy that shards networks shard this one, in its method `shard_module`."""
+        if hasattr(self.trainer.strategy, "shard_module"):
+            self.trainer.strategy.shard_module(self)
 
     def _load_initial_weights(self) -> None:
         # Only once, because it would overwrite what was trained since or came out of a checkpoint.
@@ -232,7 +232,7 @@ class CaiTModule(Predicts, LightningModule):
         """Norm of the whole gradient, not scaled, in float32 at least; not finite if any part of it is not."""
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
         gradients = [precise(parameter.grad) for parameter in parameters if parameter.grad is not None]
-        return sharding.gathered(get_total_norm(gradients)) / self.gradient_scale(optimizer)
+        return whole_tensor(get_total_norm(gradients)) / self.gradient_scale(optimizer)
 
     def gradient_scale(self, optimizer: Optimizer) -> Tensor | float:
         """The factor by which the gradients of `optimizer` are multiplied now."""

@@ -9,4 +9,5 @@ VERBS = {
     )
 }
 STRATEGIES = {"fsdp2": "cait.extras.fsdp.strategy:FullyShardedStrategy"}
+CHECKPOINT_FOLDERS = "cait.extras.fsdp.sharded"
 MOVED = {"cait.callbacks.fsdp": "cait.extras.fsdp.strategy"}

@@ -28,6 +28,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor import empty as empty_dtensor
 
+from cait import disk
+
 REST = "rest.pt"
 CHECKSUMS = "checksums.json"
 METADATA = ".metadata"
@@ -96,7 +98,7 @@ def read(folder: Path, mesh: DeviceMesh | None = None, without: Sequence[str] = 
             warnings.filterwarnings("ignore", ".*assuming the intent is to load in a single process")
             dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
     for key, place in wanted.items():
-        _part(checkpoint, place[:-1])[place[-1]] = tensors[key]
+        _at(checkpoint, place[:-1])[place[-1]] = tensors[key]
     return checkpoint
 
 
@@ -109,7 +111,7 @@ def _empty(described: Any, mesh: DeviceMesh | None) -> Tensor:
     return empty_dtensor(size, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
 
 
-def _part(checkpoint: Any, place: Place) -> Any:
+def _at(checkpoint: Any, place: Place) -> Any:
     for key in place:
         checkpoint = checkpoint[key]
     return checkpoint
@@ -120,28 +122,28 @@ def share_out(
 ) -> dict[str, Any]:
     """A plain checkpoint in which each process keeps only its part of the sharded tensors."""
 
-    def shared(place: Place, tensor: Tensor) -> Tensor:
+    def distributed(place: Place, tensor: Tensor) -> Tensor:
         if not is_sharded(place, tensor):
             return tensor
         return distribute_tensor(tensor, mesh, [Shard(0)], src_data_rank=None).clone()  # all have it: nothing is sent
 
-    return _mapped(checkpoint, (), shared)
+    return _mapped(checkpoint, (), distributed)
 
 
-def _mapped(part: Any, place: Place, change: Callable[[Place, Tensor], Any]) -> Any:
+def _mapped(content: Any, place: Place, change: Callable[[Place, Tensor], Any]) -> Any:
     """A copy of dictionaries and lists, with each tensor changed."""
-    if isinstance(part, Tensor):
-        return change(place, part)
-    if type(part) is list:
-        return [_mapped(value, (*place, i), change) for i, value in enumerate(part)]
-    if isinstance(part, dict):
-        changed = {key: _mapped(value, (*place, key), change) for key, value in part.items()}
-        return changed if type(part) is dict else type(part)(changed)
-    return part
+    if isinstance(content, Tensor):
+        return change(place, content)
+    if type(content) is list:
+        return [_mapped(value, (*place, i), change) for i, value in enumerate(content)]
+    if isinstance(content, dict):
+        changed = {key: _mapped(value, (*place, key), change) for key, value in content.items()}
+        return changed if type(content) is dict else type(content)(changed)
+    return content
 
 
-def save(checkpoint: dict[str, Any], beside: Path, put: Callable[[], None]) -> str | None:
-    """Write a checkpoint into the new folder `beside`, flushed to the disk, and then have process 0 call `put`.
+def save(checkpoint: dict[str, Any], beside: Path, publish: Callable[[], None]) -> str | None:
+    """Write a checkpoint into the new folder `beside`, flushed to the disk, and then have process 0 call `publish`.
 
     All processes call it together, with the same folder.
 
@@ -169,16 +171,16 @@ def save(checkpoint: dict[str, Any], beside: Path, put: Callable[[], None]) -> s
             with (beside / REST).open("wb") as file:
                 torch.save(content, file)
                 _flush(file)
-        own = [beside / METADATA, beside / REST] if first else []
-        own += sorted(beside.glob(f"__{dist.get_rank()}_*.distcp"))
-        return {path.name: [path.stat().st_size, _crc32(path)] for path in own}
+        files = [beside / METADATA, beside / REST] if first else []
+        files += sorted(beside.glob(f"__{dist.get_rank()}_*.distcp"))
+        return {path.name: [path.stat().st_size, _crc32(path)] for path in files}
 
     def finish() -> None:
         if first:
             with (beside / CHECKSUMS).open("w") as file:
                 json.dump({name: sums for each in written for name, sums in each.items()}, file, indent=1)
                 _flush(file)
-            put()
+            publish()
 
     try:
         _on_all(write_shards)
@@ -199,22 +201,16 @@ def _on_all(step: Callable[[], Any]) -> list[Any]:
     try:
         result = step()
     except CheckpointException as error:  # it holds the errors of all processes; report our own if there is one
-        own = error.failures.get(dist.get_rank())
-        reason = cause_of(own[0]) if own else None
-        reason = reason or ("" if dist.get_rank() else cause_of(next(iter(error.failures.values()))[0]))
+        failure = error.failures.get(dist.get_rank())
+        reason = disk.cause_of(failure[0]) if failure else None
+        reason = reason or ("" if dist.get_rank() else disk.cause_of(next(iter(error.failures.values()))[0]))
     except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
-        reason = cause_of(error)
+        reason = disk.cause_of(error)
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, (result, reason))
     if reasons := [reason for _, reason in gathered if reason is not None]:
         raise _Failed(next(filter(None, reasons), "an unknown error"))
     return [result for result, _ in gathered]
-
-
-def cause_of(error: BaseException) -> str:
-    """Why a file could not be written."""
-    cause = error if isinstance(error, OSError) else error.__context__ or error
-    return getattr(cause, "strerror", None) or str(cause)
 
 
 def _flush(file: Any) -> None:
@@ -226,8 +222,8 @@ def is_whole(folder: Path) -> bool:
     """Whether every file of a checkpoint has the size and the checksum that were written with it."""
     try:
         sums = json.loads((folder / CHECKSUMS).read_text())
-        there = {REST, METADATA, *(path.name for path in folder.glob("*.distcp"))}
-        return there <= sums.keys() and all(
+        found = {REST, METADATA, *(path.name for path in folder.glob("*.distcp"))}
+        return found <= sums.keys() and all(
             (folder / name).stat().st_size == size and _crc32(folder / name) == crc
             for name, (size, crc) in sums.items()
         )

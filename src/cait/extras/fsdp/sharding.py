@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cait.errors import UserError, one_line
@@ -23,6 +23,8 @@ NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _BatchNorm)
 def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
     """Have each process keep a part of every parameter, of its gradient and of its moments, in place.
 
+    The network gets a method `copy_sharded`, which returns a copy that is sharded in the same way.
+
     Each block of `cait.model.network.blocks` gathers its parameters when it runs and frees them afterwards. The
     network does the same with parameters outside of the blocks. A network without blocks is gathered as a whole. All
     processes start from the values of process 0.
@@ -37,14 +39,14 @@ def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) ->
         UserError: the network cannot be sharded.
     """
     for tensor in [*network.parameters(), *network.buffers()]:
-        there = tensor.detach().to(mesh.device_type).contiguous()
-        torch.distributed.broadcast(there, 0)
-        tensor.detach().copy_(there)
+        on_device = tensor.detach().to(mesh.device_type).contiguous()
+        torch.distributed.broadcast(on_device, 0)
+        tensor.detach().copy_(on_device)
     meta = {
         id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
         for parameter in network.parameters()
     }
-    blank = deepcopy(network, meta)  # a sharded network cannot be copied
+    blank = deepcopy(network, meta)  # a sharded network cannot be deep-copied
     _shard(network, mesh, compute)
     network.copy_sharded = partial(_copy, network, blank, mesh, compute)
 
@@ -72,22 +74,3 @@ def _copy(network: nn.Module, blank: nn.Module, mesh: DeviceMesh, compute: torch
     _shard(copied, mesh, compute)
     copied.load_state_dict({name: value.clone() for name, value in network.state_dict().items()}, assign=True)
     return copied
-
-
-def copy(network: Any) -> nn.Module:
-    """A copy of a network, sharded in the same way if the network is sharded."""
-    return network.copy_sharded() if hasattr(network, "copy_sharded") else deepcopy(network)
-
-
-def is_sharded(network: nn.Module) -> bool:
-    return hasattr(network, "copy_sharded")
-
-
-def gathered(tensor: Tensor) -> Tensor:
-    """Return the whole tensor, even if each process holds only a part. All processes must call it together."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def held(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor, in the same memory."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,32 +1,37 @@
-"""`--trainer.strategy fsdp2`: parameters, gradients, moments and the moving average shared out over all processes."""
+"""`--trainer.strategy fsdp2`: each process keeps a part of all parameters, gradients, moments and averages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from lightning.pytorch.strategies import ModelParallelStrategy, Strategy, StrategyRegistry
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from cait import ckpt, disk
 from cait.errors import UserError, one_line
-from cait.extras.fsdp import sharded
+from cait.extras.fsdp import sharded, sharding
+from cait.model import network
+from cait.model.config import VARIANTS
 from cait.run.checkpoints import DurableCheckpointIO
 
-NAME = "fsdp2"
+if TYPE_CHECKING:
+    from cait.train.module import CaiTModule
+
 ANOTHER = "take another --model.optimizer, such as adamw"
 PRECISIONS = ("32-true", "bf16-mixed")
 
 
 class FullyShardedStrategy(ModelParallelStrategy):
-    """Lightning's strategy for FSDP2 over all processes; `CaiTModule.configure_model` shards the network.
+    """Lightning's strategy for FSDP2 over all processes. `CaiTModule.configure_model` calls `shard_module`.
 
     Checkpoints hold what a run with DDP saves, key by key, with sharded tensors: see `sharded.py`. So they are
     restored at the same points of a run as DDP's, and either strategy reads the other's checkpoints.
@@ -60,6 +65,20 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def setup_environment(self) -> None:
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
+
+    def shard_module(self, module: CaiTModule) -> None:
+        """Shard the network of a module, once.
+
+        Raises:
+            UserError: the network cannot be sharded.
+        """
+        if hasattr(module.model, "copy_sharded"):
+            return
+        half = torch.bfloat16 if self.precision_plugin.precision == "bf16-mixed" else None
+        sharding.shard(module.model, self.device_mesh["data_parallel"], half)
+        if module.name not in VARIANTS:  # another network may use a block's parameters outside of the block
+            with torch.device(self.device_mesh.device_type), self.precision_plugin.forward_context():
+                network.check(module.model, module.name, network.input_shape(module.hparams), module.num_classes)
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Refuse batches in which not all processes take part: every batch needs all of them."""
@@ -131,8 +150,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
         """`storage_options` may be {"previous": folder}: the checkpoint that was at `filepath` is kept there."""
         path = Path(filepath)
         beside = self.broadcast(disk.scratch(path))
-        put = partial(disk.replace, beside, path, (storage_options or {}).get("previous"))
-        error = sharded.save(checkpoint, beside, put)
+        publish = partial(disk.replace, beside, path, (storage_options or {}).get("previous"))
+        error = sharded.save(checkpoint, beside, publish)
         if error:
             self.checkpoint_io.error = f"cannot write {path}: {error}"  # type: ignore[attr-defined]
             if self.is_global_zero:
@@ -163,6 +182,3 @@ class FullyShardedStrategy(ModelParallelStrategy):
 def _alike(one: Any, other: Any) -> bool:
     sharded_alike = isinstance(one, DTensor) and isinstance(other, DTensor) and one.placements == other.placements
     return sharded_alike and one.shape == other.shape
-
-
-StrategyRegistry.register(NAME, FullyShardedStrategy, description="FSDP2 over all processes")

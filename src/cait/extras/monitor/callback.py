@@ -18,10 +18,9 @@ from torch.utils.hooks import RemovableHandle
 
 from cait import disk
 from cait.errors import UserError
-from cait.extras.fsdp.sharding import gathered
 from cait.extras.monitor import branches
 from cait.run import rundir
-from cait.train.module import CaiTModule
+from cait.train.module import CaiTModule, whole_tensor
 
 HEADER = "step,layer,part,name,value\n"
 QUANTILES = {"gamma_min": 0.0, "gamma_q25": 0.25, "gamma_median": 0.5, "gamma_q75": 0.75, "gamma_max": 1.0}
@@ -141,7 +140,7 @@ class Monitor(Callback):
             if before is not None:
                 self._figures[*key, "grad_cosine"] = self._cosine(gradient, before[i].to(gradient.device))
             if part.gamma is not None:
-                size = gathered(part.gamma.detach()).abs().to(self._dtype)
+                size = whole_tensor(part.gamma.detach()).abs().to(self._dtype)
                 for name, quantile in QUANTILES.items():
                     self._figures[*key, name] = torch.quantile(size, quantile)
 
@@ -203,7 +202,7 @@ class Monitor(Callback):
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
     """A copy of all tensors in one vector. Sharded tensors are gathered, so all processes must call it together."""
-    return torch.cat([gathered(tensor.detach()).flatten() for tensor in tensors])
+    return torch.cat([whole_tensor(tensor.detach()).flatten() for tensor in tensors])
 
 
 def _gradient(weight: nn.Parameter) -> Tensor:

@@ -106,7 +106,7 @@ def _chosen(root: Path, given: dict[str, Any], start: Any, program: Program) -> 
         others = left_out([train, *([val] if val else [])], source.class_names)
         with contextlib.redirect_stdout(sys.stderr if "print_config" in given else sys.stdout):
             _print(root, folder, recipe.lines, others, val)
-    words = program.processes.agree(json.dumps(recipe.settings), round="recipe")  # shares of the cores may differ
+    words = program.processes.agree(json.dumps(recipe.settings))  # shares of the cores may differ
     return json.loads(words[0])
 
 

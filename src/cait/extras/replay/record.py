@@ -13,10 +13,9 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from cait.errors import UserError
-from cait.extras.fsdp.sharding import gathered
 from cait.model.recompute import precise
 from cait.train.losses import BinaryCrossEntropy
-from cait.train.module import CaiTModule
+from cait.train.module import CaiTModule, whole_tensor
 
 LAYER = re.compile(r"[^.]+(?:\.\d+)?")
 
@@ -84,7 +83,7 @@ class StepRecord(Callback):
                     layers.setdefault(layer[0], []).append(precise(parameter.grad))
             scale = pl_module.gradient_scale(optimizer)
             self.gradients[trainer.global_step] = {
-                layer: float(gathered(get_total_norm(gradients)) / scale) for layer, gradients in layers.items()
+                layer: float(whole_tensor(get_total_norm(gradients)) / scale) for layer, gradients in layers.items()
             }
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:

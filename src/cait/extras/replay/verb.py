@@ -14,6 +14,7 @@ from cait import ckpt, disk, signature
 from cait.cli.options import TRUST, Options, check_folder, split_trust
 from cait.errors import UserError
 from cait.extras.paper.verb import replace_row
+from cait.guards.refusals import config_files
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -128,7 +129,7 @@ def _go(asked: Namespace, settings: list[str], given: list[str], trusted: bool, 
     from cait.extras.replay.replay_cli import ReplayCLI
     from cait.guards import trust
 
-    own = [signature.own_text(path) for path in trust.configurations(settings)]
+    own = [signature.own_text(path) for path in config_files(settings)]
     limits: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     arguments = ["fit", *settings]
     if asked.data_only:

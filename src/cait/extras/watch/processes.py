@@ -1,30 +1,29 @@
-"""Processes that torchrun or SLURM started agree before they train, then watch each other, and end together."""
+"""Processes that torchrun, SLURM or Lightning started agree before they train, then watch each other, and end together.
+
+Named in `PROCESSES`, so loaded with every verb: torch and Lightning are imported where they are used.
+"""
 
 from __future__ import annotations
 
-import os
+import math
 import socket
-import time
+import threading
 import traceback
-import uuid
-from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cait.errors import UserError, kind_and_place
-from cait.extras.watch.watch import Watch, is_of_the_network, say
+from cait.errors import UserError, kind_and_place, one_line
+from cait.extras.watch.store import WAIT, open_store, wait_until
+from cait.extras.watch.watch import Place, Watch, is_of_the_network, print_error
 from cait.run.processes import Processes
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
     from lightning.pytorch.plugins.environments import ClusterEnvironment
+    from torch.distributed import Store
 
-WAIT = 1800.0
-"""Seconds to wait for the other processes to start."""
 LINGER = 60.0
-"""Seconds that process 0, which has the store, stays after an error, so that the others can read it."""
-
-_COMMON: dict[str, Any] = {"timeout": timedelta(seconds=WAIT), "multi_tenant": True, "wait_for_workers": False}
+"""Seconds that process 0, which serves the store, stays after an error, so that the others can read it."""
 
 
 class WatchedProcesses(Processes):
@@ -33,11 +32,13 @@ class WatchedProcesses(Processes):
     def __init__(self) -> None:
         self.watch: Watch | None = None
         """The watch over the processes that train together, however they were started; set once they are connected."""
-        self._rounds = ["start", "folder", "check", "fit"]
-        """The steps of a start that are still to come, in which all processes agree."""
-        self._store: Any = None
+        self._store: Store | None = None
+        self._agreements = 0
+        """How often the processes have agreed."""
+        self._starting = True
+        """Whether the processes will agree once more. There they learn that one of them cannot start."""
 
-    def agree(self, word: str = "", trouble: str = "", round: str = "") -> list[str]:
+    def agree(self, word: str = "", trouble: str = "") -> list[str]:
         """Wait for all processes and return the word of each, by rank; [word] if this process is alone.
 
         All processes call it equally often. A process that cannot go on says why in `trouble`.
@@ -47,12 +48,8 @@ class WatchedProcesses(Processes):
         """
         cluster = self.cluster()
         if cluster is None or cluster.world_size() == 1:
-            if trouble:
-                raise UserError(trouble)
-            return [word]
+            return super().agree(word, trouble)
         try:
-            if round:
-                self._rounds.insert(0, round)
             return self._agree(cluster, word, trouble)
         except RuntimeError as error:  # torch's errors of the network
             place = f"{cluster.main_address}:{cluster.main_port}"
@@ -62,40 +59,63 @@ class WatchedProcesses(Processes):
         from torch.distributed import PrefixStore
 
         rank, size = cluster.global_rank(), cluster.world_size()
-        store = PrefixStore(f"cait/{self._rounds.pop(0)}", self._open(cluster))
+        self._store = self._store or open_store(cluster)
+        store = PrefixStore(f"cait/agreement {self._agreements}", self._store)
+        self._agreements += 1
         if trouble:
             store.compare_set("trouble", "", f"process {rank} on {socket.gethostname()}: {trouble}")
         store.set(f"word {rank}", word)
         store.add("arrived", 1)
-        _wait(lambda: store.check(["trouble"]) or store.add("arrived", 0) == size, WAIT)
-        if not store.check(["trouble"]):
-            if (arrived := store.add("arrived", 0)) < size:
-                raise UserError(f"only {arrived} of {size} processes started within {WAIT / 60:.0f} minutes")
-            return [store.get(f"word {other}").decode() for other in range(size)]
-        told = store.get("trouble").decode()
-        self._rounds.clear()
-        store.add("told", 1)
-        if rank == 0:
-            _wait(lambda: store.add("told", 0) == size, LINGER)
-        raise UserError(told)
-
-    def _open(self, cluster: ClusterEnvironment) -> Any:
-        """The store that process 0 serves and that `torch.distributed` will use too."""
-        from torch.distributed import TCPStore
-
-        if self._store is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            self._store = _replace_torchruns(cluster)
-            os.environ |= {"MASTER_PORT": str(self._store.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
-        elif self._store is None:
-            self._store = TCPStore(
-                cluster.main_address, cluster.main_port, **_COMMON, is_master=cluster.global_rank() == 0
-            )
-        return self._store
+        wait_until(lambda: store.check(["trouble"]) or store.add("arrived", 0) == size, WAIT)
+        if store.check(["trouble"]):
+            first = store.get("trouble").decode()
+            self._starting = False
+            store.add("informed", 1)
+            if rank == 0:
+                wait_until(lambda: store.add("informed", 0) == size, LINGER)
+            raise UserError(first)
+        if (arrived := store.add("arrived", 0)) < size:
+            raise UserError(f"only {arrived} of {size} processes started within {WAIT / 60:.0f} minutes")
+        return [store.get(f"word {other}").decode() for other in range(size)]
 
     def connect(self, trainer: Trainer, settings: Any, own_timeout: bool) -> None:
-        from cait.extras.watch import connection
+        """Have the processes of `trainer` watch each other from their first connection on.
 
-        connection.watch(self, trainer, settings.collective_timeout_minutes, settings.silence_seconds, own_timeout)
+        `settings.collective_timeout_minutes` limits how long a collective operation waits for all processes. After
+        `settings.silence_seconds` without a sign of life a process counts as lost; None waits for ever.
+
+        Raises:
+            UserError: one of these settings is not above 0.
+        """
+        minutes, silence = settings.collective_timeout_minutes, settings.silence_seconds
+        if not minutes > 0:
+            raise UserError(f"collective_timeout_minutes must be above 0, got {minutes}")
+        if silence is not None and not silence > 0:
+            raise UserError(f"silence_seconds must be above 0 or null, got {silence}")
+        if trainer.world_size == 1:
+            return
+        import torch.distributed as dist
+
+        strategy = trainer.strategy
+        connect = strategy.setup_environment
+
+        def connect_and_watch() -> None:
+            strategy.setup_environment = connect  # type: ignore[method-assign]  # for what comes after this fit
+            self.agree()
+            self._starting = False
+            try:
+                connect()
+            except dist.DistError as error:
+                raise UserError(f"cannot reach the other processes: {one_line(error)}") from error
+            if not own_timeout:
+                limit_collectives(timedelta(minutes=minutes))
+            store = dist.PrefixStore("cait/watch", dist.distributed_c10d._get_default_store().clone())
+            limit = math.inf if silence is None else min(silence, 60 * minutes)
+            self.watch = Watch(store, _place(trainer), limit, lambda: trainer.global_step)
+            self.watch.start()
+            _silence_lightnings_observer()
+
+        strategy.setup_environment = connect_and_watch  # type: ignore[method-assign]
 
     def disconnect(self) -> None:
         if self.watch:
@@ -103,10 +123,10 @@ class WatchedProcesses(Processes):
             self.watch = None
 
     def fail(self, error: Exception, line: str | None) -> str | None:
-        """Say the first cause once, and nothing about the connections that broke after it."""
+        """Print the first cause once, and nothing about the connections that broke after it."""
         if self.watch:
             self._end(self.watch, error, line)
-        if line is None or not self._rounds or not self.several():
+        if line is None or not self._starting or not self.several():
             return line
         try:
             self.agree(trouble=line)
@@ -116,50 +136,43 @@ class WatchedProcesses(Processes):
 
     def _end(self, watch: Watch, error: Exception, line: str | None) -> NoReturn:
         if line is not None:
-            says, status = watch.fail(line, 2), 2
+            status, prints = 2, watch.fail(line, 2)
         elif is_of_the_network(error):
-            trouble, says = watch.blame(error)
+            trouble, prints = watch.blame(error)
             line, status = trouble.text, trouble.status
         else:
-            says, status = watch.fail(kind_and_place(error)), 1
-        if says and line is not None:
-            say(line)
-        elif says:
+            status, prints = 1, watch.fail(kind_and_place(error))
+        if prints and line is not None:
+            print_error(line)
+        elif prints:
             traceback.print_exception(error)
         watch.leave(status)
 
 
-def _wait(condition: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
+def limit_collectives(limit: timedelta) -> None:
+    """Limit how long the default group's operations wait. Connecting may take longer, as processes start apart."""
+    from torch.distributed import distributed_c10d
+
+    distributed: Any = distributed_c10d
+    set_timeout = distributed.set_timeout if hasattr(distributed, "set_timeout") else distributed._set_pg_timeout
+    set_timeout(limit)
+    distributed._get_default_store().set_timeout(limit)
 
 
-def _replace_torchruns(cluster: ClusterEnvironment) -> Any:
-    """A store for this start only.
+def _silence_lightnings_observer() -> None:
+    """Lightning would kill this process within 5 s after one that it started fails, before it can say why."""
+    from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 
-    torchrun's store outlives the processes. After a restart it still holds the addresses of killed processes, and
-    Gloo and NCCL would connect to them. So process 0 offers a port of its own through torchrun's store. The offer
-    repeats each process's greeting, so that nobody takes an old offer for the new one.
-    """
-    from torch.distributed import PrefixStore, TCPStore
+    for thread in threading.enumerate():
+        if isinstance(thread, _ChildProcessObserver):
+            thread._child_processes = []
 
-    rank, size = cluster.global_rank(), cluster.world_size()
-    torchruns = PrefixStore("cait", TCPStore(cluster.main_address, cluster.main_port, **_COMMON))
-    if rank > 0:
-        greeting = uuid.uuid4().hex
-        torchruns.set(f"greeting {rank}", greeting)
-        _wait(lambda: greeting in torchruns.get("offer").decode(), WAIT)
-        store = TCPStore(cluster.main_address, int(torchruns.get("offer").decode().split()[0]), **_COMMON)
-        store.add("heard", 1)
-        return store
-    store = TCPStore(cluster.main_address, 0, is_master=True, **_COMMON)
 
-    def heard_by_all() -> bool:
-        keys = [f"greeting {other}" for other in range(1, size)]
-        greetings = [torchruns.get(key).decode() for key in keys if torchruns.check([key])]
-        torchruns.set("offer", " ".join([str(store.port), *greetings]))
-        return store.add("heard", 0) == size - 1
+def _place(trainer: Trainer) -> Place:
+    from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
-    _wait(heard_by_all, WAIT)
-    return store
+    launcher = trainer.strategy.launcher
+    place = Place(trainer.global_rank, trainer.world_size, trainer.local_rank)
+    if isinstance(launcher, _SubprocessScriptLauncher):
+        place.children = launcher.procs
+    return place

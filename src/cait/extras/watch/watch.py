@@ -86,10 +86,10 @@ class Watch:
             threading.Thread(target=work, daemon=True).start()
 
     def stop(self) -> None:
-        """Say that this process has done its part: from now on its silence is no trouble."""
+        """Tell the other processes that this one has finished: from now on its silence is no trouble."""
         self._over.set()
         _within(SECONDS, self._done)
-        if self.place.rank == 0:  # it takes the store with it, so the others should know that this is no trouble
+        if self.place.rank == 0:  # it takes the store with it, so it waits until the others have finished too
             _within(3 * SECONDS, self._all_done)
 
     def _done(self) -> None:
@@ -101,24 +101,32 @@ class Watch:
             time.sleep(SECONDS / 10)
 
     def fail(self, text: str, status: int = 1) -> bool:
-        """Tell the others that this process ends. Returns whether to print why: another may have failed before."""
+        """Tell the other processes that this one ends, and why.
+
+        Returns:
+            whether this process prints why. It does not if another has failed before.
+        """
         self._ending.set()
         return self._report(text, status)
 
     def blame(self, error: Exception) -> tuple[Trouble, bool]:
-        """Find out who broke the connection, and tell the others. Returns the trouble and whether to print it."""
+        """Find the process that broke the connection, and tell the other processes.
+
+        Returns:
+            (the trouble, whether this process prints it)
+        """
         self._ending.set()
         before = _within(PATIENCE, self._read)
         end, found = time.monotonic() + PATIENCE, ""
         while self.trouble is None and not found and time.monotonic() < end:
             time.sleep(SECONDS / 10)
             found = self._dead_child() or (self._silent(PATIENCE / 2) if self.place.rank == 0 else "")
-        says = self._says() if self.trouble else self._report(found or self._suspect(before or {}, error))
+        prints = self._prints() if self.trouble else self._report(found or self._suspect(before or {}, error))
         assert self.trouble is not None
-        return self.trouble, says
+        return self.trouble, prints
 
     def leave(self, status: int) -> NoReturn:
-        """End this process, whatever its threads are blocked in. Process 0 stays until the others know why."""
+        """End this process, whatever its threads wait for. Process 0 stays until the others know why."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):  # the terminal or the reader has gone
                 stream.flush()
@@ -132,9 +140,9 @@ class Watch:
         os._exit(status)
 
     def _linger(self) -> None:
-        self.store.add("told", 1)
+        self.store.add("informed", 1)
         # Lightning kills process 0 as soon as a process that it started fails, so these leave after it.
-        while self.store.add("told", 0) < self.place.size if self.place.rank == 0 else self._is_child():
+        while self.store.add("informed", 0) < self.place.size if self.place.rank == 0 else self._is_child():
             time.sleep(SECONDS / 10)
 
     def _is_child(self) -> bool:
@@ -174,10 +182,10 @@ class Watch:
             if self._ending.is_set():  # the main thread ends this process
                 continue
             text = self._dead_child() or self._silent(self.limit)
-            says = self._says() if self.trouble else bool(text) and self._report(text)
+            prints = self._prints() if self.trouble else bool(text) and self._report(text)
             if self.trouble and not self._ending.is_set():
-                if says:
-                    say(self.trouble.text)
+                if prints:
+                    print_error(self.trouble.text)
                 self.leave(self.trouble.status)
 
     def _silent(self, limit: float) -> str:
@@ -190,14 +198,14 @@ class Watch:
 
     def _dead_child(self) -> str:
         for rank, child in enumerate(self.place.children, start=1):
-            # A process that has done its part may end before this one, with status 143 after a signal.
+            # A process that has finished may end before this one, with status 143 after a signal.
             if (status := child.poll()) and _within(PATIENCE, partial(self.store.get, f"beat {rank}")) != b"done":
                 how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
                 return f"process {rank} on {self.host} {how}"
         return ""
 
     def _suspect(self, before: dict[int, str], error: Exception) -> str:
-        """Who may have broken a connection a while after `before` was read."""
+        """The processes that may have broken the connection: silent since `before` was read, or behind the others."""
         now = _within(PATIENCE, self._read)
         if now is None:
             return f"process 0 has ended or does not answer; {ADVICE}"
@@ -217,22 +225,26 @@ class Watch:
         return ", ".join(" on ".join([f"process {rank}", *hosts[rank]]) for rank in ranks[:8])
 
     def _report(self, text: str, status: int = 1) -> bool:
-        """Make this the trouble of all, unless there is one already. Returns whether to print it."""
-        mine = Trouble(text, self.place.rank, self.host, status)
-        told = json.dumps(asdict(mine))
-        first = _within(PATIENCE, lambda: self.store.compare_set("trouble", "", told))
-        self.trouble = Trouble(**json.loads(first)) if first else mine
-        # Without the store nobody knows who was first, so one process on each machine says it.
-        return self._says() if first or status == 2 else self.place.rank <= 1 or self.place.local_rank == 0
+        """Make this the trouble of all processes, unless there is one already.
 
-    def _says(self) -> bool:
-        """Whether this process says what the trouble is: the one that found it, and one on every other machine."""
+        Returns:
+            whether this process prints the trouble.
+        """
+        found = Trouble(text, self.place.rank, self.host, status)
+        encoded = json.dumps(asdict(found))
+        first = _within(PATIENCE, lambda: self.store.compare_set("trouble", "", encoded))
+        self.trouble = Trouble(**json.loads(first)) if first else found
+        # Without the store no process knows which was first, so one process on each machine prints it.
+        return self._prints() if first or status == 2 else self.place.rank <= 1 or self.place.local_rank == 0
+
+    def _prints(self) -> bool:
+        """Whether this process prints the trouble: the one that found it does, and one on every other machine."""
         trouble = self.trouble
         assert trouble is not None
         return trouble.rank == self.place.rank or (trouble.host != self.host and self.place.local_rank == 0)
 
 
-def say(text: str) -> None:
+def print_error(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # the terminal or the reader has gone
         print(f"cait: error: {text}", file=sys.stderr, flush=True)
 

@@ -47,7 +47,7 @@ def fit(name: str, strategy: str, settings: dict, trainers: dict, start: str | N
     net = module(lr=1e-2, warmup_epochs=0, drop_path_rate=0.2, **(settings | {"fields": fields}))
     losses = Losses()
     fitted = trainer(
-        strategy=strategy,
+        strategy=FullyShardedStrategy() if strategy == "fsdp2" else strategy,
         devices=2,
         use_distributed_sampler=False,
         enable_checkpointing=True,

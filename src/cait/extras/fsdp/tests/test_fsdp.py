@@ -26,6 +26,7 @@ from cait.extras.fsdp import sharded
 from cait.extras.fsdp.strategy import FullyShardedStrategy
 from cait.run import rundir
 from cait.run.checkpoints import DurableCheckpointIO, is_whole, newest_whole
+from cait.run.program import Program
 
 FSDP = ["--trainer.devices=2", "--trainer.strategy=fsdp2"]
 RECIPE = [
@@ -45,7 +46,12 @@ def pair(folder: Path, settings: dict | None = None, trainers: dict | None = Non
     port = free_port()
     jobs = [
         KIND(
-            [sys.executable, "-m", "fsdp_pair", json.dumps(settings or {}), json.dumps(trainers or {})],
+            [
+                sys.executable,
+                str(Path(__file__).with_name("fsdp_pair.py")),
+                json.dumps(settings or {}),
+                json.dumps(trainers or {}),
+            ],
             cwd=folder,
             env=environment() | {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
             stdout=subprocess.PIPE,
@@ -235,7 +241,7 @@ def test_consolidated_it_is_the_file_of_ddp(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(both[0] / "fsdp", tmp_path / "logs/sharded/checkpoints")
     shutil.copytree(both[0] / "ddp", tmp_path / "logs/plain/checkpoints")
-    consolidate(["sharded", "--checkpoint", "last"], None, None)
+    consolidate(["sharded", "--checkpoint", "last"], Program())
     written = Path(capsys.readouterr().out.strip())
     assert written == Path("logs/sharded/consolidated/last.ckpt")
     assert is_whole(written)
@@ -247,10 +253,10 @@ def test_consolidated_it_is_the_file_of_ddp(
         (["plain", "--checkpoint", "last"], "logs/plain/checkpoints/last.ckpt is one file already"),
     ):
         with pytest.raises(UserError, match=message):
-            consolidate(arguments, None, None)
+            consolidate(arguments, Program())
     next((tmp_path / "logs/sharded/checkpoints/last.ckpt").glob("__1_*")).unlink()
     with pytest.raises(UserError, match=r"last.ckpt is damaged"):
-        consolidate(["sharded", "--checkpoint", "last"], None, None)
+        consolidate(["sharded", "--checkpoint", "last"], Program())
 
 
 @pytest.mark.parametrize(

@@ -15,22 +15,27 @@ from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 from harness import LIMIT, SMALL, environment, link_digits, slow, start
+from modules import trainer
 from runs import ENDLESS, TWO, torchrun
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.sampler import TrainBatchSampler
+from cait.errors import UserError
 from cait.extras.watch import watch
+from cait.extras.watch.processes import WatchedProcesses, limit_collectives
 from cait.extras.watch.watch import Place, Watch, is_of_the_network
 
 HOST = socket.gethostname()
 Main = Callable[[Watch, int], None]
 
 
-def sleep(own: Watch, rank: int) -> None:
+def sleep(watcher: Watch, rank: int) -> None:
     """As in a collective that does not return."""
     time.sleep(LIMIT)
 
@@ -56,12 +61,12 @@ class Processes:
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         patience = timedelta(seconds=LIMIT)
         store = dist.TCPStore("127.0.0.1", self.port, is_master=rank == 0, wait_for_workers=False, timeout=patience)
-        own = Watch(store.clone(), Place(rank, 3, rank), self.limit)
-        own.start()
-        while own._read().keys() != {0, 1, 2}:
+        watcher = Watch(store.clone(), Place(rank, 3, rank), self.limit)
+        watcher.start()
+        while watcher._read().keys() != {0, 1, 2}:
             time.sleep(0.05)
         (self.folder / f"ready {rank}").touch()
-        self.main(own, rank)
+        self.main(watcher, rank)
 
     def ended(self, *ranks: int) -> list[int | None]:
         for rank in ranks:
@@ -77,12 +82,12 @@ class Processes:
 
 
 def test_the_first_that_fails_says_why_and_ends_all(tmp_path: Path) -> None:
-    def main(own: Watch, rank: int) -> None:
+    def main(watcher: Watch, rank: int) -> None:
         if rank == 0:
-            sleep(own, rank)
-        if own.fail(f"trouble of {rank}", 2):
-            watch.say(f"trouble of {rank}")
-        own.leave(2)
+            sleep(watcher, rank)
+        if watcher.fail(f"trouble of {rank}", 2):
+            watch.print_error(f"trouble of {rank}")
+        watcher.leave(2)
 
     processes = Processes(tmp_path, main, limit=LIMIT)
     assert processes.ended(0, 1, 2) == [2, 2, 2]
@@ -101,11 +106,11 @@ def test_a_stopped_process_ends_the_others_and_is_named(silent: int, tmp_path: P
 
 @pytest.mark.slow
 def test_a_process_may_go_on_after_process_0_has_ended(tmp_path: Path) -> None:
-    def main(own: Watch, rank: int) -> None:
+    def main(watcher: Watch, rank: int) -> None:
         if rank > 0:
-            assert own._over.wait(LIMIT)
-            time.sleep(2 * own.limit)
-        own.stop()
+            assert watcher._over.wait(LIMIT)
+            time.sleep(2 * watcher.limit)
+        watcher.stop()
 
     assert Processes(tmp_path, main, limit=15.0).ended(0, 1, 2) == [0, 0, 0]
 
@@ -115,15 +120,15 @@ def test_a_killed_process_is_found_behind_the_broken_connection(
 ) -> None:
     monkeypatch.setattr(watch, "PATIENCE", 8.0)  # the processes are forked
 
-    def main(own: Watch, rank: int) -> None:
+    def main(watcher: Watch, rank: int) -> None:
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         if rank == 0:
-            sleep(own, rank)
-        trouble, says = own.blame(RuntimeError("gloo: Connection closed by peer"))
-        if says:
-            watch.say(trouble.text)
-        own.leave(trouble.status)
+            sleep(watcher, rank)
+        trouble, prints = watcher.blame(RuntimeError("gloo: Connection closed by peer"))
+        if prints:
+            watch.print_error(trouble.text)
+        watcher.leave(trouble.status)
 
     processes = Processes(tmp_path, main, limit=LIMIT)
     assert processes.ended(0, 1, 2) == [1, -9, 1]
@@ -131,15 +136,15 @@ def test_a_killed_process_is_found_behind_the_broken_connection(
 
 
 def test_a_process_ends_though_nobody_reads_its_output(tmp_path: Path) -> None:
-    def main(own: Watch, rank: int) -> None:
+    def main(watcher: Watch, rank: int) -> None:
         if rank == 1:
-            own.fail("trouble of 1")
-            own.leave(1)
+            watcher.fail("trouble of 1")
+            watcher.leave(1)
         reader, writer = os.pipe()
         os.close(reader)
         sys.stdout = sys.stderr = os.fdopen(writer, "w")
         sys.stdout.write("a line that is left")
-        sleep(own, rank)
+        sleep(watcher, rank)
 
     assert Processes(tmp_path, main, limit=LIMIT).ended(0, 1, 2) == [1, 1, 1]
 
@@ -149,36 +154,61 @@ def test_a_process_that_is_done_may_be_silent(monkeypatch: pytest.MonkeyPatch) -
     store = dist.HashStore()
     store.set("beat 1", "done")
     store.set("beat 2", "7 3 node-2")
-    own = Watch(store, Place(0, 3, 0), limit=LIMIT)
-    own.start()
+    watcher = Watch(store, Place(0, 3, 0), limit=LIMIT)
+    watcher.start()
     try:
         end = time.monotonic() + LIMIT
-        while not own._silent(0.5).startswith("process 2 on node-2: no answer for") and time.monotonic() < end:
+        while not watcher._silent(0.5).startswith("process 2 on node-2: no answer for") and time.monotonic() < end:
             time.sleep(0.01)
-        assert own._silent(0.5).startswith("process 2 on node-2: no answer for")
+        assert watcher._silent(0.5).startswith("process 2 on node-2: no answer for")
     finally:
-        own.stop()
+        watcher.stop()
     assert store.get("beat 0") == b"done"
 
 
 def test_the_process_that_the_others_wait_for_is_named() -> None:
     store, before = dist.HashStore(), {0: "8 12 node-1", 1: "8 11 node-2", 2: "8 12 node-3"}
-    own = Watch(store, Place(0, 3, 0), limit=LIMIT)
-    own._process_0 = "77 node-1"
+    watcher = Watch(store, Place(0, 3, 0), limit=LIMIT)
+    watcher._process_0 = "77 node-1"
     for rank, beat in before.items():
         store.set(f"beat {rank}", beat.replace("8 ", "9 "))
-    told = own._suspect(before, RuntimeError("gloo: timed out\nstack"))
-    assert told == "process 1 on node-2: still at step 11, and the others wait: gloo: timed out"
+    text = watcher._suspect(before, RuntimeError("gloo: timed out\nstack"))
+    assert text == "process 1 on node-2: still at step 11, and the others wait: gloo: timed out"
     store.set("beat 2", before[2])
-    assert own._suspect(before, RuntimeError("gloo")).startswith("process 2 on node-3: no answer; it was killed")
+    assert watcher._suspect(before, RuntimeError("gloo")).startswith("process 2 on node-3: no answer; it was killed")
 
 
 def test_which_errors_are_of_the_network() -> None:
-    told = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1"
-    assert is_of_the_network(RuntimeError(told))
+    text = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1"
+    assert is_of_the_network(RuntimeError(text))
     assert is_of_the_network(dist.DistNetworkError("reset"))
     assert not is_of_the_network(RuntimeError("shape mismatch"))
     assert not is_of_the_network(ValueError("gloo"))
+
+
+@pytest.mark.parametrize(
+    ("minutes", "silence", "message"),
+    [
+        (0.0, 60.0, "collective_timeout_minutes must be above 0, got 0.0"),
+        (float("nan"), 60.0, "collective_timeout_minutes must be above 0, got nan"),
+        (10.0, -1.0, "silence_seconds must be above 0 or null, got -1.0"),
+    ],
+)
+def test_limits_that_are_no_time_are_refused(minutes: float, silence: float, message: str) -> None:
+    settings = SimpleNamespace(collective_timeout_minutes=minutes, silence_seconds=silence)
+    with pytest.raises(UserError, match=message):
+        WatchedProcesses().connect(trainer(), settings, own_timeout=False)
+
+
+def test_the_collectives_get_the_time_limit() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(minutes=30))
+    try:
+        limit_collectives(timedelta(seconds=7))
+        group = dist.distributed_c10d._get_default_group()
+        assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=7)
+        assert dist.distributed_c10d._get_default_store().timeout == timedelta(seconds=7)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_an_unreadable_image_too_many_on_one_of_two_processes_is_all_that_is_said(
@@ -200,8 +230,8 @@ def test_an_unreadable_image_too_many_on_one_of_two_processes_is_all_that_is_sai
 
 
 def ended(job: subprocess.Popen[str]) -> tuple[str, float]:
-    begin = time.monotonic()
-    return job.communicate(timeout=LIMIT)[0], time.monotonic() - begin
+    started = time.monotonic()
+    return job.communicate(timeout=LIMIT)[0], time.monotonic() - started
 
 
 def alive(group: int) -> list[str]:
@@ -244,8 +274,8 @@ def test_a_rank_that_fails_amid_an_epoch_ends_all(
     else:
         assert output.count(words) == 1, output
     assert output.count("cait: error") <= 1, output
-    own = [line for line in output.splitlines() if "gloo" in line or "DistNetworkError" in line]
-    assert [line for line in own if "distributed_backend" not in line] == [], output
+    network = [line for line in output.splitlines() if "gloo" in line or "DistNetworkError" in line]
+    assert [line for line in network if "distributed_backend" not in line] == [], output
     assert seconds < 600  # 24 s of silence, and torchrun waits half a minute for a stopped process
     end = time.monotonic() + LIMIT
     while alive(job.pid) and time.monotonic() < end:  # loader processes notice within seconds
