@@ -29,9 +29,7 @@ evaluation.json in the run's folder, or --output FILE, also has the accuracy of 
 `cait eval --help=all` lists every setting.
 
 """
-TRUSTED = (
-    "Run your own parts, package.module:name, that the run's config.yaml names. Code in a stranger's run may do anything."
-)
+TRUSTED = "Run your own parts, package.module:name, that config.yaml names. Code in a stranger's run may do anything."
 
 WHOLE = ["--trainer.limit_val_batches=null", "--trainer.overfit_batches=0"]
 """Score every image, whatever part training looked at."""

@@ -67,7 +67,9 @@ class Evaluation(Callback):
         self._ema: Any = next((callback for callback in trainer.callbacks if isinstance(callback, EMA)), None)  # type: ignore[attr-defined]
         average = self._ema.average if self._ema else None
         weights = ("raw",) if average is None else ("raw", "ema")
-        self._counts = {name: Counts(pl_module.num_classes, self.config.wanted_accuracy).to(pl_module.device) for name in weights}
+        self._counts = {
+            name: Counts(pl_module.num_classes, self.config.wanted_accuracy).to(pl_module.device) for name in weights
+        }
         networks = (pl_module.model, average)
         self._hooks = [network.register_forward_hook(self._judge) for network in networks if network is not None]
 
@@ -113,8 +115,7 @@ class Evaluation(Callback):
         for hook in self._hooks:
             hook.remove()
         self.scores = {
-            name: counts.compute(self.data.class_names, self._real is not None)
-            for name, counts in self._counts.items()
+            name: counts.compute(self.data.class_names, self._real is not None) for name, counts in self._counts.items()
         }
 
     def extend(self, result: Scores) -> None:
