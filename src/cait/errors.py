@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 import traceback
 from collections.abc import Iterable
 
@@ -28,6 +29,12 @@ def of_file(error: OSError) -> UserError | None:
 def one_line(error: object) -> str:
     """What an error says, on one line."""
     return " ".join(str(error).split())
+
+
+def printable(name: str) -> str:
+    """A name for the screen, without control characters and bytes that are not text."""
+    text = os.fsencode(name).decode(errors="replace")
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def kind_and_place(error: Exception) -> str:

@@ -41,7 +41,9 @@ KINDS = {
     "CHECKPOINT_FOLDERS": '"module": its read(folder, without) and is_whole(folder) serve checkpoints that are folders',
     "PROCESSES": '"module:class": the subclass of cait.run.processes.Processes that connects several processes',
     "suggest": "(run) -> list[(what, command)]: what to type after training, for the summary",
-    "scorers": "(scoring) -> list[Callback]: what `cait eval` counts beyond loss and accuracy",
+    "scorers": "(scoring) -> Scorer: what `cait eval` counts beyond loss and accuracy; see cait.cli.evaluate",
+    "published": '(hparams, settings) -> {"published": {who: {set: top-1}}}: accuracies to show beside those of `eval`',
+    "EXPORT_FORMATS": 'dict[str, str]: {"name": "module:FORMAT"}: formats of `cait export`; see cait.model.formats',
 }
 
 
@@ -73,7 +75,7 @@ class Setting:
         type: as a function's annotation.
         default: of this type.
         help: a sentence.
-        verbs: the verbs that take it; none named means all.
+        verbs: those of "fit" and "validate" (`cait eval`) that take it; none named means both.
     """
 
     name: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from contextlib import suppress
 from io import TextIOWrapper
@@ -41,10 +42,6 @@ VERBS = {
     ),
     "resume": Verb("cait.cli.fit:resume", "continue a run:     cait resume NAME [--trainer.max_epochs 100 ...]"),
     "eval": Verb("cait.cli.evaluate:evaluate", "score a run:        cait eval NAME [--ema.decay null ...]"),
-    "validate": Verb(
-        "cait.cli.evaluate:validate", "score a checkpoint or weights on the validation set, as `eval` does"
-    ),
-    "test": Verb("cait.cli.evaluate:test", "loss and accuracy alone, logged as test/..."),
     "predict": Verb(
         "cait.cli.predict:predict",
         "classify images: cait predict NAME FILE|DIR ... [--format table|csv|jsonl]\n"
@@ -53,7 +50,7 @@ VERBS = {
     "export": Verb(
         "cait.cli.export:export",
         "write a run's network for other programs:\n"
-        "cait export NAME [--format timm|release|onnx|torch_export] [--ema] [--output PATH]",
+        "cait export NAME [--format timm|release|...] [--ema] [--output PATH]",
     ),
 }
 
@@ -144,8 +141,10 @@ def _run(argv: list[str], program: Program) -> None:
 
         print(script(rest, known))
         return
+    if name in ("validate", "test"):  # LightningCLI's, of earlier versions
+        raise UserError(f"`cait {name}` is `cait eval` now, with the same options: cait eval {shlex.join(rest)}")
     if name not in known:
-        alike = {"train": "fit", "validation": "validate"}.get(name)
+        alike = {"train": "fit", "validation": "eval"}.get(name)
         hint = f"; did you mean {alike}?" if alike else did_you_mean(name, known, "; `cait --help` lists them")
         raise UserError(f"unknown verb {name!r}{hint}")
     if name == "fit":

@@ -1,84 +1,308 @@
-"""`cait eval`, `validate`, `test` and `predict`."""
+"""`cait eval`: loss and accuracy on the validation set, shown as a table and written as evaluation.json."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
-from cait import signature
-from cait.cli.options import asks_for_help, replaced, split_run, split_trust
+from cait import disk, plugins, signature
+from cait.cli.options import replaced, split_run, split_trust
+from cait.errors import UserError
 from cait.guards.refusals import config_files
 from cait.run import rundir
 from cait.run.program import Program
 
 USAGE = """\
-usage: cait eval RUN [options of validate]
+usage: cait eval RUN [settings of fit]
+       cait eval --config FILE --ckpt_path FILE|--model.weights FILE|--model.pretrained true
+                 [settings of fit]
 
-Score a run on the validation set: its best checkpoint or --ckpt_path FILE, with the raw
-weights and with their moving average. RUN is a name in logs/ or the path of a folder.
-Every image counts, whatever part of them training looked at. evaluation.json in the run's
-folder, or --output FILE, also has the accuracy of each class, the confusion matrix and how
-far to trust the probabilities.
+Score a network on the validation set, with the raw weights and with their moving average.
+RUN is a name in logs/ or the path of a folder. It means the run's best checkpoint, or
+--ckpt_path FILE, and every image counts, whatever part of them training looked at.
+evaluation.json in the run's folder, or --output FILE, also has the accuracy of each class.
+`cait eval --help=all` lists every setting.
 
-  --wanted_accuracy 0.95   find the probability from which on the answers are that accurate
-  --tta hflip      score the mean over an image and its mirror image
-  --v2 DIR         score on ImageNet-V2 too, or on more images of the same classes
-  --extra.NAME DIR score on a further set too: ImageNet-A, -R, -Sketch or -C, or your own
-  --real FILE      score on ReaL's labels (real.json); ImageNet needs no file
-  --trust-config   run your own parts, package.module:name, that the run's config.yaml names.
-                   Code in a stranger's run may do anything."""
+"""
+TRUSTED = "Run your own parts, package.module:name, that config.yaml names. Code in a stranger's run may do anything."
 
 WHOLE = ["--trainer.limit_val_batches=null", "--trainer.overfit_batches=0"]
 """Score every image, whatever part training looked at."""
+WEAKEST = 5
+"""The screen names at most so many classes."""
+
+Scores = dict[str, Any]
+"""Figures by name; a figure that cannot be computed is None, because JSON knows neither NaN nor infinity."""
+
+
+class Row(NamedTuple):
+    """A row of the table of scores; it is left out if no column has a figure."""
+
+    title: str
+    form: str
+    """How a figure is shown, as "{:.2f} %"."""
+    place: tuple[str, ...]
+    """The keys that lead to the figure in the scores of a set of weights."""
+    published: str = ""
+    """The key of the same figure among those that others have published."""
+
+
+@dataclass
+class Report:
+    """What `cait eval` prints, in this order."""
+
+    title: str
+    rows: list[Row]
+    """Of the table of scores."""
+    tables: list[Any]
+    """Further tables, for rich."""
+    remarks: list[str]
+    files: dict[str, str]
+    """The files that are written, by what they hold."""
+
+
+class Scorer(Protocol):
+    """What an extra adds to `cait eval`: a callback of Lightning's that counts in each validation, and more."""
+
+    scores: dict[str, Scores]
+    """What it has counted in the last validation, under "raw" and, if there is a moving average, "ema"."""
+
+    def extend(self, result: Scores) -> None:
+        """Add to what evaluation.json will hold, after further validations if need be. Every process calls it."""
+
+    def describe(self, report: Report, result: Scores) -> None:
+        """Add to what is printed."""
+
+    def draw(self, result: Scores) -> dict[str, str]:
+        """Draw figures beside evaluation.json; returns their files by what they show."""
 
 
 def evaluate(arguments: list[str], program: Program) -> None:
-    """Score a run."""
-    if asks_for_help(arguments):
-        print(USAGE)
+    """Score a run, a checkpoint or weights."""
+    if not {"-h", "--help"}.isdisjoint(arguments):
+        print(_usage())
         return
     trusted, given = split_trust(arguments)
-    folder, overrides = split_run("eval", given)
-    place = ["--ckpt_path", str(rundir.best_checkpoint(folder, "score")), "--output", str(folder / rundir.EVALUATION)]
-    settings = ["--config", str(rundir.config(folder)), *WHOLE, *_held_out(folder, overrides)]
-    _score("validate", [*settings, *place, *overrides], overrides, trusted, program)
+    if "--help=all" in given:
+        settings = ["--help"]
+    elif given and given[0].startswith("-"):
+        settings = replaced("validate", given, program)
+    else:
+        folder, given = split_run("eval", given)
+        place = [f"--ckpt_path={rundir.best_checkpoint(folder, 'score')}", f"--output={folder / rundir.EVALUATION}"]
+        settings = [f"--config={rundir.config(folder)}", *WHOLE, *_held_out(folder, given), *place, *given]
+    _validate(settings, given, trusted, program)
+
+
+def _usage() -> str:
+    added = [setting for settings in plugins.of_kind("SETTINGS") for setting in settings]
+    options = {setting.name: setting.help for setting in added if "validate" in setting.verbs}
+    options["trust-config"] = TRUSTED
+    width = max(map(len, options)) + 6
+    lines = [
+        textwrap.fill(text, 88, initial_indent=f"  --{name}".ljust(width), subsequent_indent=" " * width)
+        for name, text in options.items()
+    ]
+    return USAGE + "\n".join(lines)
 
 
 def _held_out(folder: Path, overrides: list[str]) -> list[str]:
     """The images that training held out, even if the data folder has grown since."""
     held = folder / rundir.VALIDATION
     others = any(override.split("=")[0] in ("--data.root", "--data.val_list") for override in overrides)
-    return ["--data.val_list", str(held)] if held.is_file() and not others else []
+    return [f"--data.val_list={held}"] if held.is_file() and not others else []
 
 
-def validate(arguments: list[str], program: Program) -> None:
-    """Score a checkpoint or weights."""
-    trusted, given = split_trust(arguments)
-    _score("validate", replaced("validate", given, program), given, trusted, program)
-
-
-def test(arguments: list[str], program: Program) -> None:
-    """Log loss and accuracy of a checkpoint or weights as test/..."""
-    trusted, given = split_trust(arguments)
-    _score("test", replaced("test", given, program), given, trusted, program)
-
-
-def predict(arguments: list[str], program: Program) -> None:
-    """Write classes and probabilities of a folder of images."""
-    trusted, given = split_trust(arguments)
-    _score("predict", given, given, trusted, program)
-
-
-def _score(verb: str, arguments: list[str], given: list[str], trusted: bool, program: Program) -> None:
-    """Run one of Lightning's verbs; only what is `given` on the command line may name classes."""
+def _validate(settings: list[str], given: list[str], trusted: bool, program: Program) -> None:
+    """Run LightningCLI's `validate`; only what is `given` on the command line may name classes."""
     from cait.cli.lightning import CaiTCLI, drive
-    from cait.cli.scores import ScoringCLI
     from cait.guards import trust
 
-    own = [signature.own_text(path) for path in config_files(arguments)]
-    remedy = "give it on the command line"
+    class ScoringCLI(CaiTCLI):
+        configuration = CaiTCLI.plain_configuration
+
+        def validate(self, **arguments: Any) -> None:
+            checkpoint = (self.checkpoint_epoch, self.checkpoint_step) if self.config.validate.ckpt_path else None
+            Scoring(self.config.validate, self.trainer, self.model, self.datamodule, checkpoint).run(arguments)
+
+    own = [signature.own_text(path) for path in config_files(settings)]
     with (
-        trust.only_importing(trust.named(given), "the configuration", remedy),
+        trust.only_importing(trust.named(given), "the configuration", "give it on the command line"),
         contextlib.nullcontext() if trusted else trust.only_objects([*given, *own]),
     ):
-        drive(ScoringCLI if verb == "validate" else CaiTCLI, [verb, *arguments], program)
+        drive(ScoringCLI, ["validate", *settings], program)
+
+
+@dataclass
+class Scoring:
+    """A network that is about to be scored.
+
+    Args:
+        config: the settings, as the command line has them.
+        trainer: Lightning's.
+        module: the LightningModule.
+        data: the data module.
+        checkpoint: epoch and step of the checkpoint; None if other weights are scored.
+    """
+
+    config: Any
+    trainer: Any
+    module: Any
+    data: Any
+    checkpoint: tuple[int | None, int] | None
+
+    def __post_init__(self) -> None:
+        self.output = Path(self.config.output or rundir.EVALUATION)
+        self.scorers: list[Scorer] = []
+
+    def run(self, arguments: Mapping[str, Any]) -> None:
+        """Score, print and write.
+
+        Args:
+            arguments: of Trainer.validate, for the validation set.
+        """
+        # Refuse now what cannot work, not after an hour.
+        if self.trainer.limit_val_batches == 0:
+            raise UserError("--trainer.limit_val_batches 0 scores nothing")
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        if self.output.is_dir():
+            raise UserError(f"{self.output} is a folder; name a file with --output")
+        self.scorers = [make(self) for make in plugins.of_kind("scorers")]
+        self.trainer.callbacks += self.scorers  # after EMA: they read its logits
+        result = self._about() | self.validate(**arguments)
+        for scorer in self.scorers:
+            scorer.extend(result)
+        if not self.trainer.is_global_zero:
+            return
+        report = self._report(result)
+        for scorer in self.scorers:
+            scorer.describe(report, result)
+        show(report, result)
+        write(result, self.output)
+        for scorer in self.scorers:
+            report.files |= scorer.draw(result)
+        for what, file in report.files.items():
+            print(f"{what}: {file}")
+
+    def validate(self, **arguments: Any) -> dict[str, Scores]:
+        """The scores of the raw weights, under "raw", and of their moving average, under "ema", if there is one.
+
+        Args:
+            arguments: of Trainer.validate.
+        """
+        from cait.train.ema import EMA
+
+        self.trainer.validate(**arguments | {"verbose": False})  # the table has the figures of Lightning's
+        scores = {"raw": self._scores("val/", self.module.val_metrics)}
+        average = next((callback for callback in self.trainer.callbacks if isinstance(callback, EMA)), None)
+        if average is not None and average.average is not None:
+            scores["ema"] = self._scores("val_ema/", average.metrics)
+        for scorer in self.scorers:
+            for name, added in scorer.scores.items():
+                scores[name] |= added
+        return scores
+
+    def _scores(self, prefix: str, metrics: Any) -> Scores:
+        """The metrics that were logged under a prefix, and what the classes say of them."""
+        logged = self.trainer.callback_metrics
+        scores: Scores = {
+            key.removeprefix(prefix): float(value) if math.isfinite(value) else None
+            for key, value in logged.items()
+            if key.startswith(prefix)
+        }
+        counts = metrics.per_class.tolist()
+        shares = [100 * right / images if images else None for images, right in counts]
+        known = [share for share in shares if share is not None]
+        return scores | {
+            "images": sum(images for images, _ in counts),
+            "per_class": dict(zip(self.data.class_names, shares, strict=True)),
+            "acc1_macro": sum(known) / len(known) if known else None,
+        }
+
+    def _about(self) -> Scores:
+        """What is scored."""
+        config, name = self.config, self.module.name
+        epoch, step = self.checkpoint or (None, None)
+        about = {
+            "weights": config.ckpt_path or config.model.weights or f"timm's {name}",
+            "epoch": epoch,
+            "step": step,
+            "model": name,
+            "img_size": self.data.img_size,
+            "crop_pct": config.data.crop_pct,
+            "root": str(self.data.root),
+            "class_names": self.data.class_names,
+            "published": {},
+        }
+        for find in plugins.of_kind("published"):
+            about |= find(self.module.hparams, config)
+        return about
+
+    def _report(self, result: Scores) -> Report:
+        standard = ("loss", "acc1", "acc5", "acc1_macro")
+        logged = [key.removeprefix("val/") for key in self.trainer.callback_metrics if key.startswith("val/")]
+        rows = [
+            Row("top-1", "{:.2f} %", ("acc1",), "acc1"),
+            Row("top-5", "{:.2f} %", ("acc5",)),
+            Row("mean of the classes", "{:.2f} %", ("acc1_macro",)),
+            Row("loss", "{:.4f}", ("loss",)),
+            *(Row(name, "{:.4f}", (name,)) for name in logged if name not in standard),
+            Row("images", "{:,}", ("images",)),
+        ]
+        title = f"{result['weights']} at {result['img_size']} pixels, crop {result['crop_pct']}"
+        return Report(title, rows, [], _weakest(result["raw"]["per_class"]), {"by class": str(self.output)})
+
+
+def _weakest(per_class: Mapping[str, float | None]) -> list[str]:
+    """The classes whose images are hardest, in a line; none if all are right."""
+    from cait.data.folder import abbreviate
+
+    shares = [(share, name) for name, share in per_class.items() if share is not None and share < 100]
+    names = [f"{name} ({share:.1f} %)" for share, name in sorted(shares, key=lambda each: each[0])]
+    return [f"weakest classes: {abbreviate(names, WEAKEST)}"] if names else []
+
+
+def show(report: Report, result: Scores) -> None:
+    """Print the scores of the raw weights and of their average beside those that others have published."""
+    from rich.console import Console
+    from rich.table import Table
+
+    ours = {name: result[key] for key, name in (("raw", "raw"), ("ema", "EMA")) if key in result}
+    table = Table("")
+    for column in (*ours, *result["published"]):
+        table.add_column(column, justify="right")
+    for row in report.rows:
+        cells = [_cell(row.form, _figure(scores, row.place)) for scores in ours.values()]
+        cells += [_cell("{} %", figures.get(row.published)) for figures in result["published"].values()]
+        if any(cells):
+            table.add_row(row.title, *cells)
+    console = Console()
+    print(report.title)
+    for each in (table, *report.tables):
+        console.print(each)
+    for line in report.remarks:
+        console.print(line, markup=False, highlight=False)
+
+
+def _cell(form: str, figure: Any) -> str:
+    return "" if figure is None else form.format(figure)
+
+
+def _figure(scores: Scores, place: Sequence[str]) -> Any:
+    *keys, last = place
+    for key in keys:
+        scores = scores.get(key, {})
+    return scores.get(last)
+
+
+def write(result: Scores, path: Path) -> None:
+    """Write `result` as JSON, whole or not at all."""
+    with disk.whole(path) as beside:
+        # A name that is no text is escaped, which JSON allows.
+        beside.write_text(json.dumps(result, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")

@@ -21,11 +21,11 @@ TOLD = ("exif_orientation", "background", "shrink")
 
 def export(arguments: list[str], program: Program) -> None:
     """Write the network of a run's best checkpoint in another program's format."""
-    from cait.model.export import FILE_NAMES
+    from cait.model import formats
 
     options = Options("export", "Write the best network of a run for other programs.")
     options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")
-    options.add_argument("--format", choices=FILE_NAMES, default="timm", help="default timm")
+    options.add_argument("--format", choices=formats.names(), default="timm", help="default timm")
     options.add_argument("--ema", action="store_true", help="the moving average instead of the raw weights")
     options.add_argument("--output", type=Path, metavar="PATH", help="file to write; for timm a directory")
     options.add_trust()
@@ -34,15 +34,14 @@ def export(arguments: list[str], program: Program) -> None:
     checkpoint = rundir.best_checkpoint(folder, "export")
     preprocessing = _preprocessing(folder, needed=given.format == "timm")
     from cait.guards import trust
-    from cait.model.export import export
     from cait.model.network import input_shape
 
     with contextlib.nullcontext() if given.trusted else trust.only_own(folder):
         built = checkpoint_module(checkpoint, given.ema, program.module)
     shape, names = input_shape(built.hparams), built.class_names
-    default = Path("ema" if given.ema else "") / FILE_NAMES[given.format]
+    default = Path("ema" if given.ema else "") / formats.find(given.format).file
     output = given.output or folder / rundir.EXPORT / default
-    exported = export(built.model, output, given.format, preprocessing, shape, names)
+    exported = formats.export(built.model, output, given.format, preprocessing, shape, names)
     for file in exported.files:
         print(os.path.relpath(file))
     print(f"read back, the logits differ by {exported.difference:.1e} at most")

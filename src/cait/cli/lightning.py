@@ -50,7 +50,7 @@ RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
 RUN_NAME = "Name of the run's folder in logs/; null takes the configuration's name, with a number if that is taken."
 
-OUTPUT = "File to write; default evaluation.json (cait validate)."
+OUTPUT = "File of the scores that `cait eval` writes; default evaluation.json."
 SAVE_MINUTES = "Minutes between checkpoints. Every epoch and every --save_every_n_steps saves one too."
 SAVE_STEPS = "Optimizer steps between checkpoints; null saves by time and epochs alone."
 BEST_METRIC = "Metric that chooses best.ckpt, as metrics.csv names it."
@@ -222,9 +222,6 @@ class CaiTCLI(LightningCLI):
             self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
             if self.config.subcommand == "fit":
                 trainer_checks.length(config.trainer, checkpoint, config.ckpt_path)
-            if self.config.subcommand == "predict" and config.data.predict_root is not None:
-                # The checkpoint knows the classes; the training folder need not be there.
-                config.data.class_names = ckpt.class_names(checkpoint)
 
     def _meet(self) -> None:
         """Wait for the other processes. If torchrun has restarted them, continue from the run's last checkpoint."""

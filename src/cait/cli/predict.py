@@ -1,4 +1,4 @@
-"""`cait predict`."""
+"""`cait predict`: classes and probabilities of images, as a table, CSV or JSON lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import csv
 import glob
 import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -19,17 +18,11 @@ from typing import IO, Any, NamedTuple
 from cait import disk
 from cait.cli import loading
 from cait.cli.options import Options, which_run
-from cait.errors import UserError
+from cait.errors import UserError, printable
 from cait.run.program import Program
 
-LIGHTNINGS = re.compile(r"-c$|--(config|print_config|ckpt_path|paper|seed_everything|(model|data|trainer|ema)\b)")
-"""Options of LightningCLI's form of this verb."""
 WIDEST = 48
 """Letters of a name in the table; a longer name shows only its end."""
-
-EPILOG = """\
-Unreadable images get a row with the error and do not stop the others. LightningCLI's form, which
-takes every setting of a run, goes on working: `cait predict --config FILE --help`."""
 
 
 class Row(NamedTuple):
@@ -40,16 +33,8 @@ class Row(NamedTuple):
     error: str | None
 
 
-Write = Callable[[Row], None]
-
-
 def predict(arguments: list[str], program: Program) -> None:
     """Write the classes and probabilities of images."""
-    if any(map(LIGHTNINGS.match, arguments)):
-        from cait.cli import evaluate
-
-        evaluate.predict(arguments, program)
-        return
     given = _options(arguments)
     if given.output and given.output.exists():
         raise UserError(f"{given.output} exists; move it away or name another file with --output")
@@ -61,19 +46,19 @@ def predict(arguments: list[str], program: Program) -> None:
         loaded = loading.from_checkpoint(
             checkpoint, folder, False if given.raw else None, None, program.module, program.data
         )
-        read = _write(_rows(loaded, samples, loading.device(folder), given.top_k), samples, loaded, given)
-    if not read:
-        raise UserError(f"none of the {len(samples):,} images can be read")
+        rows = _rows(loaded, samples, loading.device(folder), given.top_k)
+        if not _write(rows, samples, loaded.class_names, given):
+            raise UserError(f"none of the {len(samples):,} images can be read")
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     options = Options("predict", "Classify images with the best checkpoint of a run.")
-    options.epilog, options.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    options.epilog = "Unreadable images get a row with the error and do not stop the others."
     options.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
     options.add_argument(
         "images", metavar="IMAGE", nargs="*", help='files, folders, patterns such as "*.jpg", or - for names on stdin'
     )
-    options.add_argument("--format", choices=WRITERS, default="table", help="default table")
+    options.add_argument("--format", choices=FORMATS, default="table", help="default table")
     options.add_argument("--top_k", type=int, default=5, metavar="K", help="classes of each image; default 5")
     options.add_argument("--output", type=Path, metavar="FILE", help="default: the screen")
     options.add_argument("--raw", action="store_true", help="the raw weights, also if there is a moving average")
@@ -152,24 +137,31 @@ def _why_unreadable(samples: Any, index: int) -> str:
     return "it could not be read at first"
 
 
-def _write(rows: Iterator[Row], samples: Any, loaded: loading.Loaded, given: argparse.Namespace) -> int:
+def _write(rows: Iterator[Row], samples: Any, class_names: list[str], given: argparse.Namespace) -> int:
     """Write the rows to the file or to the screen; returns how many images could be read."""
-    count = read = 0
-    progress = _progress(len(samples), quiet=given.output is None and sys.stdout.isatty())
-    with _place(given.output) as file:
-        write = WRITERS[given.format](file, samples, loaded.class_names, given.top_k)
+    total, count, unreadable, reported = len(samples), 0, 0, 0.0
+    start = time.monotonic()
+    moving = sys.stderr.isatty() and (given.output is not None or not sys.stdout.isatty())
+    clear = "\r\033[K" if moving else ""
+    with _file(given.output) as file:
+        write = FORMATS[given.format](file, samples, class_names, given.top_k)
         for count, row in enumerate(rows, 1):
             write(row)
-            read += row.error is None
-            progress(count, row)
-    progress(count, None)
+            if row.error:
+                unreadable += 1
+                print(f"{clear}cannot read {printable(row.path)}: {row.error}", file=sys.stderr)
+            elif moving and time.monotonic() - reported > 0.2:
+                reported = time.monotonic()
+                print(f"{clear}{count:,} of {total:,} images", end="", file=sys.stderr, flush=True)
+    end = f", {unreadable:,} unreadable" if unreadable else ""
+    print(f"{clear}{count:,} image{'s' * (count != 1)} in {time.monotonic() - start:.1f} s{end}", file=sys.stderr)
     if given.output:
         print(os.path.relpath(given.output))
-    return read
+    return count - unreadable
 
 
 @contextlib.contextmanager
-def _place(output: Path | None) -> Iterator[IO[str]]:
+def _file(output: Path | None) -> Iterator[IO[str]]:
     """The file to write, which appears once complete, or standard output. Names may hold bytes that are not text."""
     if output is None:
         yield sys.stdout
@@ -182,32 +174,7 @@ def _place(output: Path | None) -> Iterator[IO[str]]:
         raise UserError(f"cannot write {output}: {error.strerror or error}") from error
 
 
-def _progress(total: int, quiet: bool) -> Callable[[int, Row | None], None]:
-    """Report on standard error what cannot be read, the progress, and at the end how many images there were."""
-    start, bad, shown = time.monotonic(), 0, 0.0
-    moving = sys.stderr.isatty() and not quiet
-
-    def say(count: int, row: Row | None) -> None:
-        nonlocal bad, shown
-        now = time.monotonic()
-        clear = "\r\033[K" if moving else ""
-        if row is None:
-            unreadable = f", {bad:,} unreadable" if bad else ""
-            print(f"{clear}{count:,} image{'s' * (count != 1)} in {now - start:.1f} s{unreadable}", file=sys.stderr)
-        elif row.error:
-            bad += 1
-            print(f"{clear}cannot read {_text(row.path)}: {row.error}", file=sys.stderr)
-        elif moving and now - shown > 0.2:
-            shown = now
-            print(f"{clear}{count:,} of {total:,} images", end="", file=sys.stderr, flush=True)
-
-    return say
-
-
-def _text(name: str) -> str:
-    """A name for the screen, without control characters and bytes that are not text."""
-    name = os.fsencode(name).decode(errors="replace")
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+Write = Callable[[Row], None]
 
 
 def _table(file: IO[str], samples: Any, class_names: list[str], top_k: int) -> Write:
@@ -217,7 +184,7 @@ def _table(file: IO[str], samples: Any, class_names: list[str], top_k: int) -> W
     columns = shutil.get_terminal_size().columns if file.isatty() else None
 
     def write(row: Row) -> None:
-        path = _text(row.path)
+        path = printable(row.path)
         path = path if len(path) <= width else f"…{path[1 - width :]}"
         if row.error:
             line = f"{path:<{width}}  unreadable"
@@ -250,10 +217,10 @@ def _jsonl(file: IO[str], samples: Any, class_names: list[str], top_k: int) -> W
     """A line for each image, as docs/predict.schema.json says."""
 
     def write(row: Row) -> None:
-        said = {"error": row.error} if row.error else {"predictions": row.best}
-        print(json.dumps({"path": row.path, **said}), file=file)
+        result = {"error": row.error} if row.error else {"predictions": row.best}
+        print(json.dumps({"path": row.path, **result}), file=file)
 
     return write
 
 
-WRITERS = {"table": _table, "csv": _csv, "jsonl": _jsonl}
+FORMATS = {"table": _table, "csv": _csv, "jsonl": _jsonl}

@@ -61,7 +61,7 @@ class EMA(Callback):
         if self._loaded:
             self.average.load_state_dict(self._loaded)
             self._loaded = {}
-        self._metrics = EvalMetrics(pl_module.num_classes, pl_module.own_metrics, pl_module.per_class).to(
+        self.metrics = EvalMetrics(pl_module.num_classes, pl_module.own_metrics, pl_module.per_class).to(
             pl_module.device
         )
 
@@ -79,18 +79,18 @@ class EMA(Callback):
             images, labels = batch
             with torch.no_grad(), trainer.precision_plugin.forward_context():
                 self.logits = self.average(images.to(self._dtype))
-                self._metrics.update(self.logits, labels)
+                self.metrics.update(self.logits, labels)
 
     def on_test_batch_end(self, *arguments: Any) -> None:
         self.on_validation_batch_end(*arguments)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         if self.average is not None:
-            pl_module.log_dict(self._metrics.compute("val_ema"))
+            pl_module.log_dict(self.metrics.compute("val_ema"))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         if self.average is not None:
-            pl_module.log_dict(self._metrics.compute("test_ema"))
+            pl_module.log_dict(self.metrics.compute("test_ema"))
 
     def state_dict(self) -> dict[str, Any]:
         return self.average.state_dict() if self.average is not None else {}

@@ -80,11 +80,11 @@ def _check(loaded: loading.Loaded) -> None:
 
 def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> list[tuple[str, str]]:
     """Write the network as ONNX; returns the facts to tell about it."""
-    from cait.model.export import WithSaliency, export
+    from cait.extras.demo.saliency import WithSaliency
+    from cait.model.formats import export
 
-    size, settings = loaded.data.img_size, loaded.data.preprocessing.settings()
-    path, saliency = folder / MODEL, WithSaliency.is_possible(loaded.network)
-    export(loaded.network, path, "onnx", settings, (3, size, size), loaded.class_names, saliency)
+    size, settings, path = loaded.data.img_size, loaded.data.preprocessing.settings(), folder / MODEL
+    export(WithSaliency.around(loaded.network), path, "onnx", settings, (3, size, size), loaded.class_names)
     if not quantize:
         return [("Weights", f"{_megabytes(path)}, 32 bits")]
     whole = path.rename(folder / "whole.onnx")

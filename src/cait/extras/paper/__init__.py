@@ -1,5 +1,7 @@
 """The paper's ten models and the rows of its tables, each a run: `--paper table1/layerscale-36`."""
 
+from typing import Any
+
 from cait.plugins import Setting, Verb
 from cait.run.program import Program
 
@@ -22,3 +24,11 @@ def replace_arguments(verb: str, arguments: list[str], program: Program) -> list
     from cait.extras.paper.verb import replace_row
 
     return replace_row(verb, arguments)
+
+
+def published(hparams: Any, config: Any) -> dict[str, Any]:
+    """The accuracy that the paper and timm publish of a network that is scored."""
+    from cait.extras.paper.rows import row_of
+
+    row = row_of(hparams, config)
+    return {"paper_row": row.id if row else None, "published": row.published if row else {}}

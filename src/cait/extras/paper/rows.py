@@ -177,6 +177,18 @@ def released(name: str, img_size: int) -> Row | None:
     return next((row for row in own if row.network().img_size == img_size), None)
 
 
+def row_of(hparams: Mapping[str, Any], config: Any) -> Row | None:
+    """The row of a network that is scored, by its module's hyper-parameters and the settings of `cait eval`.
+
+    None if it is of none: a setting given beside --paper may have made it another network.
+    """
+    row = find(config.paper_row) if config.paper_row else None
+    if row is not None and row.is_of(hparams):
+        return row
+    weights_are_timms = config.model.pretrained and config.ckpt_path is None
+    return released(hparams["name"], hparams["img_size"]) if weights_are_timms else None
+
+
 def _defaults(table: str) -> Settings:
     return flatten(tables()[table].get("defaults", {}))
 

@@ -1,0 +1,42 @@
+"""A network that also says where it looks, for the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from cait.model.cait import CaiT
+
+
+class WithSaliency(nn.Module):
+    """A CaiT that also says where it looks.
+
+    Images [B, C, S, S] to logits [B, num_classes] and saliency [B, s, s]: the weights of the class token for the
+    s × s patches in the first class-attention block, the mean over the heads.
+    """
+
+    output_names = ("logits", "saliency")
+
+    def __init__(self, cait: CaiT) -> None:
+        super().__init__()
+        self.cait = cait
+
+    @classmethod
+    def around(cls, network: nn.Module) -> nn.Module:
+        """The network with its saliency, or as it is if it has no class token to ask."""
+        cait = network if isinstance(network, CaiT) else None
+        if cait is None or cait.config.global_pool != "token" or len(cait.blocks_token_only) == 0:
+            return network
+        return cls(cait)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        maps: list[Tensor] = []
+        attn: Any = self.cait.blocks_token_only[0].attn
+        hook = attn.register_forward_pre_hook(lambda _, given: maps.append(attn.maps(given[0])))
+        try:
+            logits = self.cait(images)
+        finally:
+            hook.remove()
+        side = images.shape[-1] // self.cait.config.patch_size
+        return logits, maps[0][:, :, 0, -side * side :].mean(dim=1).unflatten(-1, (side, side))

@@ -1,0 +1,148 @@
+"""Counts beyond loss and accuracy: the confusion matrix, how sure the network is, accuracy on ReaL's labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+from cait.cli.evaluate import Scores
+from cait.extras.evaluation import calibration
+
+CONFUSIONS = 20
+"""Pairs of classes that are listed as the most confused."""
+CLASSES_IN_JSON = 1000
+"""Up to this many classes the JSON file holds the confusion matrix itself, 3 MB of it."""
+
+
+class RealAccuracy(Metric):
+    """Top-1 and top-5 in per cent where several classes may be right; an image without any is not counted."""
+
+    counts: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Images, those right at the first guess, those right within five. Integers, so that the sums are exact.
+        self.add_state("counts", torch.zeros(3, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: logits [B, num_classes], right classes [B, L], padded with -1."""
+        best = logits.topk(min(5, logits.shape[1])).indices
+        hits = (best[:, :, None] == labels[:, None, :]).any(dim=2)  # [B, 5]
+        self.counts += torch.stack([(labels >= 0).any(dim=1).sum(), hits[:, 0].sum(), hits.any(dim=1).sum()])
+
+    def compute(self) -> Scores:
+        images, *right = self.counts.tolist()
+        acc1, acc5 = (100 * count / images if images else None for count in right)
+        return {"acc1": acc1, "acc5": acc5, "images": images}
+
+
+class Confusion(Metric):
+    """The confusion matrix as a list of its cells: the matrix of 21,000 classes would take 3.5 GB."""
+
+    cells: list[Tensor]
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.add_state("cells", [], dist_reduce_fx="cat")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Note the cell of each image: logits [B, num_classes], labels [B]. Labels below 0 are not counted."""
+        cells = labels * self.num_classes + logits.argmax(dim=1)
+        self.cells.append(cells.where(labels >= 0, -1))  # to leave them out now, the host would wait for the device
+
+    def compute(self) -> np.ndarray:
+        """Rows of (true class, predicted class, images), [K, 3], in the order of the classes."""
+        cells, images = dim_zero_cat(self.cells).unique(return_counts=True)
+        table = torch.stack([cells // self.num_classes, cells % self.num_classes, images], dim=1)
+        return table[cells >= 0].cpu().numpy()
+
+
+class Confidence(Metric):
+    """The probability of each image's predicted class, and whether that is the true one."""
+
+    confidence: list[Tensor]
+    right: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("confidence", [], dist_reduce_fx="cat")
+        self.add_state("right", [], dist_reduce_fx="cat")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Note a batch: logits [B, num_classes], labels [B]. Labels below 0 are not counted."""
+        confidence, predicted = logits.float().softmax(dim=1).max(dim=1)
+        self.confidence.append(confidence.where(labels >= 0, -1.0))
+        self.right.append(predicted == labels)
+
+    def compute(self) -> tuple[np.ndarray, np.ndarray]:
+        """(probabilities [N], whether they are of the true class [N])"""
+        confidence, right = (dim_zero_cat(values).cpu().numpy() for values in (self.confidence, self.right))
+        return confidence[confidence >= 0], right[confidence >= 0]
+
+
+class Counts(nn.Module):
+    """The counts of one set of weights, exact over several processes.
+
+    Args:
+        wanted: accuracy, as a share, whose threshold to find; None finds none.
+    """
+
+    def __init__(self, num_classes: int, wanted: float | None = None) -> None:
+        super().__init__()
+        self.wanted = wanted
+        self.confusion = Confusion(num_classes)
+        self.confidence = Confidence()
+        self.real = RealAccuracy()
+
+    def update(self, logits: Tensor, labels: Tensor, real: Tensor | None) -> None:
+        """Count a batch: logits [B, num_classes], labels [B], ReaL's labels [B, L]. Labels below 0 are not counted."""
+        self.confusion.update(logits, labels)
+        self.confidence.update(logits, labels)
+        if real is not None:
+            self.real.update(logits, real.where(labels[:, None] >= 0, -1))
+
+    def compute(self, class_names: list[str], with_real: bool) -> Scores:
+        """The scores by name; `Evaluation` lists them."""
+        confusion = self.confusion.compute()
+        true, predicted, images = confusion.T
+        of_class, guessed = (np.bincount(classes, images, len(class_names)) for classes in (true, predicted))
+        scores: Scores = {
+            "confusion": confusion,
+            "confusions": _most_confused(confusion, of_class, class_names),
+            "never_predicted": [class_names[i] for i in np.flatnonzero((guessed == 0) & (of_class > 0))],
+            **self._trust(),
+        }
+        if len(class_names) <= CLASSES_IN_JSON:
+            matrix = np.zeros((len(class_names),) * 2, np.int64)
+            matrix[true, predicted] = images
+            scores["confusion"] = matrix.tolist()
+        return scores | ({"real": self.real.compute()} if with_real else {})
+
+    def _trust(self) -> Scores:
+        confidence, right = self.confidence.compute()
+        return {
+            "calibration": calibration.calibration(confidence, right),
+            "thresholds": calibration.thresholds(confidence, right),
+            "wanted_accuracy": None if self.wanted is None else calibration.reach(confidence, right, self.wanted),
+        }
+
+
+def _most_confused(confusion: np.ndarray, of_class: np.ndarray, class_names: Sequence[str]) -> list[Scores]:
+    """The pairs of classes with the most mistakes, the most first; `share` is of the true class, in per cent."""
+    wrong = confusion[confusion[:, 0] != confusion[:, 1]]
+    order = np.argsort(-wrong[:, 2], kind="stable")[:CONFUSIONS]
+    return [
+        {
+            "true": class_names[true],
+            "predicted": class_names[predicted],
+            "images": int(images),
+            "share": 100 * images / of_class[true],
+        }
+        for true, predicted, images in wrong[order].tolist()
+    ]

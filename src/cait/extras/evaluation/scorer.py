@@ -1,0 +1,202 @@
+"""What this extra adds to `cait eval`: counts of each validation, and the scores on further sets."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from cait import disk, plots
+from cait.cli.evaluate import Report, Scores, Scoring
+from cait.data.folder import scan_extra_val
+from cait.errors import UserError
+from cait.extras.evaluation import calibration, report
+from cait.extras.evaluation.counts import Counts
+from cait.extras.evaluation.extra_sets import Corruptions, ExtraSet, mce, open_extra
+from cait.extras.evaluation.real_labels import is_imagenet, real_labels
+from cait.train.ema import EMA
+
+
+class Evaluation(Callback):
+    """Count the predictions of the raw weights, and of their moving average, in each validation.
+
+    It must come after `EMA` among the callbacks because it reads the average's logits there. After a validation
+    `scores` has, under "raw" and (if there is an average) "ema":
+
+    - `confusion`: rows are true classes, columns predicted ones. Above CLASSES_IN_JSON classes it is an array as
+      `Confusion` gives it;
+    - `confusions`: the most confused pairs of classes;
+    - `never_predicted`: names of classes that have images but were never predicted;
+    - `calibration`, `thresholds` and `wanted_accuracy`, see `cait.extras.evaluation.calibration`;
+    - `real`, if the ReaL labels of the validation set are known: `acc1`, `acc5` and `images`.
+
+    Raises:
+        UserError: a setting has no meaning, or a further set cannot be used.
+    """
+
+    def __init__(self, scoring: Scoring) -> None:
+        self.scoring, self.config, self.data = scoring, scoring.config, scoring.data
+        self.scores: dict[str, Scores] = {}
+        self.only: Sequence[int] | None = None
+        """Indices of the only classes that may be predicted, as ImageNet-A and -R are scored; None allows all."""
+        self._hooks: list[RemovableHandle] = []
+        self._mirroring = False
+        self._open(self.config)
+
+    def _open(self, config: Any) -> None:
+        if config.wanted_accuracy is not None and not 0 < config.wanted_accuracy <= 1:
+            raise UserError(f"--wanted_accuracy is above 0 and at most 1, as 0.95; got {config.wanted_accuracy}")
+        names = self.data.class_names
+        self._v2 = ExtraSet(scan_extra_val(Path(config.v2), names)) if config.v2 else None
+        self._extra = {name: open_extra(Path(root), names) for name, root in (config.extra or {}).items()}
+
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+        loader: Any = trainer.val_dataloaders
+        self._order, self._done = loader.sampler.indices, 0  # the images that this process sees, in order
+        self._real = self._real_labels() if loader.dataset is self.data.val_images else None
+        self._ema: Any = next((callback for callback in trainer.callbacks if isinstance(callback, EMA)), None)  # type: ignore[attr-defined]
+        average = self._ema.average if self._ema else None
+        weights = ("raw",) if average is None else ("raw", "ema")
+        self._counts = {
+            name: Counts(pl_module.num_classes, self.config.wanted_accuracy).to(pl_module.device) for name in weights
+        }
+        networks = (pl_module.model, average)
+        self._hooks = [network.register_forward_hook(self._judge) for network in networks if network is not None]
+
+    def _judge(self, network: Any, inputs: tuple[Tensor], logits: Tensor) -> Tensor:
+        """The logits that are scored instead of the network's own, [B, num_classes]."""
+        if self._mirroring:
+            return logits
+        if self.config.tta:
+            self._mirroring = True  # the call runs this hook again; a sharded network has to be called
+            mirrored = network(inputs[0].flip(-1))
+            self._mirroring = False
+            views = torch.stack([logits.float(), mirrored.float()]).log_softmax(dim=2)
+            logits = views.logsumexp(dim=0) - math.log(2)
+        if self.only is not None:
+            left_out = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
+            left_out[list(self.only)] = False
+            logits = logits.float().masked_fill(left_out, -math.inf)
+        return logits
+
+    def _real_labels(self) -> Tensor | None:
+        names = self.data.class_names
+        if self.config.real is None and not is_imagenet(names):
+            return None
+        try:
+            return real_labels(self.config.real, self.data.val_images.samples, len(names))
+        except UserError as error:
+            if self.config.real is not None:
+                raise
+            rank_zero_info(f"ReaL is not scored: {error}")  # a part of ImageNet, or under other names
+            return None
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
+    ) -> None:
+        labels = batch[1]
+        images = list(self._order[self._done : self._done + len(labels)])
+        self._done += len(labels)
+        real = None if self._real is None else self._real[images].to(labels.device)
+        for name, counts in self._counts.items():
+            counts.update(outputs if name == "raw" else self._ema.logits, labels, real)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self.scores = {
+            name: counts.compute(self.data.class_names, self._real is not None) for name, counts in self._counts.items()
+        }
+
+    def extend(self, result: Scores) -> None:
+        """Score the further sets, and say how all of them were scored."""
+        config = self.config
+        self.scoring.trainer.datamodule = None  # the data module would list all its images again
+        result["tta"] = config.tta
+        result["real"] = (config.real or "timm's") if "real" in result["raw"] else None
+        result["v2"], result["extra"] = config.v2, config.extra or {}
+        if self._v2 is not None:
+            for weights, scores in self._score(self._v2).items():
+                result[weights]["v2"] = scores
+        for name, found in self._extra.items():
+            scored = self._score(found) if isinstance(found, ExtraSet) else self._score_corrupted(found)
+            for weights, scores in scored.items():
+                result[weights].setdefault("extra", {})[name] = scores
+        if self.scoring.trainer.is_global_zero:
+            for weights in self.scores:
+                stem = self.scoring.output.with_suffix("")
+                result[weights] = write_arrays(result[weights], stem.with_name(f"{stem.name}-{weights}"))
+
+    def _score(self, found: ExtraSet) -> dict[str, Scores]:
+        """The scores of a further set, by weights."""
+        self.only = found.only
+        loader = self.data.extra_val_dataloader(found.samples)
+        classes = {} if found.only is None else {"classes": len(found.only)}
+        scored = self.scoring.validate(model=self.scoring.module, dataloaders=loader)
+        return {weights: scores | classes for weights, scores in scored.items()}
+
+    def _score_corrupted(self, found: Corruptions) -> dict[str, Scores]:
+        """Top-1 by corruption and severity, its mean, and the mean corruption error."""
+        cells = [(name, severity) for name, sets in found.items() for severity in sets]
+        scored = {}
+        for name, severity in cells:  # keep two figures of each: the confusion matrices would fill the memory
+            every = self._score(found[name][severity])
+            scored[name, severity] = {
+                weights: {key: of[key] for key in ("acc1", "images")} for weights, of in every.items()
+            }
+        result: dict[str, Scores] = {}
+        for weights in self.scores:
+            acc1 = {
+                name: {severity: scored[name, severity][weights]["acc1"] for severity in sets}
+                for name, sets in found.items()
+            }
+            means = {name: sum(values.values()) / len(values) for name, values in acc1.items()}
+            whole = all(len(values) == 5 for values in acc1.values())
+            imagenet = len(self.data.class_names) == 1000
+            result[weights] = {
+                "acc1": sum(means.values()) / len(means),
+                "images": sum(scored[cell][weights]["images"] for cell in cells),
+                "mce": mce({name: 100 - mean for name, mean in means.items()}) if whole and imagenet else None,
+                "corruptions": acc1,
+            }
+        return result
+
+    def describe(self, shown: Report, result: Scores) -> None:
+        """Add rows, tables and remarks to what is printed."""
+        report.describe(shown, result)
+        shown.files = {"by class, and the confusion matrix": str(self.scoring.output)}
+
+    def draw(self, result: Scores) -> dict[str, str]:
+        """Draw the reliability diagram."""
+        path = self.scoring.output.with_name(f"{self.scoring.output.stem}-reliability.png")
+        titles = {"raw": "raw", "ema": "EMA"}
+        plots.write(calibration.diagram({titles[name]: result[name]["calibration"] for name in self.scores}), path)
+        return {"how far to trust the probabilities": os.path.relpath(path)}
+
+
+def write_arrays(scores: Scores, stem: Path) -> Scores:
+    """`scores` with the names of files in place of its arrays, which are written there.
+
+    A file is named after the place of its array, such as evaluation-raw-confusion.npy.
+    """
+    scores = scores.copy()
+    for key, value in scores.items():
+        place = stem.with_name(f"{stem.name}-{key}")
+        if isinstance(value, dict):
+            scores[key] = write_arrays(value, place)
+        elif isinstance(value, np.ndarray):
+            file = place.with_name(f"{place.name}.npy")
+            with disk.whole(file) as beside, beside.open("wb") as out:
+                np.save(out, value)
+            scores[key] = file.name
+    return scores

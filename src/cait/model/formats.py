@@ -1,0 +1,270 @@
+"""Networks in other programs' formats: timm's, the release's and PyTorch's exported program; extras add more.
+
+Each file is read back by the library that it is for, and must give the network's logits before it appears.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cait import plugins
+from cait.errors import UserError
+from cait.model.attention import SelfAttention
+from cait.model.cait import CaiT
+from cait.model.config import VARIANTS, CaiTConfig, variant_config
+from cait.model.weights import ONLY_IN_TRAINING
+
+Forward = Callable[[Tensor], Tensor]
+Metadata = Mapping[str, Any]
+"""What travels with the weights: class_names, img_size and how images are prepared."""
+
+CHECKED_BATCHES = (1, 3)
+
+TIMM_FIELDS = (
+    *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "depth_token_only", "num_heads"),
+    *("mlp_ratio", "qkv_bias"),
+)
+"""The fields that timm's CaiT has too, under the same names. In all other fields timm's CaiT is the paper's."""
+TIMM_PREPROCESSING = ("mean", "std", "crop_pct", "interpolation")
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format to write networks in.
+
+    Args:
+        write: called with (network, path, metadata, input shape); writes it and returns it as the reading library
+            gives it: a function from images [B, C, S, S] to logits [B, num_classes].
+        file: default name of the file, or of the directory if it has no suffix.
+        tolerance: largest accepted difference of a logit, as a share of the largest logit or of 1.
+        refuse: called with a network; raises UserError if the format cannot hold it.
+    """
+
+    write: Callable[[Any, Path, Metadata, Sequence[int]], Forward]
+    file: str
+    tolerance: float
+    refuse: Callable[[nn.Module], None] = lambda _: None
+
+
+class Exported(NamedTuple):
+    files: list[Path]
+    difference: float
+    """Largest difference of a logit between the network and what was written."""
+
+
+def export(
+    model: Any,
+    output: str | Path,
+    format: str,
+    preprocessing: Metadata | None = None,
+    input_shape: Sequence[int] | None = None,
+    class_names: Sequence[str] | None = None,
+) -> Exported:
+    """Write a network in float32, checked and whole, or not at all.
+
+    Args:
+        model: the network; it is not changed. If it has several outputs, the first are the logits.
+        output: the file to write, for "timm" the directory. Files of the same name are replaced.
+        format: "timm": `model.safetensors` and `config.json`, for `timm.create_model("local-dir:DIR",
+            pretrained=True)` or the Hugging Face hub; a CaiT or a timm model. "release": a `.pth` as
+            Facebook's, {"model": {"module.<key>": tensor}}; a CaiT. "torch_export": for `torch.export.load`, from
+            "images" [B, C, S, S] of any B to "logits" [B, num_classes]. Extras add others.
+        preprocessing: how images are prepared: mean, std, crop_pct, interpolation, and anything else to record.
+            What is missing takes timm's defaults in timm's configuration.
+        input_shape: (C, S, S); a CaiT knows its own.
+        class_names: in the order of the logits. They go with the weights, and so does the preprocessing: as timm's
+            `label_names`, as "metadata.json" among the `extra_files` of torch_export, as "metadata" beside "model"
+            in the release's form.
+
+    Raises:
+        UserError: the format cannot hold this network, a package is missing, the place cannot be
+            written to, or what was written gives other logits.
+    """
+    chosen, output = find(format), Path(output).resolve()
+    folder = not Path(chosen.file).suffix
+    if not output.name or (output.exists() and output.is_dir() != folder):
+        raise UserError(f"{output} is in the way: {format} is {'a directory' if folder else 'a file'}")
+    if not folder and output.suffix != Path(chosen.file).suffix:
+        raise UserError(f"{output.name} has to end in {Path(chosen.file).suffix}, as files of {format} do")
+    chosen.refuse(model)
+    shape = input_shape or (model.config.in_chans, *[model.config.img_size] * 2)
+    model = copy.deepcopy(model).float().cpu().eval()
+    for module in model.modules():
+        if isinstance(module, SelfAttention):
+            module.backend = "auto"  # others may need a GPU
+    logits = [_logits(model, shape, batch) for batch in CHECKED_BATCHES]
+    metadata: dict[str, Any] = {"class_names": list(class_names)} if class_names else {}
+    metadata |= {"img_size": shape[-1], **(preprocessing or {})}
+    if not all(expected.isfinite().all() for expected in logits):
+        raise UserError("the network's logits are not finite: there is nothing to export")
+    try:
+        with _aside(output) as path:
+            written = chosen.write(model, path, metadata, shape)
+            differences = [_difference(written, shape, expected) for expected in logits]
+            for difference, expected in zip(differences, logits, strict=True):
+                if not difference <= chosen.tolerance * max(1.0, expected.abs().max().item()):
+                    raise UserError(f"read back from {format}, a logit differs by {difference:.1e}; nothing was kept")
+            return Exported(_settle(path, output), max(differences))
+    except OSError as error:
+        raise UserError(f"{output} cannot be written: {error.strerror or error}") from error
+
+
+def names() -> list[str]:
+    """The formats by name: the core's, then those of extras."""
+    return [*FORMATS, *plugins.merged("EXPORT_FORMATS")]
+
+
+def find(name: str) -> Format:
+    """A format by its name. Raises UserError if there is none."""
+    if name not in names():
+        raise UserError(f"unknown format {name!r}; choose one of {', '.join(names())}")
+    return FORMATS.get(name) or plugins.load(plugins.merged("EXPORT_FORMATS")[name])
+
+
+def _refuse_timm(model: nn.Module) -> None:
+    if isinstance(model, CaiT):
+        _refuse_what_timm_has_not(model.config)
+    elif not type(model).__module__.startswith("timm."):
+        raise UserError(f"timm holds a CaiT or one of timm's networks, not {type(model).__name__}; {ANY}")
+
+
+def _refuse_release(model: nn.Module) -> None:
+    if not isinstance(model, CaiT):
+        raise UserError(f"release holds a CaiT, not {type(model).__name__}; {ANY}")
+    _refuse_what_timm_has_not(model.config)
+
+
+def _refuse_what_timm_has_not(config: CaiTConfig) -> None:
+    for field in fields(CaiTConfig):
+        value = getattr(config, field.name)
+        if field.name not in (*TIMM_FIELDS, *ONLY_IN_TRAINING) and value != field.default:
+            raise UserError(
+                f"timm and the release have no CaiT of {field.name} {value}, only of {field.default}; {ANY}"
+            )
+
+
+def _write_timm(model: nn.Module, path: Path, metadata: Metadata, shape: Sequence[int]) -> Forward:
+    import timm
+    from timm.models import save_for_hf
+
+    twin = model
+    if isinstance(model, CaiT):
+        with torch.device("meta"):  # timm's initial weights are not wanted
+            twin = _timm_twin(model.config)
+        twin.load_state_dict(model.state_dict(), assign=True)
+    config = {"label_names": metadata["class_names"]} if "class_names" in metadata else {}
+    prepared = {name: metadata[name] for name in TIMM_PREPROCESSING if name in metadata}
+    data_config = {"input_size": tuple(shape), **prepared}
+    save_for_hf(twin, str(path), safe_serialization=True, model_config=config, data_config=data_config)
+    shutil.copymode(path / "config.json", path / "model.safetensors")  # safetensors lets only the owner read it
+    return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
+
+
+def _write_release(model: Any, path: Path, metadata: Metadata, shape: Sequence[int]) -> Forward:
+    weights = {f"module.{key}": value for key, value in model.state_dict().items()}
+    torch.save({"model": weights, "metadata": metadata}, path)
+    return _timm_twin(model.config, path).eval()
+
+
+def _write_torch_export(model: nn.Module, path: Path, metadata: Metadata, shape: Sequence[int]) -> Forward:
+    with quiet():
+        program = torch.export.export(model, **example(shape), strict=False)
+        for node in program.graph.nodes:
+            node.meta.pop("stack_trace", None)
+        torch.export.save(program, path, extra_files={"metadata.json": json.dumps(metadata)})
+        return torch.export.load(path).module()
+
+
+def _timm_entry(config: CaiTConfig) -> tuple[str, dict[str, Any]]:
+    """The timm model nearest to this one, and the arguments in which they differ."""
+    import timm
+
+    found: list[tuple[tuple[int, int], str, dict[str, Any]]] = []
+    for entry in timm.list_models("cait_*"):
+        _, name, img_size = entry.split("_")
+        if name in VARIANTS:
+            row = variant_config(name, img_size=int(img_size))
+            differ = {key: getattr(config, key) for key in TIMM_FIELDS if getattr(config, key) != getattr(row, key)}
+            found.append(((len(differ), abs(config.embed_dim - row.embed_dim)), entry, differ))
+    _, entry, differ = min(found, key=lambda candidate: candidate[0])
+    if "mlp_ratio" in differ:
+        differ["mlp_ratio_token_only"] = config.mlp_ratio  # timm has one for each stage
+    return entry, differ
+
+
+def _timm_twin(config: CaiTConfig, weights: Path | None = None) -> nn.Module:
+    """timm's model with the same fields, and `weights` read by timm. Its configuration names none of timm's weights."""
+    import timm
+
+    entry, differ = _timm_entry(config)
+    overlay: dict[str, Any] = dict(url=None, hf_hub_id=None, tag=None, license=None)
+    overlay.update(num_classes=config.num_classes, input_size=(config.in_chans, config.img_size, config.img_size))
+    if weights is not None:
+        overlay["file"] = str(weights)
+    return timm.create_model(entry, pretrained=weights is not None, pretrained_cfg_overlay=overlay, **differ)
+
+
+def _logits(forward: Forward, shape: Sequence[int], batch: int) -> Tensor:
+    """The logits of `batch` random images, the same in every call."""
+    generator = torch.Generator().manual_seed(batch)
+    with torch.no_grad():
+        outputs: Any = forward(torch.randn((batch, *shape), generator=generator))
+    return outputs[0] if isinstance(outputs, tuple) else outputs
+
+
+def _difference(forward: Forward, shape: Sequence[int], expected: Tensor) -> float:
+    logits = _logits(forward, shape, len(expected))
+    return (logits - expected).abs().max().item() if logits.shape == expected.shape else float("inf")
+
+
+def example(shape: Sequence[int]) -> dict[str, Any]:
+    """The exporters trace the network with two images, which stand for any number."""
+    return dict(args=(torch.zeros(2, *shape),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hide the exporters' warnings and progress: a user can do nothing about them."""
+    with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def _aside(output: Path) -> Iterator[Path]:
+    """A path of the same name in a hidden directory beside `output`: on one disk, so moving it is one step."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".export-", dir=output.parent) as scratch:
+        yield Path(scratch) / output.name
+
+
+def _settle(path: Path, output: Path) -> list[Path]:
+    """Move what was written to its place. In a directory that exists, files of other names stay."""
+    written = [file.relative_to(path.parent) for file in sorted(path.parent.rglob("*")) if file.is_file()]
+    if path.is_dir() and not output.exists():
+        os.replace(path, output)
+    else:
+        for name in written:
+            os.replace(path.parent / name, output.parent / name)
+    return [output.parent / name for name in written]
+
+
+ANY = "torch_export takes any network"
+FORMATS = {
+    "timm": Format(_write_timm, "timm", 1e-5, _refuse_timm),
+    "release": Format(_write_release, "release.pth", 1e-5, _refuse_release),
+    "torch_export": Format(_write_torch_export, "model.pt2", 1e-4),
+}
