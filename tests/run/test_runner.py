@@ -47,16 +47,20 @@ def test_why_a_run_failed(tmp_path: Path) -> None:
 
 
 def test_an_error_beside_runs_ends_them(tmp_path: Path) -> None:
-    runner = Runner(Other("import time; time.sleep(600)"))
+    runner, statuses = Runner(Other("import time; time.sleep(600)")), []
 
-    def fails() -> int:
+    def fails() -> None:
         raise ValueError("the disk is full")
 
-    with pytest.raises(ValueError, match="the disk is full"), runner.threads(2) as pool:
-        run = pool.submit(runner.run, tmp_path, [])
-        for future in as_completed([run, pool.submit(fails)]):
-            future.result()
-    assert run.result() == -signal.SIGTERM
+    def both() -> None:
+        with runner.threads(2) as pool:
+            jobs = [pool.submit(lambda: statuses.append(runner.run(tmp_path, []))), pool.submit(fails)]
+            for job in as_completed(jobs):
+                job.result()
+
+    with pytest.raises(ValueError, match="the disk is full"):
+        both()
+    assert statuses == [-signal.SIGTERM]
     assert runner.run(tmp_path, []) == -signal.SIGTERM  # no more are started
 
 
