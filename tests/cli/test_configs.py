@@ -7,13 +7,16 @@ import pytest
 import yaml
 from harness import REPO
 
+from cait import plugins
 from cait.cli import main
+from cait.guards.refusals import is_overlay
+from cait.plugins import Setting
 
 RECIPE = REPO / "configs/imagenet/xxs24_224.yaml"
-# The paper's tables and the study's grid are no configurations but rows of them: test_paper.py, test_study.py.
-# A sweep's space is no configuration either: test_sweep.py.
-ROWS = {*(REPO / "configs/paper").glob("*.yaml"), *(REPO / "configs/sweep").glob("*.yaml"), REPO / "configs/study.yaml"}
-CONFIGS = sorted({*(REPO / "configs").rglob("*.yaml")} - ROWS)
+# The paper's tables are no configurations but rows of them: test_paper.py.
+ROWS = {*(REPO / "configs/paper").glob("*.yaml")}
+EXTRAS = {path for path in (REPO / "src/cait/extras").glob("*/*.yaml") if is_overlay(path)}
+CONFIGS = sorted({*(REPO / "configs").rglob("*.yaml"), *EXTRAS} - ROWS)
 
 
 def resolved(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *more: str) -> dict:
@@ -38,6 +41,25 @@ def test_every_config_parses_and_is_honoured(path: Path, capsys, monkeypatch) ->
             continue
         for key, value in settings.items():
             assert config[section][key] == value, key
+
+
+def test_an_overlay_sets_what_an_extra_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        plugins, "of_kind", lambda kind: [[Setting("tracker", str, "", "")]] if kind == "SETTINGS" else []
+    )
+    for text, is_one in [
+        ("tracker: mine\n", True),
+        ("tracker: mine\ntrainer: {max_epochs: 2}\n", True),
+        ("tracker: mine\nmodel: {lr: 1.0}\n", False),
+        ("trainer: {max_epochs: 2}\n", False),
+        ("tracker: [\n", False),
+        ("tracker", False),
+    ]:
+        (tmp_path / "it.yaml").write_text(text)
+        assert is_overlay(tmp_path / "it.yaml") == is_one, text
+    assert is_overlay(Path("configs/trainer/gpu.yaml"))
+    assert not is_overlay(tmp_path / "missing.yaml")
+    assert not is_overlay(Path("model: {lr: 1.0}\n" * 99))
 
 
 def test_the_command_line_wins_over_the_file(capsys, monkeypatch) -> None:

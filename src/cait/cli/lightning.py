@@ -446,9 +446,7 @@ def _listed(value: Any) -> list[Any]:
 
 def _recipe(configs: Iterable[str]) -> str:
     """The name of the last file that is no overlay; overlays only say where a run trains and logs."""
-    return next(
-        (path.stem for path in reversed([*map(Path, configs)]) if path.parent.name not in refusals.OVERLAYS), ""
-    )
+    return next((path.stem for path in reversed([*map(Path, configs)]) if not refusals.is_overlay(path)), "")
 
 
 def _rank() -> int:

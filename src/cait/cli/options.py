@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from cait import plugins
 from cait.errors import UserError
@@ -86,29 +83,6 @@ def check_folder(path: Path) -> None:
     """Raise UserError if `path`, where files are to go, is a file."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file; name a folder with --output")
-
-
-@contextlib.contextmanager
-def stopping(what: str) -> Iterator[None]:
-    """SIGTERM, or SIGHUP from a closed terminal, raises KeyboardInterrupt as Ctrl-C does.
-
-    Args:
-        what: "runs" or "trials", which are told to save then.
-    """
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    signals = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else [])]
-    before = {number: signal.signal(number, interrupt) for number in signals}
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(f"The {what} have saved; the same command continues them", file=sys.stderr)
-        raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def which_run(verb: str) -> UserError:

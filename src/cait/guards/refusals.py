@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from cait import plugins
 from cait.errors import UserError, did_you_mean, one_line
 from cait.references import is_path
 
@@ -34,8 +35,6 @@ LINKED = {
     "data.seed": "give --seed_everything",
 }
 """Settings that follow another, and what to do instead."""
-OVERLAYS = ("trainer", "loggers")
-"""Folders of configurations that say where a run trains and logs, not what it is."""
 ALIASES = {"epochs": "trainer.max_epochs", "steps": "trainer.max_steps", "gpus": "trainer.devices"}
 """What people type, and the setting that they mean."""
 
@@ -77,6 +76,21 @@ def places_of_configs(arguments: list[str]) -> list[tuple[int, Path]]:
 def config_files(arguments: list[str]) -> list[Path]:
     """The files that `--config` names."""
     return [path for _, path in places_of_configs(arguments)]
+
+
+def is_overlay(path: Path) -> bool:
+    """Whether a configuration says where a run trains and logs, and not what it is.
+
+    It then lies in a folder `trainer`, or sets what an extra adds and, at most, the Trainer.
+    """
+    if path.parent.name == "trainer":
+        return True
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    except (OSError, ValueError, yaml.YAMLError):  # no file or no YAML, which the parser reports
+        return False
+    added = {setting.name for settings in plugins.of_kind("SETTINGS") for setting in settings}
+    return isinstance(content, dict) and bool(content.keys() & added) and content.keys() <= added | {"trainer"}
 
 
 def check_config(path: Path) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cait.cli.options import Options
+from cait.cli.options import Options, replaced
 from cait.errors import UserError
-from cait.extras.paper.verb import replace_row
 from cait.guards.refusals import configurations_of
 from cait.run import rundir
 from cait.run.program import Program
@@ -114,7 +113,7 @@ def _tune(settings: list[str], tune: Callable[[CaiTCLI, Any], None], program: Pr
         # The tuner restores a checkpoint of another batch, which a run would refuse.
         place = [f"--trainer.default_root_dir={folder}", "--run_name=find", "--data.check_resume=false"]
         off = [f"--trainer.{name}=false" for name in unwanted]
-        drive(Tuning, ["fit", *replace_row("fit", settings), *off, *place], program)
+        drive(Tuning, ["fit", *replaced("fit", settings, program), *off, *place], program)
 
 
 def _corrected(losses: list[float], beta: float = 0.98) -> list[float]:

@@ -17,7 +17,7 @@ import yaml
 
 from cait.cli.options import asks_for_help
 from cait.errors import UserError
-from cait.guards.refusals import OVERLAYS, check_config, configurations_of
+from cait.guards.refusals import check_config, configurations_of, is_overlay
 from cait.run.program import Program
 from cait.settings import flatten, group
 
@@ -52,7 +52,7 @@ def replace_folder(arguments: list[str], program: Program) -> list[str]:
     root = given.get("data.root")
     elsewhere = not given.keys().isdisjoint({"paper_row", "ckpt_path"})
     configurations = configurations_of(arguments)
-    overlays = [Path(path) for path in configurations if Path(path).parent.name in OVERLAYS]
+    overlays = [Path(path) for path in configurations if is_overlay(Path(path))]
     elsewhere = elsewhere or len(overlays) < len(configurations)
     if elsewhere or asks_for_help(arguments) or not isinstance(root, str) or not _is_folder(root):
         return [*(_written(start.settings) if start else []), *arguments]

@@ -1,4 +1,4 @@
-"""`cait replay`."""
+"""`cait replay`: its options, and the checkpoint that it starts from."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cait import ckpt, disk, signature
-from cait.cli.options import TRUST, Options, check_folder, split_trust
+from cait.cli.options import TRUST, Options, check_folder, replaced, split_trust
 from cait.errors import UserError
-from cait.extras.paper.verb import replace_row
 from cait.guards.refusals import config_files
 from cait.run import rundir
 from cait.run.program import Program
@@ -22,7 +21,7 @@ USAGE = """\
 cait replay RUN --step N [options] [settings of fit]
        cait replay RUN --step N --data-only [...]
        cait replay --config FILE --step N --data-only [...]"""
-WHAT = """\
+DESCRIPTION = """\
 Show what training steps of a run saw and did: the images of the batch as the network got them, the loss and
 the norms of the gradients. Steps count from 0, as in metrics.csv. The run may still be training."""
 
@@ -34,7 +33,7 @@ def replay(arguments: list[str], program: Program) -> None:
     asked, settings = _options().parse_known_args(others)
     _check(asked, bool(named), settings)
     if not named:
-        given, settings = settings, replace_row("fit", settings)
+        given, settings = settings, replaced("fit", settings, program)
         asked.folder, output = None, Path("replay")
     else:
         asked.folder = rundir.find(named[0])
@@ -43,12 +42,12 @@ def replay(arguments: list[str], program: Program) -> None:
     asked.output = asked.output or output
     check_folder(asked.output)
     asked.start = None
-    with contextlib.nullcontext() if asked.data_only else _start(asked):
-        _go(asked, settings, given, trusted, program)
+    with contextlib.nullcontext() if asked.data_only else _starting_point(asked):
+        _run(asked, settings, given, trusted, program)
 
 
 def _options() -> Options:
-    options = Options("replay", WHAT)
+    options = Options("replay", DESCRIPTION)
     options.usage = USAGE
     options.add_argument("--step", type=int, required=True, metavar="N", help="step to show, as metrics.csv counts")
     options.add_argument("--count", type=int, default=1, metavar="K", help="steps in a row, from N on; default 1")
@@ -77,7 +76,7 @@ def _check(asked: Namespace, named: bool, settings: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def _start(asked: Namespace) -> Iterator[None]:
+def _starting_point(asked: Namespace) -> Iterator[None]:
     """Set `asked.start`, the checkpoint to begin from, and `asked.ckpt_path`, a link to it or a copy that stays.
 
     A run that is still training replaces its checkpoints.
@@ -96,17 +95,17 @@ def _start(asked: Namespace) -> Iterator[None]:
         disk.remove(asked.ckpt_path)
 
 
-def _duplicate(path: Any, there: Any) -> None:
+def _duplicate(path: Any, copy: Any) -> None:
     """Link a file, or the files of a folder, under a second name; copy if the file system has no links."""
     import shutil
 
     if os.path.isdir(path):
-        shutil.copytree(path, there, copy_function=_duplicate)
+        shutil.copytree(path, copy, copy_function=_duplicate)
         return
     try:
-        os.link(path, there)
+        os.link(path, copy)
     except OSError:
-        shutil.copyfile(path, there)
+        shutil.copyfile(path, copy)
 
 
 def _nearest(folder: Path, step: int) -> Path | None:
@@ -122,11 +121,11 @@ def _nearest(folder: Path, step: int) -> Path | None:
     return next(filter(is_whole, before), None)
 
 
-def _go(asked: Namespace, settings: list[str], given: list[str], trusted: bool, program: Program) -> None:
+def _run(asked: Namespace, settings: list[str], given: list[str], trusted: bool, program: Program) -> None:
     from functools import partial
 
     from cait.cli.lightning import drive
-    from cait.extras.replay.replay_cli import ReplayCLI
+    from cait.extras.replay.retraining import ReplayCLI
     from cait.guards import trust
 
     own = [signature.own_text(path) for path in config_files(settings)]

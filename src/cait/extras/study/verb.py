@@ -1,49 +1,45 @@
-"""`cait study`: train the grid of `configs/study.yaml` run by run, and draw what comes of it."""
+"""`cait study`: train the runs of a grid, several at a time, and draw what comes of it."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import os
 import shutil
-import subprocess
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from cait import disk
-from cait.cli.options import Options, stopping
+from cait.cli.options import Options
 from cait.data import cores
-from cait.errors import UserError, one_line
-from cait.extras.study import plan
-from cait.extras.study.plan import Grid, Result, Trial
+from cait.errors import UserError
+from cait.extras.study import report
+from cait.extras.study.grid import GRID, Grid, StudyRun
+from cait.extras.study.results import Result, read_result, result_of, write_result
 from cait.run import rundir
 from cait.run.program import Program
+from cait.run.runner import OUTPUT, Runner, failure
 
-RESULT, OUTPUT = "result.json", "output.txt"
-"""Files in the folder of each run: its settings and what it reached, and what it printed."""
 DESCRIPTION = """\
 Train CaiT and the rivals of LayerScale at several depths, and show whether depth pays. The
-grid is configs/study.yaml. Runs that are done are not trained again; one that was
-interrupted is resumed. Further options go to every run, as --trainer.max_epochs 5."""
+grid is a YAML file. Runs that are done are not trained again; one that was interrupted is
+resumed. Further options go to every run, as --trainer.max_epochs 5."""
 
 
-def show(arguments: list[str], program: Program) -> None:
+def study(arguments: list[str], program: Program) -> None:
     """Train the missing runs of the grid and write its tables and figures."""
     given, settings = _parse(arguments)
     grid = Grid(given.grid, given.size, given.data)
-    runs = Runs(grid, given.out, settings, given.jobs or _jobs(given.data), given.keep_checkpoints)
+    jobs = given.jobs or (1 if given.data else cores.share(1))
+    runs = StudyRuns(grid, given.out, settings, jobs, given.keep_checkpoints, Runner(program))
     originals = grid.originals()
-    wanted = {trial.name: trial for trial in originals.values()}
+    wanted = {run.name: run for run in originals.values()}
     results = runs.finished()
     if results:
         print(f"{len(results)} of {len(wanted)} runs are done already")
-    results |= _train(runs, [trial for name, trial in wanted.items() if name not in results])
-    ordered = [plan.as_of(trial, results[originals[trial.name].name]) for trial in grid.trials]
+    results |= _train(runs, [run for name, run in wanted.items() if name not in results])
+    ordered = [results[originals[run.name].name].as_of(run) for run in grid.runs]
     for path in _write(ordered, runs, given.data):
         print(os.path.relpath(path))
 
@@ -53,7 +49,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     options.add_argument("--size", default="quick", help="size of the grid: quick, full or your own; default quick")
     options.add_argument("--data", metavar="DIR", help="folder to train on instead of the embedded digits")
     options.add_argument("--out", type=Path, default=rundir.LOGS / "study", metavar="DIR", help="default logs/study")
-    options.add_argument("--grid", type=Path, default=plan.GRID, metavar="FILE", help="default configs/study.yaml")
+    options.add_argument("--grid", type=Path, default=GRID, metavar="FILE", help="default the grid of the paper")
     options.add_argument("--jobs", type=int, help="runs at a time; default one for each core, with --data 1")
     options.add_argument("--keep_checkpoints", action="store_true", help="keep the runs' checkpoints")
     given, settings = options.parse_known_args(arguments)
@@ -64,11 +60,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return given, settings
 
 
-def _jobs(data: str | None) -> int:
-    return 1 if data else cores.share(1)
-
-
-class Runs:
+class StudyRuns:
     """The runs of a study, in a folder each.
 
     Args:
@@ -77,13 +69,14 @@ class Runs:
         settings: further arguments of each run.
         jobs: runs at a time, which share the cores.
         keep_checkpoints: whether a finished run keeps them.
+        runner: starts the runs.
     """
 
-    def __init__(self, grid: Grid, folder: Path, settings: list[str], jobs: int, keep_checkpoints: bool) -> None:
+    def __init__(
+        self, grid: Grid, folder: Path, settings: list[str], jobs: int, keep_checkpoints: bool, runner: Runner
+    ) -> None:
         self.grid, self.folder, self.settings = grid, folder, settings
-        self.jobs, self.keep_checkpoints = jobs, keep_checkpoints
-        self._processes: set[subprocess.Popen[bytes]] = set()
-        self._stopped = False
+        self.jobs, self.keep_checkpoints, self.runner = jobs, keep_checkpoints, runner
 
     def finished(self) -> dict[str, Result]:
         """The existing results, by the name of the run.
@@ -92,121 +85,66 @@ class Runs:
             UserError: a run, finished or not, has other settings.
         """
         found = {}
-        for trial in self.grid.trials:
-            path = self.folder / trial.name / RESULT
-            settings, result = _read_result(path)
-            if settings is not None and settings != self._settings(trial):
-                raise UserError(
-                    f"{path.parent} was trained with other settings; remove {self.folder} or give another --out"
-                )
+        for run in self.grid.runs:
+            folder = self.folder / run.name
+            settings, result = read_result(folder)
+            if settings is not None and settings != self._settings(run):
+                raise UserError(f"{folder} was trained with other settings; remove {self.folder} or give another --out")
             if result is not None:
-                found[trial.name] = result
+                found[run.name] = result
         return found
 
-    def train(self, trial: Trial) -> Result | None:
+    def train(self, run: StudyRun) -> Result | None:
         """Train or resume one run in a process of its own; None if the study was stopped.
 
         Raises:
             UserError: the run failed for another reason than its gradients.
         """
-        folder, start = self.folder / trial.name, time.monotonic()
+        folder, start = self.folder / run.name, time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
-        checkpoints = folder / rundir.CHECKPOINTS
-        self._write_result(trial, None)
-        if any(checkpoints.glob("*.ckpt")):
-            command = ["resume", str(folder)]
-        else:
-            place = [f"--trainer.default_root_dir={self.folder}", f"--run_name={trial.name}"]
-            command = ["fit", f"--config={self.grid.config}", *self._settings(trial), *place]
-        code = self._run([sys.executable, "-m", "cait", *command], folder / OUTPUT)
-        if self._stopped:
+        settings = self._settings(run)
+        write_result(folder, settings, None)
+        # Threads that share cores would wait for each other.
+        variables = {"OMP_NUM_THREADS": str(cores.share(self.jobs))} if self.jobs > 1 else {}
+        status = self.runner.run(folder, [f"--config={self.grid.config}", *settings], variables)
+        if self.runner.stopped.is_set():
             return None
-        result = plan.result_of(trial, folder, time.monotonic() - start)
-        if code and not result.failed:
-            lines = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            reason = lines[-1].removeprefix("cait: error: ") if lines else f"exit status {code}"
-            raise UserError(f"the run {trial.name} failed: {reason}; see {folder / OUTPUT}")
-        self._write_result(trial, result)
+        result = result_of(run, folder, time.monotonic() - start)
+        if status and not result.failed:
+            raise UserError(f"the run {run.name} failed: {failure(folder, status)}; see {folder / OUTPUT}")
+        write_result(folder, settings, result)
         if not self.keep_checkpoints:
-            shutil.rmtree(checkpoints, ignore_errors=True)
+            shutil.rmtree(folder / rundir.CHECKPOINTS, ignore_errors=True)
         return result
 
-    def stop(self) -> None:
-        """Have the current runs save and end."""
-        self._stopped = True
-        for process in self._processes.copy():
-            process.terminate()
-
-    def _write_result(self, trial: Trial, result: Result | None) -> None:
-        """Note the settings of a run, and once it has ended its result."""
-        content = {"settings": self._settings(trial), "result": result and dataclasses.asdict(result)}
-        with disk.whole(self.folder / trial.name / RESULT) as beside:
-            beside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-    def _settings(self, trial: Trial) -> list[str]:
-        return [*self.grid.arguments(trial), *self.settings]
-
-    def _run(self, command: list[str], output: Path) -> int:
-        environment = dict(os.environ)
-        if self.jobs > 1:  # threads that share cores wait for each other
-            environment["OMP_NUM_THREADS"] = str(cores.share(self.jobs))
-        if self._stopped:
-            return 1
-        with output.open("ab") as file:
-            # In a group of its own: Ctrl-C is for the study, which then ends its runs.
-            process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
-            self._processes.add(process)
-            if self._stopped:  # stopped while the process started
-                process.terminate()
-            code = process.wait()
-            self._processes.discard(process)
-        return code
+    def _settings(self, run: StudyRun) -> list[str]:
+        return [*self.grid.arguments(run), *self.settings]
 
 
-def _read_result(path: Path) -> tuple[list[str] | None, Result | None]:
-    """(the settings of a run, its result); None for what is not there yet.
-
-    Raises:
-        UserError: the file is not what the study has written.
-    """
-    if not path.is_file():
-        return None, None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return content["settings"], content["result"] and Result(**content["result"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no result of a study; remove it: {one_line(error)}") from error
-
-
-def _train(runs: Runs, trials: list[Trial]) -> dict[str, Result]:
-    """Train `trials`, several at a time; return the results by name."""
+def _train(runs: StudyRuns, missing: list[StudyRun]) -> dict[str, Result]:
+    """Train the missing runs, several at a time; return their results by name."""
     results: dict[str, Result] = {}
-    if not trials:
+    if not missing:
         return results
-    with _progress() as progress, stopping("runs"), ThreadPoolExecutor(runs.jobs) as pool:
-        task = progress.add_task("runs", total=sum(map(_cost, trials)))
-        waiting = {pool.submit(runs.train, trial): trial for trial in trials}
-        try:
-            for future in as_completed(waiting):
-                trial, result = waiting[future], future.result()
-                if result is not None:
-                    results[trial.name] = result
-                    progress.advance(task, _cost(trial))
-                    failed = ", failed" if result.failed else ""
-                    progress.console.print(
-                        f"{len(results):>4} of {len(trials)}  {trial.name}: {result.acc1:.2f} %{failed}"
-                        f"  {result.seconds:.0f} s"
-                    )
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            runs.stop()
-            raise
+    with _progress() as progress, runs.runner.threads(runs.jobs) as pool:
+        task = progress.add_task("runs", total=sum(map(_cost, missing)))
+        waiting = {pool.submit(runs.train, run): run for run in missing}
+        for future in as_completed(waiting):
+            run, result = waiting[future], future.result()
+            if result is not None:
+                results[run.name] = result
+                progress.advance(task, _cost(run))
+                failed = ", failed" if result.failed else ""
+                progress.console.print(
+                    f"{len(results):>4} of {len(missing)}  {run.name}: {result.acc1:.2f} %{failed}"
+                    f"  {result.seconds:.0f} s"
+                )
     return results
 
 
-def _cost(trial: Trial) -> int:
+def _cost(run: StudyRun) -> int:
     """What a run costs, relative to others: its blocks, and its start."""
-    return trial.depth + 6
+    return run.depth + 6
 
 
 def _progress() -> Progress:
@@ -216,22 +154,22 @@ def _progress() -> Progress:
     )
 
 
-def _write(results: list[Result], runs: Runs, data: str | None) -> list[Path]:
+def _write(results: list[Result], runs: StudyRuns, data: str | None) -> list[Path]:
     """Write tables and figures; return their paths."""
     folder, place = runs.folder, data or "the embedded digits"
-    table, report, by_depth, by_layer = (
-        folder / name for name in ("results.csv", "study.md", "depth.png", "gradients.png")
-    )
-    trials = [trial for trial in runs.grid.trials if not trial.is_place]
-    deepest = max((trial.depth for trial in trials), default=0)
-    deep: plan.RunsByMethod = {}
-    for trial in trials:
-        if trial.depth == deepest:
-            deep.setdefault(trial.method, []).append(folder / trial.name)
-    plan.write_csv(results, table)
-    plan.write_report(results, deep, report, f"Depth on {place}")
-    if not trials:
-        return [table, report]
-    plan.draw_depth(results, by_depth)
-    plan.draw_layers(deep, by_layer, f"{deepest} blocks on {place}")
-    return [table, report, by_depth, by_layer]
+    by_depth = [run for run in runs.grid.runs if not run.is_place]
+    deepest = max((run.depth for run in by_depth), default=0)
+    deep: dict[str, list[Path]] = {}
+    for run in by_depth:
+        if run.depth == deepest:
+            deep.setdefault(run.method, []).append(folder / run.name)
+    written = [folder / "results.csv", folder / "study.md"]
+    report.write_csv(results, written[0])
+    report.write_report(results, deep, written[1], f"Depth on {place}")
+    if by_depth:
+        written.append(folder / "depth.png")
+        report.draw_depth(results, written[-1])
+    if any((path / report.MONITOR).is_file() for paths in deep.values() for path in paths):
+        written.append(folder / "gradients.png")
+        report.draw_layers(deep, written[-1], f"{deepest} blocks on {place}")
+    return written

@@ -41,11 +41,11 @@ class ReportTrial(Callback):
 
     def _report(self, step: int, value: float) -> bool:
         """Whether the trial ends here."""
-        space, trial = trials.space_of(self.study, self.folder), trials.trial_of(self.study, self.number)
-        pruner = space.make_pruner() if space else None
+        search, trial = trials.search_space_of(self.study, self.folder), trials.trial_of(self.study, self.number)
+        pruner = search.make_pruner() if search else None
         if step not in self.study.trials[self.number].intermediate_values:  # reported before a kill, to the same bits
             trial.report(value, step)
-        stop = not math.isfinite(value) or (pruner is not None and trials.stops(self.study, pruner, self.number))
+        stop = not math.isfinite(value) or (pruner is not None and trials.is_pruned(self.study, pruner, self.number))
         if stop:
             trial.set_user_attr(STOPPED, step)
         return stop

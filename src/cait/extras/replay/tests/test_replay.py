@@ -21,13 +21,14 @@ from PIL import Image
 from runs import wait_for_steps
 from torchvision import transforms
 
+from cait import plugins
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.extras.replay import contact_sheet
-from cait.extras.replay.batches import TrainingBatches
 from cait.extras.replay.contact_sheet import Cell
-from cait.extras.replay.record import StepRecord
+from cait.extras.replay.step_record import StepRecord
+from cait.extras.replay.training_batches import TrainingBatches
 
 SETTINGS = dict(
     img_size=8,
@@ -161,7 +162,7 @@ RECIPE = [
     "--model.drop_path_rate=0.2",
     "--ema.decay=0.9",
     "--data.mix_prob=0.6",
-    "--monitor.every_n_steps=4",
+    *(["--monitor.every_n_steps=4"] if "monitor" in plugins.merged("CALLBACK_SETTINGS") else []),
 ]
 # The raw loss sinks, so the first epoch is the "best": a checkpoint from within validation, far before the last.
 FIRST_IS_BEST = ["--best_metric=val/loss", "--best_mode=max", "--save_every_n_steps=5"]

@@ -18,13 +18,16 @@ import pytest
 import yaml
 from harness import KIND, LIMIT, environment
 
+from cait import plugins
 from cait.cli import main
 from cait.errors import UserError
-from cait.extras.paper.rows import find, rows
-from cait.extras.study import plan
-from cait.extras.study.plan import GRID, Grid, Result, Table
-from cait.extras.study.verb import Runs
+from cait.extras.study import report
+from cait.extras.study.grid import GRID, Grid, published
+from cait.extras.study.results import Result, Table
+from cait.extras.study.verb import StudyRuns
 from cait.model.config import variant_config
+from cait.run.program import Program
+from cait.run.runner import Runner
 
 FULL = Grid(size="full")
 TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=3", "--trainer.limit_val_batches=1"]
@@ -42,15 +45,15 @@ def grid_file(tmp_path: Path) -> Path:
 
 
 def test_the_grid_is_whole() -> None:
-    assert len({trial.name for trial in FULL.trials}) == len(FULL.trials) == 13 * 6 * 3 + 13 * 3
-    for trial in FULL.trials:
+    assert len({run.name for run in FULL.runs}) == len(FULL.runs) == 13 * 6 * 3 + 13 * 3
+    for run in FULL.runs:
         fields = {
             name.removeprefix("model.fields."): value
-            for name, value in (FULL.base | trial.settings).items()
+            for name, value in (FULL.base | run.settings).items()
             if name.startswith("model.fields.")
         }
         network = variant_config("xxs24", img_size=16, num_classes=10, patch_size=4, **fields)
-        assert network.depth == trial.depth
+        assert network.depth == run.depth
 
 
 def test_what_is_the_same_is_trained_once() -> None:
@@ -60,23 +63,26 @@ def test_what_is_the_same_is_trained_once() -> None:
     assert originals["adapted-48-seed1"].name == "adapted-48-seed1"
     assert originals["skipinit-24-seed0"].name == "skipinit-24-seed0"
     (result,) = results({("plain", 12): [61.0]})
-    place = next(trial for trial in FULL.trials if trial.name == "insert-0-seed0")
-    other = plan.as_of(place, result)
+    place = next(run for run in FULL.runs if run.name == "insert-0-seed0")
+    other = result.as_of(place)
     assert (other.method, other.paper, other.is_place, other.acc1) == ("insert-0", "table2/insert-0", True, 61.0)
 
 
 def test_methods_and_places_are_those_of_the_paper() -> None:
-    seen = 0
-    paper = Grid(size="full", data="data/imagenet")
-    for trial in paper.trials:
-        if trial.paper not in rows():
+    rows = pytest.importorskip("cait.extras.paper.rows").rows()
+    seen = set()
+    grid = Grid(size="full", data="data/imagenet")
+    for run in grid.runs:
+        if run.paper not in rows:
             continue
-        row = find(trial.paper)
-        ours, theirs = paper.base | trial.settings, row.settings
+        row = rows[run.paper]
+        ours, theirs = grid.base | run.settings, row.settings
         names = [name for name in theirs if name.startswith("model.") and name != "model.name"]
-        assert {name: theirs[name] for name in names} == {name: ours.get(name) for name in names}, trial.name
-        seen += 1
-    assert seen == 3 * (7 * 4 + 1 + 8 + 13)  # Table 1 with its run of 48 blocks, Table A.1, Table 2
+        assert {name: theirs[name] for name in names} == {name: ours.get(name) for name in names}, run.name
+        assert published()[run.paper] == row.top1
+        seen.add(run.paper)
+    assert len(seen) == 7 * 4 + 1 + 8 + 13  # Table 1 with its run of 48 blocks, Table A.1, Table 2
+    assert seen == published().keys()
 
 
 def results(accuracies: dict[tuple[str, int], list[float]]) -> list[Result]:
@@ -101,7 +107,7 @@ def test_means_and_spreads_are_numpys(tmp_path: Path) -> None:
     gains = np.subtract(runs["plain", 24], runs["plain", 12])
     assert table.gain("plain", 12, 24) == pytest.approx((gains.mean(), gains.std(ddof=1)))
     assert table.gain("layerscale", 12, 24) is None
-    plan.write_report(table.results, {}, tmp_path / "study.md", "Depth")
+    report.write_report(table.results, {}, tmp_path / "study.md", "Depth")
     text = (tmp_path / "study.md").read_text()
     assert f"| plain | 61.57 ± {np.std(runs['plain', 12], ddof=1):.2f} | 54.67 ±" in text
     assert "in the paper" not in text
@@ -110,15 +116,27 @@ def test_means_and_spreads_are_numpys(tmp_path: Path) -> None:
 
 def test_the_papers_figures_stand_beside_at_all_its_depths(tmp_path: Path) -> None:
     of_a_method = [replace(result, paper="table1/layerscale-6") for result in results({("layerscale", 6): [90.0]})]
-    plan.write_report(of_a_method, {}, tmp_path / "study.md", "Depth")
+    report.write_report(of_a_method, {}, tmp_path / "study.md", "Depth")
     text = (tmp_path / "study.md").read_text()
     assert "| method | 12 blocks | 18 blocks | 24 blocks | 36 blocks |" in text
     assert "| layerscale | 80.5 | 81.7 | 82.4 | 82.9 |" in text
 
 
+def test_layers_are_read_at_the_first_and_the_last_measured_step(tmp_path: Path) -> None:
+    rows = ["9,1,block,input_grad_norm,0.5", "9,2,block,input_grad_norm,0.25", "9,1,sa,activation_rms,1.0"]
+    rows += ["19,2,block,input_grad_norm,4.0", "29,1,block,input_gr"]  # torn by a kill
+    (tmp_path / "monitor.csv").write_text("\n".join(["step,layer,part,name,value", *rows]))
+    assert report.by_layer(tmp_path, "block", "input_grad_norm", 0) == [0.5, 0.25]
+    missing, last = report.by_layer(tmp_path, "block", "input_grad_norm", -1)
+    assert math.isnan(missing)
+    assert last == 4.0
+    assert report.by_layer(tmp_path, "ca", "grad_norm", 0) == []
+    assert report.by_layer(tmp_path / "nowhere", "block", "input_grad_norm", 0) == []
+
+
 def test_a_failed_run_is_marked(tmp_path: Path) -> None:
     good, bad = results({("plain", 12): [61.0], ("plain", 24): [math.nan]})
-    plan.write_report([good, replace(bad, failed=True)], {}, tmp_path / "study.md", "Depth")
+    report.write_report([good, replace(bad, failed=True)], {}, tmp_path / "study.md", "Depth")
     assert "| plain | 61.00 ± 0.00 |  † |  |" in (tmp_path / "study.md").read_text()
 
 
@@ -134,11 +152,13 @@ def test_a_small_study_to_its_end(
     Path("data").mkdir()
     Path("data/digits").symlink_to(digits_root)
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-    command = ["study", f"--grid={grid_file}", "--size=one", *TINY, "--monitor.every_n_steps=1"]
+    measured = "monitor" in plugins.merged("CALLBACK_SETTINGS")
+    command = ["study", f"--grid={grid_file}", "--size=one", *TINY]
+    command += ["--monitor.every_n_steps=1"] if measured else []
     main(command)
     shown = capfd.readouterr().out
     assert re.search(r"1 of 1  layerscale-6-seed0: \d+\.\d\d %", shown)
-    assert shown.splitlines()[-1] == "logs/study/gradients.png"
+    assert shown.splitlines()[-1] == f"logs/study/{'gradients' if measured else 'depth'}.png"
     with Path("logs/study/results.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == ["layerscale"]
@@ -148,11 +168,12 @@ def test_a_small_study_to_its_end(
         assert float(row["acc1"]) == float(last["val/acc1"])
     assert not list(Path("logs/study").rglob("*.ckpt"))
     folder = Path("logs/study/layerscale-6-seed0")
-    gradients = plan.by_layer(folder, "block", "input_grad_norm", 0)
-    assert len(gradients) == 6
-    assert min(gradients) > 0
-    shown = [f"{gradients[place]:.2g}" for place in (0, -1)]
-    assert f"| layerscale | {' | '.join(shown)} |" in Path("logs/study/study.md").read_text()
+    if measured:
+        gradients = report.by_layer(folder, "block", "input_grad_norm", 0)
+        assert len(gradients) == 6
+        assert min(gradients) > 0
+        shown = [f"{gradients[place]:.2g}" for place in (0, -1)]
+        assert f"| layerscale | {' | '.join(shown)} |" in Path("logs/study/study.md").read_text()
     assert {path.suffix for path in Path("logs/study").glob("*.*")} == {".csv", ".md", ".png"}
 
     before = {path: path.stat().st_mtime_ns for path in Path("logs/study").glob("*-seed0/*")}
@@ -192,9 +213,9 @@ def test_a_run_that_fails_is_told_and_one_that_is_stopped_has_no_result(
     assert "cait: error: the run plain-6-seed0 failed: " in told
     assert "did you mean --model.lr?" in told
     assert "see other/plain-6-seed0/output.txt" in told
-    runs = Runs(Grid(grid_file, "two"), Path("stopped"), [], 1, False)
-    runs.stop()
-    assert runs.train(runs.grid.trials[0]) is None
+    runs = StudyRuns(Grid(grid_file, "two"), Path("stopped"), [], 1, False, Runner(Program()))
+    runs.runner.stop()
+    assert runs.train(runs.grid.runs[0]) is None
     assert json.loads(Path("stopped/plain-6-seed0/result.json").read_text())["result"] is None
     assert runs.finished() == {}
 

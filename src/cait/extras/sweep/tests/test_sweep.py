@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,11 @@ import yaml
 from harness import DEVICES, LIMIT, REPO, link_digits, start
 
 from cait.cli import main
-from cait.cli.options import stopping
 from cait.errors import UserError
 from cait.extras.sweep import trials
-from cait.extras.sweep.space import Space
-from cait.extras.sweep.verb import Sweep
+from cait.extras.sweep.search_space import SearchSpace
+from cait.extras.sweep.verb import check_values
+from cait.run.program import Program
 
 TINY: dict[str, Any] = {
     "config": str(REPO / "configs/digits.yaml"),
@@ -74,7 +73,7 @@ def write(folder: Path, **changes: Any) -> Path:
 def test_a_bad_space_is_told_in_a_line(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = write(tmp_path, **changes)
     with pytest.raises(UserError) as error:
-        Space.read(path)
+        SearchSpace.read(path)
     assert str(error.value).startswith(f"{path}: ")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
@@ -105,22 +104,22 @@ def test_a_setting_that_fit_refuses_ends_the_sweep_before_it_begins(
 
 
 def test_the_space_that_is_shipped_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cait.extras.sweep.verb import _check
-
     monkeypatch.chdir(REPO)
-    space = Space.read(REPO / "configs/sweep/digits.yaml")
-    assert (space.trials, space.name, len(space.tries())) == (12, "sweep-digits", 9)
-    _check(space, Path("no such folder"), None, None)  # raises what fit refuses
+    search = SearchSpace.read(Path(__file__).parents[1] / "digits.yaml")
+    assert (search.trials, search.name, len(search.probes())) == (12, "sweep-digits", 9)
+    check_values(search, Program())  # raises what fit refuses
 
 
 def test_values_reach_the_command_line_as_fit_takes_them(tmp_path: Path) -> None:
-    space = Space.read(write(tmp_path, sampler="grid", space={"a": [None, [1, 0.5], "x"], "b": {"low": 1, "high": 2}}))
-    assert (space.trials, space.grid[1]) == (2, ("null", 2))
+    search = SearchSpace.read(
+        write(tmp_path, sampler="grid", space={"a": [None, [1, 0.5], "x"], "b": {"low": 1, "high": 2}})
+    )
+    assert (search.trials, search.grid[1]) == (2, ("null", 2))
     path = write(tmp_path, sampler="grid", trials=None, space={"a": [None, [1, 0.5], "x", {"k": True}]})
-    space = Space.read(path)
-    assert [value for _, value, _ in space.tries()] == ["null", "[1, 0.5]", "x", '{"k": true}']
-    assert "--a=[1, 0.5]" in space.tries()[1][2]
-    assert "--model.fields.depth=1" in space.tries()[0][2]
+    search = SearchSpace.read(path)
+    assert [value for _, value, _ in search.probes()] == ["null", "[1, 0.5]", "x", '{"k": true}']
+    assert "--a=[1, 0.5]" in search.probes()[1][2]
+    assert "--model.fields.depth=1" in search.probes()[0][2]
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
@@ -129,16 +128,16 @@ def test_a_sweep_cut_anywhere_draws_the_same_trials(sampler: str, tmp_path: Path
     if sampler == "grid":
         axes["a"]["step"] = 0.25
     path = write(tmp_path, sampler=sampler if sampler != "tpe" else {"name": "tpe", "n_startup_trials": 3}, space=axes)
-    space = Space.read(path)
+    search = SearchSpace.read(path)
 
     def draw(cut: bool) -> list[dict[str, Any]]:
-        study = optuna.create_study(sampler=trials._sampler(space), direction="maximize")
+        study = optuna.create_study(sampler=trials._sampler(search), direction="maximize")
         for number in range(6):
             study.ask()
-            for axis in space.axes if cut else ():  # another process draws each value, and each is asked for again
-                study.sampler = trials._sampler(Space.read(path))
+            for axis in search.axes if cut else ():  # another process draws each value, and each is asked for again
+                study.sampler = trials._sampler(SearchSpace.read(path))
                 axis.suggest(trials.trial_of(study, number))
-            values = trials.values_of(study, space, number)
+            values = trials.values_of(study, search, number)
             study.tell(number, values["a"] * int(values["b"]) - values["c"] / 8)
         return [trial.params for trial in study.trials]
 
@@ -147,15 +146,17 @@ def test_a_sweep_cut_anywhere_draws_the_same_trials(sampler: str, tmp_path: Path
     assert len({str(values) for values in drawn}) == 6
     if sampler == "random":
         other = write(tmp_path, sampler=sampler, space=axes, seed=1)
-        assert Space.read(other).make_sampler(0, "a")._rng.rng.rand() != space.make_sampler(0, "a")._rng.rng.rand()
+        assert (
+            SearchSpace.read(other).make_sampler(0, "a")._rng.rng.rand() != search.make_sampler(0, "a")._rng.rng.rand()
+        )
 
 
 @pytest.mark.parametrize("pruner", ["median", "hyperband"])
 def test_replayed_decisions_are_those_of_optuna(pruner: str, tmp_path: Path) -> None:
     options = {"median": {"n_startup_trials": 3, "n_warmup_steps": 1}, "hyperband": {"reduction_factor": 2}}[pruner]
-    space = Space.read(write(tmp_path, pruner={"name": pruner} | options))
+    search = SearchSpace.read(write(tmp_path, pruner={"name": pruner} | options))
     curves = np.random.default_rng(0).random((14, 5)).cumsum(axis=1)
-    live = optuna.create_study(study_name=trials.NAME, direction="maximize", pruner=space.make_pruner())
+    live = optuna.create_study(study_name=trials.NAME, direction="maximize", pruner=search.make_pruner())
     ours = optuna.create_study(direction="maximize")
     stopped = 0
     for curve in curves:
@@ -165,7 +166,7 @@ def test_replayed_decisions_are_those_of_optuna(pruner: str, tmp_path: Path) -> 
             copy.report(value, 10 * place + 7)  # steps of the optimizer
             answer = trial.should_prune()
             for _ in range(2):  # asked again after a kill
-                assert trials.stops(ours, space.make_pruner(), copy.number) == answer
+                assert trials.is_pruned(ours, search.make_pruner(), copy.number) == answer
             if answer:
                 break
         state = trials.state("PRUNED" if answer else "COMPLETE")
@@ -176,23 +177,23 @@ def test_replayed_decisions_are_those_of_optuna(pruner: str, tmp_path: Path) -> 
 
 
 def test_a_sweep_of_another_space_is_refused_once_it_has_begun(tmp_path: Path) -> None:
-    space = Space.read(write(tmp_path))
-    trials.open_study(tmp_path, space).ask()
-    longer = Space.read(write(tmp_path, trials=5))
+    search = SearchSpace.read(write(tmp_path))
+    trials.open_study(tmp_path, search).ask()
+    longer = SearchSpace.read(write(tmp_path, trials=5))
     assert len(trials.open_study(tmp_path, longer).trials) == 1
-    other = Space.read(write(tmp_path, seed=4))
+    other = SearchSpace.read(write(tmp_path, seed=4))
     assert len(trials.open_study(tmp_path, other).trials) == 0  # nothing had begun
     (tmp_path / "trial-000").mkdir()
     (tmp_path / "trial-000/config.yaml").touch()
     with pytest.raises(UserError, match=r"another space than .*space\.yaml now says"):
-        trials.open_study(tmp_path, space)
+        trials.open_study(tmp_path, search)
 
 
 def test_trials_without_their_study_are_not_taken_for_others(tmp_path: Path) -> None:
     (tmp_path / "trial-000").mkdir()
     (tmp_path / "trial-000/config.yaml").touch()
     with pytest.raises(UserError, match=r"has trials, but .*study\.db is missing"):
-        trials.open_study(tmp_path, Space.read(write(tmp_path)))
+        trials.open_study(tmp_path, SearchSpace.read(write(tmp_path)))
 
 
 def trials_of(folder: Path) -> list[tuple[Any, ...]]:
@@ -238,33 +239,6 @@ def test_a_sweep_trains_reports_and_draws(tmp_path: Path, digits_root: Path) -> 
     assert (row["val/acc1"], row["model.lr"], row["epochs"]) == (str(value), str(params["model.lr"]), "2")
     assert {path.stem for path in folder.glob("*.png")} >= {"history", "parallel"}
     assert "make eval RUN=logs/tiny/trial-000" in output
-
-
-def test_an_error_of_one_worker_ends_the_others(tmp_path: Path) -> None:
-    class Failing(Sweep):
-        def _work(self, place: int) -> None:
-            if place == 1:
-                raise UserError("the disk is full")
-            command = [sys.executable, "-c", "import time; time.sleep(600)"]
-            with (tmp_path / "claim").open("w") as claim:
-                statuses.append(self._process(command, tmp_path / "output", dict(os.environ), claim.fileno()))
-
-    statuses: list[int] = []
-    (tmp_path / "sweep").mkdir()
-    with pytest.raises(UserError, match="the disk is full"):
-        Failing(Space.read(write(tmp_path)), tmp_path / "sweep", 2).train()
-    assert statuses == [-signal.SIGTERM]
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
-def test_the_end_of_a_terminal_stops_as_ctrl_c_does(signum: int, capsys: pytest.CaptureFixture[str]) -> None:
-    before = signal.signal(signum, signal.SIG_DFL)  # the tests may run under nohup
-    try:
-        with pytest.raises(KeyboardInterrupt), stopping("runs"):
-            signal.raise_signal(signum)
-    finally:
-        signal.signal(signum, before)
-    assert "The runs have saved; the same command continues them" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Record the wanted steps of a run while it is replayed."""
+"""Note what the wanted steps of a run do while they are trained again."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class StepRecord(Callback):
     """Note the batches, the losses and the gradients of some steps, and stop after them.
 
     Args:
-        start: optimizer steps that are done when training begins.
-        first: step to begin with; steps count from 0, as in metrics.csv.
+        start: optimizer steps that are done when training starts.
+        first: the first step to note; steps count from 0, as in metrics.csv.
         last: the last step.
     """
 
@@ -55,7 +55,8 @@ class StepRecord(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: CaiTModule) -> None:  # type: ignore[override]
         if trainer.global_step != self.start:
             raise UserError(
-                f"the checkpoint is of step {trainer.global_step}, not {self.start}: it was replaced; go again"
+                f"the checkpoint is of step {trainer.global_step}, not {self.start}: it was replaced; "
+                "give the same command again"
             )
         if isinstance(pl_module.loss, nn.CrossEntropyLoss | BinaryCrossEntropy):
             pl_module.loss.register_forward_hook(self._note_losses)
@@ -68,10 +69,11 @@ class StepRecord(Callback):
     @torch.no_grad()
     def _note_losses(self, loss: nn.Module, given: tuple[Tensor, Tensor], _: Tensor) -> None:
         if self._is_wanted(self._trainer):
-            each = torch.stack([loss.forward(*one) for one in zip(*(part.split(1) for part in given), strict=True)])
-            gathered = self._module.all_gather(each)
-            assert isinstance(gathered, Tensor)
-            self.losses[self.batches[self._trainer.global_step][-1]] = gathered.view(-1, len(each)).cpu()
+            pairs = zip(*(part.split(1) for part in given), strict=True)
+            losses_B = torch.stack([loss.forward(*pair) for pair in pairs])
+            of_all = self._module.all_gather(losses_B)
+            assert isinstance(of_all, Tensor)
+            self.losses[self.batches[self._trainer.global_step][-1]] = of_all.view(-1, len(losses_B)).cpu()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: CaiTModule, optimizer: Optimizer) -> None:  # type: ignore[override]
         if self._is_wanted(trainer):

@@ -1,4 +1,4 @@
-"""How `cait replay` goes through steps again, compares them with metrics.csv, draws and writes them."""
+"""Train the steps of a replay again, compare them with metrics.csv, and write what they saw and did."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 from rich.table import Table
 
-from cait import ckpt, disk
+from cait import ckpt, disk, plugins
 from cait.cli.lightning import CaiTCLI, _listed
 from cait.errors import UserError
-from cait.extras.replay.batches import TrainingBatches
-from cait.extras.replay.images import StepImages
-from cait.extras.replay.record import KeptRows, StepRecord
+from cait.extras.replay.contact_sheet import StepImages
+from cait.extras.replay.step_record import KeptRows, StepRecord
+from cait.extras.replay.training_batches import TrainingBatches
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.run import curves, rundir
 from cait.run.progress import RunProgressBar, UnreadableReport
@@ -57,7 +57,8 @@ class ReplayCLI(CaiTCLI):
     def parse_arguments(self, *arguments: Any) -> None:
         super().parse_arguments(*arguments)
         self.config.fit.ckpt_path = None if self.asked.ckpt_path is None else str(self.asked.ckpt_path)
-        self.config.fit.monitor.every_n_steps = None  # it changes no step, and monitor.csv is the run's
+        if "monitor" in plugins.merged("CALLBACK_SETTINGS"):  # it changes no step, and would write
+            self.config.fit.monitor.every_n_steps = None
 
     def _meet(self) -> None:
         """Nothing to agree on: each process finds the same checkpoint."""
@@ -85,14 +86,14 @@ class ReplayCLI(CaiTCLI):
         if sys.stdout.isatty():
             callbacks.append(RunProgressBar())
             kwargs["enable_progress_bar"] = True
-        own = [each for each in _listed(given.callbacks) if not isinstance(each, Checkpoint | EarlyStopping)]
-        kwargs |= dict(logger=[self.kept], callbacks=[*own, *callbacks], log_every_n_steps=1, limit_val_batches=0)
-        if isinstance(here := self.processes.cluster(), SLURMEnvironment):
-            kwargs["plugins"] = [*_listed(given.plugins), here]
+        named = [each for each in _listed(given.callbacks) if not isinstance(each, Checkpoint | EarlyStopping)]
+        kwargs |= dict(logger=[self.kept], callbacks=[*named, *callbacks], log_every_n_steps=1, limit_val_batches=0)
+        if isinstance(cluster := self.processes.cluster(), SLURMEnvironment):
+            kwargs["plugins"] = [*_listed(given.plugins), cluster]
         return super(CaiTCLI, self).instantiate_trainer(**kwargs)
 
     def _any_trainer(self, kwargs: dict[str, Any]) -> Trainer:
-        """A Trainer that need not train: without the run's accelerator it stands on the CPU."""
+        """A Trainer that need not train: on the CPU if the run's accelerator is missing here."""
         try:
             return super(CaiTCLI, self).instantiate_trainer(**kwargs)
         except MisconfigurationException as error:
@@ -116,7 +117,7 @@ class ReplayCLI(CaiTCLI):
             self._show(batches)
         else:
             self.datamodule.trainer = None
-            self._tell_how_far()
+            self._announce()
             logging.disable(logging.INFO)  # Lightning names the copy of the checkpoint
             try:
                 trainer.fit(*args, **kwargs)
@@ -126,11 +127,11 @@ class ReplayCLI(CaiTCLI):
                 self._show_metrics()
                 self._show(batches)
 
-    def _tell_how_far(self) -> None:
+    def _announce(self) -> None:
         asked, start = self.asked, self.record.start
         if "LOCAL_RANK" not in os.environ:
-            begin = f"from {asked.start}" if asked.start else "no checkpoint lies before it, so from the first step"
-            print(f"step {asked.step:,}: {begin}: steps {start:,} to {self.last:,} are trained again", flush=True)
+            origin = f"from {asked.start}" if asked.start else "no checkpoint lies before it, so from the first step"
+            print(f"step {asked.step:,}: {origin}: steps {start:,} to {self.last:,} are trained again", flush=True)
 
     def _show_metrics(self) -> None:
         """Compare what the steps gave with metrics.csv."""
@@ -141,9 +142,9 @@ class ReplayCLI(CaiTCLI):
         for step in range(self.asked.step, self.last + 1):
             for name, value in self.kept.rows[step].items():
                 if name.startswith("train/") or name == "lr":
-                    there = logged.get(step, {}).get(name)
-                    how = "same" if there == str(value) else there or "not logged"
-                    table.add_row(str(step), name, str(value), how)
+                    before = logged.get(step, {}).get(name)
+                    found = "same" if before == str(value) else before or "not logged"
+                    table.add_row(str(step), name, str(value), found)
             table.add_section()
         Console().print(table)
 
@@ -157,7 +158,7 @@ class ReplayCLI(CaiTCLI):
             Console().print(table)
 
     def _show(self, batches: TrainingBatches) -> None:
-        """Draw the images of the steps, list them, and name the files."""
+        """Draw and list the images of the steps, and print the names of the files."""
         asked, written = self.asked, []
         for step in range(asked.step, self.last + 1):
             stem = asked.output / f"step-{step:06d}"

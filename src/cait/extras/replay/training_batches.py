@@ -26,7 +26,7 @@ Box = tuple[int, int, int, int]
 
 
 @dataclass
-class Seen:
+class SeenImage:
     """One image of a batch, and what was done to it.
 
     `share` is its own part of the label; the rest is that of `partner`, the place of another image in the batch.
@@ -56,11 +56,11 @@ class Batch:
 
     images: Tensor
     targets: Tensor
-    seen: list[Seen]
+    seen: list[SeenImage]
 
 
-class Moment:
-    """Stands in for a Trainer, for the data module only, as it is before one training batch of one process."""
+class TrainerAt:
+    """A Trainer as the data module sees it before one training batch of one process."""
 
     training = True
 
@@ -74,7 +74,7 @@ class Moment:
 
 
 class TrainingBatches:
-    """The batches of a run by (epoch, batch), all counted from 0, without a model.
+    """The batches of a run by (epoch, batch), both counted from 0, without a model.
 
     On the same kind of device, the pixels are those of the training, bit for bit: the device draws the noise of erased
     boxes.
@@ -90,7 +90,7 @@ class TrainingBatches:
 
     def __init__(self, data: ImageNetDataModule, trainer: Trainer, state: dict[str, Any] | None = None) -> None:
         self.data, self.trainer = data, trainer
-        self._stand_at(0, 0, 0)
+        self._move_to(0, 0, 0)
         data.share_batch(trainer)
         data.prepare_data()
         data.setup()
@@ -98,8 +98,8 @@ class TrainingBatches:
             data.load_state_dict(state)
         self.batches_per_epoch = self._batches_per_epoch(len(self._loader()))
 
-    def _stand_at(self, epoch: int, batch: int, process: int) -> None:
-        self.data.trainer = Moment(self.trainer, epoch, batch, process)  # type: ignore[assignment]
+    def _move_to(self, epoch: int, batch: int, process: int) -> None:
+        self.data.trainer = TrainerAt(self.trainer, epoch, batch, process)  # type: ignore[assignment]
 
     def _loader(self) -> TrainLoader:
         loader = self.data.train_dataloader()
@@ -107,9 +107,9 @@ class TrainingBatches:
             raise UserError(f"replay reads cait's own loader, not the {type(loader).__name__} of your data module")
         return loader
 
-    def _batches_per_epoch(self, there: int) -> int:
+    def _batches_per_epoch(self, whole: int) -> int:
         limit = self.trainer.limit_train_batches  # of `overfit_batches` too
-        return min(limit, there) if isinstance(limit, int) else int(limit * there)
+        return min(limit, whole) if isinstance(limit, int) else int(limit * whole)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -137,12 +137,12 @@ class TrainingBatches:
 
     def read(self, epoch: int, batch: int, process: int) -> Batch:
         """The batch of one process, on its device."""
-        self._stand_at(epoch, batch, process)
+        self._move_to(epoch, batch, process)
         data, device = self.data, self.trainer.strategy.root_device
         data.num_workers = 0
         loader = self._loader()
         raw = next(iter(loader))
-        keys = next(iter(loader.batch_sampler))  # type: ignore[arg-type]  # it stands where the loader put it
+        keys = next(iter(loader.batch_sampler))  # type: ignore[arg-type]  # of this batch, as the loader left it
         labels = raw[1].tolist()
         erased = self._erased(keys, raw)
         moved: Any = self.trainer.precision_plugin.convert_input(raw)
@@ -150,7 +150,7 @@ class TrainingBatches:
         moved = data.transfer_batch_to_device(moved, device, 0)
         images, targets = data.on_after_batch_transfer(moved, 0)
         seen = [
-            Seen(*data._position(), process, place, index, key[2], *_names(data.train_images, key, index), label)
+            SeenImage(*data._position(), process, place, index, key[2], *_names(data.train_images, key, index), label)
             for place, (key, label) in enumerate(zip(keys, labels, strict=True))
             for index in [_index(data.train_images, key)]
         ]
@@ -169,13 +169,13 @@ class TrainingBatches:
         if not isinstance(erasing, RandomErasing):
             return {}
         probability, erasing.probability = erasing.probability, 0.0  # the last draws of all: nothing else changes
-        whole = [pixels for pixels, _ in images.__getitems__(keys)]
+        intact = [pixels for pixels, _ in images.__getitems__(keys)]
         erasing.probability = probability
-        changed = [(ours != theirs).any(dim=0) for ours, theirs in zip(raw[0], whole, strict=True)]
-        return {place: box for place, where in enumerate(changed) if (box := _bounds(where))}
+        changed = [(after != before).any(dim=0) for after, before in zip(raw[0], intact, strict=True)]
+        return {place: box for place, mask in enumerate(changed) if (box := _bounds(mask))}
 
-    def _note_mixing(self, seen: list[Seen], size: int, process: int) -> None:
-        """Mix a probe as the batch was mixed: the first half black, the other white, each image with its own label."""
+    def _note_mixing(self, seen: list[SeenImage], size: int, process: int) -> None:
+        """Mix a probe as the batch was mixed: the first half black, the other white, image i with the label i."""
         data, number = self.data, len(seen)
         before = torch.zeros(number, 1, size, size)
         before[number // 2 :] = 1
@@ -201,9 +201,9 @@ def _names(images: TrainImages, key: Key, index: int) -> tuple[str, str]:
     return images.samples.name(index), "" if index == key[1] else images.samples.name(key[1])
 
 
-def _bounds(where: Tensor) -> Box | None:
-    """The box around the true places of [S, S]; None if there are none."""
-    rows, columns = where.any(dim=1).nonzero(), where.any(dim=0).nonzero()
+def _bounds(mask: Tensor) -> Box | None:
+    """The box around the true values of a mask [S, S]; None if there are none."""
+    rows, columns = mask.any(dim=1).nonzero(), mask.any(dim=0).nonzero()
     if not len(rows):
         return None
     top, left = int(rows[0]), int(columns[0])

@@ -1,4 +1,4 @@
-"""The space of a sweep: what SPACE.yaml says, and the samplers and pruners that it names."""
+"""What SPACE.yaml says: the settings that a sweep tries, and the samplers and pruners that choose among them."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Axis:
         return list(self.choices) or [self.low, self.high]
 
 
-class Space:
-    """What SPACE.yaml says.
+class SearchSpace:
+    """The settings that the trials of a sweep differ in, those that they share, and how the trials are chosen.
 
     Args:
         path: the file, which errors name.
@@ -103,19 +103,21 @@ class Space:
         self.path = path
         if not isinstance(content, dict):
             raise UserError(f"{path} is no space of a sweep; it has the keys {', '.join(KEYS)}")
-        self._known("", content, KEYS)
-        self.name = self._text(content, "name", f"sweep-{path.stem}")
+        self._check_keys("", content, KEYS)
+        self.name = self._text("name", content.get("name", f"sweep-{path.stem}"))
+        if Path(self.name).name != self.name or self.name == "..":
+            raise self._error("name", "be a name", self.name)
         configs = content.get("config", [])
-        self.configs = [configs] if isinstance(configs, str) else self._of("config", configs, list)
-        self.settings: Settings = flatten(self._of("settings", content.get("settings") or {}, dict))
-        axes = self._of("space", content.get("space"), dict)
-        self.axes = [self._axis(str(name), about) for name, about in axes.items()]
+        self.configs = [configs] if isinstance(configs, str) else self._typed("config", configs, list)
+        self.settings: Settings = flatten(self._typed("settings", content.get("settings") or {}, dict))
+        axes = self._typed("space", content.get("space"), dict)
+        self.axes = [self._axis(str(name), given) for name, given in axes.items()]
         if not self.axes:
             raise UserError(f"{path}: space is empty; it maps settings to their values, as model.lr: [1e-3, 2e-3]")
         self._check_names()
-        self.sampler, self._sampler_options = self._kind(content, "sampler", "tpe", SAMPLERS)
-        self.pruner, self._pruner_options = self._kind(content, "pruner", "none", PRUNERS)
-        self.metric = self._text(content, "metric", "val/acc1")
+        self.sampler, self._sampler_options = self._choice("sampler", content.get("sampler") or "tpe", SAMPLERS)
+        self.pruner, self._pruner_options = self._choice("pruner", content.get("pruner") or "none", PRUNERS)
+        self.metric = self._text("metric", content.get("metric", "val/acc1"))
         self.direction = self._one_of("direction", content.get("direction", "maximize"), MODES)
         self.seed = self._whole("seed", content.get("seed", 0), 0)
         default = len(self.grid) if self.sampler == "grid" else None
@@ -125,8 +127,12 @@ class Space:
         self.content = content
 
     @classmethod
-    def read(cls, path: Path) -> Space:
-        """The space in a file. UserError if it cannot be read."""
+    def read(cls, path: Path) -> SearchSpace:
+        """The search space in a file.
+
+        Raises:
+            UserError: the file cannot be read.
+        """
         try:
             return cls(path, yaml.safe_load(path.read_text(encoding="utf-8")))
         except OSError as error:
@@ -180,34 +186,34 @@ class Space:
         chosen = [f"--{name}={as_text(value)}" for name, value in (self.settings | values).items()]
         return [*configs, *chosen, f"--best_metric={self.metric}", f"--best_mode={self.mode}"]
 
-    def tries(self) -> list[tuple[str, Any, list[str]]]:
+    def probes(self) -> list[tuple[str, Any, list[str]]]:
         """(setting, value, arguments): each choice and each end of a range once, with the first value of the others."""
         first = {axis.name: axis.ends[0] for axis in self.axes}
         return [
             (axis.name, value, self.arguments(first | {axis.name: value})) for axis in self.axes for value in axis.ends
         ]
 
-    def _axis(self, name: str, about: Any) -> Axis:
-        where = f"space.{name}"
-        if isinstance(about, list):
-            choices = tuple(as_text(value) for value in about)
+    def _axis(self, name: str, given: Any) -> Axis:
+        key = f"space.{name}"
+        if isinstance(given, list):
+            choices = tuple(as_text(value) for value in given)
             if len(set(choices)) < len(choices) or not choices:
-                raise UserError(f"{self.path}: {where} must list values, each once, got {as_text(about)}")
+                raise self._error(key, "list values, each once", given)
             return Axis(name, choices)
-        if not isinstance(about, dict):
-            raise UserError(f"{self.path}: {where} must be a list or {{low: A, high: B}}, got {as_text(about)}")
-        self._known(f"{where}.", about, RANGE)
-        low, high = (self._number(f"{where}.{end}", about.get(end)) for end in ("low", "high"))
-        log, step = self._of(f"{where}.log", about.get("log", False), bool), about.get("step")
-        step = None if step is None else self._number(f"{where}.step", step)
+        if not isinstance(given, dict):
+            raise self._error(key, "be a list or {low: A, high: B}", given)
+        self._check_keys(f"{key}.", given, RANGE)
+        low, high = (self._number(f"{key}.{end}", given.get(end)) for end in ("low", "high"))
+        log, step = self._typed(f"{key}.log", given.get("log", False), bool), given.get("step")
+        step = None if step is None else self._number(f"{key}.step", step)
         if isinstance(low, int) and isinstance(high, int) and not isinstance(step, float):
             step = 1 if step is None else step
         else:
             low, high = float(low), float(high)
-        if log and (about.get("step") is not None or low <= 0):
-            raise UserError(f"{self.path}: {where} with log: true needs low above 0 and no step, got {as_text(about)}")
+        if log and (given.get("step") is not None or low <= 0):
+            raise UserError(f"{self.path}: {key} with log: true needs low above 0 and no step, got {as_text(given)}")
         if not low < high or (step is not None and step <= 0):
-            raise UserError(f"{self.path}: {where} needs low below high and a step above 0, got {as_text(about)}")
+            raise UserError(f"{self.path}: {key} needs low below high and a step above 0, got {as_text(given)}")
         return Axis(name, (), low, high, log, step)
 
     def _check_names(self) -> None:
@@ -218,20 +224,20 @@ class Space:
             if name in OF_THE_SWEEP:
                 raise UserError(f"{self.path}: {name} is given by the sweep to each trial; leave it out")
 
-    def _kind(self, content: dict[str, Any], key: str, default: str, known: dict[str, Any]) -> tuple[str, Settings]:
-        given = content.get(key) or default
+    def _choice(self, key: str, given: Any, known: dict[str, Any]) -> tuple[str, Settings]:
+        """The name and the options of a sampler or a pruner."""
         if not isinstance(given, dict):
             return self._one_of(key, given, known), {}
         options = dict(given)
         name = self._one_of(f"{key}.name", options.pop("name", None), known)
-        self._known(f"{key}.", options, known[name])
+        self._check_keys(f"{key}.", options, known[name])
         return name, {option: self._whole(f"{key}.{option}", value, 0) for option, value in options.items()}
 
-    def _known(self, where: str, content: dict[Any, Any], known: Sequence[str]) -> None:
-        for key, value in content.items():
+    def _check_keys(self, prefix: str, given: dict[Any, Any], known: Sequence[str]) -> None:
+        for key, value in given.items():
             if key not in known:
                 hint = did_you_mean(str(key), known, f"; there are {', '.join(known) or 'no options'}")
-                raise UserError(f"{self.path}: unknown key {where}{key}: {as_text(value)}{hint}")
+                raise UserError(f"{self.path}: unknown key {prefix}{key}: {as_text(value)}{hint}")
 
     def _one_of(self, key: str, value: Any, known: dict[str, Any]) -> str:
         if value not in known:
@@ -239,21 +245,20 @@ class Space:
             raise UserError(f"{self.path}: {key} cannot be {as_text(value)}{hint}")
         return value
 
-    def _of(self, key: str, value: Any, kind: type) -> Any:
+    def _typed(self, key: str, value: Any, kind: type) -> Any:
         if not isinstance(value, kind):
-            said = {dict: "map settings to values", list: "be a file or a list of files", bool: "be true or false"}
-            raise UserError(f"{self.path}: {key} must {said[kind]}, got {as_text(value)}")
+            rules = {dict: "map settings to values", list: "be a file or a list of files", bool: "be true or false"}
+            raise self._error(key, rules[kind], value)
         return value
 
-    def _text(self, content: dict[str, Any], key: str, default: str) -> str:
-        value = content.get(key, default)
-        if not isinstance(value, str) or not value or (key == "name" and (Path(value).name != value or value == "..")):
-            raise UserError(f"{self.path}: {key} must be a name, got {as_text(value)}")
+    def _text(self, key: str, value: Any) -> str:
+        if not isinstance(value, str) or not value:
+            raise self._error(key, "be a name", value)
         return value
 
     def _whole(self, key: str, value: Any, least: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UserError(f"{self.path}: {key} must be a whole number, at least {least}, got {as_text(value)}")
+            raise self._error(key, f"be a whole number, at least {least}", value)
         return value
 
     def _number(self, key: str, value: Any) -> int | float:
@@ -262,5 +267,8 @@ class Space:
             with contextlib.suppress(ValueError):
                 number = float(value)
         if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-            raise UserError(f"{self.path}: {key} must be a number, got {as_text(value)}")
+            raise self._error(key, "be a number", value)
         return number
+
+    def _error(self, key: str, rule: str, value: Any) -> UserError:
+        return UserError(f"{self.path}: {key} must {rule}, got {as_text(value)}")

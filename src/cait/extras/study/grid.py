@@ -1,0 +1,111 @@
+"""The runs of a study, as a grid file lists them: methods by depth, and places of the class token."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from cait import plugins
+from cait.errors import UserError, did_you_mean, one_line
+from cait.settings import Settings, as_text
+
+GRID = Path(__file__).with_name("grid.yaml")
+CONFIGS = Path(__file__).resolve().parents[4] / "configs"
+PLACES = "places"
+PLACES_DEPTH = 12
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """One run of the study."""
+
+    method: str
+    depth: int
+    seed: int
+    settings: Settings
+    paper: str | None = None
+    """The paper's row that it repeats, as "table1/layerscale-36"; the paper may have no row of this depth."""
+    is_place: bool = False
+    """Whether it is of Table 2, not of Table 1."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-seed{self.seed}" if self.is_place else f"{self.method}-{self.depth}-seed{self.seed}"
+
+
+class Grid:
+    """The runs of a grid file.
+
+    Args:
+        path: the file; `grid.yaml` beside this module says what stands in one.
+        size: one of its sizes.
+        data: folder to train on; None takes the embedded digits.
+
+    Raises:
+        UserError: the file is missing or not a grid, or it has no such size.
+    """
+
+    def __init__(self, path: Path = GRID, size: str = "quick", data: str | None = None) -> None:
+        try:
+            self._content = yaml.safe_load(path.read_text())
+            sizes, base = self._content["sizes"], self._content["data" if data else "digits"]
+            self.config = CONFIGS / base["config"]
+            if size not in sizes:
+                hint = did_you_mean(size, sizes, f"; it has {', '.join(sizes)}")
+                raise UserError(f"{path} has no size {size!r}{hint}")
+            self.chosen = sizes[size]
+            self.base: Settings = base["settings"] | self._content["every_run"] | ({"data.root": data} if data else {})
+            measured = {"monitor.every_n_steps": int(base["monitor_every_n_steps"])}
+            self._measured = measured if "monitor" in plugins.merged("CALLBACK_SETTINGS") else {}
+            self.runs = [*self._methods(), *self._places()]
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise UserError(f"cannot read the grid {path}: {one_line(error)}") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} is not a grid of a study: {type(error).__name__} {error}") from error
+
+    def _seeds(self) -> range:
+        return range(self.chosen["seeds"])
+
+    def _methods(self) -> Iterable[StudyRun]:
+        rates, known = self._content["drop_path_rate"], self._content["methods"]
+        # Deep runs first: the last to end is then a short one.
+        for seed in self._seeds():
+            for depth in sorted(self.chosen["depths"], reverse=True):
+                for method in self.chosen.get("methods", known):
+                    about = dict(known[method])
+                    paper, adapted = about.pop("paper", None), about.pop("adapted", True)
+                    rate = rates[depth] if adapted else rates[min(rates)]
+                    settings = about | {"model.fields.depth": depth, "model.drop_path_rate": rate}
+                    yield StudyRun(method, depth, seed, settings, paper and f"{paper}-{depth}")
+
+    def _places(self) -> Iterable[StudyRun]:
+        known, rate = self._content[PLACES], self._content["drop_path_rate"][PLACES_DEPTH]
+        for seed in self._seeds():
+            for place in self.chosen.get(PLACES, known):
+                plain = {"model.fields.residual": "plain", "model.fields.depth": PLACES_DEPTH}
+                settings = plain | {"model.drop_path_rate": rate} | known[place]
+                yield StudyRun(place, settings["model.fields.depth"], seed, settings, f"table2/{place}", is_place=True)
+
+    def originals(self) -> dict[str, StudyRun]:
+        """By each run's name, the first run with the same settings and seed: only that one is trained."""
+        first: dict[tuple[str, ...], StudyRun] = {}
+        return {run.name: first.setdefault(tuple(sorted(self.arguments(run))), run) for run in self.runs}
+
+    def arguments(self, run: StudyRun) -> list[str]:
+        """Arguments of `cait fit` for a run, besides `config` and its folder."""
+        settings = self.base | run.settings | {"seed_everything": run.seed} | self._measured
+        return [f"--{name}={as_text(value)}" for name, value in settings.items()]
+
+
+@functools.cache
+def published() -> dict[str, float]:
+    """The paper's top-1 on ImageNet in per cent, by the id of its row."""
+    figures: dict[str, float] = {}
+    for row, value in yaml.safe_load(GRID.read_text())["published"].items():
+        by_depth = value if isinstance(value, dict) else {"": value}
+        figures |= {f"{row}-{depth}".rstrip("-"): top1 for depth, top1 in by_depth.items()}
+    return figures

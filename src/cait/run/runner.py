@@ -1,0 +1,122 @@
+"""Start runs of `cait` from a program: each in a process of its own, several at a time, and stop them all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from cait.run import rundir
+from cait.run.program import Program
+
+OUTPUT = "output.txt"
+"""File in the folder of each run: what its process printed."""
+
+
+class Runner:
+    """Runs that this process starts and waits for, from one thread or from several.
+
+    Args:
+        program: starts the runs.
+        what: what the runs are called, as "trials", when they have saved.
+    """
+
+    def __init__(self, program: Program, what: str = "runs") -> None:
+        self.program, self.what = program, what
+        self.stopped = threading.Event()
+        self._processes: set[subprocess.Popen[bytes]] = set()
+
+    def run(
+        self,
+        folder: Path,
+        settings: Sequence[str],
+        variables: Mapping[str, str] | None = None,
+        files: Sequence[int] = (),
+    ) -> int:
+        """Train a run to its end. If it has a checkpoint, resume it.
+
+        Args:
+            folder: of the run.
+            settings: arguments of `cait fit`, for a new run.
+            variables: of the environment, beside those of this process.
+            files: descriptors that the run's process inherits.
+
+        Returns:
+            the exit status; below 0 the signal that ended the process, SIGTERM after `stop`.
+        """
+        if any((folder / rundir.CHECKPOINTS).glob("*.ckpt")):
+            arguments = ["resume", str(folder)]
+        else:
+            arguments = ["fit", *settings, f"--trainer.default_root_dir={folder.parent}", f"--run_name={folder.name}"]
+        if self.stopped.is_set():
+            return -signal.SIGTERM
+        with (folder / OUTPUT).open("ab") as output:
+            # In a group of its own: Ctrl-C is for this process, which then ends the runs.
+            process = subprocess.Popen(
+                [*self.program.words(), *arguments],
+                stdout=output,
+                stderr=output,
+                env=os.environ | dict(variables or {}),
+                start_new_session=True,
+                pass_fds=files,
+            )
+            self._processes.add(process)
+            if self.stopped.is_set():  # while the process started
+                process.terminate()
+            status = process.wait()
+            self._processes.discard(process)
+        return status
+
+    def stop(self) -> None:
+        """Have all runs save and end, and start no more."""
+        self.stopped.set()
+        for process in self._processes.copy():
+            process.terminate()
+
+    @contextlib.contextmanager
+    def threads(self, count: int) -> Iterator[ThreadPoolExecutor]:
+        """Threads that call `run`. An error in the body stops all runs, and so do Ctrl-C, SIGTERM and SIGHUP.
+
+        Raises:
+            KeyboardInterrupt: for each of these signals, once the runs have saved.
+        """
+        with self._interruptible(), ThreadPoolExecutor(count) as pool:
+            try:
+                yield pool
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.stop()
+                raise
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """SIGTERM, or SIGHUP from a closed terminal, raises KeyboardInterrupt as Ctrl-C does."""
+
+        def interrupt(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        signals = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else [])]
+        before = {number: signal.signal(number, interrupt) for number in signals}
+        try:
+            yield
+        except KeyboardInterrupt:
+            print(f"The {self.what} have saved; the same command continues them", file=sys.stderr)
+            raise
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def failure(folder: Path, status: int) -> str:
+    """Why a run ended with this status: the last line that it printed, or the signal that killed it."""
+    if status < 0:
+        return f"killed by signal {-status}"
+    lines = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("cait: error: ") if lines else f"exit status {status}"
