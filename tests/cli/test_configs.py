@@ -10,9 +10,9 @@ from harness import REPO
 from cait.cli import main
 
 RECIPE = REPO / "configs/imagenet/xxs24_224.yaml"
-# The paper's tables and the study's grid are no configurations but rows of them: test_paper.py, test_study.py.
+# The study's grid is no configuration but rows of them: test_study.py.
 # A sweep's space is no configuration either: test_sweep.py.
-ROWS = {*(REPO / "configs/paper").glob("*.yaml"), *(REPO / "configs/sweep").glob("*.yaml"), REPO / "configs/study.yaml"}
+ROWS = {*(REPO / "configs/sweep").glob("*.yaml"), REPO / "configs/study.yaml"}
 CONFIGS = sorted({*(REPO / "configs").rglob("*.yaml")} - ROWS)
 
 

@@ -1,6 +1,6 @@
 """The paper's tables as data: each row is a run that one command starts, with its published results.
 
-The rows are in `configs/paper/<table>.yaml`; `Row` says what a row may hold.
+The rows are in `tables/<table>.yaml`; `Row` says what a row may hold.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from cait.model.config import CaiTConfig, variant_config
 from cait.run import rundir
 from cait.settings import Settings, as_text, flatten
 
+TABLES = Path(__file__).parent / "tables"
 CONFIGS = Path(__file__).resolve().parents[4] / "configs"
 RECIPE = CONFIGS / "imagenet" / "xxs24_224.yaml"
 """What every row starts from. A row names only its differences."""
@@ -138,7 +139,7 @@ def tables() -> dict[str, dict[str, Any]]:
     """The YAML files by their stem."""
     if not RECIPE.is_file():
         raise UserError(f"{CONFIGS} is missing: the paper's rows are read from a clone of the template")
-    return {file.stem: yaml.safe_load(file.read_text()) for file in sorted((CONFIGS / "paper").glob("*.yaml"))}
+    return {file.stem: yaml.safe_load(file.read_text()) for file in sorted(TABLES.glob("*.yaml"))}
 
 
 @functools.cache
@@ -151,7 +152,7 @@ def rows() -> dict[str, Row]:
             own = {key: value for key, value in given.items() if "." in key}
             unknown = given.keys() - about.keys() - own.keys()
             if unknown:
-                raise UserError(f"configs/paper/{table}.yaml, row {name}: unknown key {unknown.pop()!r}")
+                raise UserError(f"{TABLES / table}.yaml, row {name}: unknown key {unknown.pop()!r}")
             row = Row(table, name, flatten(own), **about)
             found[row.id] = row
     return found

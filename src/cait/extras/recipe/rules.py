@@ -2,7 +2,7 @@
 
 The rules read the folder's figures, the machine's, and what the user has given. A setting that is given is never
 chosen, and the later rules take it as it is. `choose` shows the order; the numbers were found by trials on 2 cores, see
-benchmarks/own.md.
+benchmark.md.
 """
 
 from __future__ import annotations
