@@ -26,7 +26,7 @@ from cait.cli.lightning import CaiTCLI, _recipe
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.global_batch import batches_a_step
 from cait.errors import UserError
-from cait.extras.paper.models import zoo
+from cait.extras.paper.zoo import zoo
 from cait.extras.throughput.log import COLUMNS, ThroughputLog, forward_gmacs
 from cait.extras.watch import connection
 from cait.model import talking_heads
