@@ -108,7 +108,9 @@ class Row:
             trained = variant_config(hparams.get("name", ""), **sizes, **(hparams.get("fields") or {}))
         except (TypeError, UserError):  # another kind of network
             return False
-        return dataclasses.replace(trained, drop_path_rate=0.0) == dataclasses.replace(self.network(), drop_path_rate=0.0)
+        return dataclasses.replace(trained, drop_path_rate=0.0) == dataclasses.replace(
+            self.network(), drop_path_rate=0.0
+        )
 
     def arguments(self) -> list[str]:
         """The row as arguments of `cait fit` and other verbs: configurations and settings, without weights."""

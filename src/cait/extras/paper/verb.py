@@ -89,7 +89,7 @@ def _weights(verb: str, row: Row, names: set[str]) -> list[str]:
 
 
 def _reproduced(row: Row) -> str:
-    """The accuracy in the row's line, else the last of its run in logs/, else "not run". A run on other data does not count."""
+    """The accuracy in the row's line, else the last of its run in logs/ if that is of this row, else "not run"."""
     if row.reproduced is not None:
         return f"{row.reproduced}"
     if (row.run_dir / rundir.METRICS).is_file() and row.is_of(_hparams(row.run_dir)):
