@@ -1,6 +1,6 @@
 """How long a resume takes late in a long run, beside one after the first epoch.
 
-    python benchmarks/late_resume.py [--steps 500000] [--rounds 5] [--out benchmarks/rows.md]
+    python benchmarks/late_resume.py [--steps 500000] [--rounds 5] [--out benchmarks/logging_cost.md]
 
 A run of one epoch on the digits is copied, and the copy is made old: the counters of its checkpoint and the rows of its
 metrics.csv are those of so many steps. Both are resumed for one more step, in turns, each in a process of its own.

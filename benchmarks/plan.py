@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cait.extras.paper.models import zoo
+from cait.extras.paper.zoo import zoo
 
 HERE = Path(__file__).resolve().parent
 PEAK = {"A100": 312e12, "H100 or H200 SXM": 989e12}

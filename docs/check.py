@@ -1,4 +1,4 @@
-"""Run the commands of README.md and docs/*.md in a scratch copy of the working tree: `make docs-check`.
+"""Run the commands of README.md, docs/ and the extras' pages in a scratch copy of the working tree: `make docs-check`.
 
 A fenced block of `bash` holds commands. The words after `bash`, which GitHub does not show, say more:
 
@@ -46,9 +46,15 @@ class Block(NamedTuple):
         return [re.sub(r"\s+#.*", "", line).strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
+def pages() -> list[Path]:
+    """The pages whose commands are run, those of the extras last: each extra's is the README.md in its folder."""
+    folders = [REPO / "docs", *sorted((REPO / "src/cait/extras").iterdir())]
+    return [REPO / "README.md", *(page for folder in folders for page in sorted(folder.glob("*.md")))]
+
+
 def blocks() -> Iterator[Block]:
     """The fenced blocks of all pages."""
-    for page in (REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))):
+    for page in pages():
         text = page.read_text()
         for found in re.finditer(r"^( *)```(\w+)(.*)\n((?:.*\n)*?)\1```$", text, re.MULTILINE):
             indent, language, words, body = found.groups()

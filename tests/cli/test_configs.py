@@ -13,10 +13,8 @@ from cait.guards.refusals import is_overlay
 from cait.plugins import Setting
 
 RECIPE = REPO / "configs/imagenet/xxs24_224.yaml"
-# The paper's tables are no configurations but rows of them: test_paper.py.
-ROWS = {*(REPO / "configs/paper").glob("*.yaml")}
 EXTRAS = {path for path in (REPO / "src/cait/extras").glob("*/*.yaml") if is_overlay(path)}
-CONFIGS = sorted({*(REPO / "configs").rglob("*.yaml"), *EXTRAS} - ROWS)
+CONFIGS = sorted({*(REPO / "configs").rglob("*.yaml"), *EXTRAS})
 
 
 def resolved(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *more: str) -> dict:

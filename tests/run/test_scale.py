@@ -23,7 +23,7 @@ from cait.cli.lightning import CaiTCLI, _recipe
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.global_batch import batches_a_step
 from cait.errors import UserError
-from cait.extras.paper.models import zoo
+from cait.extras.paper.zoo import zoo
 from cait.guards import trainer_checks
 from cait.guards.doubts import Doubts, shortage
 from cait.model import talking_heads

@@ -1,6 +1,6 @@
-"""The paper's tables as data: each row is a run that one command starts, with its published results.
+"""The rows of the paper's tables: each is a run that one command starts, with its published results.
 
-The rows are in `configs/paper/<table>.yaml`; `Row` says what a row may hold.
+The tables are data, `tables/<table>.yaml`; `Row` says what a row may hold.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from cait.model.config import CaiTConfig, variant_config
 from cait.run import rundir
 from cait.settings import Settings, as_text, flatten
 
+TABLES = Path(__file__).parent / "tables"
 CONFIGS = Path(__file__).resolve().parents[4] / "configs"
 RECIPE = CONFIGS / "imagenet" / "xxs24_224.yaml"
 """What every row starts from. A row names only its differences."""
@@ -30,12 +31,12 @@ class Row:
 
     table: str
     name: str
-    own: Settings = field(default_factory=dict)
-    """What the row itself sets."""
+    changes: Settings = field(default_factory=dict)
+    """The settings that the row itself names."""
     base: str | None = None
-    """Row that it builds on, [table/]row: it takes all of that row's settings."""
+    """Row, as [table/]row, whose settings it takes over."""
     weights_of: str | None = None
-    """Row whose weights it starts from: it has that row's network and a recipe of its own."""
+    """Row whose weights it starts from: it has that row's network and another recipe."""
     overlay: str | None = None
     """File in `configs/` that goes on top of the recipe."""
     evaluate: bool = False
@@ -51,7 +52,7 @@ class Row:
     gflops: float | None = None
     """Published, in 10⁹ multiply-adds."""
     reproduced: float | None = None
-    """Top-1 of a run of this template, in per cent. Without it the last of its run is shown, if that `is_of` it."""
+    """Top-1 of a run of this template, in per cent. Without it the listing shows the last of the run in logs/."""
 
     @property
     def id(self) -> str:
@@ -76,7 +77,7 @@ class Row:
         parts = [f"{word} {row}" for word, row in (("as", self.base), ("weights of", self.weights_of)) if row]
         parts += [Path(self.overlay).stem] if self.overlay else []
         parts += ["evaluated"] if self.evaluate else []
-        return ", ".join(parts + [f"{key.split('.')[-1]} {as_text(value)}" for key, value in self.own.items()])
+        return ", ".join(parts + [f"{key.split('.')[-1]} {as_text(value)}" for key, value in self.changes.items()])
 
     @property
     def published(self) -> dict[str, dict[str, float]]:
@@ -93,23 +94,23 @@ class Row:
         """All differences of the run from the recipe and the overlay."""
         if self.weights_of:
             network = ("model.name", "model.fields.")
-            theirs = {k: v for k, v in find(self.weights_of, self.table).settings.items() if k.startswith(network)}
+            taken = {k: v for k, v in find(self.weights_of, self.table).settings.items() if k.startswith(network)}
         elif self.base:
-            theirs = find(self.base, self.table).settings
+            taken = find(self.base, self.table).settings
         else:
-            theirs = _defaults(self.table)
-        return theirs | self.own
+            taken = flatten(tables()[self.table].get("defaults", {}))
+        return taken | self.changes
 
     def is_of(self, hparams: Mapping[str, Any]) -> bool:
         """Whether a run has the row's network and as many classes as ImageNet, by its module's hyper-parameters."""
-        given = hparams.get("fields") or {}
         sizes = {key: hparams.get(key) for key in ("img_size", "num_classes")}
         try:
-            theirs = variant_config(hparams.get("name", ""), **sizes, **given)
+            trained = variant_config(hparams.get("name", ""), **sizes, **(hparams.get("fields") or {}))
         except (TypeError, UserError):  # another kind of network
             return False
-        ours = self.network()
-        return dataclasses.replace(theirs, drop_path_rate=0.0) == dataclasses.replace(ours, drop_path_rate=0.0)
+        return dataclasses.replace(trained, drop_path_rate=0.0) == dataclasses.replace(
+            self.network(), drop_path_rate=0.0
+        )
 
     def arguments(self) -> list[str]:
         """The row as arguments of `cait fit` and other verbs: configurations and settings, without weights."""
@@ -138,7 +139,7 @@ def tables() -> dict[str, dict[str, Any]]:
     """The YAML files by their stem."""
     if not RECIPE.is_file():
         raise UserError(f"{CONFIGS} is missing: the paper's rows are read from a clone of the template")
-    return {file.stem: yaml.safe_load(file.read_text()) for file in sorted((CONFIGS / "paper").glob("*.yaml"))}
+    return {file.stem: yaml.safe_load(file.read_text()) for file in sorted(TABLES.glob("*.yaml"))}
 
 
 @functools.cache
@@ -146,13 +147,12 @@ def rows() -> dict[str, Row]:
     """Every row by its id."""
     found = {}
     for table, content in tables().items():
-        for name, given in content["rows"].items():
-            about = {key: value for key, value in given.items() if key in Row.__dataclass_fields__}
-            own = {key: value for key, value in given.items() if "." in key}
-            unknown = given.keys() - about.keys() - own.keys()
-            if unknown:
-                raise UserError(f"configs/paper/{table}.yaml, row {name}: unknown key {unknown.pop()!r}")
-            row = Row(table, name, flatten(own), **about)
+        for name, line in content["rows"].items():
+            about = {key: value for key, value in line.items() if key in Row.__dataclass_fields__}
+            changes = {key: value for key, value in line.items() if "." in key}
+            if unknown := line.keys() - about.keys() - changes.keys():
+                raise UserError(f"{TABLES / table}.yaml, row {name}: unknown key {unknown.pop()!r}")
+            row = Row(table, name, flatten(changes), **about)
             found[row.id] = row
     return found
 
@@ -173,8 +173,8 @@ def find(id: str, table: str | None = None) -> Row:
 def released(name: str, img_size: int) -> Row | None:
     """The row of the weights that timm publishes for a model at a resolution; None if there is none."""
     known = rows().values() if RECIPE.is_file() else ()
-    own = (row for row in known if row.timm and row.settings["model.name"] == name)
-    return next((row for row in own if row.network().img_size == img_size), None)
+    scored = (row for row in known if row.timm and row.settings["model.name"] == name)
+    return next((row for row in scored if row.network().img_size == img_size), None)
 
 
 def row_of(hparams: Mapping[str, Any], config: Any) -> Row | None:
@@ -187,10 +187,6 @@ def row_of(hparams: Mapping[str, Any], config: Any) -> Row | None:
         return row
     weights_are_timms = config.model.pretrained and config.ckpt_path is None
     return released(hparams["name"], hparams["img_size"]) if weights_are_timms else None
-
-
-def _defaults(table: str) -> Settings:
-    return flatten(tables()[table].get("defaults", {}))
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cait.cli.options import asks_for_help
+from cait.cli.options import Options
 from cait.errors import UserError
 from cait.run import curves, rundir
 from cait.run.program import Program
@@ -21,27 +21,23 @@ if TYPE_CHECKING:
 
 WIDE = 120
 """The listing has the costs if the terminal has at least this many columns."""
-USAGE = """\
-usage: cait paper [TABLE] [--json]
-
-List the rows of the paper's tables: what differs, size, cost, published and reproduced
-accuracy, and the command that runs it."""
+WHAT = """\
+List the rows of the paper's tables: what differs, size, cost, published and reproduced accuracy, and the command that
+runs it."""
 
 
 def show(arguments: list[str], program: Program) -> None:
     """Print the rows of a table, or of all."""
-    if asks_for_help(arguments):
-        print(USAGE)
-        return
-    named = [argument for argument in arguments if argument != "--json"]
-    if len(named) > 1 or any(argument.startswith("-") for argument in named):
-        raise UserError("`cait paper` takes a table and --json, nothing else")
+    options = Options("paper", WHAT)
+    options.add_argument("table", metavar="TABLE", nargs="?", help="default all")
+    options.add_argument("--json", action="store_true", help="print a JSON list")
+    given = options.parse_args(arguments)
     from cait.extras.paper.rows import rows, tables
 
-    if named and named[0] not in tables():
-        raise UserError(f"the paper has no table {named[0]!r} here; choose one of {', '.join(tables())}")
-    chosen = [row for row in rows().values() if not named or row.table == named[0]]
-    if "--json" in arguments:
+    if given.table and given.table not in tables():
+        raise UserError(f"the paper has no table {given.table!r} here; choose one of {', '.join(tables())}")
+    chosen = [row for row in rows().values() if given.table in (None, row.table)]
+    if given.json:
         print(json.dumps([_as_dict(row) for row in chosen], indent=1, ensure_ascii=False))
     else:
         _print(chosen)
@@ -71,29 +67,29 @@ def replace_row(verb: str, arguments: list[str]) -> list[str]:
             raise UserError(f"{row.id} trains nothing, it is scored: `{row.command}`")
         if "--run_name" not in names:
             settings.append(f"--run_name={row.run_name}")
-    return [*settings, *_start(verb, row, names), *others]
+    return [*settings, *_weights(verb, row, names), *others]
 
 
-def _start(verb: str, row: Row, names: set[str]) -> list[str]:
+def _weights(verb: str, row: Row, names: set[str]) -> list[str]:
     """The weights that the verb starts from; nothing if the command line `names` some."""
     from cait.extras.paper.rows import find
 
-    start = row if verb != "fit" and not row.evaluate else row.weights_of and find(row.weights_of, row.table)
-    if not start or names & {"--model.weights", "--model.pretrained", "--ckpt_path"}:
+    source = row if verb != "fit" and not row.evaluate else row.weights_of and find(row.weights_of, row.table)
+    if not source or names & {"--model.weights", "--model.pretrained", "--ckpt_path"}:
         return []
-    weights = start.run_dir / rundir.CHECKPOINTS / rundir.LAST
+    weights = source.run_dir / rundir.CHECKPOINTS / rundir.LAST
     if not weights.exists() and "--print_config" not in names:
         raise UserError(
-            f"{row.id} needs the weights of {start.id}, and there is no {weights}: "
-            f"`{start.command}` first, or give --model.weights FILE"
+            f"{row.id} needs the weights of {source.id}, and there is no {weights}: "
+            f"`{source.command}` first, or give --model.weights FILE"
         )
     # A run of the row itself is read whole, because its moving average is scored too.
-    found = [f"--{'ckpt_path' if start is row else 'model.weights'}={weights}"]
+    found = [f"--{'ckpt_path' if source is row else 'model.weights'}={weights}"]
     return found + [f"--output={row.run_dir / rundir.EVALUATION}"] * (verb == "validate")
 
 
 def _reproduced(row: Row) -> str:
-    """The row's own accuracy, else the last of its run in logs/, else "not run". A run on other data does not count."""
+    """The accuracy in the row's line, else the last of its run in logs/ if that is of this row, else "not run"."""
     if row.reproduced is not None:
         return f"{row.reproduced}"
     if (row.run_dir / rundir.METRICS).is_file() and row.is_of(_hparams(row.run_dir)):

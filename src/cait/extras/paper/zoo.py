@@ -1,39 +1,84 @@
-"""`cait zoo`."""
+"""`cait zoo`: the paper's models, their cost as counted here beside the paper's own numbers."""
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 
-from cait.cli.options import asks_for_help
-from cait.errors import UserError
+from cait.cli.options import Options
 from cait.run.program import Program
 
-USAGE = """\
-usage: cait zoo [--json]
 
-List the paper's models with their size, cost and published accuracy."""
+@dataclass(frozen=True)
+class ZooRow:
+    """A model at a resolution."""
+
+    model: str
+    img_size: int
+    embed_dim: int
+    num_heads: int
+    depth: int
+    drop_path_rate: float
+    layer_scale_init: float
+    parameters: int
+    gmacs: float
+    gmacs_published_rule: float
+    gflops_published: float | None
+    top1_published: float | None
+    top1_distilled_published: float | None
 
 
 def show(arguments: list[str], program: Program) -> None:
     """Print the models as a table or as a JSON list."""
-    if asks_for_help(arguments):
-        print(USAGE)
-        return
-    if arguments not in ([], ["--json"]):
-        raise UserError("`cait zoo` takes no option but --json")
-    from cait.extras.paper.models import zoo
-
-    rows = zoo()
-    if arguments:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
+    options = Options("zoo", "List the paper's models with their size, cost and published accuracy.")
+    options.add_argument("--json", action="store_true", help="print a JSON list")
+    if options.parse_args(arguments).json:
+        print(json.dumps([asdict(row) for row in zoo()], indent=1))
     else:
-        _print(rows)
+        _print(zoo())
 
 
-def _print(rows: Any) -> None:
+@functools.cache
+def zoo() -> tuple[ZooRow, ...]:
+    """Every model at every resolution of the paper, in the order of its table."""
+    from cait.extras.paper.cost import measure
+    from cait.extras.paper.rows import Row, rows
+    from cait.model.config import variant_config
+
+    found: dict[tuple[str, int], dict[bool, Row]] = {}
+    for row in rows().values():
+        if row.table == "models":
+            key = (row.settings["model.name"], row.network().img_size)
+            found.setdefault(key, {})["model.distillation" in row.settings] = row
+    listed = []
+    for (name, img_size), by_distilled in found.items():
+        plain, distilled = by_distilled.get(False), by_distilled.get(True)
+        config = variant_config(name, img_size=img_size)
+        cost = measure(config)
+        listed.append(
+            ZooRow(
+                name,
+                img_size,
+                config.embed_dim,
+                config.num_heads,
+                config.depth,
+                config.drop_path_rate,
+                config.epsilon,
+                cost.parameters,
+                round(cost.gmacs, 3),
+                round(cost.gmacs_published, 3),
+                next(row.gflops for row in by_distilled.values()),
+                plain.top1 if plain else None,
+                distilled.top1 if distilled else None,
+            )
+        )
+    return tuple(listed)
+
+
+def _print(rows: Iterable[ZooRow]) -> None:
     from rich.console import Console
     from rich.table import Table
 

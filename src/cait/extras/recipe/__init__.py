@@ -42,7 +42,7 @@ def replace_arguments(verb: str, arguments: list[str], program: Program) -> list
     """Put the recipe of a folder in front of the settings given beside it."""
     if verb != "fit" or program.module or program.data:  # the rules know the settings of the package's own classes
         return arguments
-    from cait.extras.recipe.chooser import replace_folder
+    from cait.extras.recipe.arguments import replace_folder
 
     return replace_folder(arguments, program)
 

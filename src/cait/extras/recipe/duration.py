@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from cait.extras.recipe.survey import Survey
 
 MINUTES = 3.0
-"""A run on the CPU is planned to last this long on cores of its own, so that it ends in 5 minutes on slower ones."""
+"""Planned length of a run whose cores are free. On slower ones it ends within 5 minutes."""
+COPIES = "data/cache/copies"
 COPY = 3.0
 """Pixels of a halved image, as a multiple of the square of `data.shrink`: its sides are up to twice as long."""
 
@@ -24,9 +29,34 @@ class Machine:
     """Free disk, in 10⁹ bytes."""
 
 
+def this_machine(given: Mapping[str, Any]) -> Machine:
+    """What a run with the settings `given` trains on."""
+    import torch
+
+    from cait.data.cores import share
+
+    free = _free_disk(Path(str(given.get("data.copies_dir") or COPIES)))
+    if given.get("trainer.accelerator") == "cpu" or not torch.cuda.is_available():
+        return Machine(share(1), fast_bf16=_has_amx(), free=free)
+    return Machine(share(1), torch.cuda.device_count(), torch.cuda.is_bf16_supported(), free)
+
+
+def _free_disk(copies: Path) -> float:
+    """The disk, in 10⁹ bytes, that copies in this folder may take: what is free, and what earlier ones take."""
+    folder = next(place for place in (copies, *copies.absolute().parents) if place.is_dir())
+    taken = sum(path.stat().st_size for path in copies.rglob("*.ppm"))
+    return (shutil.disk_usage(folder).free + taken) / 1e9
+
+
+def _has_amx() -> bool:
+    """Whether the processor has Intel's units for matrices in bfloat16; bfloat16 is slow without them."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.is_file() and " amx_bf16" in cpuinfo.read_text(errors="replace")
+
+
 @dataclass(frozen=True)
 class Work:
-    """How long things take, in processor seconds or in seconds of the GPUs.
+    """How long parts of a run take, in seconds of a GPU, or of one core where there is none.
 
     Args:
         shrink: `data.shrink`.
@@ -38,43 +68,43 @@ class Work:
     shrink: int | None = None
     kept: bool = False
 
-    def opening(self) -> float:
-        """Of the processor, to decode an image and to halve it."""
+    def halving(self) -> float:
+        """Decode one image and halve it, on a core."""
         return 0.02 * (self.folder.megapixels - self.folder.jpeg) + 0.004 * self.folder.jpeg
 
-    def copies(self) -> float:
-        """To make the copies, once."""
+    def copying(self) -> float:
+        """Make the copies, once."""
         images = self.folder.images + self.folder.val if self.kept else 0
-        return images * self.opening() / (self.machine.cores if self.machine.gpus else 1)
+        return images * self.halving() / (self.machine.cores if self.machine.gpus else 1)
 
     def reading(self) -> float:
-        """Of the processor, to decode and augment an image in each epoch."""
+        """Decode and augment one image, on a core; each epoch does."""
         if self.shrink is None:
             return 0.0006 + 0.015 * self.folder.megapixels
         small = 0.0006 + 0.015 * min(self.folder.megapixels, copied(self.shrink))
-        return small if self.kept else small + self.opening()
+        return small if self.kept else small + self.halving()
 
-    def image(self, cost: float) -> float:
-        """For an image in training: a network of `cost` GMACs, and reading."""
+    def training(self, cost: float) -> float:
+        """Train on one image: read it, and pass it through a network of `cost` GMACs."""
         if self.machine.gpus:
             return max(6 * cost / (15_000 * self.machine.gpus), self.reading() / self.machine.cores)
         return 6 * cost / (75 if self.machine.fast_bf16 else 45) + self.reading()
 
     def validation(self) -> float:
-        """For a validation, without the network: small networks take next to none."""
+        """Validate once, without the network: small networks take next to no time."""
         return self.folder.val * self.reading() / (self.machine.cores if self.machine.gpus else 1)
 
     def budget(self) -> float:
-        """That training may take; a fifth of the time goes into the start, validation and checkpoints."""
-        return 0.8 * 60 * MINUTES * self.at_once()
+        """The time for training. A fifth of the run goes into its start, validation and checkpoints."""
+        return 0.8 * 60 * MINUTES * self.parallel()
 
-    def at_once(self) -> int:
-        """How many of these seconds pass in one second."""
+    def parallel(self) -> int:
+        """Seconds of work that are done in one second: cores work side by side, and more than 8 gain nothing."""
         return 1 if self.machine.gpus else min(self.machine.cores, 8)
 
     def epochs(self, cost: float) -> float:
-        """Epochs of a network of `cost` GMACs that fit into the time; half of it is theirs in any case."""
-        return max(self.budget() / 2, self.budget() - self.copies()) / (self.folder.images * self.image(cost))
+        """Epochs of a network of `cost` GMACs that fit into the budget. However long copying takes, half is left."""
+        return max(self.budget() / 2, self.budget() - self.copying()) / (self.folder.images * self.training(cost))
 
 
 def copied(shrink: int) -> float:

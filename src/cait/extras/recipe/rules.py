@@ -1,8 +1,8 @@
 """The recipe that `cait fit --data.root DIR` chooses for a folder: each rule with its reason, from top to bottom.
 
-The rules read the folder's figures, the machine's, and what the user has given. A setting that is given is never
-chosen, and the later rules take it as it is. `choose` shows the order; the numbers were found by trials on 2 cores, see
-benchmarks/own.md.
+The rules read the folder's figures, the machine's, and what the user has given. They never choose a setting that is
+given, and the later rules take it as it is. `choose` shows the order. The numbers were found by trials on 2 cores, see
+benchmark.md.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cait.errors import UserError
-from cait.extras.recipe.duration import Machine, Work, copied, gmacs, xxs24
+from cait.extras.recipe.duration import COPIES, Machine, Work, copied, gmacs, xxs24
 from cait.extras.recipe.survey import Survey
+from cait.extras.recipe.weights import Weights
 from cait.model.config import VARIANTS
 
-OWN_SIZE = 40
+SMALL = 40
 """Images up to this size, in pixels, are trained on as they are."""
 FEW = 20
 """With fewer training images of a class than this, more images help more than any setting."""
@@ -28,14 +29,13 @@ UNEVEN = 3.0
 RARE = 10.0
 """From this ratio on they are drawn equally often: at the square root a network learns to leave out a rare class."""
 WANTED_EPOCHS = 25
-"""Patches are made larger until so many epochs fit into the time."""
+"""Patches grow until so many epochs fit into the time."""
 LEARNED_AT = (224, 160, 128, 96)
 """Sizes for weights that were learned at 224 pixels."""
 SHRINK = 2
 """Images are halved for as long as their shorter side keeps this many times the pixels that the network sees."""
 HUGE = 20
-"""Where most images are small, the mean must be so many times a halved image: then a few are huge."""
-COPIES = "data/cache/copies"
+"""A few huge images among small ones make halving pay if the mean size is this many times that of a halved image."""
 DISK = 0.25
 """Share of the free disk that the copies may take."""
 MOST_EPOCHS, MOST_STEPS = 200, 4000
@@ -46,20 +46,12 @@ VALIDATING = 0.15
 """Share of the time that validation may take."""
 
 
-@dataclass(frozen=True)
-class Start:
-    """The weights that the run starts from, and the settings that go with them."""
-
-    name: str
-    settings: dict[str, Any]
-    """Such as "model.weights", and those of the weights' network."""
-
-
 @dataclass
 class Recipe:
     """The settings by their names on the command line, and a line for each rule that chose some."""
 
     given: Mapping[str, Any]
+    weights: Weights | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     lines: list[tuple[str, str]] = field(default_factory=list)
 
@@ -80,30 +72,30 @@ class Recipe:
         """The value so far."""
         return self.given.get(setting, self.settings.get(setting, otherwise))
 
-    def say(self, topic: str, text: str) -> None:
+    def note(self, topic: str, text: str) -> None:
         self.lines.append((topic, text))
 
 
-def choose(folder: Survey, machine: Machine, given: Mapping[str, Any], start: Start | None = None) -> Recipe:
+def choose(folder: Survey, machine: Machine, given: Mapping[str, Any], weights: Weights | None = None) -> Recipe:
     """The recipe for a folder.
 
     Raises:
         UserError: the folder holds too little to learn from or to validate on.
     """
-    recipe = Recipe(given)
+    recipe = Recipe(given, weights)
     check(folder, recipe)
-    if start is not None:
-        begin(start, recipe)
-    if folder.images >= LARGE and start is None:
+    if weights:
+        take_weights(weights, recipe)
+    if folder.images >= LARGE and not weights:
         publish(folder, machine, recipe)
     else:
-        size = resolution(folder, machine, recipe, start)
+        size = resolution(folder, machine, recipe)
         work = halve(folder, machine, recipe, size)
-        cost = network(work, recipe, size, start)
+        cost = network(work, recipe, size)
         augment(folder, recipe)
         batch = steps(folder, machine, recipe)
-        length(work, recipe, batch, cost, start)
-        optimize(recipe, start)
+        length(work, recipe, batch, cost)
+        optimize(recipe)
     balance(folder, recipe)
     return recipe
 
@@ -114,23 +106,23 @@ def check(folder: Survey, recipe: Recipe) -> None:
     if folder.images < 4:
         raise UserError(f"{folder.images} training images are too few to learn from; collect {FEW} of each class")
     if count < FEW:
-        few = f"{some(count, 'training image')} in class {name}: at least {FEW} are needed for a fair result"
-        recipe.say("warning", few)
+        few = f"{counted(count, 'training image')} in class {name}: at least {FEW} are needed for a fair result"
+        recipe.note("warning", few)
     if folder.val < 100:
         share = 100 / folder.val
-        recipe.say("warning", f"{folder.val} validation images: one of them is {share:.1f} points of val/acc1")
+        recipe.note("warning", f"{folder.val} validation images: one of them is {share:.1f} points of val/acc1")
 
 
-def some(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
-def begin(start: Start, recipe: Recipe) -> None:
+def take_weights(weights: Weights, recipe: Recipe) -> None:
     """Take the network, the image size and the normalisation that the weights were learned with."""
-    for setting, value in start.settings.items():
+    for setting, value in weights.settings.items():
         recipe.take(setting, value)
-    taken = "; its network and normalisation are taken too" if "model.name" in start.settings else ""
-    recipe.say("weights", f"{start.name}{taken}")
+    taken = "; its network and normalisation are taken too" if "model.name" in weights.settings else ""
+    recipe.note("weights", f"{weights.name}{taken}")
 
 
 def publish(folder: Survey, machine: Machine, recipe: Recipe) -> None:
@@ -139,18 +131,18 @@ def publish(folder: Survey, machine: Machine, recipe: Recipe) -> None:
     recipe.take("ema.decay", 0.99996)
     if machine.fast_bf16:
         recipe.take("trainer.precision", "bf16-mixed")
-    recipe.say("recipe", f"the paper's, XXS-24 at 224 pixels, because there are {folder.images:,} images; needs GPUs")
+    recipe.note("recipe", f"the paper's, XXS-24 at 224 pixels, because there are {folder.images:,} images; needs GPUs")
 
 
-def resolution(folder: Survey, machine: Machine, recipe: Recipe, start: Start | None) -> int:
+def resolution(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     """Keep small images as they are. Shrink photographs while their subject still shows: time grows with the area."""
-    if start is not None or not is_cait(recipe):
+    if recipe.weights or not is_cait(recipe):
         works = [(size, Work(folder, machine, halved(folder, recipe, size), True)) for size in LEARNED_AT]
         fitting = [size for size, work in works if work.epochs(xxs24(size)) >= 10]
-        size = recipe.number("data.img_size", (fitting or LEARNED_AT[-1:])[0] if start else LEARNED_AT[0])
-        recipe.say("size", f"{size} pixels: nearer to what the weights have seen is better, but takes longer")
+        size = recipe.number("data.img_size", (fitting or LEARNED_AT[-1:])[0] if recipe.weights else LEARNED_AT[0])
+        recipe.note("size", f"{size} pixels: nearer to what the weights have seen is better, but takes longer")
         return size
-    if folder.side <= OWN_SIZE:
+    if folder.side <= SMALL:
         size, reason = 4 * max(4, math.ceil(folder.side / 4)), "as the images are"
     elif machine.gpus:
         size, reason = 128, "a GPU has the time for it"
@@ -159,7 +151,7 @@ def resolution(folder: Survey, machine: Machine, recipe: Recipe, start: Start | 
     size = recipe.number("data.img_size", size)
     recipe.take("data.mean", list(folder.mean))
     recipe.take("data.std", list(folder.std))
-    recipe.say("size", f"{size} pixels, {reason if 'data.img_size' in recipe.settings else 'as given'}")
+    recipe.note("size", f"{size} pixels, {reason if 'data.img_size' in recipe.settings else 'as given'}")
     return size
 
 
@@ -175,14 +167,14 @@ def halve(folder: Survey, machine: Machine, recipe: Recipe, size: int) -> Work:
     recipe.take("data.shrink", shrink)
     megabytes = (folder.images + folder.val) * 3 * min(folder.megapixels, copied(shrink))
     place = recipe.take("data.copies_dir", COPIES if megabytes < 1000 * DISK * machine.free else None)
-    none = "no copies are kept" if "data.copies_dir" in recipe.given else "there is no room for copies"
-    keeps = f"{place} keeps copies ({megabytes:,.0f} MB)" if place else none
-    recipe.say("reading", f"images are halved down to {shrink} pixels; {keeps}")
+    without = "no copies are kept" if "data.copies_dir" in recipe.given else "there is no room for copies"
+    keeps = f"{place} keeps copies ({megabytes:,.0f} MB)" if place else without
+    recipe.note("reading", f"images are halved down to {shrink} pixels; {keeps}")
     return Work(folder, machine, shrink, bool(place))
 
 
 def halved(folder: Survey, recipe: Recipe, size: int) -> int | None:
-    """The side down to which images are halved; None if they stay as they are."""
+    """The side down to which images are halved; None leaves them as they are."""
     if "data.shrink" in recipe.given:
         return recipe.given["data.shrink"]
     shrink = SHRINK * size
@@ -190,16 +182,16 @@ def halved(folder: Survey, recipe: Recipe, size: int) -> int | None:
     return shrink if folder.megapixels >= gain * copied(shrink) else None
 
 
-def network(work: Work, recipe: Recipe, size: int, start: Start | None) -> float:
+def network(work: Work, recipe: Recipe, size: int) -> float:
     """CaiT, shallow and wide for so little data: four blocks learn faster than 24. Returns its cost in GMACs an image.
 
     LayerScale starts at 1: it is there for depth, and four blocks are not deep. Patches grow until enough epochs fit.
     """
     machine = work.machine
     name = recipe.take("model.name", "xxs24")
-    if not is_cait(recipe) or (start is not None and recipe.get("model.fields.embed_dim", None) is None):
+    if not is_cait(recipe) or (recipe.weights and recipe.get("model.fields.embed_dim", None) is None):
         return xxs24(size)
-    if start is not None:
+    if recipe.weights:
         width, depth = recipe.get("model.fields.embed_dim", 0), recipe.get("model.fields.depth", 24)
         return gmacs(size, recipe.get("model.fields.patch_size", 16), width, depth)
     if name == "xxs24":
@@ -220,7 +212,7 @@ def network(work: Work, recipe: Recipe, size: int, start: Start | None) -> float
     fitting = next(patch for patch, count in zip(possible, epochs, strict=True) if count >= enough)
     patch = recipe.number("model.fields.patch_size", fitting)
     count = (size // patch) ** 2
-    recipe.say("network", f"CaiT of {depth} blocks, {width} wide, {count} patches of {patch} × {patch} pixels")
+    recipe.note("network", f"CaiT of {depth} blocks, {width} wide, {count} patches of {patch} × {patch} pixels")
     return gmacs(size, patch, width, depth)
 
 
@@ -240,7 +232,7 @@ def augment(folder: Survey, recipe: Recipe) -> None:
     recipe.take("data.erase_prob", 0.0)
     recipe.take("data.cutmix", 1.0)
     recipe.take("data.mixup", 0.2)
-    small, rare = folder.side <= OWN_SIZE, unevenness(folder) >= RARE
+    small, rare = folder.side <= SMALL, unevenness(folder) >= RARE
     if folder.grey and (small or not rare):
         recipe.take("data.hflip", 0.0 if small else 0.5)
         recipe.take("data.auto_augment", None)
@@ -250,14 +242,14 @@ def augment(folder: Survey, recipe: Recipe) -> None:
             text = "crops, a little Mixup; no mirror, because grey and small may be letters or digits"
         else:
             text = "crops, mirror, a little Mixup; brightness stays, because grey images are often measurements"
-        recipe.say("augment", text)
+        recipe.note("augment", text)
     else:
         recipe.take("data.hflip", 0.5)
         recipe.take("data.auto_augment", "rand-m6-mstd0.5-inc1")
         recipe.take("data.scale", [0.35, 1.0])
         recipe.take("data.mix_prob", 0.3)
         why = ", because few images are drawn often" if folder.grey else ""
-        recipe.say("augment", f"crops, mirror, RandAugment, some Mixup{why}; --data.hflip 0 if left and right matter")
+        recipe.note("augment", f"crops, mirror, RandAugment, some Mixup{why}; --data.hflip 0 if left and right matter")
 
 
 def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
@@ -275,14 +267,14 @@ def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     return batch
 
 
-def length(work: Work, recipe: Recipe, batch: int, cost: float, start: Start | None) -> None:
-    """As many epochs as the time allows; a small folder needs no more than MOST_STEPS steps."""
+def length(work: Work, recipe: Recipe, batch: int, cost: float) -> None:
+    """As many epochs as the time allows. A small folder needs at most MOST_STEPS steps."""
     if recipe.given.keys() & {"trainer.max_steps", "trainer.max_time", "trainer.fast_dev_run"}:
         return
     folder, machine = work.folder, work.machine
     most = min(MOST_EPOCHS, max(10, MOST_STEPS * batch // folder.images))
-    if start is not None:
-        most = min(most, 30)  # weights know most of it already
+    if recipe.weights:
+        most = min(most, 30)  # the weights know most of it already
     wanted = max(1, min(most, int(work.epochs(cost))))
     validations = max(1, min(VALIDATIONS, int(VALIDATING * work.budget() / work.validation())))
     epochs = recipe.number("trainer.max_epochs", wanted - wanted % max(1, wanted // validations))
@@ -291,29 +283,30 @@ def length(work: Work, recipe: Recipe, batch: int, cost: float, start: Start | N
     every = recipe.take("trainer.check_val_every_n_epoch", every)
     recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(epochs / 10, 1))))
     recipe.take("trainer.log_every_n_steps", max(1, min(10, folder.images // batch)))
-    took = (work.copies() + epochs * folder.images * work.image(cost)) / work.at_once()
+    took = (work.copying() + epochs * folder.images * work.training(cost)) / work.parallel()
     scored = "" if every == 1 else f", validated every {every}"
-    on = some(machine.gpus, "GPU") if machine.gpus else some(machine.cores, "core")
-    recipe.say(
-        "length", f"{some(epochs, 'epoch')}{scored}: about {max(1, round(took / 48))} min on {on}, if nothing else runs"
+    on = counted(machine.gpus, "GPU") if machine.gpus else counted(machine.cores, "core")
+    recipe.note(
+        "length",
+        f"{counted(epochs, 'epoch')}{scored}: about {max(1, round(took / 48))} min on {on}, if nothing else runs",
     )
-    if epochs < 10 and start is None and "trainer.max_epochs" in recipe.settings:
-        recipe.say("warning", f"{folder.images:,} images are many for this machine; --trainer.max_epochs 30 is better")
+    if epochs < 10 and not recipe.weights and "trainer.max_epochs" in recipe.settings:
+        recipe.note("warning", f"{folder.images:,} images are many for this machine; --trainer.max_epochs 30 is better")
 
 
-def optimize(recipe: Recipe, start: Start | None) -> None:
+def optimize(recipe: Recipe) -> None:
     """Muon learns in half the steps of AdamW on networks this small. Given weights must change only slowly."""
     recipe.take("model.lr_base_size", None)
     if recipe.given.get("model.optimizer", "muon") != "muon":
         return
-    if start is not None:
+    if recipe.weights:
         recipe.take("model.lr", 3e-4)
         recipe.take("model.layer_decay", 0.75)
-        recipe.say("optimizer", "AdamW at a low rate, lower layers slower: the weights know much already")
+        recipe.note("optimizer", "AdamW at a low rate, lower layers slower: the weights know much already")
         return
     recipe.take("model.optimizer", "muon")
     rate = recipe.take("model.lr", 6e-3)
-    recipe.say("optimizer", f"Muon at {rate}, which learned twice as fast as AdamW in trials")
+    recipe.note("optimizer", f"Muon at {rate}, which learned twice as fast as AdamW in trials")
 
 
 def unevenness(folder: Survey) -> float:
@@ -323,12 +316,12 @@ def unevenness(folder: Survey) -> float:
 
 def balance(folder: Survey, recipe: Recipe) -> None:
     """Classes of very different sizes are drawn more evenly, and the mean over the classes picks the best epoch."""
-    counted = recipe.take("model.per_class", True)
+    per_class = recipe.take("model.per_class", True)
     (least, few), (most, many) = (pick(folder.counts.items(), key=lambda item: item[1]) for pick in (min, max))
     if unevenness(folder) < UNEVEN or recipe.get("model.class_weights", None) is not None:
         return
     how = recipe.take("data.balance", "sqrt" if unevenness(folder) < RARE else "full")
-    if counted is True:
+    if per_class is True:
         recipe.take("best_metric", "val/acc1_macro")
-    drawn = f"{most} has {some(many, 'image')}, {least} {few:,}: small classes are drawn more often ({how})"
-    recipe.say("balance", f"{drawn}, and best.ckpt is chosen by {recipe.get('best_metric', 'val/acc1')}")
+    drawn = f"{most} has {counted(many, 'image')}, {least} {few:,}: small classes are drawn more often ({how})"
+    recipe.note("balance", f"{drawn}, and best.ckpt is chosen by {recipe.get('best_metric', 'val/acc1')}")

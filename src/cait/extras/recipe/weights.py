@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import yaml
 
 from cait import ckpt
 from cait.errors import UserError
-from cait.extras.recipe.rules import Start
 from cait.model.config import VARIANTS
 from cait.run import rundir
 
@@ -17,24 +17,33 @@ TIMM = "timm/"
 OF_IMAGES = ("img_size", "mean", "std", "interpolation", "crop_pct")
 
 
-def find(source: str) -> Start:
+@dataclass(frozen=True)
+class Weights:
+    """The weights that a run starts from, and the settings that go with them."""
+
+    name: str
+    settings: dict[str, Any]
+    """Such as "model.weights", and those of the weights' network."""
+
+
+def find(source: str) -> Weights:
     """The weights that `source` names: "timm", a file, or a run of this project.
 
     Raises:
         UserError: there are no such weights, or the run's network is code of its own.
     """
     if source == "timm":
-        return Start("timm's, pretrained on ImageNet", {"model.pretrained": True})
+        return Weights("timm's, pretrained on ImageNet", {"model.pretrained": True})
     folder = Path(source).absolute().parent.parent
     if Path(source).is_file() and source.endswith(".ckpt") and (folder / rundir.CONFIG).is_file():
         return _of_run(folder, Path(source))
     if Path(source).is_file():
-        return Start(source, {"model.weights": source})
+        return Weights(source, {"model.weights": source})
     folder = rundir.find(source)
     return _of_run(folder, rundir.best_checkpoint(folder, "start from"))
 
 
-def _of_run(folder: Path, best: Path) -> Start:
+def _of_run(folder: Path, best: Path) -> Weights:
     """The weights of a run's checkpoint, their moving average if kept, with its network's and images' settings."""
     text = rundir.config(folder).read_text(encoding="utf-8")
     try:
@@ -51,4 +60,4 @@ def _of_run(folder: Path, best: Path) -> Start:
     settings["model.name"] = name
     settings |= {f"model.fields.{key}": value for key, value in (model.get("fields") or {}).items()}
     settings |= {f"data.{key}": data[key] for key in OF_IMAGES if key in data}
-    return Start(str(best), settings)
+    return Weights(str(best), settings)

@@ -300,7 +300,7 @@ def test_what_is_given_beside_a_row_wins(capsys, monkeypatch) -> None:
         (["validate", "--paper", "table1/rezero-12"], "make train PAPER=table1/rezero-12` first"),
         (["validate", "--paper", "table8/crop-ratio-1"], "make train PAPER=table8/distillation` first"),
         (["paper", "table9"], "no table 'table9'"),
-        (["paper", "--jsn"], "nothing else"),
+        (["paper", "--jsn"], "unrecognized arguments: --jsn; `cait paper --help` lists"),
     ],
 )
 def test_what_cannot_be_is_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,11 +27,12 @@ from cait.data.reading import Reading, load_rgb
 from cait.data.sampler import TrainBatchSampler, occurrences
 from cait.data.source import open_source
 from cait.errors import UserError
-from cait.extras.recipe import chooser
+from cait.extras.recipe import arguments
 from cait.extras.recipe.balance import Balanced, shares
 from cait.extras.recipe.duration import Machine
-from cait.extras.recipe.rules import Start, choose
+from cait.extras.recipe.rules import choose
 from cait.extras.recipe.survey import Survey, left_out, survey
+from cait.extras.recipe.weights import Weights
 from cait.run.program import Program
 from cait.train.losses import WeightedCrossEntropy, balanced_weights
 from cait.train.metrics import EvalMetrics
@@ -130,7 +131,7 @@ def test_who_lacks_the_package_for_them_is_told(
     monkeypatch.setattr(listing, "EXTENSIONS", (".png",))
     fill(tmp_path, {"a": 6, "b": 6})
     (tmp_path / "a/photo.HEIC").touch()
-    chooser.replace_folder(["--data.root", str(tmp_path)], Program())
+    arguments.replace_folder(["--data.root", str(tmp_path)], Program())
     told = " ".join(capsys.readouterr().out.split())
     assert "left out 1 .heic; to read .heic, .venv/bin/pip install pillow-heif" in told
     for image in (tmp_path / "a").glob("*.png"):
@@ -218,8 +219,8 @@ def test_the_survey_tells_megapixels_in_jpeg_files_from_others(tmp_path: Path) -
     assert found.jpeg == pytest.approx(0.5 / 3)  # the third of each class is held out
 
 
-def settings(folder: Survey, machine: Machine = TWO_CORES, start: Start | None = None, **given) -> dict:
-    return choose(folder, machine, {key.replace("__", "."): value for key, value in given.items()}, start).settings
+def settings(folder: Survey, machine: Machine = TWO_CORES, weights: Weights | None = None, **given) -> dict:
+    return choose(folder, machine, {key.replace("__", "."): value for key, value in given.items()}, weights).settings
 
 
 def test_small_grey_images_are_not_mirrored_and_keep_their_size() -> None:
@@ -326,8 +327,8 @@ def test_each_rule_says_why_and_few_images_are_told() -> None:
 
 
 def test_weights_keep_their_network_and_are_trained_gently() -> None:
-    start = Start("logs/a", {"model.weights": "a.ckpt", "model.fields.depth": 4, "data.img_size": 48})
-    found = settings(PHOTOGRAPHS, start=start)
+    weights = Weights("logs/a", {"model.weights": "a.ckpt", "model.fields.depth": 4, "data.img_size": 48})
+    found = settings(PHOTOGRAPHS, weights=weights)
     assert (found["model.weights"], found["data.img_size"], found["model.fields.depth"]) == ("a.ckpt", 48, 4)
     assert "model.optimizer" not in found
     assert found["model.lr"] < settings(PHOTOGRAPHS)["model.lr"]
@@ -335,11 +336,11 @@ def test_weights_keep_their_network_and_are_trained_gently() -> None:
 
 
 def test_settings_are_read_in_every_spelling() -> None:
-    assert chooser._settings(["--data.root=2024"]) == {"data.root": "2024"}
-    assert chooser._settings(["--data.background", "#8090a0"]) == {"data.background": "#8090a0"}
-    assert chooser._settings(["--data.background=null"]) == {"data.background": None}
+    assert arguments._settings(["--data.root=2024"]) == {"data.root": "2024"}
+    assert arguments._settings(["--data.background", "#8090a0"]) == {"data.background": "#8090a0"}
+    assert arguments._settings(["--data.background=null"]) == {"data.background": None}
     words = ["--data.root", "a b", "--model.lr=1e-3", "--model.fields", "{depth: 2}", "--print_config", "--x=[1, 2]"]
-    found = chooser._settings(words)
+    found = arguments._settings(words)
     assert found == {
         "data.root": "a b",
         "model.lr": 1e-3,
@@ -348,7 +349,7 @@ def test_settings_are_read_in_every_spelling() -> None:
         "print_config": True,
         "x": [1, 2],
     }
-    assert chooser._without(words, "model.fields") == [
+    assert arguments._without(words, "model.fields") == [
         word for word in words if "fields" not in word and "depth" not in word
     ]
 
@@ -359,17 +360,17 @@ def test_an_overlay_leaves_the_choice_and_a_configuration_takes_it(
     root = ["--data.root", str(fill(tmp_path / "photos", {"a": 6, "b": 6}))]
     overlay, digits = (str(REPO / "configs" / name) for name in ("trainer/debug.yaml", "digits.yaml"))
     program = Program()
-    chosen = chooser.replace_folder(["--config", overlay, *root], program)
+    chosen = arguments.replace_folder(["--config", overlay, *root], program)
     name = program.default_name
     assert name == "photos"
-    given = chooser._settings(chosen)
+    given = arguments._settings(chosen)
     assert "model.fields.patch_size" in given
     assert "trainer.max_epochs" not in given  # the overlay's
     capsys.readouterr()
     for option in ("--config", "-c"):
-        assert chooser.replace_folder([option, digits, *root], Program()) == [option, digits, *root]
+        assert arguments.replace_folder([option, digits, *root], Program()) == [option, digits, *root]
     wrong = [*root, "--model.name", "s24", "--model.fields.depth", "abc"]
-    assert chooser.replace_folder(wrong, Program()) == wrong  # the parser tells
+    assert arguments.replace_folder(wrong, Program()) == wrong  # the parser tells
 
 
 def keys(rank: int = 0, world: int = 1, balance: str | None = "full", repeats: int = 1) -> list[list[tuple]]:

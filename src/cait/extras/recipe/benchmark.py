@@ -1,6 +1,6 @@
 """The recipe that is chosen for a folder, beside scikit-learn's logistic regression on the same pixels.
 
-    python benchmarks/own.py DIR [DIR ...] --seeds 3
+    python -m cait.extras.recipe.benchmark DIR [DIR ...] --seeds 3
 
 Each run is `cait fit --data.root DIR`, as a user types it. It is scored by its last epoch: no choice has seen the
 validation images. The regression gets the validation transform's pixels of the same images at the same size,
