@@ -55,12 +55,12 @@ class Verb:
         function: "module:name", called with (arguments, module, data): the words after the verb, and the classes of
             the user's own that `cait.cli.main` was given, or None.
         help: what `cait --help` says of it, at most 80 letters a line.
-        takes: what the shell completes after it: a "run", "files", or the settings of `cait fit`.
+        takes: what the shell completes after it: a "run", "files", the settings of "fit", or "run fit" for both.
     """
 
     function: str
     help: str
-    takes: Literal["run", "files", "fit"] = "run"
+    takes: Literal["run", "files", "fit", "run fit"] = "run"
 
     def load(self) -> Any:
         return load(self.function)

@@ -40,7 +40,11 @@ VERBS = {
         "train:              cait fit --config configs/digits.yaml --run_name NAME",
         takes="fit",
     ),
-    "resume": Verb("cait.cli.fit:resume", "continue a run:     cait resume NAME [--trainer.max_epochs 100 ...]"),
+    "resume": Verb(
+        "cait.cli.fit:resume",
+        "continue a run:     cait resume NAME [--trainer.max_epochs 100 ...]",
+        takes="run fit",
+    ),
     "eval": Verb("cait.cli.evaluate:evaluate", "score a run:        cait eval NAME [--ema.decay null ...]"),
     "predict": Verb(
         "cait.cli.predict:predict",
@@ -152,7 +156,7 @@ def _run(argv: list[str], program: Program) -> None:
 
         topic = help.topic(rest)
         if topic in ("fit", "model"):
-            print(help.FIT if topic == "fit" else help.fields())
+            print(help.fit() if topic == "fit" else help.fields())
             return
         rest = ["--help"] if topic else rest
     sys.argv[1:] = argv  # the processes that Lightning starts for DDP repeat this command line

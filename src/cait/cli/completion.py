@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from cait.errors import UserError
+from cait.plugins import Verb
 from cait.run import rundir
 from cait.run.program import Program
 
-SHELLS = ("bash", "zsh")
-OF_FIT = ("resume", "find-lr", "find-batch")
-"""Verbs that take the settings of fit too."""
-WITHOUT_RUN = ("find-lr", "find-batch", "zoo", "paper", "study", "sweep", "shards", "imagenet-check")
-"""Verbs that are given files or nothing at all; the others are given runs."""
+# shtab asks these functions of the shell for the names of runs.
 RUNS = {
     "bash": """
 _cait_runs() {
@@ -24,57 +21,46 @@ _cait_runs() {
     "zsh": """
 _cait_runs() { _alternative 'runs:run:(LOGS/*(/N:t))' 'folders:folder:_files -/' }""",
 }
+FILES = ("--config", "--ckpt_path", "--data.root", "--output")
+"""Settings that take files."""
 
 
-def script(arguments: list[str], verbs: Iterable[str]) -> str:
+def script(arguments: list[str], verbs: Mapping[str, Verb]) -> str:
     """The script for a shell.
 
     Raises:
         UserError: the shell is unknown.
     """
-    if len(arguments) != 1 or arguments[0] not in SHELLS:
-        raise UserError(f"--print_completion takes {' or '.join(SHELLS)}, got {' '.join(arguments) or 'nothing'}")
+    if len(arguments) != 1 or arguments[0] not in RUNS:
+        raise UserError(f"--print_completion takes {' or '.join(RUNS)}, got {' '.join(arguments) or 'nothing'}")
     import shtab
 
-    settings = _settings()
-    parser = argparse.ArgumentParser("cait", add_help=False)
+    settings, parser = _settings_of_fit(), argparse.ArgumentParser("cait", add_help=False)
     under = parser.add_subparsers()
-    for verb in verbs:
-        own = under.add_parser(verb, add_help=False, help=verb)  # without help shtab leaves it out
-        for action in settings.get("fit" if verb in OF_FIT else verb, []):
-            _add(own, action, shtab.FILE)
-        if verb not in settings:
-            given = own.add_argument("given", nargs="*")
-            names = dict.fromkeys(SHELLS, "_cait_runs")
-            given.complete = shtab.FILE if verb in WITHOUT_RUN else names  # type: ignore[attr-defined]
+    for name, verb in verbs.items():
+        completed: Any = under.add_parser(name, add_help=False, help=name)  # without help shtab leaves it out
+        for action in settings if "fit" in verb.takes else []:
+            option = completed.add_argument(*action.option_strings, choices=action.choices, help="")
+            if action.option_strings[0] in FILES:
+                option.complete = shtab.FILE
+        runs = dict.fromkeys(RUNS, "_cait_runs")
+        completed.add_argument("given", nargs="*").complete = runs if "run" in verb.takes else shtab.FILE
     return shtab.complete(parser, arguments[0], preamble=RUNS[arguments[0]].replace("LOGS", str(rundir.LOGS)))
 
 
-def _add(parser: argparse.ArgumentParser, action: argparse.Action, file: Any) -> None:
-    """Take an option of another parser, by its name."""
-    added = parser.add_argument(*action.option_strings, choices=action.choices, help="")
-    if action.option_strings[0] in ("--config", "--ckpt_path", "--data.root", "--output"):
-        added.complete = file  # type: ignore[attr-defined]
+class _ReadyParser(Exception):  # noqa: N818  # it is no error
+    """Carries the options of `cait fit` out of LightningCLI, which would go on to train."""
 
 
-class _MadeError(Exception):
-    """Carries a parser's options out of LightningCLI, which would go on to train."""
-
-
-def _settings() -> dict[str, list[argparse.Action]]:
-    """The options of LightningCLI's verbs."""
-    from lightning.pytorch.cli import LightningCLI
-
+def _settings_of_fit() -> list[argparse.Action]:
     from cait.cli.lightning import CaiTCLI
 
     class Parsers(CaiTCLI):
-        def parse_arguments(self, parser: Any, args: Any) -> None:
-            raise _MadeError(self._parser(self.arguments[0])._actions)
+        def parse_arguments(self, *_: Any) -> None:
+            raise _ReadyParser([action for action in self._parser("fit")._actions if action.option_strings])
 
-    settings = {}
-    for verb in LightningCLI.subcommands():
-        try:
-            Parsers([verb], Program())
-        except _MadeError as made:
-            settings[verb] = [action for action in made.args[0] if action.option_strings]
-    return settings
+    try:
+        Parsers(["fit"], Program())
+    except _ReadyParser as ready:
+        return ready.args[0]
+    raise AssertionError

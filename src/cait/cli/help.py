@@ -1,4 +1,4 @@
-"""`cait fit --help`: the settings that runs use most, and the network's fields, without waiting for Lightning."""
+"""`cait fit --help`: the settings that runs use most, and the network's fields, read without importing torch."""
 
 from __future__ import annotations
 
@@ -6,65 +6,50 @@ import ast
 import dataclasses
 import inspect
 import json
+import re
 import textwrap
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
+from cait import plugins
+from cait.cli.fit import SETTINGS
 from cait.errors import UserError
 from cait.model.config import VARIANTS, CaiTConfig, attention_backends
 
-FIT = """\
+HEAD = """\
 usage: cait fit --config FILE [--config FILE ...] [--NAME VALUE ...]
 
 Train. A setting on the command line wins over the configurations, and a later
 configuration over an earlier one. [] is the default where nothing sets it.
-
-The run
-  --config FILE             YAML with any of these settings; configs/ has some
-  --paper TABLE/ROW         settings of a row of the paper; see `cait paper`
-  --run_name NAME           its folder in logs/ [the configuration's name]
-  --seed_everything N       seed of everything random [0]
-  --save_every_n_minutes N  minutes between checkpoints; an epoch saves too [10]
-  --best_metric NAME        what chooses best.ckpt [val/acc1]
-  --ema.decay SHARE         average the weights, with 0.9999 or so [null]
-  --print_config            show what the run would use, and end
-The model
-  --model.name NAME         xxs24 to m48, timm/NAME, module:factory [xxs24]
-  --model.fields.NAME V     a field of the network; --help=model lists them
-  --model.drop_path_rate P  stochastic depth; null is the paper's rate [null]
-  --model.pretrained true   start from timm's published weights [false]
-  --model.weights FILE      start from the weights in a file [null]
-  --model.distillation X    learn from --model.teacher: none, soft, hard [none]
-The optimizer
-  --model.lr RATE           peak rate, for lr_base_size images a step [0.0005]
-  --model.lr_base_size N    null takes lr as it is, whatever the batch [512]
-  --model.warmup_epochs N   length of the linear warm-up; then a cosine [5]
-  --model.min_lr RATE       rate at the end of the cosine [1e-05]
-  --model.weight_decay W    [0.05]
-  --model.label_smoothing E [0.1]
-  --model.optimizer NAME    adamw, one of timm's, package.module:factory [adamw]
-The data
-  --data.root FOLDER        train/<class>/* and val/<class>/* [data/imagenet]
-  --data.img_size N         side of the images in pixels [224]
-  --data.batch_size N       images in a batch of one process [128]
-  --data.num_workers N      loader processes; null takes one a core [null]
-  --data.repeats N          how often an epoch has each of its images [3]
-  --data.auto_augment NAME  timm's policy, or null [rand-m9-mstd0.5-inc1]
-  --data.mixup ALPHA        0 turns it off [0.8]
-  --data.cutmix ALPHA       0 turns it off [1.0]
-  --data.erase_prob P       random erasing [0.25]
-The Trainer (Lightning's)
-  --trainer.max_epochs N    length of the run [null]
-  --trainer.accelerator X   auto, cpu, gpu [auto]
-  --trainer.devices N       devices, with a process each [auto]
-  --trainer.precision KIND  32-true, bf16-mixed, 16-mixed [null]
-  --trainer.accumulate_grad_batches N   batches that make one step [1]
-  --trainer.logger CLASS    a logger beside metrics.csv and TensorBoard [null]
-  --trainer.callbacks+=CLASS   a callback; yours as package.module.Class [null]
-
+"""
+FOOT = """\
 cait fit --help=model       the network's fields
 cait fit --help=all         every setting, with its type
 cait fit --trainer.logger.help WandbLogger   what a class takes
 """
+SHOWN = {
+    "The run": "run_name seed_everything save_every_n_minutes best_metric ema.decay",
+    "The model": "model.name model.fields model.drop_path_rate model.pretrained model.weights model.distillation",
+    "The optimizer": "model.lr model.lr_base_size model.warmup_epochs model.min_lr model.weight_decay "
+    "model.label_smoothing model.optimizer",
+    "The data": "data.root data.img_size data.batch_size data.num_workers data.repeats data.auto_augment data.mixup "
+    "data.cutmix data.erase_prob",
+    "The Trainer (Lightning's)": "trainer.max_epochs trainer.accelerator trainer.devices trainer.precision "
+    "trainer.accumulate_grad_batches trainer.callbacks",
+}
+LIGHTNINGS = {
+    "seed_everything": ("0", "Seed of everything random."),
+    "ema.decay": ("null", "Average the weights, with 0.9999 or so."),
+    "trainer.max_epochs": ("null", "Length of the run."),
+    "trainer.accelerator": ("auto", "auto, cpu or gpu."),
+    "trainer.devices": ("auto", "Devices, with a process each."),
+    "trainer.precision": ("null", "32-true, bf16-mixed or 16-mixed."),
+    "trainer.accumulate_grad_batches": ("1", "Batches that make one step."),
+    "trainer.callbacks": ("null", "+=CLASS adds a callback; yours as package.module.Class."),
+}
+"""Settings that no group of this package has, with their defaults."""
 TOPICS = {"": "fit", "all": "all", "model": "model"}
 
 
@@ -85,9 +70,54 @@ def topic(arguments: list[str]) -> str | None:
     return None
 
 
+def fit() -> str:
+    """The settings that runs use most: name, sentence and default."""
+    settings = [*SETTINGS, *(setting for added in plugins.of_kind("SETTINGS") for setting in added)]
+    known = {setting.name: (json.dumps(setting.default).strip('"'), setting.help) for setting in settings}
+    known |= LIGHTNINGS | {name: field for group in ("model", "data") for name, field in _fields_of(group)}
+    lines = [HEAD]
+    for title, names in SHOWN.items():
+        lines += [title, *(line for name in names.split() for line in _row(name, *known[name]))]
+    return "\n".join([*lines, "", FOOT.rstrip()])
+
+
+def _row(name: str, default: str, sentence: str) -> Iterable[str]:
+    clause = re.split(r"\.(?: |$)", sentence)[0]
+    text = f"{clause} [{default}]"
+    head = f"  --{name}"
+    if len(head) > 26:
+        yield head
+        head = ""
+    yield from textwrap.wrap(text, 80, initial_indent=f"{head:28}", subsequent_indent=" " * 28)
+
+
+def _fields_of(group: str) -> Iterator[tuple[str, tuple[str, str]]]:
+    """(name, (default, sentence)) of each setting of a group, from the source of its dataclasses."""
+    rooms = {"model": ("model", "train"), "data": ("data",)}[group]
+    for file in (file for room in rooms for file in sorted(Path(__file__).parents[1].joinpath(room).glob("*.py"))):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.decorator_list and node.name != CaiTConfig.__name__:
+                for name, field in _documented(node).items():
+                    yield f"{group}.{name}", field
+
+
+def _documented(node: ast.ClassDef) -> dict[str, tuple[str, str]]:
+    """(default, sentence) of each field of a class that has a string below it."""
+    found = {}
+    for field, text in zip(node.body, node.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            default = ast.unparse(field.value) if field.value else ""
+            with suppress(ValueError):  # an expression stays as it is written
+                default = json.dumps(ast.literal_eval(default)).strip('"')
+            found[ast.unparse(field.target)] = default, " ".join(str(text.value.value).split())
+    return found
+
+
 def fields() -> str:
     """The fields of the network: name, type, default and what they mean."""
-    hints, about = get_type_hints(CaiTConfig), _docstrings()
+    (tree,) = ast.parse(inspect.getsource(CaiTConfig)).body
+    assert isinstance(tree, ast.ClassDef)
+    hints, about = get_type_hints(CaiTConfig), _documented(tree)
     lines = [
         "The fields of CaiT, given as --model.fields.NAME VALUE or in a configuration as",
         "model: {fields: {depth: 36}}. A named model sets some of them:",
@@ -103,17 +133,6 @@ def fields() -> str:
         kind = choices or (hint.__name__ if isinstance(hint, type) else str(hint).replace("None", "null"))
         default = json.dumps(field.default).strip('"')
         lines += textwrap.wrap(f"{field.name}: {kind} [{default}]", 76, initial_indent="  ", subsequent_indent="      ")
-        lines += textwrap.wrap(about.get(field.name, ""), 76, initial_indent="      ", subsequent_indent="      ")
+        sentence = about.get(field.name, ("", ""))[1]
+        lines += textwrap.wrap(sentence, 76, initial_indent="      ", subsequent_indent="      ")
     return "\n".join(lines)
-
-
-def _docstrings() -> dict[str, str]:
-    """The string under each field."""
-    (tree,) = ast.parse(inspect.getsource(CaiTConfig)).body
-    assert isinstance(tree, ast.ClassDef)
-    found = {}
-    for field, text in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            assert isinstance(field.target, ast.Name)
-            found[field.target.id] = " ".join(str(text.value.value).split())
-    return found

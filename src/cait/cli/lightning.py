@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lightning
 import yaml
@@ -27,6 +27,7 @@ from rich.console import Console
 
 from cait import ckpt, disk, plugins, signature
 from cait.cli import saved
+from cait.cli.fit import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import DISK_FULL, UserError, one_line
 from cait.guards import refusals, trainer_checks, trust
@@ -48,13 +49,6 @@ from cait.train.step_seed import StepSeed
 
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
-RUN_NAME = "Name of the run's folder in logs/; null takes the configuration's name, with a number if that is taken."
-
-OUTPUT = "File of the scores that `cait eval` writes; default evaluation.json."
-SAVE_MINUTES = "Minutes between checkpoints. Every epoch and every --save_every_n_steps saves one too."
-SAVE_STEPS = "Optimizer steps between checkpoints; null saves by time and epochs alone."
-BEST_METRIC = "Metric that chooses best.ckpt, as metrics.csv names it."
-BEST_MODE = "Whether the best value of --best_metric is its largest or its smallest."
 
 
 class SaveConfig(SaveConfigCallback):
@@ -117,20 +111,8 @@ class CaiTCLI(LightningCLI):
         return {verb: LightningCLI.subcommands()[verb]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--run_name", type=str | None, default=None, help=RUN_NAME)
-        parser.add_argument("--output", type=str | None, default=None, help=OUTPUT)
-        parser.add_argument("--save_every_n_minutes", type=float | None, default=10.0, help=SAVE_MINUTES)
-        parser.add_argument("--save_every_n_steps", type=int | None, default=None, help=SAVE_STEPS)
-        parser.add_argument(
-            "--max_nonfinite_steps",
-            type=int,
-            default=10,
-            help="Skipped steps in a row, without a finite gradient, that end the run.",
-        )
-        parser.add_argument("--best_metric", type=str, default="val/acc1", help=BEST_METRIC)
-        parser.add_argument("--best_mode", type=Literal["max", "min"], default="max", help=BEST_MODE)
         parser.add_lightning_class_args(EMA, "ema")
-        for setting in (setting for settings in plugins.of_kind("SETTINGS") for setting in settings):
+        for setting in (setting for settings in (SETTINGS, *plugins.of_kind("SETTINGS")) for setting in settings):
             if not setting.verbs or self.arguments[0] in setting.verbs:
                 parser.add_argument(f"--{setting.name}", type=setting.type, default=setting.default, help=setting.help)
         for name, path in plugins.merged("CALLBACK_SETTINGS").items():
