@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cait.cli.loading import checkpoint_module
+from cait import ckpt
+from cait.cli.loading import build_module
 from cait.cli.options import Options, named_run
 from cait.cli.saved import data_settings
 from cait.errors import UserError
@@ -37,7 +38,8 @@ def export(arguments: list[str], program: Program) -> None:
     from cait.model.network import input_shape
 
     with contextlib.nullcontext() if given.trusted else trust.only_own(folder):
-        built = checkpoint_module(checkpoint, given.ema, program.module)
+        content = ckpt.read_checkpoint(checkpoint, without=["optimizer_states"])
+        built = build_module(checkpoint, content, given.ema, program.module)
     shape, names = input_shape(built.hparams), built.class_names
     default = Path("ema" if given.ema else "") / formats.find(given.format).file
     output = given.output or folder / rundir.EXPORT / default

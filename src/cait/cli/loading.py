@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 from collections import Counter
 from pathlib import Path
@@ -33,6 +32,8 @@ class Loaded(NamedTuple):
     """What the checkpoint says of the run's data."""
     averaged: bool = False
     """Whether the weights are a run's moving average."""
+    module: Any = None
+    """A run's LightningModule, which holds the network unless it was built again at another size."""
 
 
 def load(
@@ -58,25 +59,26 @@ def load(
     from cait.guards import trust
 
     with contextlib.nullcontext() if trust_config else trust.only_own(folder):
-        checkpoint = ckpt.read_checkpoint(path, without=["optimizer_states"])
-        ema = ckpt.average(checkpoint) is not None and not raw
-        built = _built(path, checkpoint, ema, module)
-        loaded = _loaded(built, checkpoint, path, folder, ema, None, data)
-        built.class_names = loaded.class_names
-        built.prepare_as(loaded.data.preprocessing, loaded.data.eval_transform)
-    return built.eval()
+        loaded = from_checkpoint(path, folder, False if raw else None, None, module, data)
+    loaded.module.class_names = loaded.class_names
+    loaded.module.prepare_as(loaded.data.preprocessing, loaded.data.eval_transform)
+    return loaded.module
 
 
-def checkpoint_module(path: Path, ema: bool, module: Any) -> Any:
-    """The LightningModule in a checkpoint, built as the checkpoint says, not as the configuration says.
+def build_module(path: Path, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> Any:
+    """The LightningModule in a checkpoint, in evaluation, built as the checkpoint says.
+
+    Args:
+        path: of the checkpoint, for errors; Lightning reads it again.
+        checkpoint: its content.
+        ema: whether to take the moving average of the weights.
+        kind: the LightningModule's class; None takes the package's own.
 
     Raises:
-        UserError: the checkpoint is not whole, or holds no moving average where one is asked for.
+        UserError: it cannot be built, or the checkpoint holds no moving average where one is asked for.
     """
-    return _built(path, ckpt.read_checkpoint(path, without=["optimizer_states"]), ema, module)
+    import torch
 
-
-def _built(path: Path, checkpoint: ckpt.Checkpoint, ema: bool, module: Any) -> Any:
     from cait.train.module import CaiTModule
 
     if "name" not in checkpoint.get("hyper_parameters", {}):
@@ -84,26 +86,20 @@ def _built(path: Path, checkpoint: ckpt.Checkpoint, ema: bool, module: Any) -> A
     average = ckpt.average(checkpoint) if ema else {}
     if average is None:
         raise UserError(f"{path} holds no moving average of the weights")
-    built = _module(path, checkpoint, module or CaiTModule)
-    if ema:
-        built.model.load_state_dict(average)
-    return built
-
-
-def _module(path: Path, checkpoint: ckpt.Checkpoint, kind: Any) -> Any:
-    import torch
-
     source: Any = path
     if path.is_dir():  # Lightning reads only files
         source = io.BytesIO()
         torch.save({key: value for key, value in checkpoint.items() if key != "optimizer_states"}, source)
         source.seek(0)
     try:
-        return kind.load_from_checkpoint(source, map_location="cpu", weights_only=True)
+        module = (kind or CaiTModule).load_from_checkpoint(source, map_location="cpu", weights_only=True)
     except UserError:
         raise
     except Exception as error:  # a stranger's hyper-parameters may cause any error
         raise UserError(f"{path} cannot be loaded: {one_line(error)}") from error
+    if ema:
+        module.model.load_state_dict(average)
+    return module.eval()
 
 
 def device(folder: Path | None) -> Any:
@@ -111,9 +107,9 @@ def device(folder: Path | None) -> Any:
     import torch
     import yaml
 
-    here = torch.accelerator.current_accelerator(check_available=True)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     trainer = (yaml.safe_load(rundir.config(folder).read_text()) if folder else {}).get("trainer") or {}
-    return torch.device("cpu") if here is None or trainer.get("accelerator") == "cpu" else here
+    return torch.device("cpu") if accelerator is None or trainer.get("accelerator") == "cpu" else accelerator
 
 
 def find(source: str, purpose: str) -> tuple[Path, Path | None]:
@@ -146,83 +142,39 @@ def from_checkpoint(
     Raises:
         UserError: the checkpoint or the run's configuration cannot be used.
     """
-    try:
-        checkpoint = ckpt.read_checkpoint(path, without=["optimizer_states"])
-    except UserError as error:
-        raise UserError(f"{error}; of a file of weights say the model: --name, as --name xxs24") from error
-    averaged = ckpt.average(checkpoint) is not None if ema is None else ema
-    return _loaded(_built(path, checkpoint, averaged, module), checkpoint, path, folder, averaged, img_size, data)
-
-
-def _loaded(
-    built: Any, checkpoint: ckpt.Checkpoint, path: Path, folder: Path | None, ema: bool, img_size: int | None, data: Any
-) -> Loaded:
     from cait.data.datamodule import ImageNetDataModule
     from cait.model.attention import SelfAttention
     from cait.model.network import input_shape, rebuild
     from cait.model.weights import load_weights
 
+    try:
+        checkpoint = ckpt.read_checkpoint(path, without=["optimizer_states"])
+    except UserError as error:
+        raise UserError(f"{error}; of a file of weights say the model: --name, as --name xxs24") from error
+    ema = ckpt.average(checkpoint) is not None if ema is None else ema
+    built = build_module(path, checkpoint, ema, module)
     network, (_, _, size) = built.model, input_shape(built.hparams)
-    settings = checkpoint["hyper_parameters"]
+    hparams, state = checkpoint["hyper_parameters"], ckpt.data_state(checkpoint)
     if img_size not in (None, size):
         size = img_size
-        network = rebuild(settings | {"img_size": size})
+        network = rebuild(hparams | {"img_size": size}).eval()
         load_weights(network, path, ema)
     for part in network.modules():
         if isinstance(part, SelfAttention):
-            part.backend = "auto"  # "fused" needs a GPU
+            part.backend = "auto"  # this machine may not have the run's
     if folder is not None:
-        given = saved.data_settings(folder)
+        settings = saved.data_settings(folder)
     else:
-        given = {key: settings[key] for key in ("mean", "std") if key in settings}
-        given |= (ckpt.data_state(checkpoint) or {}).get("preprocessing") or {}
+        settings = {key: hparams[key] for key in ("mean", "std") if key in hparams}
+        settings |= (state or {}).get("preprocessing") or {}
+    kind = data or ImageNetDataModule
     try:
-        kind = data or ImageNetDataModule
-        images = kind(**saved.accepted(kind, given | {"img_size": size}))
+        images = kind(**saved.accepted(kind, settings | {"img_size": size}))
     except TypeError as error:
         raise UserError(f"the run does not say how images are prepared: {one_line(error)}") from error
     about = f"{path}{AVERAGE * ema}, step {checkpoint['global_step']:,}"
-    names = _readable(ckpt.class_names(checkpoint), settings["num_classes"])
-    return Loaded(network.eval(), settings["name"], about, names, images, ckpt.data_state(checkpoint), ema)
-
-
-def from_weights(path: str, name: str, ema: bool, img_size: int | None) -> Loaded:
-    """Load a file with the weights of one of the paper's models: the release's, timm's, or any other's.
-
-    Raises:
-        UserError: the file holds no weights, or those of another network.
-    """
-    from cait.data.datamodule import ImageNetDataModule
-    from cait.model.factory import create_model
-    from cait.model.weights import load_weights, read_state_dict
-
-    state = read_state_dict(path, ema)
-    try:
-        classes, positions = len(state["head.weight"]), state["pos_embed"].shape[1]
-        patch_size = state["patch_embed.proj.weight"].shape[-1]
-    except (KeyError, IndexError, TypeError) as error:
-        raise UserError(f"{path} is of another network than {name}: {one_line(error)}") from error
-    size = math.isqrt(positions) * patch_size if img_size is None else img_size
-    network = create_model(name, size, classes, patch_size=patch_size, distillation_token="dist_token" in state)
-    about = "; ".join([f"{path}{AVERAGE * ema}", *load_weights(network, path, ema)])
-    return Loaded(network.eval(), name, about, _readable(None, classes), ImageNetDataModule(img_size=size))
-
-
-def from_timm(name: str, img_size: int | None) -> Loaded:
-    """Load the weights that timm publishes for a model, at their lowest resolution unless `img_size` is given.
-
-    Raises:
-        UserError: there are none, or they cannot be fetched.
-    """
-    from cait.data.datamodule import ImageNetDataModule
-    from cait.model import network
-    from cait.model.weights import load_pretrained, published_entries
-
-    size = min(published_entries(name), default=224) if img_size is None else img_size
-    built = network.build(name, size, 1000)
-    network.require(built, name, "maps", "visualize")  # before anything is fetched
-    about = "; ".join(load_pretrained(built, name))
-    return Loaded(built.eval(), name, about, _readable(None, 1000), ImageNetDataModule(img_size=size))
+    names = _readable(ckpt.class_names(checkpoint), hparams["num_classes"])
+    return Loaded(network, hparams["name"], about, names, images, state, ema, built)
 
 
 def _readable(names: list[str] | None, num_classes: int) -> list[str]:
