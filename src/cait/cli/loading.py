@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 from collections import Counter
 from pathlib import Path
@@ -182,50 +181,11 @@ def _loaded(
     except TypeError as error:
         raise UserError(f"the run does not say how images are prepared: {one_line(error)}") from error
     about = f"{path}{AVERAGE * ema}, step {checkpoint['global_step']:,}"
-    names = _readable(ckpt.class_names(checkpoint), settings["num_classes"])
+    names = readable_names(ckpt.class_names(checkpoint), settings["num_classes"])
     return Loaded(network.eval(), settings["name"], about, names, images, ckpt.data_state(checkpoint), ema)
 
 
-def from_weights(path: str, name: str, ema: bool, img_size: int | None) -> Loaded:
-    """Load a file with the weights of one of the paper's models: the release's, timm's, or any other's.
-
-    Raises:
-        UserError: the file holds no weights, or those of another network.
-    """
-    from cait.data.datamodule import ImageNetDataModule
-    from cait.model.factory import create_model
-    from cait.model.weights import load_weights, read_state_dict
-
-    state = read_state_dict(path, ema)
-    try:
-        classes, positions = len(state["head.weight"]), state["pos_embed"].shape[1]
-        patch_size = state["patch_embed.proj.weight"].shape[-1]
-    except (KeyError, IndexError, TypeError) as error:
-        raise UserError(f"{path} is of another network than {name}: {one_line(error)}") from error
-    size = math.isqrt(positions) * patch_size if img_size is None else img_size
-    network = create_model(name, size, classes, patch_size=patch_size, distillation_token="dist_token" in state)
-    about = "; ".join([f"{path}{AVERAGE * ema}", *load_weights(network, path, ema)])
-    return Loaded(network.eval(), name, about, _readable(None, classes), ImageNetDataModule(img_size=size))
-
-
-def from_timm(name: str, img_size: int | None) -> Loaded:
-    """Load the weights that timm publishes for a model, at their lowest resolution unless `img_size` is given.
-
-    Raises:
-        UserError: there are none, or they cannot be fetched.
-    """
-    from cait.data.datamodule import ImageNetDataModule
-    from cait.model import network
-    from cait.model.weights import load_pretrained, published_entries
-
-    size = min(published_entries(name), default=224) if img_size is None else img_size
-    built = network.build(name, size, 1000)
-    network.require(built, name, "maps", "visualize")  # before anything is fetched
-    about = "; ".join(load_pretrained(built, name))
-    return Loaded(built.eval(), name, about, _readable(None, 1000), ImageNetDataModule(img_size=size))
-
-
-def _readable(names: list[str] | None, num_classes: int) -> list[str]:
+def readable_names(names: list[str] | None, num_classes: int) -> list[str]:
     """The names of the classes: ImageNet's in words, numbers where there are none."""
     from timm.data import ImageNetInfo
 
