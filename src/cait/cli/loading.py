@@ -173,11 +173,11 @@ def from_checkpoint(
     except TypeError as error:
         raise UserError(f"the run does not say how images are prepared: {one_line(error)}") from error
     about = f"{path}{AVERAGE * ema}, step {checkpoint['global_step']:,}"
-    names = _readable(ckpt.class_names(checkpoint), hparams["num_classes"])
+    names = readable_names(ckpt.class_names(checkpoint), hparams["num_classes"])
     return Loaded(network, hparams["name"], about, names, images, state, ema, built)
 
 
-def _readable(names: list[str] | None, num_classes: int) -> list[str]:
+def readable_names(names: list[str] | None, num_classes: int) -> list[str]:
     """The names of the classes: ImageNet's in words, numbers where there are none."""
     from timm.data import ImageNetInfo
 

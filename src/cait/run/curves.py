@@ -1,10 +1,12 @@
-"""The figures that a run has logged, read back from its metrics.csv."""
+"""The curves that a run has logged, read back from its metrics.csv, and drawn."""
 
 from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cait.errors import UserError
 from cait.run import rundir
@@ -67,6 +69,13 @@ def steps_per_epoch(curves: dict[str, Curve]) -> float | None:
     if not epochs or max(epochs) < 1:
         return None
     return max((step + 1) / (epoch + 1) for step, epoch in zip(steps, epochs, strict=True))
+
+
+def draw(runs: Mapping[str, dict[str, Curve]]) -> Any:
+    """The curves of runs, by the runs' names, as a figure."""
+    from cait import plots
+
+    return plots.draw_curves(runs, {name: steps_per_epoch(curves) for name, curves in runs.items()})
 
 
 def _number(cell: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Check a folder of images or shards before a run: count it, compare it with ImageNet's numbers, decode a sample."""
+"""Check a data folder before a run: count it, compare it with ImageNet's numbers, decode a sample."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from torchvision.datasets.imagenet import ARCHIVE_META
 
 from cait.data.folder import MACOS, abbreviate
 from cait.data.listing import is_image
 from cait.data.reading import load_rgb
+from cait.data.source import open_source
 from cait.errors import UserError
-from cait.extras.catalog.imagenet import ARCHIVES
-from cait.extras.shards.bucket import INDEX
-from cait.extras.shards.source import Folder, ShardSource, is_shards, parse
 
+ARCHIVES = {part: name for part, (name, _) in ARCHIVE_META.items()}
+"""File names of ImageNet's archives "train", "val" and "devkit"."""
 IMAGENET_CLASSES = 1000
 IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}
 """ILSVRC2012 as published."""
@@ -27,8 +30,8 @@ def check(root: Path, images: int = 2000) -> None:
     """Print what is in `root`, then a line for each thing that is wrong with it.
 
     Args:
-        root: folder with train/<class>/ and val/<class>/, or only with class folders; or a folder of shards, whose
-            checksums are compared.
+        root: folder with train/<class>/ and val/<class>/, or only with class folders; or a folder whose data source has
+            a method `verify`, as that of shards has.
         images: how many to decode, spread evenly over the classes.
 
     Raises:
@@ -36,7 +39,8 @@ def check(root: Path, images: int = 2000) -> None:
     """
     if not root.is_dir():
         raise UserError(f"the data folder {root} does not exist")
-    wrong = list(_check_shards(root, images) if is_shards(str(root)) else _check(root, images))
+    source: Any = open_source(str(root))
+    wrong = list(_check_source(source, images) if hasattr(source, "verify") else _check_folders(root, images))
     for line in wrong:
         print(f"wrong: {line}")
     if wrong:
@@ -44,26 +48,15 @@ def check(root: Path, images: int = 2000) -> None:
     print(f"{root} is as it should be")
 
 
-def _check_shards(root: Path, images: int) -> Iterator[str]:
-    place = Folder(root)
-    index = parse(place.index(), str(root / INDEX))
-    sound = True
-    for name, split in index.splits.items():
-        for piece in (split.table, *split.chunks):
-            try:
-                place.whole(piece)
-            except UserError as error:
-                sound = False
-                yield str(error)
-        print(f"{root / name}: {len(split.chunks):,} chunk(s), checksums compared", flush=True)
-    if sound:
-        source = ShardSource(str(root))
-        counts = f"{len(source.train):,} training and {len(source.val):,} validation images"
-        print(f"{len(index.class_names):,} classes, {counts}")
-        yield from _decode_shards(source, images)
-
-
-def _decode_shards(source: ShardSource, images: int) -> Iterator[str]:
+def _check_source(source: Any, images: int) -> Iterator[str]:
+    """Let a source verify its files. If they are sound, decode a sample of its images."""
+    wrong = list(source.verify())
+    yield from wrong
+    if wrong:
+        return
+    print(
+        f"{len(source.class_names):,} classes, {len(source.train):,} training and {len(source.val):,} validation images"
+    )
     total, decoded = len(source.train) + len(source.val), 0
     for samples in (source.train, source.val):
         share = min(len(samples), -(-images * len(samples) // total))
@@ -77,7 +70,7 @@ def _decode_shards(source: ShardSource, images: int) -> Iterator[str]:
     print(f"decoded {decoded:,} images, spread evenly over the sets")
 
 
-def _check(root: Path, images: int) -> Iterator[str]:
+def _check_folders(root: Path, images: int) -> Iterator[str]:
     split = any((root / part).is_dir() for part in IMAGENET_IMAGES)
     archives = [name for name in ARCHIVES.values() if (root / name).is_file()]
     if archives and not all((root / part).is_dir() for part in IMAGENET_IMAGES):
@@ -99,9 +92,9 @@ def _check(root: Path, images: int) -> Iterator[str]:
         print(f"{folder}: {len(classes):,} classes, {count:,} images", flush=True)
     if len(found) == 2:
         train, val = found.values()
-        for part, ours, theirs in (("train", train, val), ("val", val, train)):
-            only = sorted(ours.keys() - theirs.keys())
-            if only and theirs:  # an empty folder is reported already
+        for part, classes, others in (("train", train, val), ("val", val, train)):
+            only = sorted(classes.keys() - others.keys())
+            if only and others:  # an empty folder is reported already
                 yield f"{len(only):,} class(es) only in {root / part}: {abbreviate(only)}"
     yield from _compare_with_imagenet(root, found)
     yield from _decode(found, images)

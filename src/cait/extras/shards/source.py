@@ -7,7 +7,7 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -202,6 +202,16 @@ class ShardSource:
 
     def prepare(self) -> None:
         """Do nothing: chunks are fetched as they are needed."""
+
+    def verify(self) -> Iterator[str]:
+        """Compare the checksums of all files, and print how many were compared. Yields a line for each damaged one."""
+        for name, split in parse(self.place.index(), f"{self.root}/{INDEX}").splits.items():
+            for piece in (split.table, *split.chunks):
+                try:
+                    self.place.whole(piece)
+                except UserError as error:
+                    yield str(error)
+            print(f"{self.root}/{name}: {len(split.chunks):,} chunk(s), checksums compared", flush=True)
 
     @cached_property
     def place(self) -> Place:

@@ -1,18 +1,34 @@
-"""`cait compare`."""
+"""`cait compare`: the settings and the metrics in which runs differ, and their curves over each other."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import yaml
 
 from cait.cli.options import Options
-from cait.errors import UserError
+from cait.errors import UserError, one_line
+from cait.guards.refusals import check_config
 from cait.run import rundir
+from cait.run.curves import Curve, steps_per_epoch
 from cait.run.program import Program
+from cait.settings import Settings, as_text, flatten
 
+NOT_SETTINGS = ("run_name", "output", "ckpt_path", "trainer.default_root_dir")
+"""A run's own name and places."""
 TRAINING = ("train/acc1", "train/loss")
+
+
+class Reached(NamedTuple):
+    """One metric of one run."""
+
+    best: float
+    last: float
+    best_step: int
 
 
 def compare(arguments: list[str], program: Program) -> None:
@@ -25,29 +41,56 @@ def compare(arguments: list[str], program: Program) -> None:
     if len({folder.resolve() for folder in folders}) < len(folders) or len(folders) < 2:
         raise UserError('compare two runs or more: `make compare RUNS="a b"` or `cait compare a b`, each named once')
     from cait import plots
-    from cait.extras.visualize import comparison, figures
     from cait.run import curves
 
-    all_settings = [comparison.settings(folder) for folder in folders]
+    all_settings = [settings(folder) for folder in folders]
     logged = [curves.read(folder) for folder in folders]
     labels = _labels(folders)
     output = given.output or folders[0].parent / f"compare-{'-'.join(folder.resolve().name for folder in folders)}.png"
-    plots.write(figures.draw_curves(dict(zip(labels, logged, strict=True))), output)
-    _print(labels, comparison.differing(all_settings), _metrics(logged))
+    plots.write(curves.draw(dict(zip(labels, logged, strict=True))), output)
+    _print(labels, differing(all_settings), _metrics(logged))
     print(os.path.relpath(output))
 
 
-def _labels(folders: list[Path]) -> list[str]:
+def settings(folder: Path) -> Settings:
+    """The run's config.yaml as {"model.lr": 0.001, ...}.
+
+    Raises:
+        UserError: there is none, or it is no configuration.
+    """
+    path = rundir.config(folder)
+    check_config(path)
+    try:
+        nested = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:  # a tag, which nothing here reads
+        raise UserError(f"{path} is not a configuration: {one_line(error)}") from error
+    return {name: value for name, value in flatten(nested).items() if name not in NOT_SETTINGS}
+
+
+def differing(all_settings: Sequence[Settings]) -> dict[str, list[str]]:
+    """The settings that are not the same in all runs, with the value of each run; "-" where a run does not have it."""
+    names = sorted({name for settings in all_settings for name in settings})
+    values = {
+        name: [as_text(settings[name]) if name in settings else "-" for settings in all_settings] for name in names
+    }
+    return {name: of_runs for name, of_runs in values.items() if len(set(of_runs)) > 1}
+
+
+def reached(curve: Curve, name: str) -> Reached:
+    """The best and the last value of a curve; the best of a loss is its smallest, of anything else its largest."""
+    steps, values = curve
+    best = (min if "loss" in name else max)(values)
+    return Reached(best, values[-1], steps[values.index(best)])
+
+
+def _labels(folders: Sequence[Path]) -> list[str]:
     """The names of the folders, or their paths where two have the same name."""
     names = [folder.resolve().name for folder in folders]  # "." has a name too
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
-def _metrics(logged: list[Any]) -> dict[str, list[str]]:
+def _metrics(logged: Sequence[dict[str, Curve]]) -> dict[str, list[str]]:
     """Steps, epochs, and the best and the last value of each metric, by run."""
-    from cait.extras.visualize.comparison import reached
-    from cait.run.curves import steps_per_epoch
-
     done = [max(max(steps) for steps, _ in curves.values()) + 1 for curves in logged]
     per_epoch = [steps_per_epoch(curves) for curves in logged]
     rows = {
@@ -63,7 +106,7 @@ def _metrics(logged: list[Any]) -> dict[str, list[str]]:
     return rows
 
 
-def _print(labels: list[str], settings: dict[str, list[str]], metrics: dict[str, list[str]]) -> None:
+def _print(labels: Sequence[str], settings: Mapping[str, list[str]], metrics: Mapping[str, list[str]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table

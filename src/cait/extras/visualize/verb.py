@@ -1,15 +1,12 @@
-"""`cait visualize`."""
+"""`cait visualize`: attention maps of images, and a page with them, the curves and the worst mistakes."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import os
-import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cait import disk
 from cait.cli import loading
@@ -18,21 +15,11 @@ from cait.errors import UserError
 from cait.model.config import VARIANTS
 from cait.run.program import Program
 
-if TYPE_CHECKING:
-    from cait.data.reading import Reading
-
 FOLDER = Path("visualize")
 PAGE = "index.html"
 WORST = 24
 MANY = 5000
 CONFUSIONS = 15
-
-
-class Photograph(NamedTuple):
-    name: str
-    image: Any
-    """A PIL image in RGB."""
-    label: int | None
 
 
 def visualize(arguments: list[str], program: Program) -> None:
@@ -41,20 +28,21 @@ def visualize(arguments: list[str], program: Program) -> None:
     checkpoint, folder = (None, None) if given.name or given.pretrained else loading.find(given.source, "visualize")
     if folder is None and not given.images:
         raise UserError("which images? name files or folders with --images; only a run has images of its own")
+    from cait.extras.visualize import weights
     from cait.guards import trust
 
     with contextlib.nullcontext() if given.trusted else trust.only_own(folder):
         if given.pretrained:
-            loaded = loading.from_timm(given.source, given.img_size)
+            loaded = weights.from_timm(given.source, given.img_size)
         elif checkpoint is None:
-            loaded = loading.from_weights(given.source, given.name, given.ema, given.img_size)
+            loaded = weights.from_weights(given.source, given.name, given.ema, given.img_size)
         else:
             loaded = loading.from_checkpoint(
                 checkpoint, folder, given.ema, given.img_size, program.module, program.data
             )
         loaded.network.to(loading.device(folder))
         try:
-            _draw(loaded, folder, given, arguments)
+            _write_page(loaded, folder, given, arguments)
         except OSError as error:
             raise UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror or error}") from error
 
@@ -106,15 +94,16 @@ def whole_numbers(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers, as 3,4") from error
 
 
-def _draw(loaded: loading.Loaded, folder: Path | None, given: argparse.Namespace, arguments: list[str]) -> None:
-    from cait.extras.visualize import page
+def _write_page(loaded: loading.Loaded, folder: Path | None, given: argparse.Namespace, arguments: list[str]) -> None:
+    from cait.extras.visualize import images, page
     from cait.model import network
 
     network.require(loaded.network, loaded.name, "maps", "visualize")
     output = given.output or (folder / FOLDER if folder else FOLDER)
     check_folder(output)
     output.mkdir(parents=True, exist_ok=True)
-    sections = [("Images", _images(loaded, given, output))]
+    drawn = images.draw(loaded, given.images, given.num_images, output, given.self_attention, given.query)
+    sections = [("Images", drawn)]
     facts = [("weights", loaded.about), ("model", f"{loaded.name}, {loaded.data.img_size} pixels")]
     if folder is not None:
         sections.append(("Curves", _curves(folder)))
@@ -127,123 +116,12 @@ def _draw(loaded: loading.Loaded, folder: Path | None, given: argparse.Namespace
     print(os.path.relpath(output / PAGE))
 
 
-def _images(loaded: loading.Loaded, given: argparse.Namespace, output: Path) -> str:
-    """Draw each image into a file and print its likely classes. Returns the figures as HTML."""
-    from cait import plots
-    from cait.data.dataset import channels_last
-    from cait.extras.visualize import attention, page
-
-    data, names = loaded.data, loaded.class_names
-    html = [page.paragraph(attention.CAPTION)]
-    written: list[Path] = []
-    photographs = (
-        _photographs(given.images, given.num_images, data.preprocessing.reading)
-        if given.images
-        else _own(loaded, given.num_images)
-    )
-    for name, photograph, label in photographs:
-        image, pixels = _seen(data, channels_last(data.eval_transform(photograph)))
-        box = _crop_box(data, *photograph.size)
-        view = attention.look(loaded.network, photograph, image, pixels, box, given.self_attention, given.query)
-        figure = attention.figure(view, names)
-        written.append(_new_path(output, name, written))
-        plots.write(figure, written[-1])
-        words = _words(view.probabilities, label, names)
-        print(f"{os.path.relpath(written[-1])}  {words}", flush=True)
-        html += [page.heading(name), page.paragraph(words), page.wide(page.embed(figure, name))]
-    if not written:
-        raise UserError(f"no validation image of {data.root} can be read")
-    return "\n".join(html)
-
-
-def _photographs(places: list[str], most: int, reading: Reading) -> Iterator[Photograph]:
-    """The images of files and folders, at most `most`.
-
-    Raises:
-        UserError: there is no such place, no image in it, or an image that cannot be read.
-    """
-    from cait.data.folder import scan_flat
-    from cait.data.reading import load_rgb
-
-    paths: list[Path] = []
-    for place in map(Path, places):
-        if not place.exists():
-            raise UserError(f"there is no image {place}")
-        paths += [place] if place.is_file() else [Path(path) for path, _ in scan_flat(place)]
-    if len(paths) > most:
-        print(f"the first {most} of {len(paths):,} images; --num_images {len(paths)} draws all")
-    for path in paths[:most]:
-        yield Photograph(path.name, load_rgb(path, reading=reading), None)
-
-
-def _own(loaded: loading.Loaded, most: int) -> Iterator[Photograph]:
-    """The first readable validation image of each class, for at most `most` classes."""
-    from cait.data.reading import UnreadableImageError, load_rgb
-
-    samples = _validation(loaded).samples
-    shown: set[int] = set()
-    for index in range(len(samples)):
-        if len(shown) == min(most, len(loaded.class_names)):
-            return
-        name = samples.name(index)
-        try:
-            raw, label = samples[index]
-            if label < 0 or label in shown:
-                continue
-            image = load_rgb(raw, name, loaded.data.preprocessing.reading)
-        except UnreadableImageError:
-            continue
-        shown.add(label)
-        yield Photograph(f"{loaded.class_names[label]}/{Path(name).name}", image, label)
-
-
-def _validation(loaded: loading.Loaded) -> Any:
-    """The validation images of the run.
-
-    Raises:
-        UserError: they cannot be found, or have other classes than the checkpoint.
-    """
-    data = loaded.data
-    data.setup("validate")
-    if loaded.data_state is not None:
-        data.load_state_dict(loaded.data_state)
-    if data.num_classes != len(loaded.class_names):
-        raise UserError(f"the network knows {len(loaded.class_names)} classes, {data.root} has {data.num_classes}")
-    return data.val_images
-
-
-def _seen(data: Any, pixels: Any) -> tuple[Any, Any]:
-    """The network's input [3, S, S] of an image as `EvalImages` has it, and the same as uint8 [S, S, 3]."""
-    (image,), _ = data.on_after_batch_transfer((pixels[None], None), 0)
-    return image, data.preprocessing.denormalized(image)
-
-
-def _crop_box(data: Any, width: int, height: int) -> Any:
-    """What the evaluation transform keeps of an image; None for a transform of your own, which may do anything."""
-    return None if data.has_own_eval_transform else data.preprocessing.crop_box(width, height)
-
-
-def _new_path(folder: Path, name: str, written: list[Path]) -> Path:
-    """A path for the figure of an image; images with the same name get different paths."""
-    stem = re.sub(r"[^\w.-]+", "-", re.sub(r"\.[A-Za-z]+$", "", name)).lstrip(".-")[:100] or "image"
-    path, number = folder / f"{stem}.png", 2
-    while path in written:
-        path, number = folder / f"{stem}-{number}.png", number + 1
-    return path
-
-
-def _words(probabilities: Any, label: int | None, class_names: list[str]) -> str:
-    best = probabilities.topk(min(5, len(probabilities)))
-    named = [f"{class_names[i]} {p:.1%}" for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
-    return ", ".join(named) + (f"; true class {class_names[label]}" if label is not None else "")
-
-
 def _curves(folder: Path) -> str:
-    from cait.extras.visualize import figures, page
+    from cait.extras.visualize import page
     from cait.run import curves
 
     try:
-        return page.wide(page.embed(figures.draw_curves({folder.name: curves.read(folder)}), "curves"))
+        return page.wide(page.embed(curves.draw({folder.name: curves.read(folder)}), "curves"))
     except UserError as error:
         return page.paragraph(str(error))
 
@@ -263,11 +141,11 @@ def _validation_sections(loaded: loading.Loaded, facts: list[tuple[str, str]], n
 
 def _mistakes(loaded: loading.Loaded, facts: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Score the validation set now: figures of an earlier evaluation may be of other weights."""
-    from cait.extras.visualize import mistakes, page
+    from cait.extras.visualize import images, mistakes, page
 
-    images, names = _validation(loaded), loaded.class_names
-    if len(images) > MANY:
-        print(f"scoring {len(images):,} validation images; --no_validation leaves that out", flush=True)
+    validation, names = images.validation(loaded), loaded.class_names
+    if len(validation) > MANY:
+        print(f"scoring {len(validation):,} validation images; --no_validation leaves that out", flush=True)
     scored = mistakes.score(loaded.network, loaded.data.val_dataloader())
     result = f"top-1 {scored.acc1:.2f} % of {scored.counted.sum():,} validation images"
     print(result)
@@ -276,9 +154,9 @@ def _mistakes(loaded: loading.Loaded, facts: list[tuple[str, str]]) -> list[tupl
     matrix = page.wide(page.embed(mistakes.confusion(scored, names), "confusion matrix"))
     tiles = [
         (
-            _seen(loaded.data, images[index][0])[1],
+            images.seen(loaded.data, validation[index][0])[1],
             f"true {names[scored.labels[index]]}, predicted {names[scored.predicted[index]]}",
-            f"at {scored.probabilities[index]:.1%}, loss {scored.losses[index]:.2f}; {images.samples.name(index)}",
+            f"at {scored.probabilities[index]:.1%}, loss {scored.losses[index]:.2f}; {validation.samples.name(index)}",
         )
         for index in scored.worst(WORST)
     ]

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 from cait.cli import main
-from cait.extras.catalog.imagenet import ARCHIVES
 from cait.extras.datacheck import check
 
 
@@ -102,9 +101,30 @@ def test_archives_instead_of_folders_are_told(
     formats.write_imagenet(root, monkeypatch, photographs)
     assert run(root) == 2
     assert "still packed: the first run with this --data.root unpacks them" in capsys.readouterr().out
-    (root / ARCHIVES["devkit"]).unlink()
+    (root / check.ARCHIVES["devkit"]).unlink()
     assert run(root) == 2
-    assert f"to have them unpacked put {ARCHIVES['devkit']} there too" in capsys.readouterr().out
+    assert f"to have them unpacked put {check.ARCHIVES['devkit']} there too" in capsys.readouterr().out
+
+
+def test_a_source_that_can_verify_its_files_does(
+    digits_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("cait.extras.shards")
+    pytest.importorskip("litdata")
+    out = tmp_path / "shards"
+    main(["shards", str(digits_root), str(out), "--images=400", "--workers=1"])
+    capsys.readouterr()
+    assert run(out, "--images", "20") == 0
+    said = capsys.readouterr().out
+    assert f"{out}/train: 4 chunk(s), checksums compared" in said
+    assert "10 classes, 1,437 training and 360 validation images\ndecoded 21 images" in said
+    chunk = out / "train/chunk-0-2.bin"
+    chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
+    assert run(out) == 2
+    assert f"wrong: {chunk} is damaged" in capsys.readouterr().out
+    (out / "shards.json").rename(out / ".plan.json")
+    assert run(out) == 2
+    assert "are not finished" in capsys.readouterr().err
 
 
 def test_imagenets_numbers_are_compared(

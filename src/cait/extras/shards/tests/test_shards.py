@@ -29,6 +29,7 @@ from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.reading import load_rgb
 from cait.data.sampler import TrainBatchSampler
+from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.shards import bucket, writer
 from cait.extras.shards.bucket import Bucket, Piece
@@ -190,7 +191,6 @@ def test_a_making_that_is_killed_goes_on_to_the_same_files(
     for number, chunks in enumerate(kills):
         kill_after(chunks, digits_root, out, workers=number % 3)
         assert not (out / "shards.json").exists()
-    assert "are not finished" in refusal(["imagenet-check", str(out)], capsys)
     with pytest.raises(UserError, match="give the same `cait shards` command again"):
         module(out)
     other = ["shards", str(digits_root), str(out), "--images=41"]
@@ -203,8 +203,8 @@ def test_a_making_that_is_killed_goes_on_to_the_same_files(
     assert {path: path.stat().st_mtime_ns for path in before} == before  # what was made is not made again
     assert tree(out) == tree(make(digits_root, tmp_path / "whole", "--images=40", "--workers=2"))
     assert "holds shards already" in refusal(other, capsys)
-    assert main(["imagenet-check", str(out), "--images", "20"]) is None
-    assert "1,437 training and 360 validation images" in capsys.readouterr().out
+    source = open_source(str(out))
+    assert ([*source.verify()], len(source.train), len(source.val)) == ([], 1437, 360)
 
 
 @pytest.mark.parametrize("kind", ["unreadable", "not empty", "no images", "no litdata", "no data"])
@@ -303,13 +303,12 @@ def test_a_folder_of_shards_is_read_without_litdata(digit_shards: Path, monkeypa
     assert len(module(digit_shards).train_images[(0, 1436, 0)]) == 2
 
 
-def test_a_damaged_chunk_is_found_by_the_check(
-    digit_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_chunk_is_found_by_the_check(digit_shards: Path, tmp_path: Path) -> None:
     out = tmp_path / "shards"
     shutil.copytree(digit_shards, out)
     damage(out / "train/chunk-0-2.bin")
-    assert f"1 thing(s) wrong with {out}" in refusal(["imagenet-check", str(out)], capsys)
+    (damaged,) = open_source(str(out)).verify()
+    assert damaged.startswith(f"{out}/train/chunk-0-2.bin is damaged")
 
 
 FIT = ["fit", *SMALL, "--trainer.max_steps=2", "--trainer.limit_val_batches=1", "--data.num_workers=0"]

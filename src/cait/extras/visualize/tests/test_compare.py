@@ -11,7 +11,7 @@ from PIL import Image
 from test_plot import in_the_place, place, refused  # noqa: F401  # the first two are fixtures
 
 from cait.cli import main
-from cait.extras.visualize import comparison, figures
+from cait.extras.visualize import compare
 from cait.run import curves
 
 
@@ -48,15 +48,15 @@ def test_two_runs_that_were_trained_apart(capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_best_of_a_loss_is_its_smallest() -> None:
     curve = [4, 9, 14], [0.5, 0.25, 0.75]
-    assert comparison.reached(curve, "val/loss") == (0.25, 0.75, 9)
-    assert comparison.reached(curve, "val/acc1") == (0.75, 0.75, 14)
+    assert compare.reached(curve, "val/loss") == (0.25, 0.75, 9)
+    assert compare.reached(curve, "val/acc1") == (0.75, 0.75, 14)
 
 
 def test_settings_differ_by_value_and_not_by_where_the_run_lies() -> None:
     one = {"model.lr": 1, "data.scale": [0.7, 1.0], "model.ema": True, "own": None}
     other = {"model.lr": True, "data.scale": [0.7, 1.0], "model.ema": True}
-    assert comparison.differing([one, other]) == {"model.lr": ["1", "true"], "own": ["null", "-"]}
-    settings = comparison.settings(Path("logs/watched"))
+    assert compare.differing([one, other]) == {"model.lr": ["1", "true"], "own": ["null", "-"]}
+    settings = compare.settings(Path("logs/watched"))
     assert settings["model.fields.depth"] == 2
     assert "run_name" not in settings
     assert "trainer.default_root_dir" not in settings
@@ -64,7 +64,7 @@ def test_settings_differ_by_value_and_not_by_where_the_run_lies() -> None:
 
 def test_curves_of_two_runs_have_a_colour_each() -> None:
     runs = {name: curves.read(Path("logs") / name) for name in ("watched", "short")}
-    figure = figures.draw_curves(runs)
+    figure = curves.draw(runs)
     loss = next(axes for axes in figure.axes if axes.get_title() == "loss")
     drawn = [(line.get_color(), line.get_linestyle()) for line in loss.get_lines()]
     assert drawn[:4] == [("C0", "-"), ("C0", "--"), ("C0", ":"), ("C1", "-")]

@@ -31,7 +31,7 @@ from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.extras.visualize import attention, mistakes, page
-from cait.extras.visualize.verb import _crop_box
+from cait.extras.visualize.images import crop_box
 
 SMALL_CAIT = dict(depth=2, embed_dim=48, patch_size=8, num_heads=4)
 EVIL = "<b>&\"cat'$_{$"
@@ -409,7 +409,7 @@ def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
 
     main(["visualize", "a", "--images", "x.jpg", "--output=own"], data=OwnTransform)
     assert capfd.readouterr().out.startswith("own/x.png  ")
-    assert _crop_box(OwnTransform(), 40, 30) is None  # nobody knows what it cut out
+    assert crop_box(OwnTransform(), 40, 30) is None  # nobody knows what it cut out
 
     Path("text.jpg").write_text("no image")
     Path("torn.jpg").write_bytes(Path("x.jpg").read_bytes()[:400])

@@ -1,8 +1,9 @@
-"""The figures of a run: its curves, and the heat maps of its layers."""
+"""The measured layers of a run as figures: heat maps layer by epoch, and lines over the depth."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,21 +12,17 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from cait.extras.monitor import measured
 from cait.extras.monitor.measured import MODULES, Table
-from cait.plots import grid
+from cait.plots import grid, panels
+from cait.run import curves
 from cait.run.curves import Curve, steps_per_epoch
 
 Curves = dict[str, Curve]
 Tables = dict[tuple[str, str], Table]
 
-SPLITS = ("train", "val", "val_ema")
-FIRST = ("loss", "acc1", "acc5", "lr", "grad_norm")
-"""The panels that come first."""
-DASHES = ("-", "--", ":", "-.")
-UNITS = {"acc1": "top-1 (%)", "acc5": "top-5 (%)", "lr": "learning rate", "grad_norm": "norm of the gradient"}
 PARTS = {
     "sa": "self-attention",
     "ffn": "feed-forward",
@@ -52,58 +49,20 @@ ROWS = (("sa", "ffn"), ("ca", "ca_ffn"), ("block",), ("ca_block",), (MODULES,))
 """Parts that stand side by side and share their colours."""
 
 
+def draw(folder: Path) -> dict[str, Figure]:
+    """All figures of a run by name.
+
+    Raises:
+        UserError: the run has not measured its layers, or has logged nothing.
+    """
+    tables, logged = measured.read(folder), curves.read(folder)
+    names = [name for name in MAPS if any(name == figure for _, figure in tables)]
+    return {name: draw_map(tables, name, logged) for name in names} | {"depth": draw_depth(tables, logged)}
+
+
 def _time(steps: list[int], per_epoch: float | None) -> list[float]:
     """Epochs that are done after each step, or the steps themselves, which count from 0 as in the files."""
     return [step if per_epoch is None else (step + 1) / per_epoch for step in steps]
-
-
-def _panels(count: int, width: float, height: float, below: float = 0.0) -> tuple[Figure, list[Axes]]:
-    """A figure and axes of width × height inches each, three in a row, with room `below` for a legend."""
-    columns = min(3, count)
-    rows = math.ceil(count / columns)
-    figure, axes = grid(rows, columns, width * columns, height * rows + below)
-    for empty in axes.flat[count:]:
-        empty.remove()
-    return figure, list(axes.flat[:count])
-
-
-def draw_curves(runs: dict[str, Curves]) -> Figure:
-    """The curves of runs by the runs' names, a panel for each metric; train, val and val_ema share a panel.
-
-    Colours tell the splits of one run apart. With several runs, colours tell the runs apart and dashes the splits.
-    """
-    metrics = _by_panel(runs)
-    figure, axes = _panels(len(metrics), 3.6, 2.6, below=0.4)
-    per_epoch = {label: steps_per_epoch(curves) for label, curves in runs.items()}
-    in_epochs = all(per_epoch.values())
-    legend: dict[str, Line2D] = {}
-    for panel, (title, names) in zip(axes, metrics.items(), strict=True):
-        for number, (label, curves) in enumerate(runs.items()):
-            for name in sorted(curves.keys() & names):
-                time = _time(curves[name][0], per_epoch[label] if in_epochs else None)
-                split = name.rpartition("/")[0] or "train"
-                style = _style(split, number if len(runs) > 1 else None)
-                marker = "." if len(time) == 1 else ""
-                (line,) = panel.plot(time, curves[name][1], linewidth=1.2, marker=marker, **style)
-                legend[f"{label} {split}" if len(runs) > 1 else split] = line
-        panel.set(title=UNITS.get(title, title), xlabel="epoch" if in_epochs else "step")
-    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=3, fontsize=8)
-    return figure
-
-
-def _by_panel(runs: dict[str, Curves]) -> dict[str, list[str]]:
-    """The metrics that share a panel, as {"loss": ["train/loss", "val/loss"]}, in the order of the panels."""
-    panels: dict[str, list[str]] = {}
-    for metric in sorted({metric for curves in runs.values() for metric in curves} - {"epoch"}):
-        panels.setdefault(metric.rpartition("/")[2], []).append(metric)
-    first = [title for title in FIRST if title in panels]
-    return {title: panels[title] for title in [*first, *(title for title in panels if title not in first)]}
-
-
-def _style(split: str, number: int | None) -> dict[str, Any]:
-    """Colour and dashes of a split of the run `number`; None means the only run."""
-    place = SPLITS.index(split) if split in SPLITS else len(SPLITS)
-    return {"color": f"C{place}"} if number is None else {"color": f"C{number}", "linestyle": DASHES[place]}
 
 
 def draw_map(tables: Tables, name: str, curves: Curves) -> Figure:
@@ -167,7 +126,7 @@ def draw_depth(tables: Tables, curves: Curves, most: int = 5) -> Figure:
     wanted = [(part, "grad_norm") for part in ("sa", "ffn", MODULES)]
     wanted += [("block", "input_grad_norm"), ("sa", "branch_ratio"), ("ffn", "branch_ratio")]
     shown = [key for key in wanted if key in tables] or list(tables)[:1]
-    figure, axes = _panels(len(shown), 3.8, 2.9)
+    figure, axes = panels(len(shown), 3.8, 2.9)
     for panel, (part, name) in zip(axes, shown, strict=True):
         table = tables[part, name]
         _draw_steps(panel, table, steps_per_epoch(curves), most)
