@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from cycler import cycler
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cait import disk
@@ -34,6 +36,16 @@ def grid(rows: int, columns: int, width: float, height: float, **options: Any) -
     """A figure of width × height inches and its axes [rows, columns]; `options` are those of `Figure.subplots`."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def panels(count: int, width: float, height: float, below: float = 0.0) -> tuple[Figure, list[Axes]]:
+    """A figure and axes of width × height inches each, three in a row, with room `below` for a legend."""
+    columns = min(3, count)
+    rows = math.ceil(count / columns)
+    figure, axes = grid(rows, columns, width * columns, height * rows + below)
+    for empty in axes.flat[count:]:
+        empty.remove()
+    return figure, list(axes.flat[:count])
 
 
 def write(figure: Figure, path: Path) -> None:

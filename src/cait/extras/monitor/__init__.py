@@ -1,4 +1,14 @@
 """Measure every layer while a run trains: activations, gradients, LayerScale."""
 
+from pathlib import Path
+from typing import Any
+
 CALLBACK_SETTINGS = {"monitor": "cait.extras.monitor.callback:Monitor"}
 MOVED = {"cait.callbacks.monitor": "cait.extras.monitor.callback"}
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    """Heat maps of the measured layers of a run."""
+    from cait.extras.monitor.heat_maps import draw
+
+    return draw(folder)

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from cait import disk
 from cait.errors import UserError
 from cait.extras.monitor import branches
-from cait.run import rundir
+from cait.extras.monitor.measured import FILE
 from cait.train.module import CaiTModule, whole_tensor
 
 HEADER = "step,layer,part,name,value\n"
@@ -63,13 +63,13 @@ class Monitor(Callback):
         self._step = -1
         self._previous: dict[str, Any] = {}
         """The step before a measured one and its gradients, a vector a part."""
-        self._begin()
+        self._forget()
 
     @property
     def is_on(self) -> bool:
         return self.every_n_steps is not None
 
-    def _begin(self) -> None:
+    def _forget(self) -> None:
         """Forget what was gathered for the last measured step."""
         self._activations: list[Tensor] = []  # one a micro-batch: [2 · branches]
         self._input_squares: dict[tuple[int, int], Tensor] = {}  # of (block, micro-batch)
@@ -87,7 +87,7 @@ class Monitor(Callback):
         # Metal has no float64.
         self._dtype = torch.float32 if pl_module.device.type == "mps" else torch.float64
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._path = Path(trainer.default_root_dir) / rundir.MONITOR
+            self._path = Path(trainer.default_root_dir) / FILE
             _keep_rows_before(self._path, trainer.global_step)
 
     def on_train_batch_start(  # type: ignore[override]
@@ -110,8 +110,8 @@ class Monitor(Callback):
         self._hooks = branches.watch_gradients(pl_module.model, look)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: CaiTModule, optimizer: Optimizer) -> None:  # type: ignore[override]
-        now, then = self._measures(self._step), self._measures(self._step + 1)
-        if not now and not then:
+        now, following = self._measures(self._step), self._measures(self._step + 1)
+        if not now and not following:
             return
         scale = pl_module.gradient_scale(optimizer)
         gradients = [_flat([_gradient(weight) for weight in part.parameters]) / scale for part in self._parts]
@@ -120,7 +120,7 @@ class Monitor(Callback):
             self._input_scale = scaler.get_scale() if scaler else 1.0
             self._gradients, self._weights = gradients, [_flat(part.parameters) for part in self._parts]
             self._measure_gradients()
-        self._previous = {"step": self._step, "gradients": gradients} if then else {}
+        self._previous = {"step": self._step, "gradients": gradients} if following else {}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: CaiTModule, *_: Any) -> None:  # type: ignore[override]
         for hook in self._hooks:
@@ -130,7 +130,7 @@ class Monitor(Callback):
             self._measure_activations(trainer)
             self._measure_updates()
             self._write(trainer)
-            self._begin()
+            self._forget()
 
     def _measure_gradients(self) -> None:
         before = self._previous.get("gradients") if self._previous.get("step") == self._step - 1 else None
