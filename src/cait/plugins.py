@@ -135,7 +135,8 @@ def _imported(name: str, path: str) -> ModuleType:
 def of_kind(kind: str) -> list[Any]:
     """What the extras have under this name of `KINDS`, in the order of their names."""
     assert kind in KINDS, kind
-    return [getattr(extra, kind) for extra in extras().values() if hasattr(extra, kind)]
+    values = [getattr(extra, kind) for extra in extras().values() if hasattr(extra, kind)]
+    return [value for value in values if not isinstance(value, ModuleType)]  # a file of this name is no kind
 
 
 def merged(kind: str) -> dict[str, Any]:

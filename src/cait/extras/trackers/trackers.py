@@ -22,7 +22,7 @@ PROJECT = "cait"
 """The project of all runs in a tracker, unless --logger_args says otherwise."""
 
 
-class Sent:
+class SentSteps:
     """What a tracker knows of a run: the run's id there, and the last step of each metric that was sent.
 
     A resumed run repeats the steps after its checkpoint, with the same figures. They are not sent again. The file is
@@ -46,7 +46,7 @@ class Sent:
         with disk.whole(self.path) as beside:
             beside.write_text(json.dumps({"id": self.id, "last": self.last}))
 
-    def new(self, metrics: Mapping[str, Any], step: int) -> dict[str, Any]:
+    def unsent(self, metrics: Mapping[str, Any], step: int) -> dict[str, Any]:
         """The metrics not yet sent for this step, with the epoch; empty if there are none."""
         found = {name: value for name, value in metrics.items() if name != "epoch" and step > self.last.get(name, -1)}
         return found | ({"epoch": metrics["epoch"]} if found and "epoch" in metrics else {})
@@ -57,17 +57,17 @@ class Sent:
         self.save(self.id)
 
 
-class Once:
+class SendOnce:
     """Send each figure once: a mixin in front of one of Lightning's loggers."""
 
-    sent: Sent
+    sent: SentSteps
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        found = self.sent.new(metrics, step or 0)
-        if found:
-            super().log_metrics(found, step)  # type: ignore[misc]
-            self.sent.note(found, step or 0)
+        unsent = self.sent.unsent(metrics, step or 0)
+        if unsent:
+            super().log_metrics(unsent, step)  # type: ignore[misc]
+            self.sent.note(unsent, step or 0)
 
     @rank_zero_only
     def catch_up(self, run_dir: Path, first_step: int) -> None:
@@ -77,14 +77,14 @@ class Once:
             self.log_metrics({name: float(value) for name, value in row.items() if value}, step)
 
 
-class RunWandb(Once, WandbLogger):
+class RunWandb(SendOnce, WandbLogger):
     """W&B takes the id that a run gives itself.
 
     W&B's own process writes to the disk now and then. A kill may lose rows that were sent, so W&B's files tell which
     rows are there.
     """
 
-    def __init__(self, run_dir: Path, sent: Sent, **settings: Any) -> None:
+    def __init__(self, run_dir: Path, sent: SentSteps, **settings: Any) -> None:
         self.sent = sent
         id = sent.id or uuid.uuid4().hex[:8]
         defaults: dict[str, Any] = {"name": run_dir.name, "project": PROJECT, "save_dir": run_dir}
@@ -94,18 +94,16 @@ class RunWandb(Once, WandbLogger):
         sent.save(id)
 
 
-class RunMLFlow(Once, MLFlowLogger):
+class RunMLFlow(SendOnce, MLFlowLogger):
     """MLflow gives a run its id."""
 
-    def __init__(self, run_dir: Path, sent: Sent, **settings: Any) -> None:
+    def __init__(self, run_dir: Path, sent: SentSteps, **settings: Any) -> None:
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # else it lists the tables of a new database
         logging.getLogger("alembic").setLevel(logging.WARNING)
-        self.sent, database = sent, (run_dir.parent / "mlflow.db").resolve()
-        defaults: dict[str, Any] = {
-            "experiment_name": PROJECT,
-            "run_name": run_dir.name,
-            "tracking_uri": _uri(database),
-        }
+        self.sent = sent
+        database = f"sqlite:///{(run_dir.parent / 'mlflow.db').resolve()}"
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or database
+        defaults: dict[str, Any] = {"experiment_name": PROJECT, "run_name": run_dir.name, "tracking_uri": uri}
         super().__init__(**defaults | settings, run_id=sent.id)
 
     @property
@@ -115,22 +113,18 @@ class RunMLFlow(Once, MLFlowLogger):
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
         """MLflow refuses a new value for a parameter, so a run that is resumed with one keeps the first."""
-        there = self.experiment.get_run(self.run_id).data.params
-        if not there:
+        if not self.experiment.get_run(self.run_id).data.params:
             super().log_hyperparams(params)
 
 
-class RunComet(Once, CometLogger):
+class RunComet(SendOnce, CometLogger):
     """Comet takes the key that a run gives itself."""
 
-    def __init__(self, run_dir: Path, sent: Sent, **settings: Any) -> None:
+    def __init__(self, run_dir: Path, sent: SentSteps, **settings: Any) -> None:
         self.sent = sent
         key = sent.id or uuid.uuid4().hex
-        defaults: dict[str, Any] = {
-            "name": run_dir.name,
-            "project": PROJECT,
-            "offline_directory": str(run_dir / "comet"),
-        }
+        folder = str(run_dir / "comet")
+        defaults: dict[str, Any] = {"name": run_dir.name, "project": PROJECT, "offline_directory": folder}
         super().__init__(**defaults | settings, experiment_key=key)
         sent.save(key)
 
@@ -141,7 +135,7 @@ class RunComet(Once, CometLogger):
         super()._create_experiment()
 
 
-KINDS: dict[str, Callable[..., Any]] = {"wandb": RunWandb, "mlflow": RunMLFlow, "comet": RunComet}
+LOGGERS: dict[str, Callable[..., Any]] = {"wandb": RunWandb, "mlflow": RunMLFlow, "comet": RunComet}
 
 
 def tracker(name: str, settings: dict[str, Any], run_dir: Path, first_step: int) -> Logger:
@@ -158,9 +152,9 @@ def tracker(name: str, settings: dict[str, Any], run_dir: Path, first_step: int)
     """
     if "api_key" in settings:  # config.yaml and the tracker would show it to everybody
         raise UserError(f"--logger_args.api_key would be written into the run; log in with `{name} login` instead")
-    sent = Sent(run_dir / f"{name}.json", resumed=first_step > 0)
+    sent = SentSteps(run_dir / f"{name}.json", resumed=first_step > 0)
     try:
-        logger = KINDS[name](run_dir, sent, **settings)
+        logger = LOGGERS[name](run_dir, sent, **settings)
         _ = logger.experiment
         if isinstance(logger, RunMLFlow) and rank_zero_only.rank == 0:  # type: ignore[attr-defined]
             sent.save(str(logger.run_id))
@@ -206,7 +200,3 @@ def wandb_records(path: Path) -> Iterator[Any]:
             except DecodeError:
                 return
             record = b""
-
-
-def _uri(database: Path) -> str:
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{database}"

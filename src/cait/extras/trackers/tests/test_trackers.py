@@ -14,24 +14,24 @@ import pytest
 from harness import LIMIT, SMALL, Cait, rows, start
 
 from cait.errors import UserError
-from cait.extras.trackers.trackers import Sent, tracker, wandb_records
+from cait.extras.trackers.trackers import SentSteps, tracker, wandb_records
 from cait.run.loggers import RunCSVLogger, run_loggers
 
 SHORT = [*SMALL, "--model.fields.depth=1", "--trainer.log_every_n_steps=1", "--data.num_workers=0"]
 
 
 def test_each_figure_is_sent_once(tmp_path: Path) -> None:
-    sent = Sent(tmp_path / "x.json", resumed=False)
+    sent = SentSteps(tmp_path / "x.json", resumed=False)
     sent.save("a")
     for step in range(5):
-        assert sent.new({"epoch": 0, "train/loss": 1.0}, step) == {"epoch": 0, "train/loss": 1.0}
+        assert sent.unsent({"epoch": 0, "train/loss": 1.0}, step) == {"epoch": 0, "train/loss": 1.0}
         sent.note({"train/loss": 1.0}, step)
-    again = Sent(tmp_path / "x.json", resumed=True)
+    again = SentSteps(tmp_path / "x.json", resumed=True)
     assert again.id == "a"
-    assert again.new({"epoch": 0, "train/loss": 1.0}, 4) == {}
-    assert again.new({"epoch": 0, "val/loss": 1.0}, 4) == {"epoch": 0, "val/loss": 1.0}
-    assert again.new({"epoch": 0, "train/loss": 1.0}, 5)
-    assert Sent(tmp_path / "x.json", resumed=False).new({"train/loss": 1.0}, 4)  # a new run of this name
+    assert again.unsent({"epoch": 0, "train/loss": 1.0}, 4) == {}
+    assert again.unsent({"epoch": 0, "val/loss": 1.0}, 4) == {"epoch": 0, "val/loss": 1.0}
+    assert again.unsent({"epoch": 0, "train/loss": 1.0}, 5)
+    assert SentSteps(tmp_path / "x.json", resumed=False).unsent({"train/loss": 1.0}, 4)  # a new run of this name
 
 
 def test_mlflow_goes_on_with_the_run_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

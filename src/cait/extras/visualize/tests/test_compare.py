@@ -28,12 +28,12 @@ def test_two_runs_that_were_trained_apart(capsys: pytest.CaptureFixture[str]) ->
     assert lines[-1] == "logs/compare-watched-short.png"
     rows = {row[0]: row[1:] for row in map(cells, lines) if len(row) == 3}
     assert rows["setting"] == rows["metric"] == ["watched", "short"]
-    assert {name for name in rows if name.partition(".")[0] in ("model", "data", "trainer", "ema", "monitor")} == {
-        *("ema.decay", "model.label_smoothing", "model.lr", "monitor.every_n_steps"),
+    assert {name for name in rows if name.partition(".")[0] in ("model", "data", "trainer", "ema")} == {
+        *("ema.decay", "model.label_smoothing", "model.lr"),
         *("trainer.max_epochs", "trainer.max_steps"),
     }
     assert rows["model.lr"] == ["0.002", "0.0001"]
-    assert rows["monitor.every_n_steps"] == ["3", "null"]
+    assert rows["ema.decay"] == ["0.9", "null"]
     assert rows["steps"] == ["18", "4"]
     assert rows["epochs"] == ["3", "≤ 1"]
     with Path("logs/watched/metrics.csv").open() as file:
