@@ -142,7 +142,7 @@ class CaiTCLI(LightningCLI):
         except Exception as error:  # jsonargparse's own message would be long
             if self._not_made is not None:
                 raise UserError(self._not_made) from error
-            if isinstance(error, ValueError) and (reason := refusals.not_made(str(error))):
+            if isinstance(error, ValueError) and (reason := refusals.cannot_make(str(error))):
                 raise UserError(reason) from error
             raise
 
@@ -150,11 +150,12 @@ class CaiTCLI(LightningCLI):
         for file in refusals.config_files(self.arguments):
             refusals.check_config(file)
         known = list(self._parser(self.arguments[0]).get_defaults().keys(branches=True))
-        arguments = refusals.join_negative(self.arguments)
-        for place, path in refusals.places_of_configs(arguments):
-            if (config := self.configuration(path, known)) is not None:
-                text = yaml.safe_dump(config, default_flow_style=True, width=float("inf"))
-                arguments[place] = f"--config={text}" if arguments[place].startswith("--config=") else text
+        arguments = refusals.join_values(self.arguments)
+        for place, argument in enumerate(arguments):
+            for path in refusals.config_files([argument]):
+                if (config := self.configuration(path, known)) is not None:
+                    text = yaml.safe_dump(config, default_flow_style=True, width=float("inf"))
+                    arguments[place] = f"--config={text}"
         try:
             self.config = parser.parse_args(arguments)
         except ArgumentError as error:
