@@ -124,7 +124,7 @@ class CaiTModule(Predicts, LightningModule):
 
     def configure_model(self) -> None:
         """Let a strategy that shards networks shard this one, in its method `shard_module`."""
-        strategy = self._trainer.strategy if self._trainer is not None else None
+        strategy: Any = self._trainer.strategy if self._trainer is not None else None
         if hasattr(strategy, "shard_module"):
             strategy.shard_module(self)
 

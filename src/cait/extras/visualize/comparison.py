@@ -8,7 +8,7 @@ from typing import NamedTuple
 import yaml
 
 from cait.errors import UserError, one_line
-from cait.guards.refusals import check_config
+from cait.guards.configurations import check_config
 from cait.run import rundir
 from cait.run.curves import Curve
 from cait.settings import Settings, as_text, flatten
