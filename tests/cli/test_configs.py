@@ -9,7 +9,7 @@ from harness import REPO
 
 from cait import plugins
 from cait.cli import main
-from cait.guards.refusals import is_overlay
+from cait.guards.configurations import is_overlay
 from cait.plugins import Setting
 
 RECIPE = REPO / "configs/imagenet/xxs24_224.yaml"

@@ -118,7 +118,7 @@ VERBS = {
     "imagenet-check": "the following arguments are required: DIR",
     "imagenet-check --images abc data": "invalid int value: 'abc'",
     "imagenet-check notes.txt": "the data folder notes.txt does not exist",
-    "zoo foo": "takes no option but --json",
+    "zoo foo": "unrecognized arguments: foo",
     "paper table9": "no table 'table9'",
 }
 if sys.version_info < (3, 14):  # later ones say that such a folder does not exist

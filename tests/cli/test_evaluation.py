@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from cait.cli.scores import write
+from cait.extras.evaluation.callback import CLASSES_IN_JSON, Counts, Evaluation, RealAccuracy
 from harness import LIMIT, REPO, SMALL, start
 from PIL import Image
 from sklearn.datasets import load_digits
@@ -21,13 +23,11 @@ from torch import Tensor
 from torchmetrics.classification import MulticlassCalibrationError
 
 from cait.cli import main
-from cait.cli.scores import write
 from cait.data.folder import scan_extra_val
 from cait.data.listing import Files
 from cait.data.reading import load_rgb
 from cait.errors import UserError
 from cait.extras.evaluation import calibration
-from cait.extras.evaluation.callback import CLASSES_IN_JSON, Counts, Evaluation, RealAccuracy
 from cait.extras.evaluation.extra_sets import ALEXNET, mce, open_extra
 from cait.extras.evaluation.real_labels import real_labels
 from cait.extras.paper.rows import Row, released, rows

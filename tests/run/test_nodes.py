@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from harness import KIND, LIMIT, SMALL, Cait, checkpoint, environment, free_port, rows, start
+from harness import KIND, LIMIT, SMALL, Cait, checkpoint, environment, rows, start
 from lightning.pytorch import Callback, Trainer
 from modules import loader, module, trainer
-from runs import ENDLESS, RECIPE, TWO, assert_same, torchrun, wait_for_steps
+from runs import ENDLESS, slurm_task, wait_for_steps
 
 from cait.errors import UserError
 from cait.model.factory import create_model
@@ -219,71 +219,15 @@ def test_batch_norm_over_all_processes_keeps_its_channels() -> None:
         torch.testing.assert_close(value, states[key])
 
 
-def apart(tmp_path: Path, digits_root: Path) -> tuple[str, ...]:
-    """A launcher whose process 1 works in another folder, as on a node with a disk of its own."""
-    for name in ("node0", "node1"):
-        (tmp_path / name / "data").mkdir(parents=True)
-        (tmp_path / name / "data/digits").symlink_to(digits_root)
-    script = tmp_path / "apart.sh"
-    script.write_text(f'cd {tmp_path}/node$RANK && exec {sys.executable} "$@"\n')
-    return (*torchrun("--standalone", "--no_python"), "bash", str(script))
-
-
-@pytest.mark.slow
-def test_nodes_without_a_folder_in_common_all_end_at_once(tmp_path: Path, digits_root: Path) -> None:
-    command = apart(tmp_path, digits_root)
-    job = start(tmp_path, "fit", *ENDLESS, "--run_name=lost", command=command)
-    output = job.communicate(timeout=LIMIT)[0]
-    told = [line for line in output.splitlines() if line.startswith("cait: error:")]
-    assert told, output
-    assert len(set(told)) == 1
-    assert re.search(r"process 1 on \S+: logs/lost is not the folder of process \d+ on \S+ since", told[0])
-    assert "all nodes must share it" in told[0]
-    assert "cait/cli.py" not in output  # no traceback of ours; torchrun shows its own
-    assert not (tmp_path / "node0/logs/lost").exists()  # its name stays free
-
-
-@pytest.mark.slow
-def test_a_node_that_does_not_see_the_run_ends_the_resume_of_all(tmp_path: Path, digits_root: Path) -> None:
-    command = apart(tmp_path, digits_root)
-    short = [*ENDLESS, "--trainer.devices=1", "--trainer.max_steps=2", "--data.batch_size=64", "--run_name=cut"]
-    job = start(tmp_path / "node0", "fit", *short)
-    output = job.communicate(timeout=LIMIT)[0]
-    assert job.returncode == 0, output
-    again = start(tmp_path, "resume", "cut", *TWO, "--trainer.max_steps=4", command=command)
-    output = again.communicate(timeout=LIMIT)[0]
-    told = [line for line in output.splitlines() if line.startswith("cait: error:")]
-    assert told, output
-    assert re.fullmatch(
-        r"cait: error: process 1 on \S+: there is no run logs/cut; .*; all nodes must share logs/", told[0]
-    )
-    assert "cait/cli.py" not in output
-    assert checkpoint(tmp_path / "node0/logs/cut")["global_step"] == 2
-
-
 @pytest.mark.slow
 def test_two_tasks_of_slurm(cait: Cait, tmp_path: Path) -> None:
-    common = dict(NTASKS="2", NTASKS_PER_NODE="2", NNODES="1", JOB_ID="7", JOB_NAME="train", NODEID="0")
-    common |= dict(NODELIST="127.0.0.1")
-
-    def task(rank: int) -> subprocess.Popen[str]:
-        own = common | dict(PROCID=str(rank), LOCALID=str(rank))
-        slurm = {f"SLURM_{name}": value for name, value in own.items()} | {"MASTER_PORT": "29714"}
-        # Not forked: Lightning reads its rank off the environment when it is imported.
-        return start(tmp_path, "fit", *ENDLESS, "--run_name=cut", env=environment() | slurm, command=(sys.executable,))
-
-    tasks = [task(0), task(1)]
+    tasks = [slurm_task(tmp_path, rank, "fit", *ENDLESS, "--run_name=cut") for rank in range(2)]
     wait_for_steps(tmp_path / "logs/cut", 3, tasks[0])
     tasks[1].send_signal(signal.SIGUSR1)
     outputs = [job.communicate(timeout=LIMIT)[0] for job in tasks]
     assert [job.returncode for job in tasks] == [138, 138], outputs
     assert "make resume RUN=cut" in outputs[0]
     assert checkpoint(tmp_path / "logs/cut")["global_step"] >= 3
-
-    second = [task(0), task(1)]  # the run's name is taken: both tasks say so and end
-    outputs = [job.communicate(timeout=LIMIT)[0] for job in second]
-    assert [job.returncode for job in second] == [2, 2], outputs
-    assert all("cait: error: process 0 on" in output and "logs/cut holds a run" in output for output in outputs)
 
 
 @pytest.fixture
@@ -353,44 +297,3 @@ def test_two_nodes_whose_names_lead_to_loopback(cait: Cait, tmp_path: Path, two_
         for job in jobs:
             if job.poll() is None:
                 os.killpg(job.pid, signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_a_node_that_is_killed_ends_the_other_and_the_run_resumes_to_the_same_bits(cait: Cait, tmp_path: Path) -> None:
-    nodes = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=2", "--trainer.strategy=ddp"]
-
-    def agents(*arguments: str) -> list[subprocess.Popen[str]]:
-        common = ("--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}")
-        return [
-            start(
-                tmp_path,
-                *arguments,
-                command=(sys.executable, "-m", "torch.distributed.run", *common, f"--node_rank={rank}"),
-            )
-            for rank in range(2)
-        ]
-
-    run = tmp_path / "logs/cut"
-    jobs = agents("fit", *RECIPE, *nodes, "--run_name=whole")
-    try:
-        outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
-        assert [job.returncode for job in jobs] == [0, 0], outputs
-        jobs = agents("fit", *RECIPE, *nodes, "--run_name=cut")
-        wait_for_steps(run, 26, jobs[0])
-        worker = int(
-            subprocess.run(["pgrep", "-P", str(jobs[1].pid)], capture_output=True, text=True).stdout.split()[0]
-        )
-        for pid in (jobs[1].pid, worker):
-            os.kill(pid, signal.SIGKILL)
-        output = jobs[0].communicate(timeout=LIMIT)[0]
-        assert jobs[0].returncode != 0, output
-        assert len(re.findall(r"^cait: error: process 1 on \S+: no answer", output, re.M)) == 1, output
-        jobs[1].wait()
-        jobs = agents("resume", "cut")
-        outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
-        assert [job.returncode for job in jobs] == [0, 0], outputs
-    finally:
-        for job in jobs:
-            if job.poll() is None:
-                os.killpg(job.pid, signal.SIGKILL)
-    assert_same(run, tmp_path / "logs/whole")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import LIMIT, NO_TEXT, SMALL, Cait, checkpoint, ended, environment, rows, slow, start
+from harness import NO_TEXT, SMALL, Cait, checkpoint, ended, environment, rows, slow, start
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from PIL import Image
@@ -134,23 +134,6 @@ def test_a_signal_to_two_processes(launcher: str, cait: Cait, tmp_path: Path, wh
     assert checkpoint(run)["global_step"] >= 24
     resumed = cait("resume", "cut")
     assert resumed.returncode == 0, resumed.stderr
-    assert_same(run, whole_of_two)
-
-
-@pytest.mark.slow
-def test_torchrun_starts_a_run_again_that_lost_a_process(cait: Cait, tmp_path: Path, whole_of_two: Path) -> None:
-    # Saved by the clock, and inside SLURM, which started torchrun as its one task.
-    recipe = [*RECIPE, *TWO, "--save_every_n_steps=null", "--save_every_n_minutes=0.005"]
-    slurm = dict(SLURM_NTASKS="1", SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_PROCID="0", SLURM_LOCALID="0")
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--max-restarts=1", "--standalone")
-    job = start(tmp_path, "fit", *recipe, "--run_name=cut", command=torchrun, env=environment() | slurm)
-    run = tmp_path / "logs/cut"
-    wait_for_steps(run, 26, job)
-    workers = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True).stdout.split()
-    os.kill(int(workers[1]), signal.SIGKILL)
-    output = job.communicate(timeout=LIMIT)[0]
-    assert job.returncode == 0, output
-    assert "nothing to do" not in output
     assert_same(run, whole_of_two)
 
 

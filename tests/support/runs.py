@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import torch
-from harness import LIMIT, SMALL, checkpoint, rows
+from harness import LIMIT, SMALL, checkpoint, environment, rows, start
 from torch.utils._pytree import tree_flatten
 
 # A step checkpoint every third step, in epochs of 22, with all that a checkpoint could forget.
@@ -57,3 +57,12 @@ ENDLESS = [*SMALL, *TWO, "--trainer.max_epochs=1000", "--trainer.log_every_n_ste
 
 def torchrun(*options: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", *options)
+
+
+def slurm_task(folder: Path, rank: int, *arguments: str) -> subprocess.Popen:
+    """Start one of two tasks of a SLURM job on this machine."""
+    job = dict(NTASKS="2", NTASKS_PER_NODE="2", NNODES="1", JOB_ID="7", JOB_NAME="train", NODEID="0")
+    job |= dict(NODELIST="127.0.0.1", PROCID=str(rank), LOCALID=str(rank))
+    slurm = {f"SLURM_{name}": value for name, value in job.items()} | {"MASTER_PORT": "29714"}
+    # Not forked: Lightning reads its rank off the environment when it is imported.
+    return start(folder, *arguments, env=environment() | slurm, command=(sys.executable,))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from cait import disk, plugins, signature
 from cait.cli.options import replaced, split_run, split_trust
 from cait.errors import UserError
-from cait.guards.refusals import config_files
+from cait.guards.configurations import config_files
 from cait.run import rundir
 from cait.run.program import Program
 

@@ -30,7 +30,7 @@ from cait.cli import saved
 from cait.cli.fit import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import DISK_FULL, UserError, one_line
-from cait.guards import refusals, trainer_checks, trust
+from cait.guards import configurations, trainer_checks, trust
 from cait.guards.doubts import Doubts
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.run import rundir
@@ -142,22 +142,27 @@ class CaiTCLI(LightningCLI):
         except Exception as error:  # jsonargparse's own message would be long
             if self._not_made is not None:
                 raise UserError(self._not_made) from error
-            if isinstance(error, ValueError) and (reason := refusals.not_made(str(error))):
+            from cait.guards import refusals
+
+            if isinstance(error, ValueError) and (reason := refusals.cannot_make(str(error))):
                 raise UserError(reason) from error
             raise
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        for file in refusals.config_files(self.arguments):
-            refusals.check_config(file)
+        for file in configurations.config_files(self.arguments):
+            configurations.check_config(file)
         known = list(self._parser(self.arguments[0]).get_defaults().keys(branches=True))
-        arguments = refusals.join_negative(self.arguments)
-        for place, path in refusals.places_of_configs(arguments):
-            if (config := self.configuration(path, known)) is not None:
-                text = yaml.safe_dump(config, default_flow_style=True, width=float("inf"))
-                arguments[place] = f"--config={text}" if arguments[place].startswith("--config=") else text
+        arguments = configurations.join_values(self.arguments)
+        for place, argument in enumerate(arguments):
+            for path in configurations.config_files([argument]):
+                if (config := self.configuration(path, known)) is not None:
+                    text = yaml.safe_dump(config, default_flow_style=True, width=float("inf"))
+                    arguments[place] = f"--config={text}"
         try:
             self.config = parser.parse_args(arguments)
         except ArgumentError as error:
+            from cait.guards import refusals
+
             raise UserError(refusals.explain(str(error), self.arguments, known)) from error
         seed = self.config[self.config.subcommand].seed_everything
         if isinstance(seed, bool) or not 0 <= seed < 2**32:  # Lightning takes true as a random seed, false as none
@@ -221,7 +226,7 @@ class CaiTCLI(LightningCLI):
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
             base = (
-                _recipe(refusals.configurations_of(self.arguments))
+                _recipe(configurations.configurations_of(self.arguments))
                 or self.program.default_name
                 or re.sub(r"[/:]", "-", config.model.name)
             )
@@ -428,7 +433,7 @@ def _listed(value: Any) -> list[Any]:
 
 def _recipe(configs: Iterable[str]) -> str:
     """The name of the last file that is no overlay; overlays only say where a run trains and logs."""
-    return next((path.stem for path in reversed([*map(Path, configs)]) if not refusals.is_overlay(path)), "")
+    return next((path.stem for path in reversed([*map(Path, configs)]) if not configurations.is_overlay(path)), "")
 
 
 def _rank() -> int:

@@ -12,7 +12,7 @@ import yaml
 
 from cait import plugins
 from cait.errors import UserError, one_line
-from cait.guards.refusals import check_config
+from cait.guards.configurations import check_config
 from cait.run import rundir
 from cait.settings import Settings, flatten
 

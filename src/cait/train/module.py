@@ -124,8 +124,9 @@ class CaiTModule(Predicts, LightningModule):
 
     def configure_model(self) -> None:
         """Let a strategy that shards networks shard this one, in its method `shard_module`."""
-        if hasattr(self.trainer.strategy, "shard_module"):
-            self.trainer.strategy.shard_module(self)
+        strategy: Any = self._trainer.strategy if self._trainer is not None else None
+        if hasattr(strategy, "shard_module"):
+            strategy.shard_module(self)
 
     def _load_initial_weights(self) -> None:
         # Only once, because it would overwrite what was trained since or came out of a checkpoint.

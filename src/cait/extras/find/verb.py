@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cait.cli.options import Options, replaced
 from cait.errors import UserError
-from cait.guards.refusals import configurations_of
+from cait.guards.configurations import configurations_of
 from cait.run import rundir
 from cait.run.program import Program
 

@@ -119,12 +119,11 @@ def _images(folder: Path, output: Path) -> list[Path]:
     """Put the curves and the reliability diagram beside the card, where they exist."""
     from cait import plots
     from cait.extras.hub import model_card
-    from cait.extras.visualize import figures
     from cait.run import curves
 
     images = []
     try:
-        plots.write(figures.draw_curves({folder.name: curves.read(folder)}), output / model_card.CURVES)
+        plots.write(curves.draw({folder.name: curves.read(folder)}), output / model_card.CURVES)
         images.append(output / model_card.CURVES)
     except UserError as error:
         print(f"without curves: {error}")

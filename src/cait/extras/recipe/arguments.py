@@ -17,7 +17,7 @@ import yaml
 from cait import plugins
 from cait.cli.options import asks_for_help
 from cait.errors import UserError
-from cait.guards.refusals import check_config, configurations_of, is_overlay
+from cait.guards.configurations import check_config, configurations_of, is_overlay
 from cait.run.program import Program
 from cait.settings import flatten, group
 

@@ -13,7 +13,7 @@ from typing import Any
 from cait import ckpt, disk, signature
 from cait.cli.options import TRUST, Options, check_folder, replaced, split_trust
 from cait.errors import UserError
-from cait.guards.refusals import config_files
+from cait.guards.configurations import config_files
 from cait.run import rundir
 from cait.run.program import Program
 

@@ -12,7 +12,7 @@ import yaml
 
 from cait.cli.options import Options
 from cait.errors import UserError, one_line
-from cait.guards.refusals import check_config
+from cait.guards.configurations import check_config
 from cait.run import rundir
 from cait.run.curves import Curve, steps_per_epoch
 from cait.run.program import Program

@@ -24,6 +24,7 @@ from cait import ckpt, disk
 from cait.errors import UserError
 from cait.extras.fsdp import sharded
 from cait.extras.fsdp.strategy import FullyShardedStrategy
+from cait.guards import trainer_checks
 from cait.run import rundir
 from cait.run.checkpoints import DurableCheckpointIO, is_whole, newest_whole
 from cait.run.program import Program
@@ -273,6 +274,15 @@ def test_what_cannot_be_sharded_is_refused(settings: tuple[str, bool, str], mess
     strategy.check("bf16-mixed", False, "adamw")
     with pytest.raises(UserError, match=message):
         strategy.check(*settings)
+
+
+def test_the_setting_knows_the_strategy_by_name() -> None:
+    for name in ("fsdp2", "FSDP2", FullyShardedStrategy()):
+        trainer_checks.named_strategy(name)
+    with pytest.raises(UserError, match=r"--trainer.strategy fsdp3 is unknown; a run takes auto, ddp, ddp_.*fsdp2"):
+        trainer_checks.named_strategy("fsdp3")
+    with pytest.raises(UserError, match="runs save and resume with ddp, fsdp2 or on a single device, not FSDPStrategy"):
+        trainer_checks.named_strategy("fsdp")
 
 
 def test_another_writer_of_checkpoints_is_refused() -> None:

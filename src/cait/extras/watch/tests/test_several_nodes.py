@@ -1,0 +1,125 @@
+"""Processes that torchrun or SLURM started: all end if one cannot start or is lost, and the run goes on from there."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import LIMIT, Cait, checkpoint, ended, environment, free_port, link_digits, start
+from runs import ENDLESS, RECIPE, TWO, assert_same, slurm_task, torchrun, wait_for_steps
+
+
+def apart(tmp_path: Path, digits_root: Path) -> tuple[str, ...]:
+    """A launcher whose process 1 works in another folder, as on a node with a disk of its own."""
+    for name in ("node0", "node1"):
+        (tmp_path / name / "data").mkdir(parents=True)
+        (tmp_path / name / "data/digits").symlink_to(digits_root)
+    script = tmp_path / "apart.sh"
+    script.write_text(f'cd {tmp_path}/node$RANK && exec {sys.executable} "$@"\n')
+    return (*torchrun("--standalone", "--no_python"), "bash", str(script))
+
+
+@pytest.mark.slow
+def test_nodes_without_a_folder_in_common_all_end_at_once(tmp_path: Path, digits_root: Path) -> None:
+    command = apart(tmp_path, digits_root)
+    job = start(tmp_path, "fit", *ENDLESS, "--run_name=lost", command=command)
+    output = job.communicate(timeout=LIMIT)[0]
+    lines = [line for line in output.splitlines() if line.startswith("cait: error:")]
+    assert lines, output
+    assert len(set(lines)) == 1
+    assert re.search(r"process 1 on \S+: logs/lost is not the folder of process \d+ on \S+ since", lines[0])
+    assert "all nodes must share it" in lines[0]
+    assert "cait/cli.py" not in output  # no traceback of ours; torchrun shows its own
+    assert not (tmp_path / "node0/logs/lost").exists()  # its name stays free
+
+
+@pytest.mark.slow
+def test_a_node_that_does_not_see_the_run_ends_the_resume_of_all(tmp_path: Path, digits_root: Path) -> None:
+    command = apart(tmp_path, digits_root)
+    short = [*ENDLESS, "--trainer.devices=1", "--trainer.max_steps=2", "--data.batch_size=64", "--run_name=cut"]
+    job = start(tmp_path / "node0", "fit", *short)
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 0, output
+    again = start(tmp_path, "resume", "cut", *TWO, "--trainer.max_steps=4", command=command)
+    output = again.communicate(timeout=LIMIT)[0]
+    lines = [line for line in output.splitlines() if line.startswith("cait: error:")]
+    assert lines, output
+    assert re.fullmatch(
+        r"cait: error: process 1 on \S+: there is no run logs/cut; .*; all nodes must share logs/", lines[0]
+    )
+    assert "cait/cli.py" not in output
+    assert checkpoint(tmp_path / "node0/logs/cut")["global_step"] == 2
+
+
+@pytest.mark.slow
+def test_both_tasks_of_slurm_end_if_the_name_of_the_run_is_taken(tmp_path: Path, digits_root: Path) -> None:
+    link_digits(tmp_path, digits_root)
+    (tmp_path / "logs/cut/checkpoints").mkdir(parents=True)
+    (tmp_path / "logs/cut/checkpoints/last.ckpt").touch()
+    tasks = [slurm_task(tmp_path, rank, "fit", *ENDLESS, "--run_name=cut") for rank in range(2)]
+    outputs = [job.communicate(timeout=LIMIT)[0] for job in tasks]
+    assert [job.returncode for job in tasks] == [2, 2], outputs
+    assert all("cait: error: process 0 on" in output and "logs/cut holds a run" in output for output in outputs)
+
+
+@pytest.mark.slow
+def test_a_node_that_is_killed_ends_the_other_and_the_run_resumes_to_the_same_bits(cait: Cait, tmp_path: Path) -> None:
+    nodes = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=2", "--trainer.strategy=ddp"]
+
+    def agents(*arguments: str) -> list[subprocess.Popen[str]]:
+        common = ("--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}")
+        return [
+            start(
+                tmp_path,
+                *arguments,
+                command=(sys.executable, "-m", "torch.distributed.run", *common, f"--node_rank={rank}"),
+            )
+            for rank in range(2)
+        ]
+
+    run = tmp_path / "logs/cut"
+    jobs = agents("fit", *RECIPE, *nodes, "--run_name=whole")
+    try:
+        outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
+        assert [job.returncode for job in jobs] == [0, 0], outputs
+        jobs = agents("fit", *RECIPE, *nodes, "--run_name=cut")
+        wait_for_steps(run, 26, jobs[0])
+        worker = int(
+            subprocess.run(["pgrep", "-P", str(jobs[1].pid)], capture_output=True, text=True).stdout.split()[0]
+        )
+        for pid in (jobs[1].pid, worker):
+            os.kill(pid, signal.SIGKILL)
+        output = jobs[0].communicate(timeout=LIMIT)[0]
+        assert jobs[0].returncode != 0, output
+        assert len(re.findall(r"^cait: error: process 1 on \S+: no answer", output, re.M)) == 1, output
+        jobs[1].wait()
+        jobs = agents("resume", "cut")
+        outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
+        assert [job.returncode for job in jobs] == [0, 0], outputs
+    finally:
+        for job in jobs:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+    assert_same(run, tmp_path / "logs/whole")
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_run_again_that_lost_a_process(cait: Cait, tmp_path: Path, place: Path) -> None:
+    # Saved by the clock, and inside SLURM, which started torchrun as its one task.
+    recipe = [*RECIPE, *TWO, "--save_every_n_steps=null", "--save_every_n_minutes=0.005"]
+    slurm = dict(SLURM_NTASKS="1", SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_PROCID="0", SLURM_LOCALID="0")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--max-restarts=1", "--standalone")
+    job = start(tmp_path, "fit", *recipe, "--run_name=cut", command=torchrun, env=environment() | slurm)
+    run = tmp_path / "logs/cut"
+    wait_for_steps(run, 26, job)
+    workers = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True).stdout.split()
+    os.kill(int(workers[1]), signal.SIGKILL)
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 0, output
+    assert "nothing to do" not in output
+    assert_same(run, ended(place, "two", [*RECIPE, *TWO]))

@@ -1,0 +1,116 @@
+"""The configurations that a command line names: which files they are, and whether each is one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cait import plugins
+from cait.errors import UserError, one_line
+
+LINKED = {
+    "model.img_size": "give --data.img_size",
+    "model.mean": "give --data.mean",
+    "model.std": "give --data.std",
+    "model.num_classes": "it is the number of the data's classes",
+    "data.seed": "give --seed_everything",
+}
+"""Settings that follow another, and what to do instead."""
+
+_NEGATIVE = re.compile(r"-\.?\d[\d_]*\.?\d*(e[+-]?\d+)?", re.IGNORECASE)
+
+
+def join_values(arguments: Iterable[str]) -> list[str]:
+    """`--config FILE` as `--config=FILE`, and `--model.lr -1e-3` as `--model.lr=-1e-3`.
+
+    argparse would take a negative number for an option.
+    """
+    joined: list[str] = []
+    for argument in arguments:
+        option = joined[-1] if joined else ""
+        if option in ("--config", "-c") and not argument.startswith("-"):
+            joined[-1] = f"--config={argument}"
+        elif _NEGATIVE.fullmatch(argument) and re.fullmatch(r"--[^=]+", option):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(re.sub("^-c=", "--config=", argument))
+    return joined
+
+
+def configurations_of(arguments: Iterable[str]) -> list[str]:
+    """What `--config` names: files, or YAML itself."""
+    return [word.removeprefix("--config=") for word in join_values(arguments) if word.startswith("--config=")]
+
+
+def config_files(arguments: Iterable[str]) -> list[Path]:
+    """The files that `--config` names."""
+    named = map(Path, configurations_of(arguments))
+    return [path for path in named if len(path.name) < 256 and path.is_file()]
+
+
+def is_overlay(path: Path) -> bool:
+    """Whether a configuration says where a run trains and logs, and not what it is.
+
+    It then lies in a folder `trainer`, or sets what an extra adds and, at most, the Trainer.
+    """
+    if path.parent.name == "trainer":
+        return True
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    except (OSError, ValueError, yaml.YAMLError):  # no file or no YAML, which the parser reports
+        return False
+    added = {setting.name for settings in plugins.of_kind("SETTINGS") for setting in settings}
+    return isinstance(content, dict) and bool(content.keys() & added) and content.keys() <= added | {"trainer"}
+
+
+def check_config(path: Path) -> None:
+    """Refuse a file that is not YAML, holds no settings, has a key twice or sets one that follows another.
+
+    Raises:
+        UserError: it names the file and, in YAML, the line.
+    """
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not a configuration: it holds bytes that are no text") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        tab = "; indent with spaces, not with tabs" if "\t" in _line(path, mark) else ""
+        raise UserError(f"{path} is not YAML{place}: {error.problem or error.context}{tab}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {one_line(error)}") from error
+    if root is None:
+        raise UserError(f"{path} is not a configuration: it is empty")
+    if not isinstance(root, yaml.MappingNode):
+        raise UserError(f"{path} is not a configuration: it holds no settings, as `model:` and `  lr: 1.0e-3` below it")
+    for name, line in _repeated(root):
+        raise UserError(f"{path} has {name} twice, at line {line} again; YAML would keep only the last")
+    for group, part in ((key.value, value) for key, value in root.value if isinstance(value, yaml.MappingNode)):
+        for name in (f"{group}.{key.value}" for key, _ in part.value):
+            if name in LINKED:  # the parser would silently ignore it
+                raise UserError(f"{path}: {name} cannot be set: {LINKED[name]}")
+
+
+def _line(path: Path, mark: Any) -> str:
+    lines = path.read_text().splitlines()
+    return lines[mark.line] if mark and mark.line < len(lines) else ""
+
+
+def _repeated(node: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Keys that a mapping repeats, with the lines where it does."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _repeated(item, prefix)
+    if isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            name = prefix + str(key.value)
+            if isinstance(key, yaml.ScalarNode) and name in seen and key.tag != "tag:yaml.org,2002:merge":
+                yield name, key.start_mark.line + 1
+            seen.add(name)
+            yield from _repeated(value, f"{name}.")

@@ -1,0 +1,27 @@
+"""Checkpoints that are folders are read by an extra; without one they are refused in a line."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cait import ckpt, plugins
+from cait.errors import UserError
+from cait.run.checkpoints import newest_whole
+
+
+@pytest.fixture
+def no_extras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if the folder of extras were empty."""
+    monkeypatch.setattr(plugins, "FOLDER", tmp_path / "none")
+    plugins.extras.cache_clear()
+    yield
+    plugins.extras.cache_clear()
+
+
+@pytest.mark.usefixtures("no_extras")
+def test_a_folder_needs_an_extra_that_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").mkdir()
+    for read in (lambda: ckpt.read_checkpoint(tmp_path / "last.ckpt"), lambda: newest_whole(tmp_path)):
+        with pytest.raises(UserError, match=r"last.ckpt is a folder of sharded tensors, and no extra here reads such"):
+            read()
