@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from cait import disk
 from cait.errors import UserError
 from cait.extras.monitor import branches
-from cait.run import rundir
+from cait.extras.monitor.measured import FILE
 from cait.train.module import CaiTModule, whole_tensor
 
 HEADER = "step,layer,part,name,value\n"
@@ -87,7 +87,7 @@ class Monitor(Callback):
         # Metal has no float64.
         self._dtype = torch.float32 if pl_module.device.type == "mps" else torch.float64
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._path = Path(trainer.default_root_dir) / rundir.MONITOR
+            self._path = Path(trainer.default_root_dir) / FILE
             _keep_rows_before(self._path, trainer.global_step)
 
     def on_train_batch_start(  # type: ignore[override]

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from cait.errors import UserError
-from cait.run import rundir
 from cait.run.curves import whole_lines
 
+FILE = "monitor.csv"
+"""Its name in the run's folder."""
 BRANCHES = ("sa", "ffn", "ca", "ca_ffn", "block", "ca_block")
 MODULES = "module"
 """Stands for the part if the network is not CaiT: each of its modules is a layer."""
@@ -34,7 +35,7 @@ def read(folder: Path) -> dict[tuple[str, str], Table]:
     Raises:
         UserError: the run was not monitored, or nothing is there yet.
     """
-    path = folder / rundir.MONITOR
+    path = folder / FILE
     lines = whole_lines(path, "only a run with --monitor.every_n_steps N writes it")
     cells: dict[tuple[str, str], dict[tuple[int, str, int], float]] = {}
     for row in csv.reader(lines[1:]):

@@ -37,7 +37,7 @@ def replay(arguments: list[str], program: Program) -> None:
         asked.folder, output = None, Path("replay")
     else:
         asked.folder = rundir.find(named[0])
-        given, output = settings, asked.folder / rundir.REPLAY
+        given, output = settings, asked.folder / "replay"
         settings = ["--config", str(rundir.config(asked.folder)), *settings]
     asked.output = asked.output or output
     check_folder(asked.output)

@@ -8,7 +8,6 @@ from typing import Any
 
 from cait.cli.options import Options, check_folder, named_run
 from cait.errors import UserError
-from cait.run import rundir
 
 
 def plot(arguments: list[str], *others: Any) -> None:
@@ -23,7 +22,7 @@ def plot(arguments: list[str], *others: Any) -> None:
     from cait.extras.visualize import figures
     from cait.run import curves
 
-    output = given.output or folder / rundir.PLOTS
+    output = given.output or folder / "plots"
     check_folder(output)
     logged = curves.read(folder)
     try:
