@@ -72,12 +72,12 @@ def _keep(path: Path, previous: Path) -> None:
 def _replace_folder(beside: Path, path: Path, previous: Path | None) -> None:
     if beside.is_dir():
         flush(beside)
-    goes = previous or path
-    away = goes.with_name(f".{goes.name}{AWAY}")
+    displaced = previous or path
+    away = displaced.with_name(f".{displaced.name}{AWAY}")
     remove(away)
     if path.exists():
-        if goes.exists():
-            goes.rename(away)
+        if displaced.exists():
+            displaced.rename(away)
         if previous is not None:
             path.rename(previous)
     beside.rename(path)

@@ -99,5 +99,5 @@ def test_a_file_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_it_needs_no_torch() -> None:
-    done = python("import sys; sys.modules['torch'] = None; from cait.run import find; print(find)")
+    done = python("import sys; sys.modules['torch'] = None; from cait.run.rundir import find; print(find)")
     assert done.returncode == 0, done.stderr

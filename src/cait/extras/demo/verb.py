@@ -29,7 +29,7 @@ def demo(arguments: list[str], program: Program) -> None:
     """Write a folder with a page that classifies images in the browser."""
     given = _options(arguments)
     checkpoint, folder = loading.find(given.run, "show")
-    output = given.output or (folder or Path()) / rundir.DEMO
+    output = given.output or (folder or Path()) / "demo"
     check_folder(output)
     if (output / "index.html").exists() and not (output / SETTINGS).exists():
         raise UserError(f"{output} holds another page; name a folder of its own with --output")

@@ -25,7 +25,7 @@ def consolidate(arguments: list[str], program: Program) -> None:
         raise UserError(f"{folder} has no {path.name} yet")
     if path.is_file():
         raise UserError(f"{path} is one file already")
-    output = given.output or folder / rundir.CONSOLIDATED / path.name
+    output = given.output or folder / "consolidated" / path.name
     from cait.run.checkpoints import DurableCheckpointIO, is_whole
 
     if not is_whole(path):

@@ -30,7 +30,7 @@ def card(arguments: list[str], program: Program) -> None:
     options.add_argument("--output", type=Path, metavar="DIR", help="folder to write to; default card/ in the run's")
     given = options.parse_args(arguments)
     folder = named_run("card", given.run)
-    output = given.output or folder / rundir.CARD
+    output = given.output or folder / "card"
     check_folder(output)
     if given.output and (output / README).exists():
         raise UserError(f"{output / README} exists; move it away or name another folder")

@@ -28,7 +28,7 @@ def push(arguments: list[str], program: Program) -> None:
     folder = named_run("push", given.run)
     repo = check_name(given.repo)
     token = _token() if not given.dry_run else None
-    stage = folder / rundir.HUB
+    stage = folder / "hub"
     own = _own_card(given.card)  # which may lie in the folder that is made anew
     disk.remove(stage)
     _stage(folder, stage, repo, own, given, program)

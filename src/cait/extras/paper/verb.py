@@ -104,7 +104,7 @@ def _hparams(folder: Path) -> dict[str, Any]:
     import yaml
 
     with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
-        content = yaml.safe_load((folder / rundir.HPARAMS).read_text())
+        content = yaml.safe_load((folder / "hparams.yaml").read_text())
         return content if isinstance(content, dict) else {}
     return {}
 

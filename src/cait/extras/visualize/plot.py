@@ -7,7 +7,6 @@ from pathlib import Path
 
 from cait.cli.options import Options, check_folder, named_run
 from cait.errors import UserError
-from cait.run import rundir
 from cait.run.program import Program
 
 
@@ -21,7 +20,7 @@ def plot(arguments: list[str], program: Program) -> None:
     from cait import plots, plugins
     from cait.run import curves
 
-    output = given.output or folder / rundir.PLOTS
+    output = given.output or folder / "plots"
     check_folder(output)
     drawn = {"curves": curves.draw({folder.name: curves.read(folder)})}
     for figures in plugins.of_kind("figures"):
