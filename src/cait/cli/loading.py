@@ -193,7 +193,7 @@ def from_weights(path: str, name: str, ema: bool, img_size: int | None) -> Loade
         UserError: the file holds no weights, or those of another network.
     """
     from cait.data.datamodule import ImageNetDataModule
-    from cait.model.factory import create_model
+    from cait.model.network import create_model
     from cait.model.weights import load_weights, read_state_dict
 
     state = read_state_dict(path, ema)
