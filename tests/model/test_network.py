@@ -16,7 +16,7 @@ import cait
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.model import network
-from cait.model.weights import load_weights
+from cait.model.weights import classifier_keys, load_weights
 
 IMAGES = torch.randn(3, 3, 32, 32)
 
@@ -63,7 +63,7 @@ def test_a_name_becomes_a_network_of_the_size(name: str, fields: dict, kind: str
     assert type(built).__name__ == kind
     assert built(IMAGES).shape == (3, 7)
     expected = [f"{layer}.{part}" for layer in head.split() for part in ("weight", "bias")]
-    assert network.classifier_keys(built) == expected
+    assert classifier_keys(built) == expected
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from modules import loader, module, trainer
 from runs import ENDLESS, slurm_task, wait_for_steps
 
 from cait.errors import UserError
-from cait.model.factory import create_model
+from cait.model.network import create_model
 from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
 from cait.run.run_lock import RunLock
 from cait.run.signals import StopSignals

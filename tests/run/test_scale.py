@@ -27,7 +27,7 @@ from cait.extras.paper.zoo import zoo
 from cait.guards import trainer_checks
 from cait.guards.doubts import Doubts, shortage
 from cait.model import talking_heads
-from cait.model.factory import create_model
+from cait.model.network import create_model
 from cait.run.clock import Clock, duration
 from cait.run.loggers import run_loggers
 from cait.run.summary import Banner, checkpoint_bytes, forward_gmacs, size

@@ -12,7 +12,7 @@ from harness import SMALL, rows
 from cait.cli import main
 from cait.cli.lightning import RUN_VARIABLE
 from cait.errors import UserError
-from cait.model.factory import create_model
+from cait.model.network import create_model
 from cait.model.weights import load_weights, read_state_dict
 
 PLACE = ["--data.num_workers=0", "--trainer.accelerator=cpu", "--data.mix_prob=0", "--data.scale=[0.9,1.0]"]

@@ -120,16 +120,8 @@ class CaiTConfig:
         return (self.global_pool == "token") + self.distillation_token
 
 
-_WHOLE_NUMBERS = {
-    "img_size": 1,
-    "patch_size": 1,
-    "in_chans": 1,
-    "num_classes": 1,
-    "embed_dim": 1,
-    "num_heads": 1,
-    "depth": 0,
-    "depth_token_only": 0,
-}
+_WHOLE_NUMBERS = dict(img_size=1, patch_size=1, in_chans=1, num_classes=1, embed_dim=1, num_heads=1)
+_WHOLE_NUMBERS |= dict(depth=0, depth_token_only=0)
 
 
 def _is_number(value: object) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,8 +14,8 @@ from cait import references
 from cait.errors import UserError, did_you_mean, kind_and_place, one_line
 from cait.model.cait import CaiT
 from cait.model.config import VARIANTS, variant_config
+from cait.model.weights import TIMM, load_pretrained
 
-TIMM = "timm/"
 NOT_FIELDS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "features_only")
 """Arguments of `timm.create_model` that read files or return something other than a classifier."""
 
@@ -80,6 +79,36 @@ class NetworkSettings:
         return built
 
 
+def create_model(
+    name: str,
+    img_size: int = 224,
+    num_classes: int = 1000,
+    drop_path_rate: float | None = None,
+    *,
+    pretrained: bool = False,
+    **fields: Any,
+) -> CaiT:
+    """Build one of the paper's models, with fresh weights or the ones that timm publishes.
+
+    Args:
+        name: a row of `cait.model.config.VARIANTS`: xxs24, xxs36, xs24, xs36, s24, s36, s48, m24, m36, m48.
+        img_size: side of the square input in pixels, a multiple of the patch size.
+        num_classes: width of the head.
+        drop_path_rate: stochastic depth; None takes the paper's rate for this model.
+        pretrained: load timm's weights of this model from the Hugging Face hub; see
+            `cait.model.weights.load_pretrained`.
+        fields: any other field of `cait.model.config.CaiTConfig`.
+
+    Raises:
+        UserError: unknown name or field, sizes that do not fit together, or weights that cannot be loaded.
+    """
+    given = dict(img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate, **fields)
+    model = CaiT(variant_config(name, **given))
+    if pretrained:
+        load_pretrained(model, name)
+    return model
+
+
 def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None = None, **fields: Any) -> nn.Module:
     """Build a network with fresh weights. The arguments are those of `NetworkSettings`.
 
@@ -89,8 +118,7 @@ def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | No
         UserError: no network has this name, or it does not take these arguments.
     """
     if name in VARIANTS:
-        given = dict(img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate, **fields)
-        return CaiT(variant_config(name, **given))
+        return create_model(name, img_size, num_classes, drop_path_rate, **fields)
     if name.startswith(TIMM):
         return _build_timm(name, img_size, num_classes, drop_path_rate, fields)
     if not references.is_path(name):
@@ -242,36 +270,3 @@ def children(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield from ((f"{name}.{inner}", module) for inner, module in child.named_children())
         else:
             yield name, child
-
-
-def classifier_keys(network: Any) -> list[str]:
-    """Names of the parameters whose rows are the classes."""
-    if hasattr(network, "get_classifier"):
-        found = network.get_classifier()
-        layers = list(found) if isinstance(found, tuple | list) else [found]
-    else:
-        layers = [module for module in network.modules() if isinstance(module, nn.Linear)][-1:]
-    parameters = {id(parameter) for layer in layers for parameter in layer.parameters()}
-    return [name for name, parameter in network.named_parameters() if id(parameter) in parameters]
-
-
-def fit_state_dict(network: Any, state: dict[str, Tensor]) -> list[str]:
-    """Have the network fit weights of its own kind, say of another resolution, in place; a line for each change."""
-    if hasattr(network, "fit_state_dict"):
-        return network.fit_state_dict(state)
-    resize = _timm_filter(network)
-    if resize is None:
-        return []
-    with torch.no_grad():
-        fitted = resize(dict(state), network)
-    changed = [key for key in fitted if key in state and fitted[key].shape != state[key].shape]
-    state.clear()
-    state.update(fitted)
-    return [f"{key} fitted by timm" for key in changed]
-
-
-def _timm_filter(network: nn.Module) -> Callable[..., dict[str, Tensor]] | None:
-    """timm's `checkpoint_filter_fn` in the file that defines a network of timm's."""
-    if not type(network).__module__.startswith("timm.models."):
-        return None
-    return getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 
 from cait import ckpt
 from cait.errors import UserError, one_line
-from cait.model import network
 from cait.model.config import VARIANTS, CaiTConfig, variant_config
 
 StateDict = dict[str, Tensor]
+TIMM = "timm/"
 
 ONLY_IN_TRAINING = (
     "attention_backend",
@@ -137,7 +138,7 @@ def _take_known_classes(model: nn.Module, state: StateDict, theirs: Sequence[str
     rows = {name: row for row, name in enumerate(theirs)}
     known = {row: rows[name] for row, name in enumerate(ours) if name in rows}
     own = model.state_dict()
-    heads = [key for key in network.classifier_keys(model) if key in state]
+    heads = [key for key in classifier_keys(model) if key in state]
     shapes = [tuple(side[key].shape) for side in (own, state) for key in heads]
     fitting = [(count, *own[key].shape[1:]) for count in (len(ours), len(theirs)) for key in heads]
     if not known or list(ours) == list(theirs) or shapes != fitting:
@@ -166,8 +167,8 @@ def load_pretrained(model: nn.Module, name: str) -> list[str]:
 
     if name in VARIANTS:
         entry = _published(model, name)
-    elif name.startswith(network.TIMM):
-        entry = name.removeprefix(network.TIMM)
+    elif name.startswith(TIMM):
+        entry = name.removeprefix(TIMM)
     else:
         raise UserError(f"nobody publishes weights of {name}; start from a file with --model.weights")
     try:
@@ -211,7 +212,7 @@ def _resolution(entry: str) -> int:
 def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
     state, own = dict(state), model.state_dict()
     try:
-        notes = network.fit_state_dict(model, state)
+        notes = fit_state_dict(model, state)
     except UserError as error:
         raise UserError(f"{source} is of another network: {error}") from error
     heads = _heads_of_other_classes(model, state)
@@ -228,5 +229,38 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
 
 def _heads_of_other_classes(model: nn.Module, state: StateDict) -> list[str]:
     """Names of the head's parameters if `state` has them for another number of classes; else none."""
-    own, heads = model.state_dict(), network.classifier_keys(model)
+    own, heads = model.state_dict(), classifier_keys(model)
     return heads if any(key in state and len(state[key]) != len(own[key]) for key in heads) else []
+
+
+def classifier_keys(network: Any) -> list[str]:
+    """Names of the parameters whose rows are the classes."""
+    if hasattr(network, "get_classifier"):
+        found = network.get_classifier()
+        layers = list(found) if isinstance(found, tuple | list) else [found]
+    else:
+        layers = [module for module in network.modules() if isinstance(module, nn.Linear)][-1:]
+    parameters = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    return [name for name, parameter in network.named_parameters() if id(parameter) in parameters]
+
+
+def fit_state_dict(network: Any, state: dict[str, Tensor]) -> list[str]:
+    """Have the network fit weights of its own kind, say of another resolution, in place; a line for each change."""
+    if hasattr(network, "fit_state_dict"):
+        return network.fit_state_dict(state)
+    resize = _timm_filter(network)
+    if resize is None:
+        return []
+    with torch.no_grad():
+        fitted = resize(dict(state), network)
+    changed = [key for key in fitted if key in state and fitted[key].shape != state[key].shape]
+    state.clear()
+    state.update(fitted)
+    return [f"{key} fitted by timm" for key in changed]
+
+
+def _timm_filter(network: nn.Module) -> Callable[..., dict[str, Tensor]] | None:
+    """timm's `checkpoint_filter_fn` in the file that defines a network of timm's."""
+    if not type(network).__module__.startswith("timm.models."):
+        return None
+    return getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)

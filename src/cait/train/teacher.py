@@ -19,7 +19,7 @@ from cait.errors import UserError
 from cait.model import network
 from cait.model.config import VARIANTS
 from cait.model.network import NetworkSettings
-from cait.model.weights import load_pretrained, load_weights
+from cait.model.weights import TIMM, load_pretrained, load_weights
 from cait.settings import check_choice
 from cait.train.losses import Distillation, distillation_loss
 
@@ -128,7 +128,7 @@ def load_teacher(
         else:
             rank_zero_info(f"the teacher {name} has the weights that it is made with: there is no --model.teacher_path")
     else:
-        teacher = _of_timm(name.removeprefix(network.TIMM), path, classes, fields)
+        teacher = _of_timm(name.removeprefix(TIMM), path, classes, fields)
         known, cfg = teacher.num_classes, teacher.pretrained_cfg
         teacher_mean, teacher_std = cfg["mean"], cfg["std"]
         if img_size is None and cfg.get("fixed_input_size"):

@@ -8,7 +8,7 @@ from cait.cli.loading import AVERAGE, Loaded, readable_names
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
 from cait.model import network
-from cait.model.factory import create_model
+from cait.model.network import create_model
 from cait.model.weights import load_pretrained, load_weights, published_entries, read_state_dict
 
 

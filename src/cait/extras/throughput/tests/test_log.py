@@ -15,7 +15,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.extras.throughput import log
 from cait.extras.throughput.log import COLUMNS, ThroughputLog
-from cait.model.factory import create_model
+from cait.model.network import create_model
 from cait.run import clock
 from cait.run.clock import Clock
 from cait.run.loggers import run_loggers
