@@ -33,6 +33,7 @@ KINDS = {
     "loggers": "(run) -> list[Logger]: loggers of a run that is about to train",
     "checkpoint_io": "(run) -> CheckpointIO or None: what writes the checkpoints of a run",
     "open_source": "(root, settings) -> DataSource or None: the data set that `root` names, if it is of this kind",
+    "list_images": "(folder, names, pool) -> Files: the images of these class folders, see cait.data.listing.walk",
     "image_order": "(source, settings) -> Order or None: the order of the training images, if settings ask for another",
     "wrap_samples": "(samples, settings) -> Samples: the images of a set in another form, such as small copies",
     "batch_memory": "(workers, ready, size) -> BatchMemory or None: for so many batches of so many bytes per worker",
