@@ -17,11 +17,10 @@ from timm.data.auto_augment import AugmentOp, AutoAugment, RandAugment
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_interp_mode
 from torch import Tensor
-from torch.utils.data import default_collate
 from torchvision.transforms import RandomCrop, Resize
 
 from cait.data.decode import Decoder, OpenImage, open_image
-from cait.data.loader import ByValue, Handle, SharedBatches, labels_of
+from cait.data.loader import BatchMemory, batch
 from cait.data.ops import on_arrays
 from cait.data.reading import RawImage, Reading
 from cait.errors import UserError, kind_and_place
@@ -187,13 +186,12 @@ def resize(pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> Ten
 
 
 def collate(
-    samples: list[tuple[Augmented, int]], batches: SharedBatches | None = None
-) -> tuple[Tensor | Handle, Tensor | ByValue, list[tuple[int, Erased]]]:
+    samples: list[tuple[Augmented, int]], memory: BatchMemory | None = None
+) -> tuple[Any, Any, list[tuple[int, Erased]]]:
     """Images uint8 [B, S, S, 3], labels [B], and (place in the batch, what to erase) of the images concerned."""
-    images = [image for (image, _), _ in samples]
-    labels = labels_of([label for _, label in samples])
-    erased = [(place, erased) for place, ((_, erased), _) in enumerate(samples) if erased]
-    return batches.stack(images) if batches else default_collate(images), labels, erased
+    augmented, labels = zip(*samples, strict=True)
+    erased = [(place, erased) for place, (_, erased) in enumerate(augmented) if erased]
+    return *batch([pixels for pixels, _ in augmented], [*labels], memory), erased
 
 
 class NormalizeAndErase:

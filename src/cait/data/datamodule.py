@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import signal
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,13 +14,13 @@ from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
 
-from cait import disk, plugins, seeds
-from cait.data import augment, cores, decode, folder
+from cait import cores, disk, plugins, seeds
+from cait.data import augment, decode, folder
 from cait.data.augment import Augment, NormalizeAndErase
 from cait.data.dataset import EvalImages, Samples, TrainImages, Unlabelled, collate, known_labels
 from cait.data.global_batch import batches_a_step, images_a_batch
 from cait.data.listing import Files
-from cait.data.loader import HELD, Loader, Loading, SharedBatches, TrainLoader
+from cait.data.loader import Loader, Loading, TrainLoader, processes
 from cait.data.reading import RawImage, UnreadableImages, check_headers, load_rgb
 from cait.data.sampler import Order, Published, ShardSampler, TrainBatchSampler
 from cait.data.source import DataSource, FolderSource, Splits, open_source
@@ -414,12 +413,12 @@ class ImageNetDataModule(LightningDataModule):
 
     def _loading(self, collate_fn: Callable[..., Any], batch_size: int, itemsize: int = 1) -> dict[str, Any]:
         """Settings of a loader; `itemsize` is the bytes of a value in its images."""
-        processes, batches = self.processes(), None
-        workers = processes["num_workers"]
-        if workers and SharedBatches.possible():
-            batches = SharedBatches(workers, self.loading.prefetch + HELD, batch_size * 3 * self.img_size**2 * itemsize)
+        processes = self.processes()
+        workers, size = processes["num_workers"], batch_size * 3 * self.img_size**2 * itemsize
+        offers = plugins.of_kind("batch_memory") if workers else []
+        memories = [offer(workers, self.loading.prefetch, size) for offer in offers]
         return processes | dict(
-            collate_fn=partial(collate_fn, batches=batches),
+            collate_fn=partial(collate_fn, memory=next(filter(None, memories), None)),
             prefetch_factor=self.loading.prefetch if workers else None,
             finish=None if self.trainer is not None else self._normalized,
             persistent_workers=workers > 0,
@@ -429,18 +428,4 @@ class ImageNetDataModule(LightningDataModule):
     def processes(self) -> dict[str, Any]:
         """A loader's settings of its processes."""
         workers = self.workers(self.trainer.num_devices if self.trainer is not None else 1)
-        return dict(
-            num_workers=workers,
-            # Workers inherit the memory for batches by a fork, which is no longer Python's default.
-            multiprocessing_context="fork" if workers and SharedBatches.possible() else None,
-            worker_init_fn=partial(_init_worker, under_trainer=self.trainer is not None),
-        )
-
-
-def _init_worker(worker_id: int, under_trainer: bool) -> None:
-    # A scheduler signals the whole group of processes. Under the Trainer workers ignore that, because the current
-    # step still needs them, and the Trainer ends them. Without a Trainer, SIGTERM ends them when the script ends.
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) if under_trainer else ():
-        signal.signal(signum, signal.SIG_IGN)
-    # Workers share the cores among themselves; threads of their own would only get in each other's way.
-    torch.set_num_threads(1)
+        return processes(workers, under_trainer=self.trainer is not None)

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from cait import seeds
-from cait.data.loader import ByValue, Handle, SharedBatches, labels_of
+from cait.data.loader import BatchMemory, batch
 from cait.data.reading import AS_SEEN, RawImage, Reading, UnreadableImageError, UnreadableImages, load_rgb
 from cait.data.sampler import Key
 from cait.errors import UserError
@@ -210,10 +210,7 @@ def channels_last(pixels: Tensor) -> Tensor:
     return pixels.permute(1, 2, 0) if pixels.dtype == torch.uint8 else pixels
 
 
-def collate(
-    samples: list[tuple[Tensor, int]], batches: SharedBatches | None = None
-) -> tuple[Tensor | Handle, Tensor | ByValue]:
-    """Images [B, ...], in a place of `batches` if one is free, and labels [B]."""
-    images = [image for image, _ in samples]
-    labels = labels_of([label for _, label in samples])
-    return batches.stack(images) if batches else default_collate(images), labels
+def collate(samples: list[tuple[Tensor, int]], memory: BatchMemory | None = None) -> tuple[Any, Any]:
+    """Images [B, ...] and labels [B]."""
+    images, labels = zip(*samples, strict=True)
+    return batch([*images], [*labels], memory)

@@ -1,32 +1,36 @@
-"""The loader: its settings, when it starts, and the memory in which its workers hand over batches."""
+"""The loader: its settings, its processes, and when it starts."""
 
 from __future__ import annotations
 
-import math
+import signal
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
-from mmap import mmap
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal, Protocol, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate, get_worker_info
+from torch.utils.data import DataLoader, default_collate
 
 from cait.data.sampler import TrainBatchSampler
 from cait.errors import UserError
 from cait.settings import check_at_least, check_choice
 
 Backend = Literal["auto", "nvimgcodec", "torchvision", "pillow", "timm"]
-KEYS = count()
-HELD = 3
-"""Batches that a training process holds besides those that its workers have ready: one is in use, Lightning has
-fetched one ahead, and one is arriving."""
-MEMORIES: weakref.WeakValueDictionary[int, SharedBatches] = weakref.WeakValueDictionary()
+
+
+class BatchMemory(Protocol):
+    """Where loader workers hand over their batches, instead of in PyTorch's way. An extra may provide one."""
+
+    def stack(self, images: list[Tensor]) -> Any:
+        """A batch [B, ...], as what a worker sends."""
+        ...
+
+    def labels(self, labels: list[int]) -> Any:
+        """The labels [B] of a batch, likewise."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,10 @@ class Loading:
     batch_size: int = 128
     """Images in a batch of one process; even with Mixup or CutMix."""
     global_batch: bool | int = False
-    """Make `batch_size` the images of one optimizer step, over all processes and accumulated batches, so that a run
-    does not depend on the number of processes. A number is the images of one optimizer step instead: `batch_size` stays
-    the batch of one process, and the Trainer accumulates as many batches as it takes. An epoch then has only whole
-    steps."""
+    """True makes `batch_size` the images of one optimizer step, over all processes and accumulated batches, so that a
+    run does not depend on the number of processes. A number is the images of one optimizer step instead: `batch_size`
+    stays the batch of one process, and the Trainer accumulates as many batches as it takes. An epoch then has only
+    whole steps."""
     eval_batch_size: int | None = None
     """The batch of one process in validation, test and prediction; None means `batch_size`."""
     backend: Backend = "auto"
@@ -59,7 +63,7 @@ class Loading:
     `cait.data.sampler.TrainBatchSampler`. It changes nothing with one process."""
     num_workers: int | None = None
     """Loader processes for each training process, each on one core. None means its share of the cores, at most 16, see
-    `cait.data.cores.share`."""
+    `cait.cores.share`."""
     prefetch: int = 2
     """Batches that each worker has ready."""
     max_bad_share: float = 0.01
@@ -119,80 +123,27 @@ class TrainLoader(Loader):
         yield from super().__iter__()
 
 
-class SharedBatches:
-    """Places for batches of images, a few for each worker, shared with the processes forked after it is made.
-
-    PyTorch sends each batch in new memory, which the system must clear and map page by page: a tenth of a worker's
-    time. That memory also lies in /dev/shm, which containers keep small.
-
-    A worker takes a place by setting its byte in `taken`. This process clears the byte once nothing refers to
-    the batch's tensor any more. If all its places are taken, because somebody keeps batches, a worker sends
-    the next one as PyTorch does.
-
-    Args:
-        places: number for each worker: the batches that it has ready, and HELD more.
-        size: bytes of a batch.
-    """
-
-    def __init__(self, workers: int, places: int, size: int) -> None:
-        self.places, self.size = places, size
-        self.memory = mmap(-1, workers * places * size)  # costs nothing until it is written to
-        self.taken = np.frombuffer(mmap(-1, workers * places), np.uint8)
-        self.key = next(KEYS)
-        MEMORIES[self.key] = self
-
-    @staticmethod
-    def possible() -> bool:
-        """Whether workers can be forked; others would not share the memory."""
-        return sys.platform == "linux"  # elsewhere a fork is not safe
-
-    def stack(self, images: list[Tensor]) -> Tensor | Handle:
-        """Stack a batch; a worker stacks it into one of its places if one is free."""
-        worker = get_worker_info()
-        shape, dtype = (len(images), *images[0].shape), images[0].numpy().dtype
-        if worker is not None and math.prod(shape) * dtype.itemsize <= self.size:
-            first = worker.id * self.places
-            for place in range(first, first + self.places):
-                if not self.taken[place]:
-                    self.taken[place] = 1
-                    torch.stack(images, out=torch.from_numpy(self.array(place, shape, dtype)))
-                    return Handle(self.key, place, shape, dtype)
-        return default_collate(images)
-
-    def array(self, place: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        return np.frombuffer(self.memory, dtype, math.prod(shape), place * self.size).reshape(shape)
-
-    def free(self, place: int) -> None:
-        self.taken[place] = 0
+def batch(images: list[Tensor], labels: list[int], memory: BatchMemory | None) -> tuple[Any, Any]:
+    """Images [B, ...] and labels [B], in `memory` if there is one."""
+    if memory is None:
+        return default_collate(images), torch.tensor(labels)
+    return memory.stack(images), memory.labels(labels)
 
 
-def labels_of(values: list[int]) -> Tensor | ByValue:
-    """Labels [B] of a batch; from a worker they travel in its message."""
-    return torch.tensor(values) if get_worker_info() is None else ByValue(values)
+def processes(workers: int, under_trainer: bool) -> dict[str, Any]:
+    """A DataLoader's settings of its worker processes."""
+    return dict(
+        num_workers=workers,
+        # Forked workers share the lists of images; a fork is no longer Python's default. Elsewhere it is not safe.
+        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
+        worker_init_fn=partial(_init_worker, under_trainer=under_trainer),
+    )
 
 
-class ByValue:
-    """A few numbers on their way from a worker; they unpickle as a tensor. PyTorch would open a file for them."""
-
-    def __init__(self, values: list[int]) -> None:
-        self.values = values
-
-    def __reduce__(self) -> tuple[Callable[..., Tensor], tuple[list[int]]]:
-        return torch.tensor, (self.values,)
-
-
-class Handle:
-    """A batch on its way from a worker; it unpickles as the tensor."""
-
-    def __init__(self, *where: Any) -> None:
-        self.where = where
-
-    def __reduce__(self) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
-        return _received, self.where
-
-
-def _received(key: int, place: int, *kind: Any) -> Tensor:
-    batches = MEMORIES[key]
-    array = batches.array(place, *kind)
-    weakref.finalize(array, batches.free, place).atexit = False
-    return torch.from_numpy(array)  # the tensor's memory refers to the array as long as any tensor uses it
+def _init_worker(worker_id: int, under_trainer: bool) -> None:
+    # A scheduler signals the whole group of processes. Under the Trainer workers ignore that, because the current
+    # step still needs them, and the Trainer ends them. Without a Trainer, SIGTERM ends them when the script ends.
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) if under_trainer else ():
+        signal.signal(signum, signal.SIG_IGN)
+    # Workers share the cores among themselves; threads of their own would only get in each other's way.
+    torch.set_num_threads(1)

@@ -33,7 +33,7 @@ def this_machine(given: Mapping[str, Any]) -> Machine:
     """What a run with the settings `given` trains on."""
     import torch
 
-    from cait.data.cores import share
+    from cait.cores import share
 
     free = _free_disk(Path(str(given.get("data.copies_dir") or COPIES)))
     if given.get("trainer.accelerator") == "cpu" or not torch.cuda.is_available():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from cait.plugins import Verb
-from cait.settings import check_at_least, check_choice
+from cait.settings import check_at_least, check_choice, group
 
 VERBS = {
     "shards": Verb(
@@ -46,15 +47,24 @@ DATA_SETTINGS = "cait.extras.shards:Shards"
 
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:
     """The shards at `root`; None if there are none."""
-    from cait.extras.shards.source import ShardSource, is_shards
-    from cait.settings import group
+    from cait.extras.shards.source import CACHE, ShardSource, is_shards
 
-    return ShardSource.of(root, settings, group(Shards, settings)) if is_shards(root) else None
+    if not is_shards(root):
+        return None
+    from cait.data.source import Splits
+
+    splits, shards = group(Splits, settings), group(Shards, settings)
+    cache = Path(shards.data_dir) if shards.data_dir else CACHE
+    return ShardSource(
+        root, splits.train_split, splits.val_split, cache, shards.cache_gb, by_chunk=shards.order == "windowed"
+    )
 
 
 def image_order(source: Any, settings: Mapping[str, Any]) -> Any:
     """The windowed order, if the settings ask for it; otherwise None."""
-    from cait.extras.shards import order
-    from cait.settings import group
+    from cait.extras.shards.order import tell_requests, windowed
 
-    return order.of(source, settings["root"], group(Shards, settings))
+    if settings["order"] == "windowed":
+        return windowed(source, settings["root"], settings["window"])
+    tell_requests(source, settings["root"])
+    return None

@@ -170,7 +170,7 @@ class Bucket:
         return sorted(found)
 
     def _used(self) -> int:
-        # Parts first: a chunk that gets its final name between the two listings counts twice. The other way round it
+        # Parts first: a chunk that gets its final name between the two listings counts twice. In the other order it
         # would not count at all.
         return sum(size for _, size, _ in self._files(".part") + self._files(".bin"))
 

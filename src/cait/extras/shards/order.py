@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -14,9 +13,6 @@ from torch import Tensor
 from cait.data.source import DataSource
 from cait.errors import UserError
 from cait.extras.shards.source import ShardSamples, ShardSource
-
-if TYPE_CHECKING:
-    from cait.extras.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -47,22 +43,20 @@ class Windowed:
         return torch.argsort(turns[self.chunks] + behind, stable=True)
 
 
-def of(source: DataSource, root: str, shards: Shards) -> Windowed | None:
-    """The order that the settings ask for; None is the published one, whose cost over a network is told.
-
-    Raises:
-        UserError: the windowed order does not suit the source.
-    """
-    if shards.order == "published":
-        if isinstance(source, ShardSource) and not source.all_fit:
-            rank_zero_info(
-                f"{root} does not fit into the cache, so each training image is a request of its own; "
-                "see --data.order windowed and --data.cache_gb"
-            )
-        return None
+def windowed(source: DataSource, root: str, window: int) -> Windowed:
+    """The windowed order of a source's training images. Raises UserError if it does not suit the source."""
     samples = source.train
     if not isinstance(samples, ShardSamples):
         raise UserError(f"--data.order windowed is for shards, {root} is none; `cait shards` makes them")
     if isinstance(source, ShardSource):
-        source.check_room(shards.window + 1)
-    return Windowed(torch.from_numpy(samples.chunk_of).long(), shards.window)
+        source.check_room(window + 1)
+    return Windowed(torch.from_numpy(samples.chunk_of).long(), window)
+
+
+def tell_requests(source: DataSource, root: str) -> None:
+    """Say what the published order costs over a network."""
+    if isinstance(source, ShardSource) and not source.all_fit:
+        rank_zero_info(
+            f"{root} does not fit into the cache, so each training image is a request of its own; "
+            "see --data.order windowed and --data.cache_gb"
+        )

@@ -7,23 +7,18 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from cait.data.dataset import NO_LABEL
 from cait.data.folder import root_name
-from cait.data.source import Splits
 from cait.errors import UserError, one_line
 from cait.extras.shards.bucket import INDEX, Bucket, Piece
-from cait.settings import group
-
-if TYPE_CHECKING:
-    from cait.extras.shards import Shards
 
 PLAN = ".plan.json"
 """File in unfinished shards that says what they are made from."""
@@ -191,14 +186,6 @@ class ShardSource:
         self.root, self.by_chunk = root_name(root), by_chunk
         self._given = {"train": train_split, "val": val_split}
         self.cache_dir, self.limit = cache_dir, int(cache_gb * 1e9)
-
-    @classmethod
-    def of(cls, root: str, settings: Mapping[str, Any], shards: Shards) -> ShardSource:
-        """The shards at `root` under the settings of a run."""
-        splits: Splits = group(Splits, settings)
-        cache = Path(shards.data_dir) if shards.data_dir else CACHE
-        by_chunk = shards.order == "windowed"
-        return cls(root, splits.train_split, splits.val_split, cache, shards.cache_gb, by_chunk)
 
     def prepare(self) -> None:
         """Do nothing: chunks are fetched as they are needed."""

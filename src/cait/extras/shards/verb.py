@@ -27,7 +27,8 @@ def shards(arguments: list[str], program: Program) -> None:
         raise UserError("shards are written by LitData: .venv/bin/pip install --editable '.[stream]'") from error
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    from cait.data import cores, folder, source
+    from cait import cores
+    from cait.data import folder, source
     from cait.extras.shards import writer
 
     settings = {name: getattr(asked, name) for name in SOURCE}

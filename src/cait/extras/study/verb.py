@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from cait import cores
 from cait.cli.options import Options
-from cait.data import cores
 from cait.errors import UserError
 from cait.extras.study import report
 from cait.extras.study.grid import GRID, Grid, StudyRun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from cait.data.cores import share
+from cait.cores import share
 from cait.data.datamodule import ImageNetDataModule
 from cait.run.clock import Clock
 

@@ -167,7 +167,7 @@ def test_processes_share_the_making(
 
 
 def test_a_size_of_no_pixels_is_refused() -> None:
-    with pytest.raises(UserError, match="shrink must be at least 1 pixel"):
+    with pytest.raises(UserError, match="shrink must be at least 1, got 0"):
         ImageNetDataModule(shrink=0)
 
 

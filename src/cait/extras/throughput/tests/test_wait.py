@@ -13,8 +13,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from cait import ImageNetDataModule
-from cait.data import cores, decode, loader
+from cait import ImageNetDataModule, cores
+from cait.data import decode, loader
 from cait.data.loader import Loader
 from cait.extras.throughput.wait import WaitHint, advice
 from cait.run import clock as run_clock

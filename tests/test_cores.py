@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cait.data import cores
+from cait import cores
 
 
 @pytest.fixture

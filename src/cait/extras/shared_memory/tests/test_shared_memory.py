@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from cait import ImageNetDataModule
 from cait.data.augment import collate
-from cait.data.loader import SharedBatches
+from cait.extras.shared_memory.batches import SharedBatches
 
 SHAPE = (5, 6, 3)
 
@@ -37,7 +37,7 @@ class Images:
 
 
 def loader(batches: SharedBatches, **settings: Any) -> DataLoader[Any]:
-    return DataLoader(Images(), batch_size=4, num_workers=2, collate_fn=partial(collate, batches=batches), **settings)
+    return DataLoader(Images(), batch_size=4, num_workers=2, collate_fn=partial(collate, memory=batches), **settings)
 
 
 def shared(places: int = 4) -> SharedBatches:
@@ -130,7 +130,7 @@ for batches in zip_longest(data.train_dataloader(), *others):  # all alive at on
     assert all(batch is None or batch[0].shape == (16, 3, 160, 160) for batch in batches)
 del batches
 gc.collect()
-assert not any(loader.collate_fn.keywords["batches"].taken.any() for loader in others)
+assert not any(loader.collate_fn.keywords["memory"].taken.any() for loader in others)
 
 for backend in ("auto", "timm"):
     data = ImageNetDataModule(root, img_size=160, batch_size=16, repeats=1, num_workers=1, backend=backend)
@@ -168,7 +168,7 @@ def test_workers_are_forked_whatever_pythons_default_is(digits_root: Path, monke
         assert sum(len(labels) for _, labels in loading) == 360
     finally:
         multiprocessing.set_start_method(before, force=True)
-    assert loading.collate_fn.keywords["batches"].memory[:1000].strip(b"\0")  # the images were there
+    assert loading.collate_fn.keywords["memory"].memory[:1000].strip(b"\0")  # the images were there
 
 
 def test_without_workers_nothing_is_shared() -> None:

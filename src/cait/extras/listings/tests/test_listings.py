@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from torchvision.datasets import ImageFolder
 
-from cait.data import listing
 from cait.data.listing import Files, list_images
+from cait.extras.listings import kept as kept_listing
 
 NAMES = ["10", "2", "cat"]
 HOUR = 3_600_000_000_000
@@ -19,7 +19,7 @@ HOUR = 3_600_000_000_000
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(listing, "KEPT_FROM", 1)
+    monkeypatch.setattr(kept_listing, "KEPT_FROM", 1)
     root = tmp_path / "images"
     for place in ("10/b.png", "10/a.JPEG", "10/deep/er/c.jpg", "2/notes.txt", "2/d.webp", "cat/ä.jpg", "cat/x/y.bmp"):
         (root / place).parent.mkdir(parents=True, exist_ok=True)

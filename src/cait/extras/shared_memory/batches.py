@@ -1,0 +1,97 @@
+"""Shared memory in which workers hand over their batches, used again and again, as `cait.data.loader.BatchMemory`."""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections.abc import Callable
+from itertools import count
+from mmap import mmap
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate, get_worker_info
+
+KEYS = count()
+HELD = 3
+"""Batches that a training process holds besides those that its workers have ready: one is in use, Lightning has
+fetched one ahead, and one is arriving."""
+MEMORIES: weakref.WeakValueDictionary[int, SharedBatches] = weakref.WeakValueDictionary()
+
+
+class SharedBatches:
+    """Places for batches of images, a few for each worker, shared with the processes forked after it is made.
+
+    A worker takes a place by setting its byte in `taken`. This process clears the byte once nothing refers to
+    the batch's tensor any more. If all its places are taken, because somebody keeps batches, a worker sends
+    the next one as PyTorch does.
+
+    Args:
+        places: number for each worker: the batches that it has ready, and HELD more.
+        size: bytes of a batch.
+    """
+
+    def __init__(self, workers: int, places: int, size: int) -> None:
+        self.places, self.size = places, size
+        self.memory = mmap(-1, workers * places * size)  # costs nothing until it is written to
+        self.taken = np.frombuffer(mmap(-1, workers * places), np.uint8)
+        self.key = next(KEYS)
+        MEMORIES[self.key] = self
+
+    @staticmethod
+    def possible() -> bool:
+        """Whether workers can be forked; others would not share the memory."""
+        return sys.platform == "linux"  # elsewhere a fork is not safe
+
+    def stack(self, images: list[Tensor]) -> Tensor | Handle:
+        """Stack a batch; a worker stacks it into one of its places if one is free."""
+        worker = get_worker_info()
+        shape, dtype = (len(images), *images[0].shape), images[0].numpy().dtype
+        if worker is not None and math.prod(shape) * dtype.itemsize <= self.size:
+            first = worker.id * self.places
+            for place in range(first, first + self.places):
+                if not self.taken[place]:
+                    self.taken[place] = 1
+                    torch.stack(images, out=torch.from_numpy(self.array(place, shape, dtype)))
+                    return Handle(self.key, place, shape, dtype)
+        return default_collate(images)
+
+    def labels(self, labels: list[int]) -> Tensor | ByValue:
+        """Labels [B] of a batch; from a worker they travel in its message."""
+        return torch.tensor(labels) if get_worker_info() is None else ByValue(labels)
+
+    def array(self, place: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        return np.frombuffer(self.memory, dtype, math.prod(shape), place * self.size).reshape(shape)
+
+    def free(self, place: int) -> None:
+        self.taken[place] = 0
+
+
+class ByValue:
+    """A few numbers on their way from a worker; they unpickle as a tensor. PyTorch would open a file for them."""
+
+    def __init__(self, values: list[int]) -> None:
+        self.values = values
+
+    def __reduce__(self) -> tuple[Callable[..., Tensor], tuple[list[int]]]:
+        return torch.tensor, (self.values,)
+
+
+class Handle:
+    """A batch on its way from a worker; it unpickles as the tensor."""
+
+    def __init__(self, *where: Any) -> None:
+        self.where = where
+
+    def __reduce__(self) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+        return _received, self.where
+
+
+def _received(key: int, place: int, *kind: Any) -> Tensor:
+    batches = MEMORIES[key]
+    array = batches.array(place, *kind)
+    weakref.finalize(array, batches.free, place).atexit = False
+    return torch.from_numpy(array)  # the tensor's memory refers to the array as long as any tensor uses it
