@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 import timm
 import torch
+from cait.model.export import FILE_NAMES, export
 from harness import SMALL, Cait, slow
 from safetensors.torch import load_file
 from timm.data import CustomDatasetInfo, resolve_model_data_config
@@ -21,7 +22,6 @@ from cait.cli import main
 from cait.errors import UserError
 from cait.model import export as exporting
 from cait.model.cait import CaiT
-from cait.model.export import FILE_NAMES, export
 
 DIGITS = dict(img_size=16, num_classes=10, embed_dim=96, depth=6, num_heads=2, patch_size=4)
 TINY = dict(img_size=8, num_classes=7, embed_dim=16, depth=1, num_heads=2, patch_size=4)

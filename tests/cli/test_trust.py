@@ -89,8 +89,7 @@ def refused(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> str:
     return told[0]
 
 
-PREDICT = ["predict", "--config=stranger/config.yaml", "--ckpt_path=stranger/checkpoints/best.ckpt"]
-PREDICT += ["--data.predict_root=pictures", "--data.num_workers=0"]
+PREDICT = ["predict", "stranger", "pictures", "--output=predictions.csv"]
 
 
 def test_scoring_and_export_build_nothing_that_a_run_names(
@@ -103,8 +102,8 @@ def test_scoring_and_export_build_nothing_that_a_run_names(
     assert "top-1" in capfd.readouterr().out
     left_out = ", ".join(f"trainer.{name}" for name in trust.BUILT if name in BUILT)
     assert f"config.yaml: left out {left_out}, output; on the command line they count" in caplog.text
-    main(["validate", "--config", "stranger/config.yaml", "--ckpt_path=stranger/checkpoints/best.ckpt"])
-    main(["test", "-c", "stranger/config.yaml", "--ckpt_path=stranger/checkpoints/best.ckpt"])
+    main(["eval", "--config", "stranger/config.yaml", "--ckpt_path=stranger/checkpoints/best.ckpt"])
+    main(["eval", "-c", "stranger/config.yaml", "--ckpt_path=stranger/checkpoints/best.ckpt"])
     main(PREDICT)
     assert Path("predictions.csv").is_file()
     main(["export", "stranger"])
@@ -210,8 +209,7 @@ SCORED = ["--config=stranger/config.yaml", "--ckpt_path=stranger/checkpoints/bes
 VERBS = {
     "resume": ["resume", "stranger", "--trainer.max_epochs=9"],
     "eval": ["eval", "stranger"],
-    "validate": ["validate", *SCORED],
-    "test": ["test", *SCORED],
+    "eval of a file": ["eval", *SCORED],
     "predict": PREDICT,
 }
 OWN: dict[str, dict[str, Any]] = {
@@ -244,7 +242,7 @@ def test_own_parts_that_a_run_names_are_refused_before_they_are_imported(
     assert not (stranger / "ran").exists()
 
 
-@pytest.mark.parametrize("verb", ["resume", "eval", *slow("validate", "test", "predict")])
+@pytest.mark.parametrize("verb", ["resume", "eval", "eval of a file", *slow("predict")])
 def test_a_network_of_ones_own_runs_when_it_is_trusted_or_named(
     verb: str, stranger: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
