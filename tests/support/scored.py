@@ -1,4 +1,4 @@
-"""Digits in twelve classes, laid out as ImageNet and its further sets, a run on them, and its logits without a loader."""
+"""A run on digits that are laid out as ImageNet and its further sets, and its logits without a loader."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ TWO = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=d
 def write_sets(place: Path) -> None:
     """The digits in ten classes, and 0 and 1 in negative in two more.
 
-    Below `place` are data/ with 301 validation pictures, of which one cannot be read; ReaL's labels of these in
-    real.json; and as further sets v2/ by the classes' indices, the same by their names, part/ of some classes, and c/ by
-    corruptions and severities.
+    Below `place`, data/ has 301 validation pictures, one of them unreadable, and real.json their labels by ReaL. Further
+    sets: v2/ by the classes' indices, named/ by their names, part/ of some classes, c/ by corruptions and severities.
     """
     digits = load_digits()
     pictures = [(digit, pixels * 255 / 16) for digit, pixels in zip(digits.target, digits.images, strict=True)]
