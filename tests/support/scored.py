@@ -28,8 +28,9 @@ TWO = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=d
 def write_sets(place: Path) -> None:
     """The digits in ten classes, and 0 and 1 in negative in two more.
 
-    Below `place`, data/ has 301 validation pictures, one of them unreadable, and real.json their labels by ReaL. Further
-    sets: v2/ by the classes' indices, named/ by their names, part/ of some classes, c/ by corruptions and severities.
+    Below `place`, data/ has 301 validation pictures, one of them unreadable, and real.json their labels by ReaL.
+    Further sets: v2/ by the classes' indices, named/ by their names, part/ of some classes, c/ by corruptions and
+    severities.
     """
     digits = load_digits()
     pictures = [(digit, pixels * 255 / 16) for digit, pixels in zip(digits.target, digits.images, strict=True)]
