@@ -78,7 +78,7 @@ class Setting:
         type: as a function's annotation.
         default: of this type.
         help: a sentence.
-        verbs: those of "fit" and "validate" (`cait eval`) that take it; none named means both.
+        verbs: "fit" or "eval", the verbs that take it; none named means both.
     """
 
     name: str

@@ -284,9 +284,9 @@ def test_devices_that_are_left_alone_are_told(
             ["fit", "--config", "{two}", "--trainer.sync_batchnorm=true", "--model.fields.norm=batchnorm"],
             "sync_batchnorm true needs GPUs",
         ),
-        (["validate", "--config", "{digits}"], "nothing to score: give --ckpt_path"),
-        (["validate", "--config", "{digits}", "--ckpt_path", "{digits}"], "not a whole checkpoint"),
-        (["predict", "--config", "{digits}", "--ckpt_path", "{digits}"], "not a whole checkpoint"),
+        (["eval", "--config", "{digits}"], "nothing to score: give --ckpt_path"),
+        (["eval", "--config", "{digits}", "--ckpt_path", "{digits}"], "not a whole checkpoint"),
+        (["predict", "--config", "{digits}", "--ckpt_path", "{digits}"], "unrecognized arguments: --config"),
         (["resume"], "which run?"),
         (["resume", "ghost"], "there is no run logs/ghost"),
         (["resume", "hollow"], "nothing to resume"),
@@ -388,7 +388,7 @@ def test_help_is_quick_and_lists_the_verbs() -> None:
     code = "import sys; sys.modules['torch'] = None; from cait.cli import main; main(['--help'])"
     done = python(code)
     assert done.returncode == 0, done.stderr
-    assert all(verb in done.stdout for verb in ("fit", "resume", "eval", "validate", "test", "predict"))
+    assert all(verb in done.stdout for verb in ("fit", "resume", "eval", "predict", "export"))
 
 
 @pytest.mark.parametrize("verb", ["resume", "eval", "zoo"])

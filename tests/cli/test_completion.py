@@ -33,7 +33,8 @@ def test_bash_completes_verbs_settings_and_runs(
     assert complete("cait", "re") == {"resume", "replay"}
     assert {"--model.lr", "--model.lr_base_size"} <= complete("cait", "fit", "--model.l")
     assert "--trainer.max_epochs" in complete("cait", "resume", "mine", "--trainer.max_e")
-    assert complete("cait", "eval", "m") == {"mine", "mean"}
+    assert complete("cait", "eval", "m") == complete("cait", "resume", "m") == {"mine", "mean"}
+    assert "--ckpt_path" in complete("cait", "eval", "--ckpt")
     assert not (tmp_path / "made-by-a-name").exists()
     assert "--run_name" in complete("cait", "find-lr", "--run")
 

@@ -95,12 +95,7 @@ def test_it_trains_survives_a_kill_and_is_scored_used_and_exported(kind: str, ow
         assert scores["class_names"][:2] == ["zero", "one"]
 
     images = own / "data/digits/val/3"
-    predicted = cait(
-        "predict",
-        "--config=logs/cut/config.yaml",
-        "--ckpt_path=logs/cut/checkpoints/best.ckpt",
-        f"--data.predict_root={images}",
-    )
+    predicted = cait("predict", "cut", str(images), "--format=csv", "--output=predictions.csv")
     assert predicted.returncode == 0, predicted.stderr
     with (own / "predictions.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(list(images.iterdir()))

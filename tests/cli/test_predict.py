@@ -194,16 +194,3 @@ def test_a_loaded_module_predicts(here: Path) -> None:
     assert package.load(path, raw=True).predict(paths[0]) == alone.predict(paths[0])
     away = shutil.copy(path, "away.ckpt")  # without the run's folder the checkpoint says how images are prepared
     assert package.load(away, raw=True).predict(paths[0]) == alone.predict(paths[0])
-
-
-def test_lightnings_form_does_not_stop_at_an_unreadable_image(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["predict", "--config=logs/mixed/config.yaml", "--ckpt_path=logs/mixed/checkpoints/last.ckpt"]
-    main([*arguments, "--data.predict_root=images", "--output=old.csv"])
-    told = capsys.readouterr()
-    assert "5 predictions in old.csv" in told.out
-    assert "cannot read 'images/broken.jpg': not an image" in told.err
-    with open("old.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert {row["path"] for row in rows if not row["class"]} == {"images/broken.jpg", "images/some more/cut.jpg"}
-    assert len(rows) == 7
-    assert not list(Path().glob(".*.tmp"))

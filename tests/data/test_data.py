@@ -253,8 +253,8 @@ def test_predictions_cover_a_folder(
     (mixed_root / "val").rename(images)
     (images / "folder.jpg").mkdir()
     mixed_root.rename(mixed_root.parent / "gone")  # the checkpoint knows the classes
-    arguments = ["predict", "--config=logs/mixed/config.yaml", "--ckpt_path=logs/mixed/checkpoints/last.ckpt"]
-    main([*arguments, f"--data.predict_root={images}"])
+    arguments = ["predict", "mixed", str(images), "--format=csv", "--top_k=1", "--output=predictions.csv"]
+    main(arguments)
     table = mixed_root.parent / "predictions.csv"
     with table.open() as file:
         rows = list(csv.DictReader(file))
@@ -263,7 +263,7 @@ def test_predictions_cover_a_folder(
     assert all(1 / 3 < float(row["probability"]) <= 1 for row in rows)
     before = table.read_bytes()
     with pytest.raises(SystemExit):
-        main([*arguments, f"--data.predict_root={images}"])
+        main(arguments)
     assert "predictions.csv exists; move it away or name another file with --output" in capsys.readouterr().err
     assert table.read_bytes() == before
 

@@ -127,8 +127,8 @@ def test_they_keep_their_pixels_and_are_scored_whole(
     config = logs / "ema/config.yaml"
     settings = yaml.safe_load(config.read_text())
     config.write_text(yaml.safe_dump(settings | {"trainer": settings["trainer"] | {"limit_val_batches": 2}}))
-    by_file = ["validate", "--config", "logs/ema/config.yaml", "--ckpt_path", "logs/ema/checkpoints/last.ckpt"]
-    for verb, arguments in (("eval", ["eval", "ema"]), ("resume", ["resume", "ema"]), ("validate", by_file)):
+    by_file = ["eval", "--config", "logs/ema/config.yaml", "--ckpt_path", "logs/ema/checkpoints/last.ckpt"]
+    for verb, arguments in (("eval", ["eval", "ema"]), ("resume", ["resume", "ema"]), ("eval by file", by_file)):
         with pytest.raises(SystemExit) as stop:
             main([*arguments, "--print_config"])
         told = capsys.readouterr()

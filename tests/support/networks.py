@@ -11,6 +11,10 @@ from cait.model.cait import CaiT
 
 needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
 
+DIGITS = dict(img_size=16, num_classes=10, embed_dim=96, depth=6, num_heads=2, patch_size=4)
+TINY = dict(img_size=8, num_classes=7, embed_dim=16, depth=1, num_heads=2, patch_size=4)
+UNLIKE_TIMM = dict(TINY, norm="batchnorm", class_token_at=0, distillation_token=True, attention="cosine")
+
 
 def network(mode: str = "skip", drop_path_rate: float = 0.3) -> CaiT:
     torch.manual_seed(0)
@@ -26,3 +30,18 @@ def step(model: CaiT, images: Tensor, seed: int) -> list[Tensor]:
     model.zero_grad()
     logits.square().mean().backward()
     return [logits.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+@torch.no_grad()
+def random_network(name: str = "xxs24", **fields: object) -> CaiT:
+    """In training, as a run's network is, with every block's share in the logits well above rounding."""
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = create_model(name, **fields).train()
+    model.to_empty(device="cpu")
+    for buffer in model.buffers():
+        buffer.fill_(1)
+    for key, parameter in model.named_parameters():
+        one_sided = "gamma" in key or ("norm" in key and "weight" in key)
+        parameter.uniform_(*((0.5, 1.0) if one_sided else (-0.1, 0.1)))
+    return model

@@ -45,7 +45,11 @@ VERBS = {
         "continue a run:     cait resume NAME [--trainer.max_epochs 100 ...]",
         takes="run fit",
     ),
-    "eval": Verb("cait.cli.evaluate:evaluate", "score a run:        cait eval NAME [--ema.decay null ...]"),
+    "eval": Verb(
+        "cait.cli.evaluate:evaluate",
+        "score a run:        cait eval NAME [--ema.decay null ...]",
+        takes="run fit",
+    ),
     "predict": Verb(
         "cait.cli.predict:predict",
         "classify images: cait predict NAME FILE|DIR ... [--format table|csv|jsonl]\n"

@@ -57,7 +57,9 @@ def _settings_of_fit() -> list[argparse.Action]:
 
     class Parsers(CaiTCLI):
         def parse_arguments(self, *_: Any) -> None:
-            raise _ReadyParser([action for action in self._parser("fit")._actions if action.option_strings])
+            # Without settings that follow from others: for argparse they would be words without an option.
+            actions = self._parser("fit")._actions
+            raise _ReadyParser([action for action in actions if "".join(action.option_strings).startswith("-")])
 
     try:
         Parsers(["fit"], Program())

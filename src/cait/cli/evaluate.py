@@ -92,7 +92,7 @@ def evaluate(arguments: list[str], program: Program) -> None:
     if "--help=all" in given:
         settings = ["--help"]
     elif given and given[0].startswith("-"):
-        settings = replaced("validate", given, program)
+        settings = replaced("eval", given, program)
     else:
         folder, given = split_run("eval", given)
         place = [f"--ckpt_path={rundir.best_checkpoint(folder, 'score')}", f"--output={folder / rundir.EVALUATION}"]
@@ -102,7 +102,7 @@ def evaluate(arguments: list[str], program: Program) -> None:
 
 def _usage() -> str:
     added = [setting for settings in plugins.of_kind("SETTINGS") for setting in settings]
-    options = {setting.name: setting.help for setting in added if "validate" in setting.verbs}
+    options = {setting.name: setting.help for setting in added if "eval" in setting.verbs}
     options["trust-config"] = TRUSTED
     width = max(map(len, options)) + 6
     lines = [

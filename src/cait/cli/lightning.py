@@ -49,6 +49,8 @@ from cait.train.step_seed import StepSeed
 
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
+VERBS = {"fit": "fit", "validate": "eval"}
+"""The verbs of `cait` by those of LightningCLI that do their work."""
 
 
 class SaveConfig(SaveConfigCallback):
@@ -113,7 +115,7 @@ class CaiTCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(EMA, "ema")
         for setting in (setting for settings in (SETTINGS, *plugins.of_kind("SETTINGS")) for setting in settings):
-            if not setting.verbs or self.arguments[0] in setting.verbs:
+            if not setting.verbs or VERBS[self.arguments[0]] in setting.verbs:
                 parser.add_argument(f"--{setting.name}", type=setting.type, default=setting.default, help=setting.help)
         for name, path in plugins.merged("CALLBACK_SETTINGS").items():
             parser.add_lightning_class_args(plugins.load(path), name)

@@ -85,7 +85,7 @@ def _weights(verb: str, row: Row, names: set[str]) -> list[str]:
         )
     # A run of the row itself is read whole, because its moving average is scored too.
     found = [f"--{'ckpt_path' if source is row else 'model.weights'}={weights}"]
-    return found + [f"--output={row.run_dir / rundir.EVALUATION}"] * (verb == "validate")
+    return found + [f"--output={row.run_dir / rundir.EVALUATION}"] * (verb == "eval")
 
 
 def _reproduced(row: Row) -> str:

@@ -59,7 +59,7 @@ def resolved(row: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     """What `cait fit` would run, by way of LightningCLI."""
     monkeypatch.setattr(sys, "argv", ["cait"])
     with pytest.raises(SystemExit) as stop:
-        main(["fit" if not rows()[row].evaluate else "validate", "--paper", row, *more, "--print_config"])
+        main(["fit" if not rows()[row].evaluate else "eval", "--paper", row, *more, "--print_config"])
     assert stop.value.code in (0, None)
     return yaml.safe_load(capsys.readouterr().out)
 
@@ -297,8 +297,8 @@ def test_what_is_given_beside_a_row_wins(capsys, monkeypatch) -> None:
         (["fit", "--paper"], "--paper takes a row"),
         (["fit", "--paper", "table8/test-at-256"], "make eval PAPER=table8/test-at-256"),
         (["fit", "--paper", "models/s36-384"], "make train PAPER=models/s36-224` first"),
-        (["validate", "--paper", "table1/rezero-12"], "make train PAPER=table1/rezero-12` first"),
-        (["validate", "--paper", "table8/crop-ratio-1"], "make train PAPER=table8/distillation` first"),
+        (["eval", "--paper", "table1/rezero-12"], "make train PAPER=table1/rezero-12` first"),
+        (["eval", "--paper", "table8/crop-ratio-1"], "make train PAPER=table8/distillation` first"),
         (["paper", "table9"], "no table 'table9'"),
         (["paper", "--jsn"], "unrecognized arguments: --jsn; `cait paper --help` lists"),
     ],
@@ -401,6 +401,6 @@ def test_fine_tuning_distillation_and_scoring_take_the_weights_of_their_row(run,
     scores = []
     for more in ([], ["--ckpt_path=logs/table8-distillation/checkpoints/last.ckpt"]):
         capsys.readouterr()
-        run("validate", "table8/crop-ratio-1", *small, *more, "--data.img_size=32")
+        run("eval", "table8/crop-ratio-1", *small, *more, "--data.img_size=32")
         scores.append(re.search(r"\bloss\b\D+([\d.]+)", capsys.readouterr().out)[1])
     assert scores[0] == scores[1]

@@ -436,9 +436,9 @@ def test_a_run_on_shards_that_is_killed_three_times_ends_as_on_the_folder(
     output = job.communicate()[0]
     assert job.returncode == 0, output
     assert_same(run, tmp_path / "logs/whole")
-    predicted = start(tmp_path, "predict", f"--config={run}/config.yaml", f"--ckpt_path={run}/checkpoints/last.ckpt")
-    output = predicted.communicate()[0]
-    assert predicted.returncode == 0, output
+    scored = start(tmp_path, "eval", f"--config={run}/config.yaml", f"--ckpt_path={run}/checkpoints/last.ckpt")
+    output = scored.communicate()[0]
+    assert scored.returncode == 0, output
 
 
 @pytest.mark.slow
