@@ -1,4 +1,4 @@
-"""`cait card`."""
+"""`cait card`: collect what a run has written, and put a model card with its pictures into a folder."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def write(folder: Path, output: Path, repo: str, ema: bool, license: str | None,
         UserError: the run was not scored, or its scores are of another step or data set.
     """
     from cait.data.folder import root_name
-    from cait.extras.hub import model_card
+    from cait.extras.hub import card_text
 
     path = folder / rundir.EVALUATION
     about = _read(path, folder, program)
-    scores = model_card.check(about, "ema" if ema else "raw", path)
+    scores = card_text.check(about, "ema" if ema else "raw", path)
     checkpoint = rundir.best_checkpoint(folder, "describe")
     content = ckpt.read_checkpoint(checkpoint, without=ckpt.TENSORS)
     if about["step"] != int(content["global_step"]):
@@ -86,7 +86,7 @@ def write(folder: Path, output: Path, repo: str, ema: bool, license: str | None,
         )
     output.mkdir(parents=True, exist_ok=True)
     images = _images(folder, output)
-    written = model_card.text(
+    written = card_text.text(
         repo, scores, about, config, ckpt.data_state(content), [image.name for image in images], license
     )
     with disk.whole(output / README) as beside:
@@ -104,31 +104,28 @@ def _read(path: Path, folder: Path, program: Program) -> Any:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    import yaml
+    from cait.cli import saved
 
-    from cait.cli.saved import data_settings
-
-    data = data_settings(folder)
-    config = yaml.safe_load(rundir.config(folder).read_text())
-    if not isinstance(config.get("model"), dict) or "root" not in data:
+    config = saved.read(rundir.config(folder))
+    if not isinstance(config.get("model"), dict) or "root" not in (config.get("data") or {}):
         raise UserError(f"{rundir.config(folder)} is not the configuration of a run")
-    return config | {"data": data}
+    return config
 
 
 def _images(folder: Path, output: Path) -> list[Path]:
     """Put the curves and the reliability diagram beside the card, where they exist."""
     from cait import plots
-    from cait.extras.hub import model_card
+    from cait.extras.hub import card_text
     from cait.run import curves
 
     images = []
     try:
-        plots.write(curves.draw({folder.name: curves.read(folder)}), output / model_card.CURVES)
-        images.append(output / model_card.CURVES)
+        plots.write(curves.draw({folder.name: curves.read(folder)}), output / card_text.CURVES)
+        images.append(output / card_text.CURVES)
     except UserError as error:
         print(f"without curves: {error}")
-    diagram = (folder / rundir.EVALUATION).with_name(f"{Path(rundir.EVALUATION).stem}-{model_card.RELIABILITY}")
+    diagram = (folder / rundir.EVALUATION).with_name(f"{Path(rundir.EVALUATION).stem}-{card_text.RELIABILITY}")
     if diagram.is_file():
-        shutil.copyfile(diagram, output / model_card.RELIABILITY)
-        images.append(output / model_card.RELIABILITY)
+        shutil.copyfile(diagram, output / card_text.RELIABILITY)
+        images.append(output / card_text.RELIABILITY)
     return images

@@ -1,4 +1,4 @@
-"""`cait push`."""
+"""`cait push`: export a run, write its card, and put both on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from cait import ckpt, disk
 from cait.cli.options import Options, named_run
 from cait.errors import UserError, one_line
-from cait.extras.hub.card import check_name
+from cait.extras.hub.card import README, check_name, write
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -29,9 +29,9 @@ def push(arguments: list[str], program: Program) -> None:
     repo = check_name(given.repo)
     token = _token() if not given.dry_run else None
     stage = folder / "hub"
-    own = _own_card(given.card)  # which may lie in the folder that is made anew
+    card = _given_card(given.card)  # read first: it may lie in the folder that is made anew
     disk.remove(stage)
-    _stage(folder, stage, repo, own, given, program)
+    _stage(folder, stage, repo, card, given, program)
     files = sorted(path for path in stage.rglob("*") if path.is_file())
     for path in files:
         print(f"{os.path.relpath(path):<{max(len(os.path.relpath(each)) for each in files)}}  {_size(path)}")
@@ -66,7 +66,7 @@ def _token() -> str:
     return token
 
 
-def _own_card(path: Path | None) -> bytes | None:
+def _given_card(path: Path | None) -> bytes | None:
     if path is None:
         return None
     try:
@@ -75,14 +75,13 @@ def _own_card(path: Path | None) -> bytes | None:
         raise UserError(f"cannot read the card {path}: {error.strerror}") from error
 
 
-def _stage(folder: Path, stage: Path, repo: str, own: bytes | None, given: Any, program: Program) -> None:
-    """Put the files to upload into the folder `stage`; `own` is a card that replaces the written one."""
+def _stage(folder: Path, stage: Path, repo: str, card: bytes | None, given: Any, program: Program) -> None:
+    """Put the files to upload into the folder `stage`; the bytes `card` replace the written card."""
     from cait.cli.export import export
-    from cait.extras.hub import card
 
-    card.write(folder, stage, repo, given.ema, given.license, program)  # first: it refuses a run that was not scored
-    if own is not None:
-        (stage / card.README).write_bytes(own)
+    write(folder, stage, repo, given.ema, given.license, program)  # first: it refuses a run that was not scored
+    if card is not None:
+        (stage / README).write_bytes(card)
     options = ["--ema"] * given.ema + ["--trust-config"] * given.trusted
     with contextlib.redirect_stdout(io.StringIO()):  # the files are listed with all others
         export([str(folder), "--format=timm", f"--output={stage}", *options], program)

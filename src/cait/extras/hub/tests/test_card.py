@@ -21,9 +21,9 @@ import yaml
 from harness import SMALL
 from PIL import Image
 
-from cait import ckpt
+from cait import ckpt, plugins
 from cait.cli import main
-from cait.extras.hub import model_card as card_text
+from cait.extras.hub import card_text
 
 TOKEN = "hf_test"
 
@@ -199,8 +199,8 @@ def test_names_do_not_leave_their_place_in_the_card() -> None:
 def test_large_images_are_halved_by_who_reads_the_card_and_the_copies_are_private() -> None:
     config = {"data": {"root": "photos", "shrink": 128, "copies_dir": "data/cache"}, "model": {}}
     halving = "Halve large images first: `while min(image.size) >= 256: image = image.reduce(2)`."
-    assert [*card_text._large(config)] == [halving]
-    assert [*card_text._large({"data": {"shrink": None}})] == []
+    assert halving in [*card_text._use("me/a", config["data"], ["a", "b"])]
+    assert "Halve" not in "".join(card_text._use("me/a", {"shrink": None}, ["a", "b"]))
     assert card_text._settings(config)["data"] == {"shrink": 128}
 
 
@@ -297,3 +297,20 @@ def test_a_run_that_was_not_scored_has_no_card(scored: Path, capfd: pytest.Captu
         assert "`make eval RUN=mine` writes it" in refused("push", "mine", "me/digits", "--dry-run", capfd=capfd)
     finally:
         path.write_text(kept)
+
+
+@pytest.mark.parametrize(
+    ("root", "name"),
+    [
+        ("/home/me/photos/", "photos"),
+        ("mine.sets:birds", "mine.sets:birds"),
+        ("s3://bucket/private/birds", "birds"),
+        pytest.param(
+            "torch/cifar10",
+            "torch/cifar10",
+            marks=pytest.mark.skipif("catalog" not in plugins.extras(), reason="sets by name are an extra"),
+        ),
+    ],
+)
+def test_a_path_of_this_machine_is_private_and_the_name_of_a_set_is_not(root: str, name: str) -> None:
+    assert card_text._data_name({"data": {"root": root}}) == name

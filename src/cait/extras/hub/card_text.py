@@ -1,4 +1,4 @@
-"""A model card: the README.md of a model on the Hugging Face Hub, from what a run has written."""
+"""The text of a model card: Markdown with the Hub's metadata in front, from what a run has written."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 import yaml
 
 import cait
+from cait.data.source import SplitSource, open_source
 from cait.errors import UserError
-from cait.extras.catalog import sets
-from cait.references import is_path
 
 PLACES = (
     "root",
@@ -25,10 +24,11 @@ PLACES = (
     "num_workers",
     "prefetch",
 )
+"""Settings of the data that the card leaves out: they are places on this machine, or they change no result."""
 WEIGHTS = ("weights", "weights_ema", "teacher_weights", "teacher_path", "mean", "std")
+"""Settings of the model that the card leaves out: files on this machine, and what the settings of the data say too."""
 TRAINER = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
-"""The Trainer's settings that make a difference. PLACES and WEIGHTS are settings of the data and the model that make
-none, or that are places on this machine."""
+"""Settings of the Trainer that the card shows."""
 CURVES, RELIABILITY = "curves.png", "reliability.png"
 NAMED = 50
 """Up to this many classes are named."""
@@ -79,11 +79,8 @@ def text(
         *_results(scores, about),
         *([f"![Reliability diagram]({RELIABILITY})"] if RELIABILITY in images else []),
         "## Use",
-        _use(repo, config, about),
-        *_transparent(config),
-        *_large(config),
-        *_classes(about["class_names"]),
-        "It answers any image with one of its classes. " + _doubt(scores),
+        *_use(repo, config["data"], about["class_names"]),
+        "It answers any image with one of its classes. " + _thresholds(scores),
         "## Training",
         *([f"![Curves of the training]({CURVES})"] if CURVES in images else []),
         "\n".join(_origin(config, about, data_state)),
@@ -141,33 +138,25 @@ def _results(scores: Mapping[str, Any], about: Mapping[str, Any]) -> Iterator[st
         yield "Weakest classes: " + ", ".join(f"{_cell(name)} ({share:.1f} %)" for share, name in weak[:WEAKEST]) + "."
 
 
-def _use(repo: str, config: Mapping[str, Any], about: Mapping[str, Any]) -> str:
-    upright = config["data"].get("exif_orientation", False)
+def _use(repo: str, data: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
+    """An example in Python, what to do to an image first, and the classes."""
+    upright = data.get("exif_orientation", False)
     image = 'Image.open("image.jpg")'
-    return USE.format(
+    yield USE.format(
         repo=repo,
         imports=", ImageOps" if upright else "",
         image=f"ImageOps.exif_transpose({image})" if upright else image,
-        most=min(5, len(about["class_names"])),
+        most=min(5, len(names)),
     )
-
-
-def _transparent(config: Mapping[str, Any]) -> Iterator[str]:
-    if background := config["data"].get("background"):
+    if background := data.get("background"):
         yield f"Put images with transparent parts on {_cell(background)} first."
-
-
-def _large(config: Mapping[str, Any]) -> Iterator[str]:
-    if shrink := config["data"].get("shrink"):
+    if shrink := data.get("shrink"):
         yield f"Halve large images first: `while min(image.size) >= {2 * shrink}: image = image.reduce(2)`."
-
-
-def _classes(names: Sequence[str]) -> Iterator[str]:
     if len(names) <= NAMED:
         yield f"Classes: {', '.join(map(_cell, names))}."
 
 
-def _doubt(scores: Mapping[str, Any]) -> str:
+def _thresholds(scores: Mapping[str, Any]) -> str:
     rows = [row for row in scores["thresholds"] if row["threshold"] and row["accuracy"] is not None]
     found = [
         f"at least {row['threshold']:g}: {row['coverage']:.1f} % of the images, {row['accuracy']:.1f} % of them right"
@@ -189,7 +178,10 @@ def _origin(config: Mapping[str, Any], about: Mapping[str, Any], data_state: Map
 def _data_name(config: Mapping[str, Any]) -> str:
     """The data set's public name, or the last part of its path: the rest is private."""
     root = str(config["data"]["root"])
-    public = is_path(root) or ("://" not in root and sets.is_builtin(root))
+    try:
+        public = isinstance(open_source(root), SplitSource)  # a set by its name, and no folder
+    except UserError:
+        public = False
     return root if public else root.rstrip("/").rpartition("/")[2]
 
 
@@ -200,22 +192,22 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     kept["data"] = {name: value for name, value in config["data"].items() if name not in PLACES}
     kept["ema"] = config.get("ema")
     return {
-        name: {key: each for key, each in value.items() if _is_told(each)} if isinstance(value, dict) else value
+        name: {key: each for key, each in value.items() if _is_public(each)} if isinstance(value, dict) else value
         for name, value in kept.items()
     }
 
 
-def _is_told(value: Any) -> bool:
-    """Whether a setting has a value that is not a place on this machine."""
+def _is_public(value: Any) -> bool:
+    """Whether a setting has a value, and that is no place on this machine."""
     return value is not None and not (isinstance(value, str) and value.startswith(("/", "~")))
 
 
 def code() -> str:
     """The commit of this package, or its version if it is in no repository."""
-    here = Path(cait.__file__).parent
+    package = Path(cait.__file__).parent
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(["git", "-C", str(package), *arguments], capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
     try:
@@ -232,7 +224,7 @@ def _cell(text: str) -> str:
 
 
 def check(about: Any, key: str, path: Path) -> Mapping[str, Any]:
-    """The scores under `key`, "raw" or "ema", of an evaluation.json that has all that the card tells.
+    """The scores under `key`, "raw" or "ema", of an evaluation.json with all that the card needs.
 
     Raises:
         UserError: the current `cait eval` did not write it.
