@@ -104,6 +104,10 @@ lint: $(READY) ## Check style and types
 .PHONY: setup
 setup: $(READY) ## Only create .venv and install; every other target does this by itself. TORCH=cpu: without CUDA
 
+.PHONY: rename
+rename: ## Give the package a name of your own: NAME=mypackage (docs/your_project.md)
+	@$(PYTHON) scripts/rename.py $(call option,,$(NAME)) $(ARGS)
+
 .PHONY: clean
 clean: ## Remove .venv and caches; data and logs stay
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

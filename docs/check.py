@@ -135,6 +135,7 @@ def main() -> None:
         start, commands = time.monotonic(), 0
         for block in blocks():
             if "file" in block.words:
+                Path(block.words["file"]).parent.mkdir(parents=True, exist_ok=True)
                 Path(block.words["file"]).write_text(block.text)
             for command in block.commands if block.language == "bash" else ():
                 reason, since = block.words.get("skip"), time.monotonic()

@@ -55,8 +55,8 @@ class Verb:
     """A verb of the command line.
 
     Args:
-        function: "module:name", called with (arguments, module, data): the words after the verb, and the classes of
-            the user's own that `cait.cli.main` was given, or None.
+        function: "module:name", called with (arguments, program): the words after the verb, and what `cait` was
+            started with, a `cait.run.program.Program`.
         help: what `cait --help` says of it, at most 80 letters a line.
         takes: what the shell completes after it: a "run", "files", the settings of "fit", or "run fit" for both.
     """

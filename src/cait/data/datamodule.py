@@ -269,7 +269,7 @@ class ImageNetDataModule(LightningDataModule):
             "seed": self.seed,
             "repeats": self.repeats,
             "decode_once": self.decode_once,
-            "pixels by": "timm" if self.backend == "timm" else "cait",
+            "pixels by": "timm" if self.backend == "timm" else "cait",  # in checkpoints: scripts/rename.py leaves it
             "images a batch, over all processes": self.batch_size
             * (trainer.world_size if trainer else 1)
             * whole_steps,

@@ -14,6 +14,9 @@ warps can divide the columns. In half precision W is the sum of a high and a low
 more; float32 takes three products of tf32. There are no atomics, so every sum has one order.
 """
 
+# mypy: ignore-errors
+# Triton's language looks like Python, and is not.
+
 from __future__ import annotations
 
 import math

@@ -1,0 +1,80 @@
+"""The package of docs/extending.md: installed, its verb, setting and callback are there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from harness import LIMIT, REPO, SMALL, environment, link_digits
+
+PROJECT = "images_seen_project"
+
+spec = importlib.util.spec_from_file_location("check", REPO / "docs" / "check.py")
+check = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(check)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what `pip install --no-deps --target` would put there, built from the page."""
+    folder, target = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("installed")
+    blocks = [block for block in check.blocks() if block.words.get("file", "").startswith(PROJECT)]
+    assert len(blocks) == 4
+    for block in blocks:
+        (folder / block.words["file"]).parent.mkdir(parents=True, exist_ok=True)
+        (folder / block.words["file"]).write_text(block.text)
+    code = f"import hatchling.build; hatchling.build.build_wheel({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=folder / PROJECT, check=True, timeout=LIMIT)
+    (wheel,) = folder.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    link_digits(folder, digits_root)
+    return folder
+
+
+def cait(place: Path, installed: Path | None, *arguments: str, status: int = 0) -> str:
+    """What `cait` prints, in a process that finds the package if it is given."""
+    env = environment()
+    if installed is not None:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), str(installed))))
+    done = subprocess.run(
+        [sys.executable, "-m", "cait", *arguments],
+        cwd=place,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == status, done.stdout
+    return done.stdout
+
+
+def test_a_run_counts_and_goes_on_counting_and_its_verb_reads_it(place: Path, installed: Path) -> None:
+    assert "images that a run has seen" in cait(place, installed, "--help")
+    fit = ("fit", *SMALL, "--run_name=counted", "--trainer.max_steps=2")
+    assert "128 images seen" in cait(place, installed, *fit, "--count_every_n_steps=2").splitlines()
+    assert cait(place, installed, "seen", "counted") == "128 images seen\n"
+    assert cait(place, installed, "seen", "counted") == "128 images seen\n"
+    assert "256 images seen" in cait(place, installed, "resume", "counted", "--trainer.max_steps=4").splitlines()
+    # Without the package there is no such verb, and the run still goes on.
+    assert "unknown verb 'seen'" in cait(place, None, "seen", "counted", status=2)
+    resumed = cait(place, None, "resume", "counted", "--trainer.max_steps=5")
+    assert "left out count_every_n_steps" in resumed
+    assert "images seen" not in resumed
+
+
+def test_a_run_that_did_not_count_is_refused_in_a_line(place: Path, installed: Path) -> None:
+    cait(place, installed, "fit", *SMALL, "--run_name=plain", "--trainer.max_steps=1")
+    message = "cait: error: logs/plain did not count: train with --count_every_n_steps\n"
+    assert cait(place, installed, "seen", "plain", status=2) == message

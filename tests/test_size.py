@@ -1,0 +1,93 @@
+"""The core stays small enough to read in one sitting: `LIMITS` of benchmarks/size.py, and the table of the extras."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import size
+from harness import SMALL, Cait
+
+TRACE = """
+import sys
+from lightning.pytorch import Callback
+
+
+class Trace(Callback):
+    def __init__(self):
+        self.files = set()
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if batch_idx == 1:
+            sys.setprofile(lambda frame, event, argument: self.files.add(frame.f_code.co_filename))
+        if batch_idx == 3:
+            sys.setprofile(None)
+            print(*sorted(self.files), sep="\\n")
+"""
+"""Prints the files whose code runs from the start of one step to the start of the next but one."""
+
+
+def test_nothing_has_grown_beyond_its_limit() -> None:
+    now = size.measured()
+    assert now.keys() == size.LIMITS.keys()
+    grown = {
+        name: (value, size.LIMITS[name].reached) for name, value in now.items() if value > size.LIMITS[name].reached
+    }
+    assert not grown, f"(now, its limit in benchmarks/size.py): {grown}"
+    assert all(limit.goal <= limit.reached for limit in size.LIMITS.values())
+
+
+def test_the_walks_of_the_tour_link_to_files_that_are_there() -> None:
+    walks = size.walks()
+    assert list(walks) == ["a batch", "a step", "a checkpoint and its resume"]
+    for files in walks.values():
+        assert len(files) > 5
+        for path in files:
+            assert path.is_file(), path
+            assert size.EXTRAS not in path.parents, path
+
+
+def test_the_walks_lead_through_all_that_a_step_runs(cait: Cait, tmp_path: Path) -> None:
+    """What runs besides is listed as what to pass by."""
+    (tmp_path / "trace_step.py").write_text(TRACE)
+    settings = "--trainer.max_steps=4 --data.num_workers=0 --ema.decay=0.9 --trainer.callbacks+=trace_step.Trace"
+    done = cait("fit", *SMALL, *settings.split())
+    assert done.returncode == 0, done.stderr
+    ran = {path for path in map(Path, done.stdout.splitlines()) if size.SOURCE in path.parents}
+    ran = {path for path in ran if size.EXTRAS not in path.parents}
+    files = size.walks()
+    batch_and_step = {*files["a batch"], *files["a step"]}
+    assert len(ran & batch_and_step) > 15
+    linked = {
+        (size.TOUR.parent / link).resolve() for link in re.findall(r"\]\((\.\./src/[^)#]+)", size.TOUR.read_text())
+    }
+    assert ran <= linked, sorted(str(path) for path in ran - linked)
+
+
+def test_the_table_of_the_extras_is_true() -> None:
+    text = size.PAGE.read_text().split(size.BEGIN)[1].split(size.END)[0]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in text.strip().splitlines()[2:]]
+    rows = {re.match(r"\[(\w+)\]", row[0])[1]: row for row in cells}
+    for extra in size.extras():  # a row of an extra that was removed may stay
+        assert extra.name in rows, "benchmarks/size.py --write adds it"
+        _, brings, lines, tests, packages = rows[extra.name]
+        assert brings.replace("\\|", "|") == extra.brings
+        assert packages == extra.packages, extra.name
+        for said, now in ((lines, extra.lines), (tests, extra.tests)):
+            assert abs(int(said.replace(",", "")) - now) <= max(50, 0.2 * now), f"{extra.name}: {said}, now {now}"
+
+
+def test_a_long_constructor_and_a_name_in_two_rooms_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(size, "SOURCE", tmp_path)
+    monkeypatch.setattr(size, "EXTRAS", tmp_path / "extras")
+    for folder in ("model", "train", "extras/one", "extras/one/tests"):
+        (tmp_path / folder).mkdir(parents=True)
+    names = ", ".join(f"a{number}" for number in range(21))
+    (tmp_path / "model/block.py").write_text(f"class Long:\n    def __init__(self, {names}): ...\n")
+    (tmp_path / "train/block.py").write_text(f"class Short:\n    def __init__(self, {names[:-5]}): ...\n")
+    (tmp_path / "extras/one/block.py").write_text("")
+    (tmp_path / "extras/one/tests/test_block.py").write_text("x = 1\n")
+    assert size.names_in_two_rooms() == ["block.py"]
+    assert size.long_constructors() == ["model/block.py: Long"]
+    assert size.lines(size.sources(tmp_path)) == 4
