@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from cait import plugins
-from cait.cli.fit import SETTINGS
+from cait.cli.options import SETTINGS
 from cait.errors import UserError
 from cait.model.config import VARIANTS, CaiTConfig, attention_backends
 

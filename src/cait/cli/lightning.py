@@ -27,7 +27,7 @@ from rich.console import Console
 
 from cait import ckpt, disk, plugins, signature
 from cait.cli import saved
-from cait.cli.fit import SETTINGS
+from cait.cli.options import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import DISK_FULL, UserError, one_line
 from cait.guards import configurations, trainer_checks, trust

@@ -9,10 +9,41 @@ from typing import NoReturn
 
 from cait import plugins
 from cait.errors import UserError
+from cait.plugins import Setting
 from cait.run import rundir
 from cait.run.program import Program
 
 TRUST = "--trust-config"
+SETTINGS = [
+    Setting(
+        "run_name",
+        str | None,
+        None,
+        "Name of the run's folder in logs/; null takes the configuration's name, with a number if that is taken.",
+    ),
+    Setting("output", str | None, None, "File of the scores that `cait eval` writes; default evaluation.json."),
+    Setting(
+        "save_every_n_minutes",
+        float | None,
+        10.0,
+        "Minutes between checkpoints. Every epoch and every --save_every_n_steps saves one too.",
+    ),
+    Setting(
+        "save_every_n_steps",
+        int | None,
+        None,
+        "Optimizer steps between checkpoints; null saves by time and epochs alone.",
+    ),
+    Setting("max_nonfinite_steps", int, 10, "Skipped steps in a row, without a finite gradient, that end the run."),
+    Setting("best_metric", str, "val/acc1", "Metric that chooses best.ckpt, as metrics.csv names it."),
+    Setting(
+        "best_mode",
+        Literal["max", "min"],
+        "max",
+        "Whether the best value of --best_metric is its largest or its smallest.",
+    ),
+]
+"""Settings of a run that no class takes; extras add theirs."""
 
 
 class Options(argparse.ArgumentParser):
