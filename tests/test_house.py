@@ -105,4 +105,4 @@ def test_no_two_files_import_each_other() -> None:
         graph[name] = found - {"cait"}
     assert "cait.model.cait" in graph["cait.model.network"]
     order = list(TopologicalSorter({name: found & graph.keys() for name, found in graph.items()}).static_order())
-    assert order.index("cait.errors") < order.index("cait.cli")
+    assert order.index("cait.errors") < order.index("cait.cli.command")

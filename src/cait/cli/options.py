@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from cait import plugins
 from cait.errors import UserError
