@@ -98,7 +98,7 @@ def test_timms_weights_are_scored_beside_timms_figures(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cait"])
-    monkeypatch.setattr("cait.train.module.load_pretrained", lambda model, name: [])  # nothing is fetched
+    monkeypatch.setattr("cait.model.weights.load_pretrained", lambda model, name: [])  # nothing is fetched
     recipe = ["--config", str(REPO / "configs/imagenet/xxs24_224.yaml"), *CPU, f"--data.root={mixed_root}"]
     main(["eval", *recipe, "--data.num_workers=0", "--trainer.precision=32-true", "--model.pretrained=true"])
     found = json.loads(Path("evaluation.json").read_text())
