@@ -136,6 +136,7 @@ def test_the_verbs_of_lightning_point_to_eval(verb: str, capsys: pytest.CaptureF
         (["mine", "--trainer.limit_val_batches=0"], "limit_val_batches 0 scores nothing"),
         ([], "which run?"),
         (["ghost"], "there is no run logs/ghost"),
+        (["mine", "--nonsense=1"], "no option --nonsense; `cait eval --help=all` lists what there is"),
         (["--config=logs/mine/config.yaml"], "nothing to score: give --ckpt_path or --model.weights FILE"),
     ],
 )

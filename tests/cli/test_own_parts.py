@@ -135,7 +135,7 @@ def test_a_file_of_ones_own_has_every_verb(
     assert scores["ema"].keys() >= {"acc1", "acc5", "loss"}
     weights = ["--config=logs/mine/config.yaml", "--ckpt_path=logs/mine/checkpoints/last.ckpt", "--trainer.devices=1"]
     main(["eval", *weights, "--output=last.json"], **classes)
-    assert json.loads(Path("last.json").read_text())["raw"]["answer"] == 42.25
+    assert json.loads(Path("last.json").read_text())["raw"]["answer"] == 42
     main(["predict", "mine", "images", "--output=predictions.csv"], **classes)
     assert Path("predictions.csv").is_file()
     for format in ("release", "timm"):

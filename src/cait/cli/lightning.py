@@ -104,7 +104,7 @@ class CaiTCLI(LightningCLI):
             },
             seed_everything_default=0,
             auto_configure_optimizers=False,
-            parser_kwargs=strict | {arguments[0]: strict | {"usage": f"cait {arguments[0]} [--NAME VALUE ...]"}},
+            parser_kwargs=strict | {arguments[0]: strict | {"usage": f"cait {VERBS[arguments[0]]} [--NAME VALUE ...]"}},
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
@@ -165,7 +165,9 @@ class CaiTCLI(LightningCLI):
         except ArgumentError as error:
             from cait.guards import refusals
 
-            raise UserError(refusals.explain(str(error), self.arguments, known)) from error
+            raise UserError(
+                refusals.explain(str(error), [VERBS[self.arguments[0]], *self.arguments[1:]], known)
+            ) from error
         seed = self.config[self.config.subcommand].seed_everything
         if isinstance(seed, bool) or not 0 <= seed < 2**32:  # Lightning takes true as a random seed, false as none
             raise UserError(f"--seed_everything must be a whole number from 0 to {2**32 - 1}, got {seed}")

@@ -74,8 +74,12 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 def _check(loaded: loading.Loaded) -> None:
     """Refuse what the page cannot repeat."""
+    from cait.model import formats
+
     if loaded.data.has_own_eval_transform:
         raise UserError("the page cannot run an evaluation transform of your own; `cait export --format onnx` does")
+    if "onnx" not in formats.names():
+        raise UserError("the page runs ONNX, and no extra that is here exports to it")
 
 
 def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> list[tuple[str, str]]:
