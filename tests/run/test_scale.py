@@ -23,7 +23,6 @@ from cait.cli.lightning import CaiTCLI, _recipe
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.global_batch import batches_a_step
 from cait.errors import UserError
-from cait.extras.paper.zoo import zoo
 from cait.guards import trainer_checks
 from cait.guards.doubts import Doubts, shortage
 from cait.model import talking_heads
@@ -233,15 +232,16 @@ def test_sizes_and_durations() -> None:
     ]
 
 
-def test_the_count_for_any_network_is_that_of_the_papers_models() -> None:
-    (row,) = (row for row in zoo() if (row.model, row.img_size) == ("xxs24", 224))
-    net = create_model("xxs24").train()
-    assert forward_gmacs(net, (3, 224, 224)) == pytest.approx(row.gmacs, abs=1e-3)
+def test_the_count_for_any_network() -> None:
+    net = torch.nn.Conv2d(3, 8, 4, stride=4).train()
+    assert forward_gmacs(net, (3, 32, 32)) == pytest.approx(8 * 8 * 8 * 3 * 4 * 4 / 1e9)
+    assert net.training
     assert next(net.parameters()).device.type == "cpu"
     assert forward_gmacs(torch.nn.Linear(3, 3), (3, 8, 8)) is None
 
 
 def test_the_plan_is_the_arithmetic_done_by_hand() -> None:
+    pytest.importorskip("cait.extras.paper")  # whose models it plans
     spec = importlib.util.spec_from_file_location("plan", REPO / "benchmarks/plan.py")
     plan = importlib.util.module_from_spec(spec)
     # dataclasses look their module up

@@ -13,6 +13,7 @@ from cait.cli import main
 from cait.extras.paper.cost import measure
 from cait.extras.paper.zoo import ZooRow, zoo
 from cait.model.config import VARIANTS, variant_config
+from cait.run.summary import forward_gmacs
 
 # GMACs at 224 and 384 counted on timm's models, M-48 at 448 in place of 384 at the end.
 GMACS = {
@@ -133,3 +134,7 @@ def test_table_2_has_the_papers_sizes(fields: dict, millions: int, gflops: float
     cost = measure(variant_config(**(DEIT_S | fields)))
     assert round(cost.parameters / 1e6) == millions
     assert round(cost.gmacs_published, 1) == gflops
+
+
+def test_the_count_of_a_run_is_that_of_the_zoo(rows: dict[tuple[str, int], ZooRow]) -> None:
+    assert forward_gmacs(cait.create_model("xxs24"), (3, 224, 224)) == pytest.approx(rows["xxs24", 224].gmacs, abs=1e-3)

@@ -1,0 +1,60 @@
+"""`cait runs`: how far each run is, its best accuracy, and whether it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from cait.cli import main
+
+
+def write_run(folder: Path, name: str, metrics: str, changed: float, checkpoint: bool = True, epochs: int = 3) -> Path:
+    run = folder / "logs" / name
+    run.mkdir(parents=True)
+    config = f"trainer: {{max_epochs: {epochs}}}\nmodel: {{name: xxs24}}\ndata: {{root: data/digits}}\n"
+    (run / "config.yaml").write_text(config)
+    if metrics:
+        (run / "metrics.csv").write_text(f"epoch,lr,step,train/loss,val/acc1,val_ema/acc1\n{metrics}")
+        os.utime(run / "metrics.csv", (changed, changed))
+    else:
+        os.utime(run / "config.yaml", (changed, changed))
+    if checkpoint:
+        (run / "checkpoints").mkdir()
+        (run / "checkpoints/last.ckpt").touch()
+    return run
+
+
+def test_the_runs_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["runs"])
+    assert "there are no runs in logs yet; `make train` starts one" in capsys.readouterr().out
+    ends = "".join(f"{epoch},,{epoch * 9 + 8},,{5 + epoch}.5,7.25\n" for epoch in range(3))
+    (write_run(tmp_path, "whole", ends, 1e9) / ".finished").touch()
+    write_run(tmp_path, "cut", "0,1e-3,4,2.5,,\n0,,8,,40.5,\n1,1e-3,14,2.0,,\n1,1e", 2e9)
+    write_run(tmp_path, "sweep/3", "", 3e8, checkpoint=False)
+    running = write_run(tmp_path, "a-long-name-of-a-run-that-is-training", "0,1e-3,4,2.5,,\n", 1.5e9)
+    broken = write_run(tmp_path, "broken", ends, 1e8)
+    (broken / "config.yaml").write_text("trainer: [\n")
+    with FileLock(running / ".lock"):
+        main(["runs", "--json"])
+        rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+        main(["runs"])
+    shown = capsys.readouterr().out
+    assert list(rows) == ["cut", running.name, "whole", "sweep/3", "broken"]
+    assert [row["state"] for row in rows.values()] == ["stopped", "running", "finished", "failed", "stopped"]
+    assert [row["epochs"] for row in rows.values()] == [1, 0, 3, 0, 3]
+    assert [row["steps"] for row in rows.values()] == [15, 5, 27, 0, 27]
+    assert rows["whole"]["best"] == {"val/acc1": 7.5, "val_ema/acc1": 7.25}
+    assert (rows["cut"]["model"], rows["cut"]["data"], rows["cut"]["planned"]) == ("xxs24", "data/digits", 3)
+    assert rows["broken"]["model"] is None
+    assert [line.split()[0] for line in shown.splitlines()[1:]] == list(rows)
+    assert re.search(r"^cut +xxs24 +data/digits +1/3 +40\.50 .* stopped", shown, re.M)
+    main(["runs", "--json"])
+    assert json.loads(capsys.readouterr().out)[1]["state"] == "stopped"
