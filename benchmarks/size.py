@@ -38,18 +38,18 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(9600, 6700),
-    "lines of all source without tests": Limit(22500, 19000),
-    "modules that `fit` of one step loads": Limit(112, 55),
-    "of them in the core": Limit(66, 55),
+    "lines of model, data, train, run and cli": Limit(9400, 6700),
+    "lines of all source without tests": Limit(22700, 19000),
+    "modules that `fit` of one step loads": Limit(116, 55),
+    "of them in the core": Limit(75, 55),
     "files of a batch": Limit(12, 12),
-    "lines of a batch": Limit(2400, 2000),
+    "lines of a batch": Limit(2050, 2000),
     "files of a step": Limit(12, 12),
-    "lines of a step": Limit(1900, 1700),
+    "lines of a step": Limit(1850, 1700),
     "files of a checkpoint and its resume": Limit(14, 14),
     "lines of a checkpoint and its resume": Limit(2600, 2600),
-    "file names in two rooms of the core": Limit(4, 0),
-    "constructors with more than 20 parameters": Limit(1, 0),
+    "file names in two rooms of the core": Limit(0, 0),
+    "constructors with more than 20 parameters": Limit(0, 0),
 }
 
 

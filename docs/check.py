@@ -87,7 +87,7 @@ def parse(command: str) -> str:
         if done.returncode:
             raise ValueError(done.stderr)
         command, how = done.stdout, "target exists"
-    found = re.search(r"\bcait ((?:fit|validate|test|predict) [^;|&\n]*)", command)
+    found = re.search(r"\bcait ((?:fit|eval --config) [^;|&\n]*)", command)
     if not found:
         return how
     from cait.cli import main

@@ -1,0 +1,170 @@
+"""Extras are folders that one deletes: the core works with any of them and with none, and names none."""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import LIMIT, REPO, link_digits, slow
+
+from cait import plugins
+
+SOURCE = REPO / "src" / "cait"
+EXTRAS = sorted(path.parent.name for path in (SOURCE / "extras").glob("*/__init__.py"))
+CORE = [
+    path
+    for path in SOURCE.rglob("*.py")
+    if not path.is_relative_to(SOURCE / "extras") and "tests" not in path.relative_to(SOURCE).parts
+]
+SMALL = [
+    "--config=configs/digits.yaml",
+    "--trainer.accelerator=cpu",
+    "--trainer.devices=1",
+    "--model.fields.embed_dim=32",
+    "--model.fields.depth=2",
+    "--data.batch_size=64",
+    "--data.num_workers=0",
+    "--save_every_n_steps=1",
+    "--trainer.log_every_n_steps=1",
+]
+OTHERS = {"background": "colour", "fused": "AdamW", "runs": "a plural", "logger": "the Trainer's setting"}
+"""Words of the core that an extra has for a name or a setting, and what they mean there."""
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules that a file imports, also within functions, and those that it names in a string."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("cait."):
+            yield node.value.replace(":", ".")
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_nothing_else_imports_it(name: str) -> None:
+    folder = SOURCE / "extras" / name
+    others = [path for path in SOURCE.rglob("*.py") if not path.is_relative_to(folder) and "tests" not in path.parts]
+    for path in others:
+        found = [module for module in imported(path) if f"{module}.".startswith(f"cait.extras.{name}.")]
+        assert not found, f"{path} needs the extra {name}: {found}"
+
+
+def words_of(path: Path) -> set[str]:
+    """The strings of a file, without docstrings, whole and by words."""
+    text = path.read_text()
+    documented = {
+        node.body[0].value.lineno
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    found = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.STRING and token.start[0] not in documented:
+            found.add(token.string.strip("rbf").strip("\"'"))
+    return found
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_the_core_does_not_name_it(name: str) -> None:
+    extra = plugins.extras()[name]
+    names = {name, *getattr(extra, "VERBS", {}), *getattr(extra, "CALLBACK_SETTINGS", {})}
+    names |= {*getattr(extra, "STRATEGIES", {}), *getattr(extra, "ATTENTION_BACKENDS", {})}
+    names |= {setting.name for setting in getattr(extra, "SETTINGS", [])}
+    for path in CORE:
+        assert not (names & words_of(path)) - OTHERS.keys(), f"{path} names the extra {name}"
+        assert f"extras.{name}" not in path.read_text(), f"{path} names the extra {name}"
+        assert f"extras/{name}" not in path.read_text(), f"{path} names the extra {name}"
+    makefile = (REPO / "Makefile").read_text()
+    assert not re.search(rf"^{name}:|extras/{name}\b|cait {name}\b", makefile, re.M)
+
+
+@pytest.fixture
+def copy(tmp_path: Path, digits_root: Path) -> Path:
+    """A copy of the tree, with the digits in it."""
+    leave_out = shutil.ignore_patterns("__pycache__", "tests", ".*")
+    shutil.copytree(REPO / "src", tmp_path / "src", ignore=leave_out)
+    shutil.copytree(REPO / "configs", tmp_path / "configs")
+    for file in ("Makefile", "pyproject.toml"):
+        shutil.copy(REPO / file, tmp_path)
+    link_digits(tmp_path, digits_root)
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str) -> str:
+    """What `cait` prints in a copy; it must succeed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cait", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder / "src"), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def killed(folder: Path, *arguments: str) -> None:
+    """Start `cait` in a copy and kill it once it has saved a checkpoint."""
+    job = subprocess.Popen(
+        [sys.executable, "-m", "cait", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder / "src")},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    end = time.monotonic() + LIMIT
+    name = next(word.removeprefix("--run_name=") for word in arguments if word.startswith("--run_name="))
+    saved = folder / "logs" / name / "checkpoints/last.ckpt"
+    while not saved.exists() and time.monotonic() < end and job.poll() is None:
+        time.sleep(0.05)
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+    assert saved.exists()
+
+
+@pytest.mark.parametrize(
+    "deleted", [*slow(*([name] for name in EXTRAS)), EXTRAS], ids=lambda names: "+".join(names)[:40]
+)
+def test_the_core_works_without(deleted: list[str], copy: Path) -> None:
+    verbs = {verb for name in deleted for verb in getattr(plugins.extras()[name], "VERBS", {})}
+    # A run that has something of each extra in its configuration.
+    killed(copy, "fit", *SMALL, "--run_name=before", "--trainer.max_epochs=100")
+    for name in deleted:
+        shutil.rmtree(copy / "src/cait/extras" / name)
+    helped = run(copy, "--help")
+    targets = subprocess.run(
+        ["make", "help", f"PYTHON={sys.executable}"],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=True,
+    ).stdout
+    for text in (helped, targets):
+        assert not verbs & set(re.findall(r"^  ([a-z-]+) ", text, re.M))
+        assert "predict" in text
+    steps = len((copy / "logs/before/metrics.csv").read_text().splitlines())
+    assert "before/checkpoints/best.ckpt" in run(copy, "resume", "before", "--trainer.max_epochs=1")
+    assert len((copy / "logs/before/metrics.csv").read_text().splitlines()) > steps
+    killed(copy, "fit", *SMALL, "--run_name=new", "--trainer.max_epochs=100")
+    run(copy, "resume", "new", "--trainer.max_epochs=1")
+    assert "top-1" in run(copy, "eval", "new")
+    image = next((copy / "data/digits/val").rglob("*.png"))
+    assert image.name in run(copy, "predict", "new", str(image))
