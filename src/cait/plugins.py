@@ -44,6 +44,7 @@ KINDS = {
     "PROCESSES": '"module:class": the subclass of cait.run.processes.Processes that connects several processes',
     "figures": "(folder) -> dict[str, Figure]: figures of a run for `cait plot`; a UserError says why there are none",
     "suggest": "(run) -> list[(what, command)]: what to type after training, for the summary",
+    "SCORES": "Sequence[str]: names of scores in evaluation.json, which no metric of the user's own may have",
     "scorers": "(scoring) -> Scorer: what `cait eval` counts beyond loss and accuracy; see cait.cli.evaluate",
     "published": '(hparams, settings) -> {"published": {who: {set: top-1}}}: accuracies to show beside those of `eval`',
     "EXPORT_FORMATS": 'dict[str, str]: {"name": "module:FORMAT"}: formats of `cait export`; see cait.model.formats',

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
+from cait import plugins
 from cait.errors import UserError
 from cait.references import locate
 
-FURTHER = ("acc1_macro", "never_predicted", "confusions", "calibration", "thresholds", "wanted_accuracy")
-"""Scores of evaluation.json that are worked out once all images are counted."""
-STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "confusion", *FURTHER, "real", "v2", "extra")
-"""Names of all standard scores; a metric of the user's own must have another name."""
+STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "acc1_macro")
+"""Names of the scores that every evaluation has; a metric of the user's own must have another name."""
 
 
 class ClassCounts(Metric):
@@ -120,7 +119,7 @@ class EvalMetrics(nn.Module):
 
 
 def _metric(name: str, path: str, num_classes: int) -> Metric:
-    if name in STANDARD:
+    if name in {*STANDARD, *(score for names in plugins.of_kind("SCORES") for score in names)}:
         raise UserError(f"a metric of your own cannot be called {name}, which is there already")
     metric = locate(path)(num_classes=num_classes)
     if not isinstance(metric, Metric):

@@ -71,7 +71,7 @@ def diagram(found: Mapping[str, Mapping[str, Any]]) -> Any:
     Args:
         found: results of `calibration`, by title.
     """
-    from cait import plots  # matplotlib takes a second to import
+    from cait.extras import plots  # matplotlib takes a second to import
 
     figure, axes = plots.grid(2, len(found), 3.6 * len(found), 4.4, sharex=True, gridspec_kw={"height_ratios": [3, 1]})
     centres = (np.arange(BINS) + 0.5) * 100 / BINS

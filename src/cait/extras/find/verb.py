@@ -136,7 +136,7 @@ def _config(settings: list[str]) -> str:
 
 
 def _draw(results: dict[str, list[float]], rate: float | None, path: Path) -> None:
-    from cait import plots
+    from cait.extras import plots
 
     figure, axes = plots.grid(1, 1, 6, 4)
     (plot,) = axes[0]

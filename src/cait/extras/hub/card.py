@@ -114,9 +114,8 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _images(folder: Path, output: Path) -> list[Path]:
     """Put the curves and the reliability diagram beside the card, where they exist."""
-    from cait import plots
+    from cait.extras import curves, plots
     from cait.extras.hub import card_text
-    from cait.run import curves
 
     images = []
     try:

@@ -14,11 +14,11 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from cait.extras import curves
+from cait.extras.curves import Curve, steps_per_epoch
 from cait.extras.monitor import measured
 from cait.extras.monitor.measured import MODULES, Table
-from cait.plots import grid, panels
-from cait.run import curves
-from cait.run.curves import Curve, steps_per_epoch
+from cait.extras.plots import grid, panels
 
 Curves = dict[str, Curve]
 Tables = dict[tuple[str, str], Table]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cait.errors import UserError
-from cait.run.curves import whole_lines
+from cait.extras.curves import whole_lines
 
 FILE = "monitor.csv"
 """In the folder of a run; its columns are step, layer, part, name and value."""

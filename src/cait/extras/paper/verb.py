@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from cait.cli.options import Options
 from cait.errors import UserError
-from cait.run import curves, rundir
+from cait.extras import curves
+from cait.run import rundir
 from cait.run.program import Program
 
 if TYPE_CHECKING:

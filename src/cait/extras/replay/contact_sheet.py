@@ -12,8 +12,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from cait import disk, plots
+from cait import disk
 from cait.data.datamodule import ImageNetDataModule
+from cait.extras import plots
 from cait.extras.replay.training_batches import Batch, SeenImage
 
 COLUMNS, ROWS = 8, 8

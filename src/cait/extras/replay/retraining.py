@@ -22,11 +22,12 @@ from rich.table import Table
 from cait import ckpt, disk, plugins
 from cait.cli.lightning import CaiTCLI, _listed
 from cait.errors import UserError
+from cait.extras import curves
 from cait.extras.replay.contact_sheet import StepImages
 from cait.extras.replay.step_record import KeptRows, StepRecord
 from cait.extras.replay.training_batches import TrainingBatches
 from cait.guards.nonfinite import NonFiniteGuard
-from cait.run import curves, rundir
+from cait.run import rundir
 from cait.run.progress import RunProgressBar, UnreadableReport
 from cait.run.threads import CPUThreads
 from cait.train.step_seed import StepSeed

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from cait import disk
 from cait.errors import UserError
+from cait.extras.curves import whole_lines
 from cait.extras.study.grid import published
 from cait.extras.study.results import Result, Table, mean_and_spread
-from cait.run.curves import whole_lines
 
 MONITOR = "monitor.csv"
 """File in the folder of a run that measured its layers, with the columns step, layer, part, name and value."""
@@ -128,7 +128,7 @@ def _row(cells: Iterable[str]) -> str:
 
 def draw_depth(results: Sequence[Result], path: Path) -> None:
     """Accuracy against depth: mean over the seeds, spread as bars."""
-    from cait import plots
+    from cait.extras import plots
 
     table = Table([result for result in results if not result.is_place])
     figure, axes = plots.grid(1, 1, 6.5, 4)
@@ -151,7 +151,7 @@ def draw_layers(folders: RunsByMethod, path: Path, title: str) -> None:
         path: file to write.
         title: of the figure.
     """
-    from cait import plots
+    from cait.extras import plots
 
     panels = [
         ("gradient at the block's input, first measured step", "block", "input_grad_norm", FIRST),

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from cait import disk
 from cait.errors import UserError, one_line
+from cait.extras import curves
 from cait.extras.study.grid import StudyRun, published
-from cait.run import curves, rundir
+from cait.run import rundir
 
 RESULT = "result.json"
 """File in the folder of each run: its settings and what it reached."""

@@ -14,12 +14,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from cait import cores
 from cait.cli.options import Options
 from cait.errors import UserError
+from cait.extras.runner import OUTPUT, Runner, failure
 from cait.extras.study import report
 from cait.extras.study.grid import GRID, Grid, StudyRun
 from cait.extras.study.results import Result, read_result, result_of, write_result
 from cait.run import rundir
 from cait.run.program import Program
-from cait.run.runner import OUTPUT, Runner, failure
 
 DESCRIPTION = """\
 Train CaiT and the rivals of LayerScale at several depths, and show whether depth pays. The

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from cait import disk
 from cait.errors import UserError, one_line
+from cait.extras import curves
 from cait.extras.sweep import trials
 from cait.extras.sweep.search_space import SearchSpace, optuna
-from cait.run import curves
 from cait.settings import as_text
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from filelock import FileLock, Timeout
 
 from cait.cli.options import Options
 from cait.errors import UserError
+from cait.extras.runner import Runner, failure
 from cait.extras.sweep import VARIABLE, table, trials
 from cait.extras.sweep.search_space import SearchSpace, optuna
 from cait.extras.sweep.trials import CAUSE, SECONDS, STOPPED
 from cait.file_lock import file_lock
 from cait.run import rundir
 from cait.run.program import Program
-from cait.run.runner import Runner, failure
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -278,7 +278,7 @@ def _report(study: Study, search: SearchSpace, folder: Path, only_show: bool) ->
     print(os.path.relpath(folder / "trials.csv"))
     import matplotlib as mpl
 
-    from cait import plots
+    from cait.extras import plots
 
     for name, figure in table.figures(study, search).items():
         if isinstance(figure, str):

@@ -18,7 +18,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 from torch import Tensor
 
-import cait.plots  # noqa: F401  # the style
+import cait.extras.plots  # noqa: F401  # the style
 from cait.errors import UserError
 
 Box = tuple[float, float, float, float]

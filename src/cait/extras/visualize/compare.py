@@ -12,9 +12,9 @@ import yaml
 
 from cait.cli.options import Options
 from cait.errors import UserError, one_line
+from cait.extras.curves import Curve, steps_per_epoch
 from cait.guards.configurations import check_config
 from cait.run import rundir
-from cait.run.curves import Curve, steps_per_epoch
 from cait.run.program import Program
 from cait.settings import Settings, as_text, flatten
 
@@ -40,8 +40,7 @@ def compare(arguments: list[str], program: Program) -> None:
     folders = [rundir.find(name) for name in given.runs]
     if len({folder.resolve() for folder in folders}) < len(folders) or len(folders) < 2:
         raise UserError('compare two runs or more: `make compare RUNS="a b"` or `cait compare a b`, each named once')
-    from cait import plots
-    from cait.run import curves
+    from cait.extras import curves, plots
 
     all_settings = [settings(folder) for folder in folders]
     logged = [curves.read(folder) for folder in folders]

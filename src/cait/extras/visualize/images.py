@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from cait import plots
 from cait.cli.loading import Loaded
 from cait.data.dataset import channels_last
 from cait.data.folder import scan_flat
 from cait.data.reading import Reading, UnreadableImageError, load_rgb
 from cait.errors import UserError
+from cait.extras import plots
 from cait.extras.visualize import attention, page
 
 

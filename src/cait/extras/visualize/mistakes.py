@@ -12,7 +12,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from cait import plots
+from cait.extras import plots
 
 LABELLED = 30
 """Up to this many classes the confusion matrix has their names and counts; beyond, it is an image."""

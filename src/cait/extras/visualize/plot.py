@@ -17,8 +17,8 @@ def plot(arguments: list[str], program: Program) -> None:
     options.add_argument("--output", type=Path, metavar="DIR", help="default the folder plots/ of the run")
     given = options.parse_args(arguments)
     folder = named_run("plot", given.run)
-    from cait import plots, plugins
-    from cait.run import curves
+    from cait import plugins
+    from cait.extras import curves, plots
 
     output = given.output or folder / "plots"
     check_folder(output)

@@ -117,8 +117,8 @@ def _write_page(loaded: loading.Loaded, folder: Path | None, given: argparse.Nam
 
 
 def _curves(folder: Path) -> str:
+    from cait.extras import curves
     from cait.extras.visualize import page
-    from cait.run import curves
 
     try:
         return page.wide(page.embed(curves.draw({folder.name: curves.read(folder)}), "curves"))

@@ -17,7 +17,7 @@ TINY = [*SMALL, "--model.fields.depth=1", "--data.num_workers=0"]
 def test_finders_say_what_to_type_next_and_leave_no_run(
     tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cait import plots
+    from cait.extras import plots
 
     drawn = []
     monkeypatch.chdir(tmp_path)

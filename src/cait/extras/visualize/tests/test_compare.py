@@ -11,8 +11,8 @@ from PIL import Image
 from test_plot import in_the_place, place, refused  # noqa: F401  # the first two are fixtures
 
 from cait.cli import main
+from cait.extras import curves
 from cait.extras.visualize import compare
-from cait.run import curves
 
 
 def cells(line: str) -> list[str]:

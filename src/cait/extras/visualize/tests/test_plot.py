@@ -12,7 +12,7 @@ from PIL import Image
 from cait import plugins
 from cait.cli import main
 from cait.errors import UserError
-from cait.run import curves
+from cait.extras import curves
 
 HERE = ["--data.num_workers=0", "--trainer.devices=1"]  # the tests' own process could not start others
 MEASURES = "monitor" in plugins.merged("CALLBACK_SETTINGS")

@@ -39,7 +39,7 @@ FIRST = ("loss", "acc1", "acc5", "lr", "grad_norm")
 DASHES = ("-", "--", ":", "-.")
 UNITS = {"acc1": "top-1 (%)", "acc5": "top-5 (%)", "lr": "learning rate", "grad_norm": "norm of the gradient"}
 Curves = Mapping[str, tuple[list[int], list[float]]]
-"""The optimizer steps and the values of each metric of a run, as `cait.run.curves.read` gives them."""
+"""The optimizer steps and the values of each metric of a run, as `cait.extras.curves.read` gives them."""
 
 
 def grid(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, np.ndarray]:

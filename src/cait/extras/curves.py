@@ -73,7 +73,7 @@ def steps_per_epoch(curves: dict[str, Curve]) -> float | None:
 
 def draw(runs: Mapping[str, dict[str, Curve]]) -> Any:
     """The curves of runs, by the runs' names, as a figure."""
-    from cait import plots
+    from cait.extras import plots
 
     return plots.draw_curves(runs, {name: steps_per_epoch(curves) for name, curves in runs.items()})
 

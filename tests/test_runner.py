@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cait.extras.runner import OUTPUT, Runner, failure
 from cait.run.program import Program
-from cait.run.runner import OUTPUT, Runner, failure
 
 
 class Other(Program):
