@@ -9,6 +9,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +134,7 @@ def _print(root: Path, lines: list[tuple[str, str]]) -> None:
 def _settings(arguments: list[str]) -> dict[str, Any]:
     """The settings on a command line, by name: --a.b=1, --a.b 1, and flags as True."""
     found: dict[str, Any] = {}
-    for argument, following in zip(arguments, [*arguments[1:], "--"], strict=True):
+    for argument, following in pairwise([*arguments, "--"]):
         if not argument.startswith("--"):
             continue
         name, equals, text = argument[2:].partition("=")
