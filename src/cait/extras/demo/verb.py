@@ -40,13 +40,13 @@ def demo(arguments: list[str], program: Program) -> None:
         loaded = loading.from_checkpoint(
             checkpoint, folder, False if given.raw else None, None, program.module, program.data
         )
-    _check(loaded)
+    _check_transform(loaded)
     try:
-        with TemporaryDirectory(prefix=".demo-", dir=_made(output.parent)) as scratch:
+        with TemporaryDirectory(prefix=".demo-", dir=_create(output.parent)) as scratch:
             facts = _facts(loaded, checkpoint, folder)
             facts += _write_network(loaded, Path(scratch), given.quantize)
             _write_page(loaded, Path(scratch), folder.name if folder else checkpoint.stem, facts, runtime)
-            _settle(Path(scratch), _made(output))
+            _move_files(Path(scratch), _create(output))
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error.strerror or error}") from error
     print(f"open http://localhost:8000 after: python -m http.server --directory {os.path.relpath(output)}")
@@ -72,7 +72,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return given
 
 
-def _check(loaded: loading.Loaded) -> None:
+def _check_transform(loaded: loading.Loaded) -> None:
     """Refuse what the page cannot repeat."""
     from cait.model import formats
 
@@ -83,7 +83,7 @@ def _check(loaded: loading.Loaded) -> None:
 
 
 def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> list[tuple[str, str]]:
-    """Write the network as ONNX; returns the facts to tell about it."""
+    """Write the network as ONNX; returns facts about it for the page."""
     from cait.extras.demo.saliency import WithSaliency
     from cait.model.formats import export
 
@@ -95,7 +95,7 @@ def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> list
     _quantize(whole, path)
     facts = [
         ("Weights", f"{_megabytes(path)} in 8 bits, {_megabytes(whole)} before"),
-        ("8 bits", _cost(loaded, whole, path)),
+        ("8 bits", _accuracy_of_both(loaded, whole, path)),
     ]
     whole.unlink()
     for name, value in facts:
@@ -125,7 +125,7 @@ def _quantize(path: Path, output: Path) -> None:
         logging.disable(logging.NOTSET)
 
 
-def _cost(loaded: loading.Loaded, before: Path, after: Path) -> str:
+def _accuracy_of_both(loaded: loading.Loaded, before: Path, after: Path) -> str:
     """What 8 bits do to the accuracy on the validation images, or on an even sample of them."""
     try:
         counted, right = _score(loaded, [before, after])
@@ -216,13 +216,13 @@ def _write_page(
     (folder / SETTINGS).write_text(json.dumps(about, ensure_ascii=False), encoding="utf-8")
 
 
-def _settle(folder: Path, output: Path) -> None:
+def _move_files(folder: Path, output: Path) -> None:
     """Move the files to their place; files of other names stay there."""
     for file in sorted(folder.iterdir()):
         os.replace(file, output / file.name)
 
 
-def _made(folder: Path) -> Path:
+def _create(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
