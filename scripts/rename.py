@@ -39,7 +39,9 @@ def files(root: Path) -> list[Path]:
 
 def renamed(text: str, old: str, new: str, project: tuple[str, str]) -> str:
     """`text` with the package's new name, and the project's."""
-    word = re.compile(rf"(?<!\w){re.escape(project[0])}(?!\w)|(?<!\w){old}(?!\w)")
+    # Before the name there may be \b or \n of a pattern or a string, or what shtab puts before its function in bash.
+    start = r"(?:(?<!\w)|(?<=\\[bnt])|(?<=_shtab_))"
+    word = re.compile(rf"(?<!\w){re.escape(project[0])}(?!\w)|{start}{old}(?!\w)")
 
     def replace(found: re.Match[str]) -> str:
         if found[0] != old:
