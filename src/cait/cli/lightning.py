@@ -86,7 +86,7 @@ class CaiTCLI(LightningCLI):
         program: what `cait` was started with.
     """
 
-    claim: RunLock | None = None
+    lock: RunLock | None = None
     _not_made: str | None = None
 
     def __init__(self, arguments: list[str], program: Program) -> None:
@@ -212,7 +212,7 @@ class CaiTCLI(LightningCLI):
             config.weights_only = True  # whatever the configuration says; Lightning reads the file again
             self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
             if self.config.subcommand == "fit":
-                trainer_checks.length(config.trainer, checkpoint, config.ckpt_path)
+                trainer_checks.check_length(config.trainer, checkpoint, config.ckpt_path)
 
     def _meet(self) -> None:
         """Wait for the other processes. If torchrun has restarted them, continue from the run's last checkpoint."""
@@ -241,17 +241,17 @@ class CaiTCLI(LightningCLI):
         os.environ[RUN_VARIABLE] = config.run_name = name
         return root / name
 
-    def _claim_run_dir(self) -> Path:
+    def _lock_run_dir(self) -> Path:
         config = self.config.fit
         if config.trainer.fast_dev_run:  # it writes nothing
             return Path(config.trainer.default_root_dir or rundir.LOGS)
         run_dir = self._name_run()
         if _rank() == 0:
-            self.claim = RunLock(run_dir)
+            self.lock = RunLock(run_dir)
             if config.ckpt_path is None and any(run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt")):
                 resume = self.program.command("resume", run_dir)
                 raise UserError(f"{run_dir} holds a run: go on with `{resume}` or give another --run_name")
-        holder = self.processes.agree(self.claim.owner if self.claim else "")[0]
+        holder = self.processes.agree(self.lock.owner if self.lock else "")[0]
         lost = holder and not shared(run_dir, holder)
         self.processes.agree(
             trouble=f"{run_dir} is not the folder of {holder}; all nodes must share it" if lost else ""
@@ -263,8 +263,8 @@ class CaiTCLI(LightningCLI):
         try:
             return self._trainer(**kwargs)
         except BaseException:
-            if self.claim:
-                self.claim.roll_back()
+            if self.lock:
+                self.lock.roll_back()
             raise
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
@@ -288,22 +288,22 @@ class CaiTCLI(LightningCLI):
             # workers. They ignore SIGTERM, so Python would wait for them for ever.
             with contextlib.suppress(Exception):
                 self.trainer.fit_loop.teardown()
-            if self.claim:
-                self.claim.roll_back()
+            if self.lock:
+                self.lock.roll_back()
             if isinstance(error, SystemExit | KeyboardInterrupt):  # all processes stop, as they have agreed
                 self.processes.disconnect()
             raise
         else:
             self.processes.disconnect()
         finally:
-            if self.claim:
-                self.claim.release()
+            if self.lock:
+                self.lock.release()
 
     def _trainer(self, **kwargs: Any) -> Trainer:
         given = self.config_init[self.subcommand].trainer
         if given.barebones:
             raise UserError("--trainer.barebones true leaves out the checkpoints and metrics of a run")
-        trainer_checks.named_strategy(given.strategy)
+        trainer_checks.check_strategy(given.strategy)
         clock = Clock()
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed), clock, *self._screen(given, kwargs, clock)]
         if self.subcommand == "fit":
@@ -321,7 +321,7 @@ class CaiTCLI(LightningCLI):
                 self.processes.connect(trainer, self.config.fit, isinstance(given.strategy, Strategy))
         except (ValueError, TypeError, ImportError) as error:  # Lightning's, about settings that do not fit together
             raise UserError(one_line(error)) from error
-        trainer_checks.made(trainer, self.model, self.subcommand == "fit", bool(given.sync_batchnorm))
+        trainer_checks.check_trainer(trainer, self.model, self.subcommand == "fit", bool(given.sync_batchnorm))
         return trainer
 
     def _screen(self, given: Any, kwargs: dict[str, Any], clock: Clock) -> list[Callback]:
@@ -334,17 +334,17 @@ class CaiTCLI(LightningCLI):
         return [EpochLines(clock)]
 
     def _parts_of_a_run(self, given: Any, kwargs: dict[str, Any], clock: Clock) -> list[Callback]:
-        """Claim the folder of the run, and make its loggers and callbacks."""
+        """Lock the folder of the run, and make its loggers and callbacks."""
         config = self.config.fit
         callbacks: list[Callback] = []
-        trainer_checks.numbers(given)
-        self.run_dir = self._claim_run_dir()
+        trainer_checks.check_numbers(given)
+        self.run_dir = self._lock_run_dir()
         first_step = self._first_step()
         run = plugins.Run(config, given, self.run_dir, self.datamodule, self.model, first_step, self.program)
         config.ckpt_path = None  # the run's configuration does not say where it was resumed from
         kwargs["default_root_dir"] = self.run_dir
-        if self.claim:
-            callbacks.append(self.claim)
+        if self.lock:
+            callbacks.append(self.lock)
         if not given.fast_dev_run:
             self.datamodule.unreadable_path = self.run_dir / rundir.UNREADABLE
             self.datamodule.validation_path = self.run_dir / rundir.VALIDATION
@@ -393,7 +393,7 @@ def drive(
         UserError: bad input, or a setting that Lightning refuses.
     """
     try:
-        with _full_disk_told_once():
+        with _full_disk_reported_once():
             kind(arguments, program)
     except MisconfigurationException as error:
         raise UserError(one_line(error)) from error
@@ -416,7 +416,7 @@ def _is_lightnings(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def _full_disk_told_once() -> Iterator[None]:
+def _full_disk_reported_once() -> Iterator[None]:
     """Hide the traceback of TensorBoard's writing thread: the run itself reports a full disk in one line."""
     before = threading.excepthook
 

@@ -106,7 +106,7 @@ def named_run(verb: str, name: str | None) -> Path:
         UserError: no run is named, or there is none of this name.
     """
     if not name:
-        raise which_run(verb)
+        raise run_missing(verb)
     return rundir.find(name)
 
 
@@ -116,6 +116,6 @@ def check_folder(path: Path) -> None:
         raise UserError(f"{path} is a file; name a folder with --output")
 
 
-def which_run(verb: str) -> UserError:
+def run_missing(verb: str) -> UserError:
     """The error where no run is named."""
     return UserError(f"which run? `make {verb} RUN=NAME` or `cait {verb} NAME`; runs are the folders in {rundir.LOGS}/")

@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 
 from cait import disk
 from cait.cli import loading
-from cait.cli.options import Options, which_run
+from cait.cli.options import Options, run_missing
 from cait.errors import UserError, printable
 from cait.run.program import Program
 
@@ -65,7 +65,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options.add_trust()
     given = options.parse_intermixed_args(arguments)
     if given.run is None:
-        raise which_run("predict")
+        raise run_missing("predict")
     if not given.images:
         raise UserError(f"which images? `cait predict {given.run} FILE|DIR ...`, or - for names on standard input")
     if given.top_k < 1:

@@ -15,7 +15,7 @@ from cait import ckpt, plugins
 from cait.errors import UserError
 
 
-def numbers(given: Any) -> None:
+def check_numbers(given: Any) -> None:
     """Refuse numbers that Lightning silently accepts or fails on later.
 
     Args:
@@ -45,7 +45,7 @@ def numbers(given: Any) -> None:
         raise UserError("--trainer.use_distributed_sampler true: the data module itself divides the images")
 
 
-def length(given: Any, checkpoint: ckpt.Checkpoint, path: str) -> None:
+def check_length(given: Any, checkpoint: ckpt.Checkpoint, path: str) -> None:
     """Refuse a run that would end before the point that its checkpoint has reached."""
     progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current", {})
     done = {"max_epochs": progress.get("processed", 0), "max_steps": int(checkpoint["global_step"])}
@@ -54,7 +54,7 @@ def length(given: Any, checkpoint: ckpt.Checkpoint, path: str) -> None:
             raise UserError(f"--trainer.{name} {given[name]}: {path} has done {count} already; give more to continue")
 
 
-def named_strategy(given: str | Strategy) -> None:
+def check_strategy(given: str | Strategy) -> None:
     """Refuse a strategy that nobody has, or with which a run cannot save and resume."""
     added = plugins.merged("STRATEGIES")
     if isinstance(given, Strategy):
@@ -79,7 +79,7 @@ def _check_type(kind: type) -> None:
         )
 
 
-def made(trainer: Trainer, model: LightningModule, trains: bool, sync_batchnorm: bool) -> None:
+def check_trainer(trainer: Trainer, model: LightningModule, trains: bool, sync_batchnorm: bool) -> None:
     """Refuse what the strategy cannot do, by its method `check` if it has one; report devices that stay idle."""
     _check_type(type(trainer.strategy))
     if hasattr(trainer.strategy, "check"):

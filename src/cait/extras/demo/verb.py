@@ -12,7 +12,7 @@ from typing import Any
 
 from cait import ckpt
 from cait.cli import loading, saved
-from cait.cli.options import Options, check_folder, which_run
+from cait.cli.options import Options, check_folder, run_missing
 from cait.errors import UserError
 from cait.extras.demo import web_runtime
 from cait.run import rundir
@@ -68,7 +68,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options.add_trust()
     given = options.parse_args(arguments)
     if given.run is None:
-        raise which_run("demo")
+        raise run_missing("demo")
     return given
 
 

@@ -105,8 +105,8 @@ def _tune(settings: list[str], tune: Callable[[CaiTCLI, Any], None], program: Pr
             try:
                 tune(self, Tuner(self.trainer))
             finally:
-                if self.claim:
-                    self.claim.release()
+                if self.lock:
+                    self.lock.release()
 
     with tempfile.TemporaryDirectory(prefix="cait-find-") as folder:
         unwanted = ["logger", "enable_checkpointing", "enable_model_summary", "enable_progress_bar"]

@@ -54,7 +54,7 @@ class Copies:
             copy = Image.open(path)
             copy.load()
             return copy, label
-        return (self._made(raw, path)[0] if self._is_large(raw) else raw), label
+        return (self._make(raw, path)[0] if self._is_large(raw) else raw), label
 
     def missing(self, rank: int = 0, processes: int = 1) -> Iterator[int]:
         """The large images that have no copy; of `processes` each gets a part."""
@@ -70,7 +70,7 @@ class Copies:
         raw, _ = self.samples[index]
         path = self._path(raw)
         with suppress(UnreadableImageError):  # the run will meet it
-            return self._made(raw, path)[1] if path is not None else ""
+            return self._make(raw, path)[1] if path is not None else ""
         return ""
 
     def _path(self, raw: RawImage) -> Path | None:
@@ -90,7 +90,7 @@ class Copies:
             return self.reading.shrinks(image.size)
         return False
 
-    def _made(self, raw: RawImage, path: Path) -> tuple[Image.Image, str]:
+    def _make(self, raw: RawImage, path: Path) -> tuple[Image.Image, str]:
         """A large image, and why its copy could not be written. Raises UnreadableImageError."""
         image = load_rgb(raw, reading=self.reading)
         image.info.clear()  # it is upright now, and would be turned once more

@@ -71,7 +71,7 @@ def make(source: DataSource, root: str, splits: dict[str, str], out: Path, image
         }
     )
     with file_lock(out.parent / f".{out.name}.lock"):
-        _begin(out, plan)
+        _start_writing(out, plan)
         orders = {"train": _shuffled(len(sets["train"])), "val": np.arange(len(sets["val"]))}
         units = Units(sets, orders, out, images)
         yield from DataLoader(units, None, num_workers=workers, collate_fn=_as_it_is, worker_init_fn=_die_with_parent)
@@ -101,7 +101,7 @@ def _shuffled(count: int) -> np.ndarray:
     return torch.randperm(count, generator=torch.Generator().manual_seed(SEED)).numpy()
 
 
-def _begin(out: Path, plan: str) -> None:
+def _start_writing(out: Path, plan: str) -> None:
     """Write the plan into a new folder. Raises UserError if the folder holds anything but a part of these shards."""
     path = out / source.PLAN
     if (out / INDEX).is_file() and not path.is_file():

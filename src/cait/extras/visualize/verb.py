@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cait import disk
 from cait.cli import loading
-from cait.cli.options import Options, check_folder, which_run
+from cait.cli.options import Options, check_folder, run_missing
 from cait.errors import UserError
 from cait.model.config import VARIANTS
 from cait.run.program import Program
@@ -75,7 +75,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options.add_trust()
     given = options.parse_args(arguments)
     if given.source is None:
-        raise which_run("visualize")
+        raise run_missing("visualize")
     if given.num_images < 1:
         raise UserError(f"--num_images must be at least 1, got {given.num_images}")
     if given.query is not None and len(given.query) != 2:

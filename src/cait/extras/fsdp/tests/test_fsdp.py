@@ -278,11 +278,11 @@ def test_what_cannot_be_sharded_is_refused(settings: tuple[str, bool, str], mess
 
 def test_the_setting_knows_the_strategy_by_name() -> None:
     for name in ("fsdp2", "FSDP2", FullyShardedStrategy()):
-        trainer_checks.named_strategy(name)
+        trainer_checks.check_strategy(name)
     with pytest.raises(UserError, match=r"--trainer.strategy fsdp3 is unknown; a run takes auto, ddp, ddp_.*fsdp2"):
-        trainer_checks.named_strategy("fsdp3")
+        trainer_checks.check_strategy("fsdp3")
     with pytest.raises(UserError, match="runs save and resume with ddp, fsdp2 or on a single device, not FSDPStrategy"):
-        trainer_checks.named_strategy("fsdp")
+        trainer_checks.check_strategy("fsdp")
 
 
 def test_another_writer_of_checkpoints_is_refused() -> None:
