@@ -21,7 +21,7 @@ from report import stamp
 from torch import Tensor
 
 from cait.ckpt import read_checkpoint
-from cait.cli.loading import find, from_checkpoint
+from cait.cli.loading import from_checkpoint
 from cait.extras.visualize.attention import on_grid, saliency
 from cait.model.network import rebuild
 
@@ -75,7 +75,7 @@ def main() -> None:
     given = parser.parse_args()
     columns: dict[str, dict[str, float]] = {}
     for name in given.runs:
-        checkpoint, folder = find(name)
+        checkpoint, folder = checkpoint_of(name)
         loaded = from_checkpoint(checkpoint, folder, False, None, None, None)
         loaded.data.setup("validate")
         columns[name] = measure(loaded.network, loaded.data)

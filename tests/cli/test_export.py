@@ -55,7 +55,7 @@ def told(path: Path, format: str) -> dict[str, object]:
 )
 def test_the_reading_library_gives_the_networks_logits(format: str, fields: dict, tmp_path: Path) -> None:
     model = random_network(**fields)
-    path = tmp_path / "sub" / formats.find(format).file
+    path = tmp_path / "sub" / formats.format_named(format).file
     names = [f"class {index}" for index in range(model.config.num_classes)]
     exported = export(model, path, format, PREPARED, class_names=names)
     assert told(path, format) == {"class_names": names, "img_size": model.config.img_size, **PREPARED}
@@ -168,7 +168,7 @@ def test_the_release_is_read_by_timm(tmp_path: Path) -> None:
 def test_what_timm_cannot_be_is_refused_by_the_fields_name(fields: dict, format: str, tmp_path: Path) -> None:
     field, value = next(iter(fields.items()))
     with pytest.raises(UserError, match=f"no CaiT of {field} {value}, only of") as caught:
-        export(random_network(**TINY, **fields), tmp_path / formats.find(format).file, format)
+        export(random_network(**TINY, **fields), tmp_path / formats.format_named(format).file, format)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
@@ -181,7 +181,7 @@ def everything(path: Path) -> dict[Path, bytes]:
 def test_an_export_that_fails_leaves_what_was_there(
     format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, path = random_network(**TINY), tmp_path / formats.find(format).file
+    model, path = random_network(**TINY), tmp_path / formats.format_named(format).file
     written = ["config.json", "model.safetensors"] if format == "timm" else [path.name]
     folder = path if format == "timm" else tmp_path
     folder.mkdir(exist_ok=True)
@@ -189,7 +189,7 @@ def test_an_export_that_fails_leaves_what_was_there(
         (folder / name).write_text("theirs")
     before = everything(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setitem(formats.FORMATS, format, dataclasses.replace(formats.find(format), tolerance=-1.0))
+        patch.setitem(formats.FORMATS, format, dataclasses.replace(formats.format_named(format), tolerance=-1.0))
         with pytest.raises(UserError, match="a logit differs by"):
             export(model, path, format)
     assert everything(tmp_path) == before

@@ -76,11 +76,11 @@ def test_a_run_is_a_name_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for folder in ("logs/first", "elsewhere/second"):
         Path(folder).mkdir(parents=True)
         (Path(folder) / "config.yaml").touch()
-    assert rundir.find("first") == rundir.find("logs/first") == Path("logs/first")
+    assert rundir.folder_of("first") == rundir.folder_of("logs/first") == Path("logs/first")
     assert rundir.run_argument(Path("logs/first")) == "first"
-    assert rundir.run_argument(rundir.find("elsewhere/second")) == "elsewhere/second"
+    assert rundir.run_argument(rundir.folder_of("elsewhere/second")) == "elsewhere/second"
     with pytest.raises(UserError, match="there is no run logs/third; runs: first"):
-        rundir.find("third")
+        rundir.folder_of("third")
 
 
 def test_a_file_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
@@ -99,5 +99,5 @@ def test_a_file_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_it_needs_no_torch() -> None:
-    done = python("import sys; sys.modules['torch'] = None; from cait.run.rundir import find; print(find)")
+    done = python("import sys; sys.modules['torch'] = None; from cait.run.rundir import folder_of; print(folder_of)")
     assert done.returncode == 0, done.stderr

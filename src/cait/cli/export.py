@@ -41,7 +41,7 @@ def export(arguments: list[str], program: Program) -> None:
         content = ckpt.read_checkpoint(checkpoint, without=["optimizer_states"])
         built = build_module(checkpoint, content, given.ema, program.module)
     shape, names = input_shape(built.hparams), built.class_names
-    default = Path("ema" if given.ema else "") / formats.find(given.format).file
+    default = Path("ema" if given.ema else "") / formats.format_named(given.format).file
     output = given.output or folder / "export" / default
     exported = formats.export(built.model, output, given.format, preprocessing, shape, names)
     for file in exported.files:

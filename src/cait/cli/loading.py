@@ -55,7 +55,7 @@ def load(
     Raises:
         UserError: there is no such run, or it cannot be used.
     """
-    path, folder = find(str(source), "load")
+    path, folder = checkpoint_of(str(source), "load")
     from cait.guards import trust
 
     with contextlib.nullcontext() if trust_config else trust.only_own(folder):
@@ -112,7 +112,7 @@ def device(folder: Path | None) -> Any:
     return torch.device("cpu") if accelerator is None or trainer.get("accelerator") == "cpu" else accelerator
 
 
-def find(source: str, purpose: str) -> tuple[Path, Path | None]:
+def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
     """A checkpoint, given as a run or as a file, and its run's folder; None if it does not lie in one.
 
     Raises:
@@ -124,7 +124,7 @@ def find(source: str, purpose: str) -> tuple[Path, Path | None]:
         return path, folder if (folder / rundir.CONFIG).is_file() else None
     if path.suffix in WEIGHTS and not path.is_dir():
         raise UserError(f"the weights {source} do not exist")
-    folder = rundir.find(source)
+    folder = rundir.folder_of(source)
     return rundir.best_checkpoint(folder, purpose), folder
 
 

@@ -67,7 +67,7 @@ def asks_for_help(arguments: list[str]) -> bool:
 
 
 def check_one_name(arguments: list[str]) -> None:
-    """Raise UserError if a run is given two names, as RUN=a beside ARGS="--run_name b" does."""
+    """Raise UserError if a run gets two names: make's RUN=a together with ARGS="--run_name b"."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--run_name", action="append", default=[])
     with contextlib.suppress(argparse.ArgumentError):  # no value; the real parser reports it
@@ -107,7 +107,7 @@ def named_run(verb: str, name: str | None) -> Path:
     """
     if not name:
         raise run_missing(verb)
-    return rundir.find(name)
+    return rundir.folder_of(name)
 
 
 def check_folder(path: Path) -> None:

@@ -38,7 +38,7 @@ def predict(arguments: list[str], program: Program) -> None:
     given = _options(arguments)
     if given.output and given.output.exists():
         raise UserError(f"{given.output} exists; move it away or name another file with --output")
-    checkpoint, folder = loading.find(given.run, "predict with")
+    checkpoint, folder = loading.checkpoint_of(given.run, "predict with")
     samples = _samples(given.images)
     from cait.guards import trust
 

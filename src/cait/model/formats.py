@@ -93,7 +93,7 @@ def export(
         UserError: the format cannot hold this network, a package is missing, the place cannot be
             written to, or what was written gives other logits.
     """
-    chosen, output = find(format), Path(output).resolve()
+    chosen, output = format_named(format), Path(output).resolve()
     folder = not Path(chosen.file).suffix
     if not output.name or (output.exists() and output.is_dir() != folder):
         raise UserError(f"{output} is in the way: {format} is {'a directory' if folder else 'a file'}")
@@ -127,7 +127,7 @@ def names() -> list[str]:
     return [*FORMATS, *plugins.merged("EXPORT_FORMATS")]
 
 
-def find(name: str) -> Format:
+def format_named(name: str) -> Format:
     """A format by its name. Raises UserError if there is none."""
     if name not in names():
         raise UserError(f"unknown format {name!r}; choose one of {', '.join(names())}")

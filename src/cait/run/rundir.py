@@ -23,7 +23,7 @@ LOCK, OWNER, FINISHED = ".lock", ".owner", ".finished"
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
 
-def find(name: str) -> Path:
+def folder_of(name: str) -> Path:
     """The folder of a run, given as a name in `LOGS` or as a path.
 
     Raises:

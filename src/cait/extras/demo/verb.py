@@ -28,7 +28,7 @@ BATCH = 32
 def demo(arguments: list[str], program: Program) -> None:
     """Write a folder with a page that classifies images in the browser."""
     given = _options(arguments)
-    checkpoint, folder = loading.find(given.run, "show")
+    checkpoint, folder = loading.checkpoint_of(given.run, "show")
     output = given.output or (folder or Path()) / "demo"
     check_folder(output)
     if (output / "index.html").exists() and not (output / SETTINGS).exists():

@@ -94,9 +94,9 @@ class Row:
         """All differences of the run from the recipe and the overlay."""
         if self.weights_of:
             network = ("model.name", "model.fields.")
-            taken = {k: v for k, v in find(self.weights_of, self.table).settings.items() if k.startswith(network)}
+            taken = {k: v for k, v in row_named(self.weights_of, self.table).settings.items() if k.startswith(network)}
         elif self.base:
-            taken = find(self.base, self.table).settings
+            taken = row_named(self.base, self.table).settings
         else:
             taken = flatten(tables()[self.table].get("defaults", {}))
         return taken | self.changes
@@ -157,7 +157,7 @@ def rows() -> dict[str, Row]:
     return found
 
 
-def find(id: str, table: str | None = None) -> Row:
+def row_named(id: str, table: str | None = None) -> Row:
     """A row by its id, or by its name alone within `table`.
 
     Raises:
@@ -182,7 +182,7 @@ def row_of(hparams: Mapping[str, Any], config: Any) -> Row | None:
 
     None if it is of none: a setting given beside --paper may have made it another network.
     """
-    row = find(config.paper_row) if config.paper_row else None
+    row = row_named(config.paper_row) if config.paper_row else None
     if row is not None and row.is_of(hparams):
         return row
     weights_are_timms = config.model.pretrained and config.ckpt_path is None

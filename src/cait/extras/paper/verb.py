@@ -58,9 +58,9 @@ def replace_row(verb: str, arguments: list[str]) -> list[str]:
         raise UserError("--paper takes a row, as table1/layerscale-36; `cait paper` lists them") from error
     if options.paper is None:
         return arguments
-    from cait.extras.paper.rows import find
+    from cait.extras.paper.rows import row_named
 
-    row = find(options.paper)
+    row = row_named(options.paper)
     names = {argument.split("=")[0] for argument in others}
     settings = [*row.arguments(), f"--paper_row={row.id}"]
     if verb == "fit":
@@ -73,9 +73,9 @@ def replace_row(verb: str, arguments: list[str]) -> list[str]:
 
 def _weights(verb: str, row: Row, names: set[str]) -> list[str]:
     """The weights that the verb starts from; nothing if the command line `names` some."""
-    from cait.extras.paper.rows import find
+    from cait.extras.paper.rows import row_named
 
-    source = row if verb != "fit" and not row.evaluate else row.weights_of and find(row.weights_of, row.table)
+    source = row if verb != "fit" and not row.evaluate else row.weights_of and row_named(row.weights_of, row.table)
     if not source or names & {"--model.weights", "--model.pretrained", "--ckpt_path"}:
         return []
     weights = source.run_dir / rundir.CHECKPOINTS / rundir.LAST

@@ -48,9 +48,9 @@ def replace_folder(arguments: list[str], program: Program) -> list[str]:
     given = _settings(arguments)
     weights = None
     if FROM in given:
-        from cait.extras.recipe.weights import find
+        from cait.extras.recipe.weights import initial_weights
 
-        weights = find(str(given.pop(FROM)))
+        weights = initial_weights(str(given.pop(FROM)))
         arguments = _without(arguments, FROM)
     root = given.get("data.root")
     configurations = [Path(path) for path in configurations_of(arguments)]

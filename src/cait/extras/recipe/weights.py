@@ -26,7 +26,7 @@ class Weights:
     """Such as "model.weights", and those of the weights' network."""
 
 
-def find(source: str) -> Weights:
+def initial_weights(source: str) -> Weights:
     """The weights that `source` names: "timm", a file, or a run of this project.
 
     Raises:
@@ -39,7 +39,7 @@ def find(source: str) -> Weights:
         return _of_run(folder, Path(source))
     if Path(source).is_file():
         return Weights(source, {"model.weights": source})
-    folder = rundir.find(source)
+    folder = rundir.folder_of(source)
     return _of_run(folder, rundir.best_checkpoint(folder, "start from"))
 
 

@@ -36,7 +36,7 @@ def replay(arguments: list[str], program: Program) -> None:
         given, settings = settings, replaced("fit", settings, program)
         asked.folder, output = None, Path("replay")
     else:
-        asked.folder = rundir.find(named[0])
+        asked.folder = rundir.folder_of(named[0])
         given, output = settings, asked.folder / "replay"
         settings = ["--config", str(rundir.config(asked.folder)), *settings]
     asked.output = asked.output or output

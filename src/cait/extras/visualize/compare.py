@@ -37,7 +37,7 @@ def compare(arguments: list[str], program: Program) -> None:
     options.add_argument("runs", metavar="NAME", nargs="*", help="two or more folders in logs/")
     options.add_argument("--output", type=Path, metavar="FILE", help="default logs/compare-NAME-NAME.png")
     given = options.parse_args(arguments)
-    folders = [rundir.find(name) for name in given.runs]
+    folders = [rundir.folder_of(name) for name in given.runs]
     if len({folder.resolve() for folder in folders}) < len(folders) or len(folders) < 2:
         raise UserError('compare two runs or more: `make compare RUNS="a b"` or `cait compare a b`, each named once')
     from cait.extras import curves, plots

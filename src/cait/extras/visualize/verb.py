@@ -25,7 +25,9 @@ CONFUSIONS = 15
 def visualize(arguments: list[str], program: Program) -> None:
     """Draw the attention maps of images, and put them on an HTML page with what a run has logged."""
     given = _options(arguments)
-    checkpoint, folder = (None, None) if given.name or given.pretrained else loading.find(given.source, "visualize")
+    checkpoint, folder = (
+        (None, None) if given.name or given.pretrained else loading.checkpoint_of(given.source, "visualize")
+    )
     if folder is None and not given.images:
         raise UserError("which images? name files or folders with --images; only a run has images of its own")
     from cait.extras.visualize import weights

@@ -15,7 +15,7 @@ from harness import DEVICES, slow
 from cait.cli import main
 from cait.errors import UserError
 from cait.extras.paper.cost import measure
-from cait.extras.paper.rows import find, rows
+from cait.extras.paper.rows import row_named, rows
 from cait.model.cait import CaiT
 from cait.model.config import VARIANTS
 
@@ -171,14 +171,14 @@ def test_every_row_resolves_to_the_published_hyper_parameters(id: str, capsys, m
 
 def test_table_2_and_the_path_of_table_8_and_appendix_b() -> None:
     for at in TABLE_2:
-        network = find(f"table2/insert-{at}").network()
+        network = row_named(f"table2/insert-{at}").network()
         assert (network.class_token_at, network.depth, network.depth_token_only) == (at, 12, 0)
         assert (network.residual, network.num_heads, network.talking_heads) == ("plain", 6, False)
     for sa, ca in TABLE_2_STAGES:
-        network = find(f"table2/sa{sa}-ca{ca}").network()
+        network = row_named(f"table2/sa{sa}-ca{ca}").network()
         assert (network.class_token_at, network.depth, network.depth_token_only) == (None, sa, ca)
         assert (network.residual, network.num_heads, network.talking_heads) == ("plain", 6, False)
-    assert find("table2/average-pooling").network().global_pool == "avg"
+    assert row_named("table2/average-pooling").network().global_pool == "avg"
 
     path = [row for row in rows().values() if row.table == "table8"]
     steps = [
@@ -192,7 +192,7 @@ def test_table_2_and_the_path_of_table_8_and_appendix_b() -> None:
     for before, after, (key, value) in zip(path, path[1:], steps, strict=False):
         assert getattr(before.network(), key) != value
         assert getattr(after.network(), key) == value, after.id
-    s36, end = find("models/s36-224").network(), find("table8/epochs-400").network()
+    s36, end = row_named("models/s36-224").network(), row_named("table8/epochs-400").network()
     assert (s36, s36.epsilon) == (end, 1e-6)
     assert [row.network().img_size for row in path] == [224] * 8 + [256, 384, 384, 384]
     assert [row.id for row in path if row.evaluate] == ["table8/test-at-256", "table8/crop-ratio-1"]
@@ -204,9 +204,9 @@ def test_table_2_and_the_path_of_table_8_and_appendix_b() -> None:
 
 def hparams(row: str) -> dict:
     """What a run of the row notes of its module."""
-    network = find(row).network()
-    fields = {k.removeprefix("model.fields."): v for k, v in find(row).settings.items() if ".fields." in k}
-    about = dict(name=find(row).settings["model.name"], img_size=network.img_size, num_classes=1000, fields=fields)
+    network = row_named(row).network()
+    fields = {k.removeprefix("model.fields."): v for k, v in row_named(row).settings.items() if ".fields." in k}
+    about = dict(name=row_named(row).settings["model.name"], img_size=network.img_size, num_classes=1000, fields=fields)
     return about | {"_instantiator": "lightning.pytorch.cli.instantiate_module", "drop_path_rate": 0.05}
 
 
@@ -226,8 +226,8 @@ def test_a_run_of_other_data_or_another_network_reproduces_nothing(
 ) -> None:
     """`--paper` beside another `--config` trains under the row's name."""
     row = "table1/rezero-12"
-    assert find(row).is_of(hparams(row))
-    assert all(row.is_of(hparams(id)) is (row.network() == find(id).network()) for id, row in rows().items())
+    assert row_named(row).is_of(hparams(row))
+    assert all(row.is_of(hparams(id)) is (row.network() == row_named(id).network()) for id, row in rows().items())
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "logs/table1-rezero-12"
     folder.mkdir(parents=True)
@@ -265,7 +265,7 @@ def test_the_listing(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
         "table": "table1",
         "row": "layerscale-36",
         "differs": "as adapted-36, residual layerscale",
-        "settings": find("table1/layerscale-36").settings,
+        "settings": row_named("table1/layerscale-36").settings,
         "parameters": 22_050_664 + 24 * 1_774_464 + 36 * 2 * 384,  # DeiT-S, 24 blocks more, LayerScale
         "gmacs": pytest.approx(13.7, abs=0.1),
         "parameters_published": None,
