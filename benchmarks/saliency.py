@@ -21,7 +21,7 @@ from report import stamp
 from torch import Tensor
 
 from cait.ckpt import read_checkpoint
-from cait.cli.loading import from_checkpoint
+from cait.cli.loading import checkpoint_of, from_checkpoint
 from cait.extras.visualize.attention import on_grid, saliency
 from cait.model.network import rebuild
 
