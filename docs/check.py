@@ -4,6 +4,7 @@ A fenced block of `bash` holds commands. The words after `bash`, which GitHub do
 
     ```bash                       run each command; training is cut to a few steps
     ```bash skip=needs-a-gpu      do not run them, for this reason; parse what can be parsed
+    ```sh                         leave them to a test of the page, as tests/test_extending.py
     ```python file=my_net.py      write the block to a file for the commands that follow
 
 A skipped `make train` or `cait fit` is parsed with --print_config, which reads no data: every setting must exist.
