@@ -28,7 +28,7 @@ KINDS = {
     "CALLBACK_SETTINGS": 'dict[str, str]: {"name": "module:Callback"}; the class\'s arguments are --name.ARGUMENT',
     "DATA_SETTINGS": '"module:Group": a dataclass whose fields become settings of the data module, see cait.settings',
     "MOVED": "dict[str, str]: modules of earlier versions and where they are now, for the class paths of saved runs",
-    "replace_arguments": "(verb, arguments, custom) -> arguments: a step before the command line is parsed",
+    "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
     "loggers": "(run) -> list[Logger]: loggers of a run that is about to train",
     "checkpoint_io": "(run) -> CheckpointIO or None: what writes the checkpoints of a run",
@@ -119,8 +119,8 @@ def extras() -> dict[str, ModuleType]:
     Raises:
         UserError: one cannot be imported, or two have one name.
     """
-    here = {path.parent.name: f"{GROUP}.{path.parent.name}" for path in FOLDER.glob("*/__init__.py")}
-    found = {name: _imported(name, path) for name, path in sorted(here.items())}
+    folders = {path.parent.name: f"{GROUP}.{path.parent.name}" for path in FOLDER.glob("*/__init__.py")}
+    found = {name: _imported(name, path) for name, path in sorted(folders.items())}
     for point in entry_points(group=GROUP):
         if point.name in found:
             raise UserError(f"two extras are called {point.name}: a folder of {FOLDER} and {point.value}")
