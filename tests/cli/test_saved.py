@@ -1,0 +1,99 @@
+"""The config.yaml of a run goes on to be read: classes that have moved, settings of extras that are gone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from harness import SMALL, Cait, checkpoint, rows
+
+from cait import plugins
+from cait.cli import main, saved
+from cait.plugins import load
+
+AVERAGED = ["--trainer.callbacks+=cait.train.ema.EMA", "--trainer.callbacks.decay=0.5"]
+CONFIG = "logs/run/config.yaml"
+
+
+@pytest.fixture
+def run(cait: Cait, tmp_path: Path) -> Path:
+    """A run of two steps, whose moving average is a callback by its class path."""
+    done = cait("fit", *SMALL, *AVERAGED, "--run_name=run", "--trainer.max_steps=2", "--trainer.log_every_n_steps=1")
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "logs/run"
+
+
+def edit(run: Path, **changes: dict[str, Any]) -> None:
+    """Write the run's config.yaml with changes, as {"trainer": {"profiler": ...}}."""
+    path = run / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    for name, value in changes.items():
+        config[name] = config.get(name, {}) | value
+    path.write_text(yaml.safe_dump(config))
+
+
+def average(run: Path) -> torch.Tensor:
+    """The head's averaged weights in a run's checkpoint."""
+    return checkpoint(run)["callbacks"]["EMA"]["head.weight"]
+
+
+def test_a_class_of_an_earlier_version_is_todays(run: Path, cait: Cait) -> None:
+    before = average(run)
+    text = (run / "config.yaml").read_text()
+    assert text.count("cait.train.ema.EMA") == 1
+    (run / "config.yaml").write_text(text.replace("cait.train.ema.EMA", "cait.callbacks.ema.EMA"))
+    resumed = cait("resume", "run", "--trainer.max_steps=4")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "left out" not in resumed.stdout + resumed.stderr
+    assert [row["step"] for row in rows(run) if row["train/loss"]] == ["0", "1", "2", "3"]
+    assert not torch.equal(average(run), before)  # it goes on
+    assert "class_path: cait.train.ema.EMA" in (run / "config.yaml").read_text()
+
+
+def test_what_an_absent_extra_took_is_left_out_in_one_line(run: Path, cait: Cait) -> None:
+    callbacks = yaml.safe_load((run / "config.yaml").read_text())["trainer"]["callbacks"]
+    gone = {"class_path": "cait.extras.gone.callback.Gone", "init_args": {"every": 2}}
+    edit(run, gone={"every_n_steps": 5}, data={"gone": 3}, trainer={"callbacks": [gone, *callbacks]})
+    before = average(run)
+    resumed = cait("resume", "run", "--trainer.max_steps=4")
+    assert resumed.returncode == 0, resumed.stderr
+    lines = [line for line in (resumed.stdout + resumed.stderr).splitlines() if "left out" in line]
+    reason = "because no extra that is here takes them"
+    assert lines == [f"{CONFIG}: left out gone.every_n_steps, data.gone, trainer.callbacks, {reason}"]
+    assert [row["step"] for row in rows(run) if row["train/loss"]] == ["0", "1", "2", "3"]
+    assert not torch.equal(average(run), before)  # the other callback stays
+    assert "gone" not in (run / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data: {bach_size: 32}", "there is no setting bach_size; did you mean --data.batch_size?"),
+        ("gone: {every_n_steps: 5}", "gone"),
+        ("trainer: {callbacks: [{class_path: cait.extras.gone.callback.Gone}]}", "cait.extras.gone"),
+    ],
+)
+def test_a_configuration_of_the_users_own_is_taken_at_its_word(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A typo there is an error, and no extra that is gone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["cait"])
+    Path("mine.yaml").write_text(text)
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *SMALL, "--config=mine.yaml", "--print_config"])
+    told = capfd.readouterr().err
+    assert stop.value.code == 2
+    assert re.fullmatch(rf"cait: error: .*{re.escape(message)}.*\n", told), told
+
+
+def test_each_module_that_has_moved_is_where_it_is_said_to_be() -> None:
+    moved = saved.MOVED | plugins.merged("MOVED")
+    for before, now in moved.items():
+        assert load(f"{now}:__name__") == now
+        with pytest.raises(ModuleNotFoundError):
+            load(f"{before}:__name__")
