@@ -155,7 +155,7 @@ def _run(argv: list[str], program: Program) -> None:
         alike = {"train": "fit", "validation": "eval"}.get(name)
         hint = f"; did you mean {alike}?" if alike else did_you_mean(name, known, "; `cait --help` lists them")
         raise UserError(f"unknown verb {name!r}{hint}")
-    if name == "fit":
+    if name == "fit" and any(argument.startswith(("-h", "--help")) for argument in rest):
         from cait.cli import help
 
         topic = help.topic(rest)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+BUILTIN = ("torch", "hfds")
+"""Prefixes of built-in data sets."""
+STREAMS = ("hfids", "tfds", "wds")
+"""timm's prefixes of data sets that it reads as streams."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +33,11 @@ DATA_SETTINGS = "cait.extras.catalog:Catalog"
 
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:
     """The data set of that name, or the folder that holds ImageNet's archives; None for any other."""
+    prefix, slash, _ = root.partition("/")
+    named = bool(slash) and prefix in (*BUILTIN, *STREAMS)
+    if not (named or any(Path(root).glob("ILSVRC2012_*"))):  # most folders: torchvision's data sets are not needed
+        return None
     from functools import partial
-    from pathlib import Path
 
     from cait.data.source import FolderSource, Splits, SplitSource
     from cait.extras.catalog import imagenet, sets

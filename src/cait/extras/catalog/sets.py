@@ -17,6 +17,7 @@ from torchvision.datasets.utils import verify_str_arg
 
 from cait.data.dataset import MapSamples
 from cait.errors import UserError
+from cait.extras.catalog import BUILTIN, STREAMS
 from cait.file_lock import file_lock
 
 TORCHVISION: dict[str, type[Dataset[Any]]] = {
@@ -28,8 +29,6 @@ TORCHVISION: dict[str, type[Dataset[Any]]] = {
     "stanford_cars": datasets.StanfordCars,
     "inaturalist": datasets.INaturalist,
 }
-STREAMS = ("hfids", "tfds", "wds")
-"""timm's prefixes of data sets that it reads as streams."""
 
 
 def is_builtin(root: str) -> bool:
@@ -49,7 +48,7 @@ def is_builtin(root: str) -> bool:
     if prefix == "torch" and name not in TORCHVISION:
         known = ", ".join(f"torch/{known}" for known in TORCHVISION)
         raise UserError(f"there is no data set {root}, but {known}; a folder of that name is ./{root}")
-    return prefix in ("torch", "hfds")
+    return prefix in BUILTIN
 
 
 def open_set(

@@ -18,8 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from cait import disk
 from cait.errors import UserError
-from cait.extras.monitor import branches
-from cait.extras.monitor.measured import FILE
+from cait.extras.monitor import FILE
 from cait.train.module import CaiTModule, whole_tensor
 
 HEADER = "step,layer,part,name,value\n"
@@ -83,6 +82,9 @@ class Monitor(Callback):
         return self.every_n_steps is not None and (step + 1) % self.every_n_steps == 0
 
     def on_train_start(self, trainer: Trainer, pl_module: CaiTModule) -> None:  # type: ignore[override]
+        from cait.extras.monitor import branches
+
+        self._branches = branches  # imported only in a run that measures, while every run reads this class's settings
         self._parts = branches.parts(pl_module.model)
         # Metal has no float64.
         self._dtype = torch.float32 if pl_module.device.type == "mps" else torch.float64
@@ -97,7 +99,7 @@ class Monitor(Callback):
         if not self._measures(self._step):
             return
         with trainer.precision_plugin.forward_context():
-            measured = branches.measure(pl_module.model, batch[0].to(pl_module.dtype))
+            measured = self._branches.measure(pl_module.model, batch[0].to(pl_module.dtype))
         if measured:
             ratios, sizes = (torch.stack(each) for each in zip(*measured, strict=True))  # [branches, B]
             means = torch.cat([ratios.mean(dim=1), sizes.square().mean(dim=1)])
@@ -107,7 +109,7 @@ class Monitor(Callback):
             norm = torch.linalg.vector_norm(gradient, dtype=self._dtype)
             self._input_squares[block, batch_idx] = norm.square()
 
-        self._hooks = branches.watch_gradients(pl_module.model, look)
+        self._hooks = self._branches.watch_gradients(pl_module.model, look)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: CaiTModule, optimizer: Optimizer) -> None:  # type: ignore[override]
         now, following = self._measures(self._step), self._measures(self._step + 1)

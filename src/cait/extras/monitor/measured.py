@@ -11,9 +11,8 @@ import numpy as np
 
 from cait.errors import UserError
 from cait.extras.curves import whole_lines
+from cait.extras.monitor import FILE
 
-FILE = "monitor.csv"
-"""In the folder of a run; its columns are step, layer, part, name and value."""
 BRANCHES = ("sa", "ffn", "ca", "ca_ffn", "block", "ca_block")
 MODULES = "module"
 """Stands for the part if the network is not CaiT: each of its modules is a layer."""

@@ -42,6 +42,8 @@ def replace_arguments(verb: str, arguments: list[str], program: Program) -> list
     """Put the recipe of a folder in front of the settings given beside it."""
     if verb != "fit" or program.module or program.data:  # the rules know the settings of the package's own classes
         return arguments
+    if {"--data", "--data.root", "--from"}.isdisjoint(argument.partition("=")[0] for argument in arguments):
+        return arguments
     from cait.extras.recipe.arguments import replace_folder
 
     return replace_folder(arguments, program)

@@ -18,6 +18,11 @@ VERBS = {
     )
 }
 
+INDEX = "shards.json"
+"""Classes, and size and checksum of every file; written last, so that shards with it are whole."""
+PLAN = ".plan.json"
+"""File in unfinished shards that says what they are made from."""
+
 
 @dataclass(frozen=True)
 class Shards:
@@ -47,6 +52,8 @@ DATA_SETTINGS = "cait.extras.shards:Shards"
 
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:
     """The shards at `root`; None if there are none."""
+    if "://" not in root and not any((Path(root) / name).is_file() for name in (INDEX, PLAN)):
+        return None
     from cait.extras.shards.source import CACHE, ShardSource, is_shards
 
     if not is_shards(root):
@@ -62,6 +69,8 @@ def open_source(root: str, settings: Mapping[str, Any]) -> Any:
 
 def image_order(source: Any, settings: Mapping[str, Any]) -> Any:
     """The windowed order, if the settings ask for it; otherwise None."""
+    if settings["order"] == "published" and "://" not in settings["root"]:
+        return None
     from cait.extras.shards.order import tell_requests, windowed
 
     if settings["order"] == "windowed":

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from cait.errors import UserError, one_line
+from cait.extras.shards import INDEX
 from cait.file_lock import file_lock
 
-INDEX = "shards.json"
-"""Classes, and size and checksum of every file; written last, so that shards with it are whole."""
 ATTEMPTS_AT_FIRST, ATTEMPTS = 3, 8
 """How often a request is tried: at the start, where a wrong address is likely, and in a run, which survives a minute
 without the network."""

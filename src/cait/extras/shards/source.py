@@ -18,10 +18,9 @@ import numpy as np
 from cait.data.dataset import NO_LABEL
 from cait.data.folder import root_name
 from cait.errors import UserError, one_line
-from cait.extras.shards.bucket import INDEX, Bucket, Piece
+from cait.extras.shards import INDEX, PLAN
+from cait.extras.shards.bucket import Bucket, Piece
 
-PLAN = ".plan.json"
-"""File in unfinished shards that says what they are made from."""
 TABLE = "images.npz"
 COLUMNS = ("ends", "labels", "places", "starts", "sizes", "sums")
 CACHE = Path("data/cache")

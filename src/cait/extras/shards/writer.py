@@ -26,8 +26,7 @@ from cait.data.dataset import Samples
 from cait.data.reading import PUBLISHED, UnreadableImageError, load_rgb, orientation
 from cait.data.source import DataSource
 from cait.errors import UserError
-from cait.extras.shards import source
-from cait.extras.shards.bucket import INDEX
+from cait.extras.shards import INDEX, PLAN, source
 from cait.file_lock import file_lock
 
 SEED = 0
@@ -103,7 +102,7 @@ def _shuffled(count: int) -> np.ndarray:
 
 def _start_writing(out: Path, plan: str) -> None:
     """Write the plan into a new folder. Raises UserError if the folder holds anything but a part of these shards."""
-    path = out / source.PLAN
+    path = out / PLAN
     if (out / INDEX).is_file() and not path.is_file():
         raise UserError(f"{out} holds shards already; remove it or name another folder")
     if path.is_file():
@@ -258,7 +257,7 @@ def _finish(
     os.sync()  # everything must be on disk before the index that marks it complete
     with disk.whole(out / INDEX) as beside:
         beside.write_text(json.dumps(content) + "\n")
-    for left in (*out.glob("*/.chunk-*.json"), out / source.PLAN):
+    for left in (*out.glob("*/.chunk-*.json"), out / PLAN):
         left.unlink()
 
 

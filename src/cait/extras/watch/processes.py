@@ -1,6 +1,7 @@
 """Processes that torchrun, SLURM or Lightning started agree before they train, then watch each other, and end together.
 
-Named in `PROCESSES`, so loaded with every verb: torch and Lightning are imported where they are used.
+Named in `PROCESSES`, so loaded with every verb: torch, Lightning and the files beside this one are imported where they
+are used.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cait.errors import UserError, kind_and_place, one_line
-from cait.extras.watch.store import WAIT, open_store, wait_until
-from cait.extras.watch.watch import Place, Watch, is_of_the_network, print_error
 from cait.run.processes import Processes
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
     from lightning.pytorch.plugins.environments import ClusterEnvironment
     from torch.distributed import Store
+
+    from cait.extras.watch.watch import Place, Watch
 
 LINGER = 60.0
 """Seconds that process 0, which serves the store, stays after an error, so that the others can read it."""
@@ -57,6 +58,8 @@ class WatchedProcesses(Processes):
 
     def _agree(self, cluster: ClusterEnvironment, word: str, trouble: str) -> list[str]:
         from torch.distributed import PrefixStore
+
+        from cait.extras.watch.store import WAIT, open_store, wait_until
 
         rank, size = cluster.global_rank(), cluster.world_size()
         self._store = self._store or open_store(cluster)
@@ -95,6 +98,8 @@ class WatchedProcesses(Processes):
         if trainer.world_size == 1:
             return
         import torch.distributed as dist
+
+        from cait.extras.watch.watch import Watch
 
         strategy = trainer.strategy
         connect = strategy.setup_environment
@@ -135,6 +140,8 @@ class WatchedProcesses(Processes):
         return line
 
     def _end(self, watch: Watch, error: Exception, line: str | None) -> NoReturn:
+        from cait.extras.watch.watch import is_of_the_network, print_error
+
         if line is not None:
             status, prints = 2, watch.fail(line, 2)
         elif is_of_the_network(error):
@@ -170,6 +177,8 @@ def _silence_lightnings_observer() -> None:
 
 def _place(trainer: Trainer) -> Place:
     from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+
+    from cait.extras.watch.watch import Place
 
     launcher = trainer.strategy.launcher
     place = Place(trainer.global_rank, trainer.world_size, trainer.local_rank)
