@@ -40,8 +40,8 @@ class Limit(NamedTuple):
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(9200, 6700),
     "lines of all source without tests": Limit(22600, 19000),
-    "modules that `fit` of one step loads": Limit(101, 55),
-    "of them in the core": Limit(70, 55),
+    "modules that `fit` of one step loads": Limit(106, 55),
+    "of them in the core": Limit(72, 55),
     "files of a batch": Limit(12, 12),
     "lines of a batch": Limit(2050, 2000),
     "files of a step": Limit(12, 12),
