@@ -375,14 +375,14 @@ def test_a_signal_saves(cait: Cait, tmp_path: Path, whole: Path) -> None:
 
 @pytest.mark.slow
 def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, tmp_path: Path, whole: Path) -> None:
-    disk = tmp_path / "logs"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)], capture_output=True).returncode:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(logs)], capture_output=True).returncode:
         pytest.skip("may not mount a small disk here")
     try:
         job = start(tmp_path, "fit", *RECIPE, "--run_name=full")
-        wait_for_steps(disk / "full", 10, job)
-        ballast = disk / "ballast"
+        wait_for_steps(logs / "full", 10, job)
+        ballast = logs / "ballast"
         with contextlib.suppress(OSError), ballast.open("wb") as file:
             while True:
                 file.write(bytes(4096))
@@ -391,14 +391,14 @@ def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, tmp_path: Path, who
         assert job.returncode == 2, output
         assert "No space left on device" in output
         assert "Traceback" not in output
-        assert newest_whole(disk / "full/checkpoints")
-        assert not [path for path in (disk / "full/checkpoints").glob(".*") if not path.name.endswith(disk.AWAY)]
+        assert newest_whole(logs / "full/checkpoints")
+        assert not [path for path in (logs / "full/checkpoints").glob(".*") if not path.name.endswith(disk.AWAY)]
         ballast.unlink()
         resumed = cait("resume", "full")
         assert resumed.returncode == 0, resumed.stderr
-        assert_same(disk / "full", whole)
+        assert_same(logs / "full", whole)
     finally:
-        subprocess.run(["umount", str(disk)])
+        subprocess.run(["umount", str(logs)])
 
 
 @pytest.mark.slow
