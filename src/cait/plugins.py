@@ -156,6 +156,11 @@ def merged(kind: str) -> dict[str, Any]:
     return joined
 
 
+def settings() -> list[Setting]:
+    """The settings that extras add to verbs."""
+    return [setting for added in of_kind("SETTINGS") for setting in added]
+
+
 def load(path: str) -> Any:
     """The object at "module:name"."""
     module, _, name = path.partition(":")

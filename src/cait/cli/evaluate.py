@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from cait import disk, plugins, signature
-from cait.cli.options import replaced, split_run, split_trust
+from cait.cli.options import asks_for_help, replaced, split_run, split_trust
 from cait.errors import UserError
 from cait.guards.configurations import config_files
 from cait.run import rundir
@@ -85,7 +85,7 @@ class Scorer(Protocol):
 
 def evaluate(arguments: list[str], program: Program) -> None:
     """Score a run, a checkpoint or weights."""
-    if not {"-h", "--help"}.isdisjoint(arguments):
+    if asks_for_help(arguments):
         print(_usage())
         return
     trusted, given = split_trust(arguments)
@@ -101,8 +101,7 @@ def evaluate(arguments: list[str], program: Program) -> None:
 
 
 def _usage() -> str:
-    added = [setting for settings in plugins.of_kind("SETTINGS") for setting in settings]
-    options = {setting.name: setting.help for setting in added if "eval" in setting.verbs}
+    options = {setting.name: setting.help for setting in plugins.settings() if "eval" in setting.verbs}
     options["trust-config"] = TRUSTED
     width = max(map(len, options)) + 6
     lines = [

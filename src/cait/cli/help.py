@@ -72,7 +72,7 @@ def topic(arguments: list[str]) -> str | None:
 
 def fit() -> str:
     """The settings that runs use most: name, sentence and default."""
-    settings = [*SETTINGS, *(setting for added in plugins.of_kind("SETTINGS") for setting in added)]
+    settings = [*SETTINGS, *plugins.settings()]
     known = {setting.name: (json.dumps(setting.default).strip('"'), setting.help) for setting in settings}
     known |= LIGHTNINGS | {name: field for group in ("model", "data") for name, field in _fields_of(group)}
     lines = [HEAD]

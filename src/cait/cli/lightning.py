@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ class CaiTCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(EMA, "ema")
-        for setting in (setting for settings in (SETTINGS, *plugins.of_kind("SETTINGS")) for setting in settings):
+        for setting in (*SETTINGS, *plugins.settings()):
             if not setting.verbs or VERBS[self.arguments[0]] in setting.verbs:
                 parser.add_argument(f"--{setting.name}", type=setting.type, default=setting.default, help=setting.help)
         for name, path in plugins.merged("CALLBACK_SETTINGS").items():
@@ -151,13 +151,10 @@ class CaiTCLI(LightningCLI):
             raise
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        for file in configurations.config_files(self.arguments):
-            configurations.check_config(file)
-        known = list(self._parser(self.arguments[0]).get_defaults().keys(branches=True))
         arguments = configurations.join_values(self.arguments)
         for place, argument in enumerate(arguments):
             for path in configurations.config_files([argument]):
-                if (config := self.configuration(path, known)) is not None:
+                if (config := self.configuration(path)) is not None:
                     text = yaml.safe_dump(config, default_flow_style=True, width=float("inf"))
                     arguments[place] = f"--config={text}"
         try:
@@ -166,30 +163,34 @@ class CaiTCLI(LightningCLI):
             from cait.guards import refusals
 
             raise UserError(
-                refusals.explain(str(error), [VERBS[self.arguments[0]], *self.arguments[1:]], known)
+                refusals.explain(str(error), [VERBS[self.arguments[0]], *self.arguments[1:]], self._known())
             ) from error
         seed = self.config[self.config.subcommand].seed_everything
         if isinstance(seed, bool) or not 0 <= seed < 2**32:  # Lightning takes true as a random seed, false as none
             raise UserError(f"--seed_everything must be a whole number from 0 to {2**32 - 1}, got {seed}")
 
-    def configuration(self, path: Path, known: Collection[str]) -> dict[str, Any] | None:
+    def _known(self) -> list[str]:
+        """Every setting and group of settings, as "model" and "model.lr"."""
+        return list(self._parser(self.arguments[0]).get_defaults().keys(branches=True))
+
+    def configuration(self, path: Path) -> dict[str, Any] | None:
         """The settings that a file of --config stands for; None takes it as it is written.
 
-        Args:
-            path: the file.
-            known: every setting and group of settings.
+        Raises:
+            UserError: it is no configuration.
         """
         if path.name != rundir.CONFIG:
+            configurations.check_config(path)
             return None
         strategies = {"auto", *StrategyRegistry, *plugins.merged("STRATEGIES")}
-        config, left_out = saved.without_absent(saved.read(path), known, strategies)
+        config, left_out = saved.without_absent(saved.read(path), self._known(), strategies)
         if left_out:
             rank_zero_info(f"{path}: left out {', '.join(left_out)}, because no extra that is here takes them")
         return config
 
-    def plain_configuration(self, path: Path, known: Collection[str]) -> dict[str, Any]:
+    def plain_configuration(self, path: Path) -> dict[str, Any]:
         """What `configuration` gives, without settings that build an object or write elsewhere."""
-        kept, left_out = trust.plain(CaiTCLI.configuration(self, path, known) or saved.read(path))
+        kept, left_out = trust.plain(CaiTCLI.configuration(self, path) or saved.read(path))
         if left_out:
             rank_zero_info(f"{path}: left out {', '.join(left_out)}; on the command line they count")
         return kept

@@ -101,12 +101,8 @@ def _present(value: Any) -> Any:
     return None if found is None else value
 
 
-def data_settings(folder: Path, kind: Any = None) -> Settings:
+def data_settings(folder: Path) -> Settings:
     """The settings of a run's data module. The images that it held out stay the same, even if the folder has grown.
-
-    Args:
-        folder: of the run.
-        kind: class of the data module, whose settings alone are kept; None keeps all.
 
     Raises:
         UserError: the run's configuration does not hold them.
@@ -117,7 +113,7 @@ def data_settings(folder: Path, kind: Any = None) -> Settings:
         raise UserError(f"{path} does not say how images are prepared: it has no settings under data")
     if "val_list" in settings and (folder / rundir.VALIDATION).is_file():
         settings["val_list"] = str(folder / rundir.VALIDATION)
-    return settings if kind is None else accepted(kind, settings)
+    return settings
 
 
 def accepted(kind: Any, settings: Settings) -> Settings:

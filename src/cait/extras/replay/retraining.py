@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +50,9 @@ class ReplayCLI(CaiTCLI):
         self.last = asked.step + asked.count - 1
         super().__init__(*arguments)
 
-    def configuration(self, path: Path, known: Collection[str]) -> dict[str, Any] | None:
+    def configuration(self, path: Path) -> dict[str, Any] | None:
         how = self.plain_configuration if self.asked.data_only else super().configuration
-        return how(path, known)
+        return how(path)
 
     def parse_arguments(self, *arguments: Any) -> None:
         super().parse_arguments(*arguments)
