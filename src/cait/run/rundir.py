@@ -33,8 +33,8 @@ def folder_of(name: str) -> Path:
         if folder.is_dir():
             return folder
     runs = sorted(path.parent.name for path in LOGS.glob(f"*/{CONFIG}"))
-    there = f"; {'runs: ' + ', '.join(runs) if runs else 'there are none yet'}"
-    raise UserError(f"there is no run {LOGS / name}{did_you_mean(name, runs, there)}")
+    others = f"; {'runs: ' + ', '.join(runs) if runs else 'there are none yet'}"
+    raise UserError(f"there is no run {LOGS / name}{did_you_mean(name, runs, others)}")
 
 
 def run_argument(folder: Path) -> str:
