@@ -81,8 +81,9 @@ def main() -> None:
         data.setup()
         accuracy, macro = regress(data)
         each = ", ".join(f"{value:.1f}" for value in found)
+        images = f"{len(data.source.train):,} + {len(data.source.val):,}"
         print(
-            f"| {root} | {len(data.source.train):,} + {len(data.source.val):,} | {data.num_classes} | {data.img_size} | "
+            f"| {root} | {images} | {data.num_classes} | {data.img_size} | "
             f"{accuracy:.1f} ({macro:.1f}) | **{mean(found):.1f}** ({each}) | {mean(macros):.1f} | {mean(used):.0f} |",
             flush=True,
         )
