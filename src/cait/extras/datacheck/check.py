@@ -1,4 +1,4 @@
-"""`cait imagenet-check`: count a data folder, compare it with ImageNet's numbers, decode a sample, say what is wrong."""
+"""`cait imagenet-check`: count a data folder, compare it with ImageNet, decode a sample, and say what is wrong."""
 
 from __future__ import annotations
 
