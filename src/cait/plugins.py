@@ -37,7 +37,6 @@ KINDS = {
     "image_order": "(source, settings) -> Order or None: the order of the training images, if settings ask for another",
     "wrap_samples": "(samples, settings) -> Samples: the images of a set in another form, such as small copies",
     "batch_memory": "(workers, ready, size) -> BatchMemory or None: for so many batches of so many bytes per worker",
-    "images_listed": "(data) -> None: before training, once the data module has listed the images",
     "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module:Backend"}; see `cait.model.talking_heads.Backend`',
     "STRATEGIES": 'dict[str, str]: {"name": "module:Strategy"}: strategies of the Trainer, made without arguments',
     "CHECKPOINT_FOLDERS": '"module": its read(folder, without) and is_whole(folder) serve checkpoints that are folders',

@@ -354,14 +354,14 @@ def test_lists_of_inaturalist_that_do_not_fit_are_told(written: str, tmp_path: P
     before = path.read_text()
     for content, words in (
         (before.replace("Aves/1", "Aves/7"), r"val2018.json lists 6 images, 4 of them are in data/inaturalist/2018"),
-        ('{"images": [{}]}', "val2018.json is not a list of iNaturalist's images"),
-        ("{", "val2018.json is not a list of iNaturalist's images"),
+        ('{"images": [{}]}', "val2018.json is not a list of github.com/visipedia"),
+        ("{", "val2018.json is not a list of github.com/visipedia"),
     ):
         path.write_text(content)
         with pytest.raises(UserError, match=words):
             module("torch/inaturalist", **splits).setup("fit")
     path.unlink()
-    with pytest.raises(UserError, match=r"val2018.json, the list of the split's images, is missing"):
+    with pytest.raises(UserError, match=r"val2018.json is not a list of github.com/.*: FileNotFoundError"):
         module("torch/inaturalist", **splits).setup("fit")
     path.write_text(before)
     shutil.copytree(tmp_path / "data/inaturalist/2018", tmp_path / "data/inaturalist/2019")

@@ -190,8 +190,6 @@ class ImageNetDataModule(LightningDataModule):
             if self.announces:
                 rank_zero_info(f"{self.summary()}; {self.how_read()}")
             _ = self.order  # refuses one that the source does not have
-            for act in plugins.of_kind("images_listed"):
-                act(self)
 
     def _wrapped(self, samples: Samples) -> Samples:
         """The images as extras give them, such as from small copies of large files."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-BUILTIN = ("torch", "hfds")
-"""Prefixes of built-in data sets."""
-STREAMS = ("hfids", "tfds", "wds")
+STREAMS = ("hfids/", "tfds/", "wds/")
 """timm's prefixes of data sets that it reads as streams."""
+PREFIXES = ("torch/", "hfds/", *STREAMS)
 
 
 @dataclass(frozen=True)
@@ -32,23 +31,23 @@ DATA_SETTINGS = "cait.extras.catalog:Catalog"
 
 
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:
-    """The data set of that name, or the folder that holds ImageNet's archives; None for any other."""
-    prefix, slash, _ = root.partition("/")
-    named = bool(slash) and prefix in (*BUILTIN, *STREAMS)
-    if not (named or any(Path(root).glob("ILSVRC2012_*"))):  # most folders: torchvision's data sets are not needed
+    """The data set of that name, or the folder that holds ImageNet's archives; None for any other.
+
+    Raises:
+        UserError: there is no data set of that name, or it cannot be read by index.
+    """
+    named = root.startswith(PREFIXES)
+    if not (named or any(Path(root).glob("ILSVRC2012_*.tar*"))):  # most folders: torchvision's data sets are not needed
         return None
     from functools import partial
 
     from cait.data.source import FolderSource, Splits, SplitSource
     from cait.extras.catalog import imagenet, sets
-    from cait.settings import group, values
+    from cait.settings import group
 
     splits: Splits = group(Splits, settings)
-    if sets.is_builtin(root):
-        given = values(group(Catalog, settings))
-        folder = given.pop("data_dir")
-        opener = partial(sets.open_set, root, folder=Path(folder) if folder else None, **given)
-        return SplitSource(root, splits.train_split, splits.val_split, opener)
-    if not imagenet.has_archives(Path(root)):
-        return None
-    return FolderSource(splits, partial(imagenet.unpack, Path(root), splits.train_split, splits.val_split))
+    if not named:
+        return FolderSource(splits, partial(imagenet.unpack, Path(root), splits.train_split, splits.val_split))
+    sets.check_name(root)
+    opener = partial(sets.open_set, root, group(Catalog, settings))
+    return SplitSource(root, splits.train_split, splits.val_split, opener)

@@ -16,15 +16,11 @@ from torchvision.datasets.imagenet import (
     parse_val_archive,
 )
 
-from cait.errors import UserError
+from cait.errors import UserError, one_line
 from cait.file_lock import file_lock
 
 ARCHIVES: dict[str, str] = {part: name for part, (name, _) in ARCHIVE_META.items()}
 """File names of the archives "train", "val" and "devkit"."""
-
-
-def has_archives(root: Path) -> bool:
-    return any((root / name).is_file() for name in ARCHIVES.values())
 
 
 def unpack(root: Path, train_split: str = "train", val_split: str = "val") -> None:
@@ -38,61 +34,58 @@ def unpack(root: Path, train_split: str = "train", val_split: str = "val") -> No
     Raises:
         UserError: an archive is missing or is not the published file, or the disk is too full.
     """
-    if not _missing(root, train_split, val_split):
+    folders = {"train": root / train_split, "val": root / val_split}
+    if not _missing(root, folders):
         return
     with file_lock(root / ".unpacking.lock"):
         # Each machine has its own name: on a file system without locks two machines would remove each other's folder.
         scratch = (root / f".unpacking-{socket.gethostname()}").absolute()
-        shutil.rmtree(scratch, ignore_errors=True)
-        for part, folder in _missing(root, train_split, val_split).items():
+        for part in _missing(root, folders):
+            shutil.rmtree(scratch, ignore_errors=True)
             try:
                 scratch.mkdir()
                 _unpack(part, root.absolute(), scratch)
                 os.sync()  # the images must be on disk before the name that marks them complete
-                if part == "val":
-                    # torchvision's ImageNet reads the classes' names from it.
+                if part == "val":  # torchvision's ImageNet reads the classes' names from this file
                     (scratch / META_FILE).replace(root / META_FILE)
-                (scratch / part).rename(folder)
+                (scratch / part).rename(folders[part])
             except Exception as error:  # torchvision's, tarfile's, the disk's
-                if folder.is_dir():  # another machine, which does not see the lock, was quicker
+                if folders[part].is_dir():  # another machine, which does not see the lock, was quicker
                     continue
                 if isinstance(error, UserError):
                     raise
-                raise UserError(f"cannot unpack {root / ARCHIVES[part]}: {' '.join(str(error).split())}") from error
+                raise UserError(f"cannot unpack {root / ARCHIVES[part]}: {one_line(error)}") from error
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _missing(root: Path, train_split: str, val_split: str) -> dict[str, Path]:
-    """The folder of each part that must be unpacked."""
-    folders = {"train": root / train_split, "val": root / val_split}
+def _missing(root: Path, folders: dict[str, Path]) -> list[str]:
+    """The parts that must be unpacked. Raises UserError if an archive that they need is not there."""
     found = [ARCHIVES[part] for part in folders if (root / ARCHIVES[part]).is_file()]
-    missing = {part: folder for part, folder in folders.items() if not folder.is_dir()}
+    missing = [part for part, folder in folders.items() if not folder.is_dir()]
     if not found or not missing:
-        return {}
-    needed = [ARCHIVES[part] for part in missing] + [ARCHIVES["devkit"]] * ("val" in missing)
-    absent = [name for name in needed if not (root / name).is_file()]
-    if absent:
-        raise UserError(
-            f"{root} holds {' and '.join(found)}, but to unpack ImageNet it needs {' and '.join(absent)} too"
-        )
+        return []
+    needed = [ARCHIVES[part] for part in (*missing, *(["devkit"] if "val" in missing else []))]
+    if absent := [name for name in needed if not (root / name).is_file()]:
+        there, wanted = " and ".join(found), " and ".join(absent)
+        raise UserError(f"{root} holds {there}, but to unpack ImageNet it needs {wanted} too")
     return missing
 
 
 def _unpack(part: str, root: Path, scratch: Path) -> None:
+    """Unpack one part into `scratch`. Given an absolute name, torchvision reads the archive there."""
     archive = root / ARCHIVES[part]
     free, size = shutil.disk_usage(root).free, archive.stat().st_size
     if free < size:
         raise UserError(f"to unpack {archive} {size / 1e9:.1f} GB are needed in {root}, {free / 1e9:.1f} GB are free")
     print(f"unpacking {archive}, {size / 1e9:.1f} GB, once; its MD5 sum is checked first", flush=True)
     try:
-        # Given an absolute name, torchvision reads the archive there and writes into the scratch folder.
         if part == "train":
             parse_train_archive(scratch, str(archive))
-        else:
-            archive = root / ARCHIVES["devkit"]
-            parse_devkit_archive(scratch, str(archive))
-            archive = root / ARCHIVES["val"]
-            parse_val_archive(scratch, str(archive), load_meta_file(scratch)[1])
+            return
+        archive = root / ARCHIVES["devkit"]
+        parse_devkit_archive(scratch, str(archive))
+        archive = root / ARCHIVES["val"]
+        parse_val_archive(scratch, str(archive), load_meta_file(scratch)[1])
     except RuntimeError as error:
         raise UserError(f"{archive} is not the published file, its MD5 sum is another: download it again") from error

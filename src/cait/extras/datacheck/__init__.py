@@ -4,7 +4,7 @@ from cait.plugins import Verb
 
 VERBS = {
     "imagenet-check": Verb(
-        "cait.extras.datacheck.verb:imagenet_check",
+        "cait.extras.datacheck.check:imagenet_check",
         "count a data folder, decode a sample: cait imagenet-check DIR [--images 2000]",
         takes="files",
     )

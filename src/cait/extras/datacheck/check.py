@@ -1,20 +1,22 @@
-"""Check a data folder before a run: count it, compare it with ImageNet's numbers, decode a sample."""
+"""`cait imagenet-check`: count a data folder, compare it with ImageNet, decode a sample, and say what is wrong."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from torchvision.datasets.imagenet import ARCHIVE_META
 
-from cait.data.folder import MACOS, abbreviate
+from cait.cli.options import Options
+from cait.data.folder import abbreviate, folder_names
 from cait.data.listing import is_image
 from cait.data.reading import load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError
+from cait.run.program import Program
 
 ARCHIVES = {part: name for part, (name, _) in ARCHIVE_META.items()}
 """File names of ImageNet's archives "train", "val" and "devkit"."""
@@ -26,21 +28,21 @@ Classes = dict[str, list[str]]
 """Paths of the images by class."""
 
 
-def check(root: Path, images: int = 2000) -> None:
-    """Print what is in `root`, then a line for each thing that is wrong with it.
-
-    Args:
-        root: folder with train/<class>/ and val/<class>/, or only with class folders; or a folder whose data source has
-            a method `verify`, as that of shards has.
-        images: how many to decode, spread evenly over the classes.
-
-    Raises:
-        UserError: there is no such folder, or something is wrong with it.
-    """
+def imagenet_check(arguments: list[str], program: Program) -> None:
+    """Print what is in a folder, then a line for each thing that is wrong with it."""
+    options = Options("imagenet-check", "Count the images of a data folder and decode some.")
+    options.add_argument("root", metavar="DIR", type=Path, help="with train/<class>/ and val/<class>/")
+    many = "how many to decode, over all classes; default 2000"
+    options.add_argument("--images", "--pictures", type=int, default=2000, metavar="N", help=many)
+    given = options.parse_args(arguments)
+    root = given.root
+    if given.images < 0:
+        raise UserError(f"--images must be at least 0, got {given.images}")
     if not root.is_dir():
         raise UserError(f"the data folder {root} does not exist")
     source: Any = open_source(str(root))
-    wrong = list(_check_source(source, images) if hasattr(source, "verify") else _check_folders(root, images))
+    check = _check_source(source, given.images) if hasattr(source, "verify") else _check_folders(root, given.images)
+    wrong = list(check)
     for line in wrong:
         print(f"wrong: {line}")
     if wrong:
@@ -49,70 +51,59 @@ def check(root: Path, images: int = 2000) -> None:
 
 
 def _check_source(source: Any, images: int) -> Iterator[str]:
-    """Let a source verify its files. If they are sound, decode a sample of its images."""
+    """Let a source verify its files, as that of shards does. If they are sound, decode a sample of its images."""
     wrong = list(source.verify())
     yield from wrong
     if wrong:
         return
-    print(
-        f"{len(source.class_names):,} classes, {len(source.train):,} training and {len(source.val):,} validation images"
-    )
-    total, decoded = len(source.train) + len(source.val), 0
-    for samples in (source.train, source.val):
-        share = min(len(samples), -(-images * len(samples) // total))
-        decoded += share
-        for i in range(share):
-            index = (2 * i + 1) * len(samples) // (2 * share)
-            try:
-                load_rgb(samples[index][0], samples.name(index))
-            except UserError as error:
-                yield str(error)
-    print(f"decoded {decoded:,} images, spread evenly over the sets")
+    train, val = source.train, source.val
+    print(f"{len(source.class_names):,} classes, {len(train):,} training and {len(val):,} validation images")
+
+    def read(place: int) -> None:
+        samples, index = (train, place) if place < len(train) else (val, place - len(train))
+        load_rgb(samples[index][0], samples.name(index))
+
+    yield from _decode([range(len(train) + len(val))], images, read)
 
 
 def _check_folders(root: Path, images: int) -> Iterator[str]:
-    split = any((root / part).is_dir() for part in IMAGENET_IMAGES)
+    parts = [part for part in IMAGENET_IMAGES if (root / part).is_dir()]
     archives = [name for name in ARCHIVES.values() if (root / name).is_file()]
-    if archives and not all((root / part).is_dir() for part in IMAGENET_IMAGES):
+    if archives and len(parts) < len(IMAGENET_IMAGES):
         advice = "the first run with this --data.root unpacks them"
         if missing := set(ARCHIVES.values()) - set(archives):
             advice = f"to have them unpacked put {' and '.join(sorted(missing))} there too"
         yield f"{root} holds {' and '.join(archives)} still packed: {advice}"
-        if not split:
+        if not parts:
             return
     found: dict[str, Classes] = {}
-    for part in IMAGENET_IMAGES if split else ("",):
-        folder = root / part
-        if not folder.is_dir():
-            yield f"{folder} does not exist"
+    for part in IMAGENET_IMAGES if parts else ("",):
+        if part and part not in parts:
+            yield f"{root / part} does not exist"
             continue
-        classes = found[part or "all"] = {}
-        yield from _count(folder, classes)
-        count = sum(map(len, classes.values()))
-        print(f"{folder}: {len(classes):,} classes, {count:,} images", flush=True)
+        found[part] = {}
+        yield from _count(root / part, found[part])
+        count = sum(map(len, found[part].values()))
+        print(f"{root / part}: {len(found[part]):,} classes, {count:,} images", flush=True)
     if len(found) == 2:
-        train, val = found.values()
-        for part, classes, others in (("train", train, val), ("val", val, train)):
-            only = sorted(classes.keys() - others.keys())
-            if only and others:  # an empty folder is reported already
+        for part, other in (("train", "val"), ("val", "train")):
+            only = sorted(found[part].keys() - found[other].keys())
+            if only and found[other]:  # an empty folder is reported already
                 yield f"{len(only):,} class(es) only in {root / part}: {abbreviate(only)}"
     yield from _compare_with_imagenet(root, found)
-    yield from _decode(found, images)
+    classes = [files for part in found.values() for _, files in sorted(part.items()) if files]
+    yield from _decode(classes, images, load_rgb)
 
 
 def _count(folder: Path, classes: Classes) -> Iterator[str]:
     """Fill `classes`, and yield what is wrong with the folder itself."""
-    loose, strange = [], []
-    for entry in os.scandir(folder):
-        if entry.name.startswith(".") or entry.name == MACOS:
-            continue
-        if not entry.is_dir():
-            loose.append(entry.name)
-            continue
-        files = list(_files(entry.path))
-        classes[entry.name] = sorted(file for file in files if is_image(file))
+    loose = sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir())
+    strange = []
+    for name in folder_names(folder):
+        files = sorted(_files(folder / name))
+        classes[name] = [file for file in files if is_image(file)]
         strange += [file for file in files if not is_image(file)]
-    flat = sorted(name for name in loose if is_image(name))
+    flat = [name for name in loose if is_image(name)]
     if flat and not classes:
         yield (
             f"{folder} holds {len(flat):,} images and no class folders, so their classes are not known; for ImageNet "
@@ -122,24 +113,19 @@ def _count(folder: Path, classes: Classes) -> Iterator[str]:
         yield f"{len(flat):,} image(s) in {folder} itself, in no class folder: {abbreviate(flat)}"
     elif not classes:
         yield f"{folder} holds no class folders"
-    if packed := sorted(name for name in loose if name.endswith(".tar")):
+    if packed := [name for name in loose if name.endswith(".tar")]:
         yield f"{folder} holds {len(packed):,} archives: {abbreviate(packed)}; unpack each into a folder of its name"
-    if empty := sorted(name for name, files in classes.items() if not files):
+    if empty := [name for name, files in classes.items() if not files]:
         yield f"{len(empty):,} class(es) without images in {folder}: {abbreviate(empty)}"
     if strange:
-        few = abbreviate(sorted(strange))
-        yield f"{len(strange):,} file(s) without an image's extension, which are left out: {few}"
+        yield f"{len(strange):,} file(s) without an image's extension, which are left out: {abbreviate(strange)}"
 
 
-def _files(folder: str) -> Iterator[str]:
-    """Every file below a folder except hidden ones. The system lists kinds with names, so no file is opened."""
-    for entry in os.scandir(folder):
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            yield from _files(entry.path)
-        else:
-            yield entry.path
+def _files(folder: Path) -> Iterator[str]:
+    """Every file below a folder except hidden ones."""
+    for inner, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (os.path.join(inner, name) for name in files if not name.startswith("."))
 
 
 def _compare_with_imagenet(root: Path, found: dict[str, Classes]) -> Iterator[str]:
@@ -157,17 +143,15 @@ def _compare_with_imagenet(root: Path, found: dict[str, Classes]) -> Iterator[st
             yield f"{root / part} holds {count:,} images, ImageNet {IMAGENET_IMAGES[part]:,}"
 
 
-def _decode(found: dict[str, Classes], images: int) -> Iterator[str]:
-    sets = [files for classes in found.values() for _, files in sorted(classes.items()) if files]
+def _decode(sets: Sequence[Sequence[Any]], images: int, read: Callable[[Any], object]) -> Iterator[str]:
+    """Read so many images. Each set gets its share, and the images of a set are sampled evenly."""
     decoded = 0
-    for place, files in enumerate(sets):
-        # Each class gets its share, the remainder is spread evenly, and the files of a class are sampled evenly.
-        share = min((place + 1) * images // len(sets) - place * images // len(sets), len(files))
+    for place, members in enumerate(sets):
+        share = min((place + 1) * images // len(sets) - place * images // len(sets), len(members))
         for i in range(share):
-            file = files[(2 * i + 1) * len(files) // (2 * share)]
-            decoded += 1
             try:
-                load_rgb(file)
+                read(members[(2 * i + 1) * len(members) // (2 * share)])
             except UserError as error:
                 yield str(error)
-    print(f"decoded {decoded:,} images, spread evenly over the classes")
+        decoded += share
+    print(f"decoded {decoded:,} images, spread evenly")

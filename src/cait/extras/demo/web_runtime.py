@@ -25,26 +25,26 @@ FILES = {
     "Gt7e1iIDIZ/PXEhM/OVleqWHVom0kEI/hs8cod0crXcV9jDGM39B23HuQnlOOgDOC3x4k5pxIgtdgzaL9up3MA==",
 }
 """The files in dist/ of the package, and their hashes in the form of subresource integrity."""
-LIMIT = 600
-"""Seconds that npm may take."""
 
 
 def files(given: Path | None) -> dict[str, bytes]:
     """The contents of the files by name.
 
     Args:
-        given: the package's folder or its .tgz; None takes the .tgz in ~/.cache/cait, or has npm fetch it there.
+        given: the package's folder or its .tgz; None takes the files in ~/.cache/cait, where npm fetches them once.
 
     Raises:
         UserError: there is no npm, it cannot fetch the package, or what was given or fetched is of another version.
     """
-    place = given or _cached()
+    place = given or _cache()
+    if given is None and not all((place / name).is_file() for name in FILES):
+        _fetch(place)
     try:
         contents = _read_folder(place) if place.is_dir() else _read_tarball(place)
     except (OSError, KeyError, AttributeError, EOFError, zlib.error, tarfile.TarError) as error:
         raise UserError(f"{place} is not the package {PACKAGE}: {error}") from error
     for name, content in contents.items():
-        if _integrity(content) != FILES[name]:
+        if FILES[name] != f"sha512-{base64.b64encode(hashlib.sha512(content).digest()).decode()}":
             raise UserError(f"{name} in {place} is not that of {PACKAGE}; `npm pack {PACKAGE}` fetches the package")
     return contents
 
@@ -57,18 +57,6 @@ def _read_folder(folder: Path) -> dict[str, bytes]:
 def _read_tarball(path: Path) -> dict[str, bytes]:
     with tarfile.open(path) as tar:
         return {name: tar.extractfile(f"package/dist/{name}").read() for name in FILES}  # type: ignore[union-attr]
-
-
-def _integrity(content: bytes) -> str:
-    return f"sha512-{base64.b64encode(hashlib.sha512(content).digest()).decode()}"
-
-
-def _cached() -> Path:
-    """The cache folder of the files, which are fetched if they are missing."""
-    cache = _cache()
-    if not all((cache / name).is_file() for name in FILES):
-        _fetch(cache)
-    return cache
 
 
 def _cache() -> Path:
@@ -84,16 +72,11 @@ def _fetch(cache: Path) -> None:
             f"and add --runtime {TARBALL}"
         )
     with TemporaryDirectory(prefix="cait-npm-") as scratch:
-        command = [npm, "pack", PACKAGE, "--silent"]
-        try:
-            done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=LIMIT)
-        except subprocess.TimeoutExpired as error:
-            raise UserError(f"npm has not fetched {PACKAGE} in {LIMIT} seconds; or give --runtime {TARBALL}") from error
-        tarball = Path(scratch, TARBALL)
-        if done.returncode or not tarball.is_file():
-            said = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it gives no reason")
+        done = subprocess.run([npm, "pack", PACKAGE, "--silent"], cwd=scratch, capture_output=True, text=True)
+        if done.returncode:
+            *_, said = (done.stderr.strip() or "it gives no reason").splitlines()
             raise UserError(f"npm cannot fetch {PACKAGE}: {said}; or give --runtime {TARBALL}")
-        contents = files(tarball)
+        contents = files(Path(scratch, TARBALL))
     cache.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         with disk.whole(cache / name) as beside:

@@ -2,15 +2,8 @@
 
 from cait.plugins import Verb
 
+RATE, BATCH = "draw the loss over a rising learning rate", "the largest batch that fits into memory"
 VERBS = {
-    "find-lr": Verb(
-        "cait.extras.find.verb:find_lr",
-        "draw the loss over a rising learning rate: cait find-lr --config FILE",
-        takes="fit",
-    ),
-    "find-batch": Verb(
-        "cait.extras.find.verb:find_batch",
-        "the largest batch that fits into memory: cait find-batch --config FILE",
-        takes="fit",
-    ),
+    "find-lr": Verb("cait.extras.find.verb:find_lr", f"{RATE}: cait find-lr --config FILE", "fit"),
+    "find-batch": Verb("cait.extras.find.verb:find_batch", f"{BATCH}: cait find-batch --config FILE", "fit"),
 }

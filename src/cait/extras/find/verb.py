@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from cait.cli.options import Options, replaced
 from cait.errors import UserError
-from cait.guards.configurations import configurations_of
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -30,34 +29,27 @@ def find_lr(arguments: list[str], program: Program) -> None:
     options.add_argument("--steps", type=int, default=100, help="steps to train; default 100")
     options.add_argument("--min_lr", type=float, default=1e-6, help="rate of the first step; default 1e-6")
     options.add_argument("--max_lr", type=float, default=1.0, help="rate of the last step; default 1")
-    options.add_argument(
-        "--output", type=Path, default=rundir.LOGS / "find-lr.png", metavar="FILE", help="figure to draw"
-    )
+    figure = rundir.LOGS / "find-lr.png"
+    options.add_argument("--output", type=Path, default=figure, metavar="FILE", help="figure to draw")
     given, settings = options.parse_known_args(arguments)
     if given.steps <= 2 * SKIP_FIRST or not 0 < given.min_lr < given.max_lr:
         raise UserError(f"find-lr needs more than {2 * SKIP_FIRST} --steps, and --min_lr above 0 and below --max_lr")
 
     def tune(cli: CaiTCLI, tuner: Any) -> None:
-        found = tuner.lr_find(
-            cli.model,
-            datamodule=cli.datamodule,
-            min_lr=given.min_lr,
-            max_lr=given.max_lr,
-            num_training=given.steps,
-            update_attr=False,
-        )
-        # The module multiplies --model.lr by this.
-        base = cli.model.schedule.lr_base_size
-        factor = 1 if base is None else cli.model._global_batch() / base
+        rates = dict(min_lr=given.min_lr, max_lr=given.max_lr, num_training=given.steps)
+        found = tuner.lr_find(cli.model, datamodule=cli.datamodule, update_attr=False, **rates)
         found.results["loss"] = _corrected(found.results["loss"])
         rate = found.suggestion(skip_begin=SKIP_FIRST)
         _draw(found.results, rate, given.output)
         print(os.path.relpath(given.output))
         if rate is None:
             raise UserError("too few steps had a finite loss for a suggestion; lower --max_lr")
+        # The module multiplies --model.lr by this.
+        base = cli.model.schedule.lr_base_size
+        factor = 1 if base is None else cli.model._global_batch() / base
         scaled = "" if factor == 1 else f", which is --model.lr {rate / factor:.2g} for this batch"
-        print(f"the loss falls fastest at a rate of {rate:.2g}{scaled}; look at the figure, then try it:")
-        print(f'  make train {_config(settings)}ARGS="--model.lr {rate / factor:.2g}"')
+        print(f"the loss falls fastest at a rate of {rate:.2g}{scaled}; look at the figure, then train with")
+        print(f'  ARGS="--model.lr {rate / factor:.2g}"')
 
     _tune(settings, tune, program)
 
@@ -73,16 +65,14 @@ def find_batch(arguments: list[str], program: Program) -> None:
     def tune(cli: CaiTCLI, tuner: Any) -> None:
         on_cpu = cli.trainer.strategy.root_device.type == "cpu"
         cli.datamodule.prepare_data()
-        images = len(cli.datamodule.source.train)
-        bound = _power(min(given.max or (256 if on_cpu else 8192), images // 2))
+        most = min(given.max or (256 if on_cpu else 8192), len(cli.datamodule.source.train) // 2)
+        bound = 1 << (max(2, most).bit_length() - 1)  # a power of 2
         # Lightning returns `max_val` without trying it.
         found = tuner.scale_batch_size(cli.model, datamodule=cli.datamodule, init_val=2, max_val=2 * bound)
         size = min(found, bound)
         reason = f"the largest that was tried; the bound is {bound}" if size == bound else f"{2 * size} did not fit"
-        print(f"a batch of {size} images fits on one device ({reason})")
-        if on_cpu:
-            print("on the CPU a larger batch seldom trains faster")
-        print(f'  make train {_config(settings)}ARGS="--data.batch_size {size}"')
+        print(f"a batch of {size} images fits on one device ({reason}); train with")
+        print(f'  ARGS="--data.batch_size {size}"')
 
     _tune(settings, tune, program)
 
@@ -122,17 +112,6 @@ def _corrected(losses: list[float], beta: float = 0.98) -> list[float]:
     Lightning takes the next step's divisor, so the first loss is half of its true value and any curve rises.
     """
     return [loss * (1 - beta ** (step + 1)) / (1 - beta**step) for step, loss in enumerate(losses, start=1)]
-
-
-def _power(number: int) -> int:
-    """The largest power of 2 up to a number."""
-    return 1 << (max(2, number).bit_length() - 1)
-
-
-def _config(settings: list[str]) -> str:
-    """CONFIG=... for make, of the configurations that were given."""
-    files = configurations_of(settings)
-    return "" if not files else f'CONFIG="{" ".join(files)}" ' if len(files) > 1 else f"CONFIG={files[0]} "
 
 
 def _draw(results: dict[str, list[float]], rate: float | None, path: Path) -> None:

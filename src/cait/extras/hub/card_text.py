@@ -14,15 +14,8 @@ from cait.data.source import SplitSource, open_source
 from cait.errors import UserError
 
 PLACES = (
-    "root",
-    "data_dir",
-    "copies_dir",
-    "val_list",
-    "predict_root",
-    "class_names",
-    "cache_gb",
-    "num_workers",
-    "prefetch",
+    *("root", "data_dir", "copies_dir", "val_list", "predict_root"),
+    *("class_names", "cache_gb", "num_workers", "prefetch"),
 )
 """Settings of the data that the card leaves out: they are places on this machine, or they change no result."""
 WEIGHTS = ("weights", "weights_ema", "teacher_weights", "teacher_path", "mean", "std")
@@ -30,9 +23,8 @@ WEIGHTS = ("weights", "weights_ema", "teacher_weights", "teacher_path", "mean", 
 TRAINER = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
 """Settings of the Trainer that the card shows."""
 CURVES, RELIABILITY = "curves.png", "reliability.png"
-NAMED = 50
-"""Up to this many classes are named."""
-WEAKEST = 5
+NAMED, WEAKEST = 50, 5
+"""Up to so many classes are named, and so many of those with the lowest accuracy."""
 USE = """\
 ```python
 import timm
@@ -54,7 +46,7 @@ def text(
     scores: Mapping[str, Any],
     about: Mapping[str, Any],
     config: Mapping[str, Any],
-    data_state: Mapping[str, Any] | None,
+    data_state: Mapping[str, Any],
     images: Sequence[str],
     license: str | None = None,
 ) -> str:
@@ -70,7 +62,7 @@ def text(
         license: identifier of the Hub; None leaves it out.
     """
     parts = [
-        f"---\n{_metadata(repo, scores, about, config, license)}\n---",
+        f"---\n{_metadata(repo, scores, config, license)}\n---",
         f"# {repo.partition('/')[2]}",
         f"An image classifier of {len(about['class_names']):,} classes: `{about['model']}` for images of "
         f"{about['img_size']} × {about['img_size']} pixels, trained with PyTorch Lightning and "
@@ -89,9 +81,7 @@ def text(
     return "\n\n".join(parts) + "\n"
 
 
-def _metadata(
-    repo: str, scores: Mapping[str, Any], about: Mapping[str, Any], config: Mapping[str, Any], license: str | None
-) -> str:
+def _metadata(repo: str, scores: Mapping[str, Any], config: Mapping[str, Any], license: str | None) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     name = _data_name(config)
@@ -117,21 +107,18 @@ def _metadata(
 
 
 def _results(scores: Mapping[str, Any], about: Mapping[str, Any]) -> Iterator[str]:
-    rows = [("validation images", scores)]
-    rows += [(title, scores[key]) for key, title in (("real", "ReaL"), ("v2", "ImageNet-V2")) if key in scores]
-    rows += list(scores.get("extra", {}).items())
+    """The table of the sets' figures, and the classes with the lowest accuracy."""
+    sets = {"validation images": scores}
+    sets |= {title: scores[key] for key, title in (("real", "ReaL"), ("v2", "ImageNet-V2")) if key in scores}
+    sets |= scores.get("extra", {})
     table = ["| set | images | top-1 | top-5 | mean of the classes | calibration error |", "|---|---|---|---|---|---|"]
-    for title, found in rows:
-        figures = [
-            found.get("acc1"),
-            found.get("acc5"),
-            found.get("acc1_macro"),
-            found.get("calibration", {}).get("ece"),
-        ]
+    for title, found in sets.items():
+        figures = [found.get(name) for name in ("acc1", "acc5", "acc1_macro")]
+        figures.append(found.get("calibration", {}).get("ece"))
         cells = ["" if figure is None else f"{figure:.2f} %" for figure in figures]
         table.append(f"| {_cell(title)} | {found['images']:,} | {' | '.join(cells)} |")
     yield "\n".join(table)
-    if about["tta"]:
+    if about.get("tta"):
         yield "Each figure is of the mean over an image and its mirror image."
     weak = sorted((share, name) for name, share in scores["per_class"].items() if share is not None and share < 100)
     if weak:
@@ -157,22 +144,22 @@ def _use(repo: str, data: Mapping[str, Any], names: Sequence[str]) -> Iterator[s
 
 
 def _thresholds(scores: Mapping[str, Any]) -> str:
-    rows = [row for row in scores["thresholds"] if row["threshold"] and row["accuracy"] is not None]
     found = [
         f"at least {row['threshold']:g}: {row['coverage']:.1f} % of the images, {row['accuracy']:.1f} % of them right"
-        for row in rows
+        for row in scores.get("thresholds", [])
+        if row["threshold"] and row["accuracy"] is not None
     ]
     return f"By the probability of the answer: {'; '.join(found)}." if found else ""
 
 
-def _origin(config: Mapping[str, Any], about: Mapping[str, Any], data_state: Mapping[str, Any] | None) -> Iterator[str]:
-    depends = (data_state or {}).get("depends_on", {})
+def _origin(config: Mapping[str, Any], about: Mapping[str, Any], data_state: Mapping[str, Any]) -> Iterator[str]:
+    depends = data_state.get("depends_on", {})
     count = depends.get("training pictures")
     yield f"- Data: {_cell(_data_name(config))}" + ("" if count is None else f", {count:,} training images")
     if digest := depends.get("digest of the training pictures' names"):
         yield f"- Digest of the training images' names: `{digest}`"
     yield f"- Checkpoint: step {about['step']:,}, epoch {about['epoch'] + 1}"
-    yield f"- Code when this card was written: {code()}"
+    yield f"- Code when this card was written: {_code()}"
 
 
 def _data_name(config: Mapping[str, Any]) -> str:
@@ -186,29 +173,29 @@ def _data_name(config: Mapping[str, Any]) -> str:
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {"seed_everything": config.get("seed_everything")}
-    kept["trainer"] = {name: config.get("trainer", {}).get(name) for name in TRAINER}
-    kept["model"] = {name: value for name, value in config["model"].items() if name not in WEIGHTS}
-    kept["data"] = {name: value for name, value in config["data"].items() if name not in PLACES}
-    kept["ema"] = config.get("ema")
+    """The settings that a reader may want to know."""
+    trainer = {name: value for name, value in config.get("trainer", {}).items() if name in TRAINER}
+    model = {name: value for name, value in config["model"].items() if name not in WEIGHTS}
+    data = {name: value for name, value in config["data"].items() if name not in PLACES}
+    kept = {"seed_everything": config.get("seed_everything"), "trainer": trainer, "model": model, "data": data}
+    return _public(kept | {"ema": config.get("ema")})
+
+
+def _public(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Without settings that have no value, and those that are places on this machine."""
     return {
-        name: {key: each for key, each in value.items() if _is_public(each)} if isinstance(value, dict) else value
-        for name, value in kept.items()
+        name: _public(value) if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if value is not None and not (isinstance(value, str) and value.startswith(("/", "~")))
     }
 
 
-def _is_public(value: Any) -> bool:
-    """Whether a setting has a value, and that is no place on this machine."""
-    return value is not None and not (isinstance(value, str) and value.startswith(("/", "~")))
-
-
-def code() -> str:
+def _code() -> str:
     """The commit of this package, or its version if it is in no repository."""
-    package = Path(cait.__file__).parent
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(package), *arguments], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
+        command = ["git", "-C", str(Path(cait.__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         git("ls-files", "--error-unmatch", "__init__.py")  # a repository around an installed package is another's
@@ -221,20 +208,3 @@ def _cell(text: str) -> str:
     """A name in Markdown, with all markup escaped."""
     shown = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
     return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>|#" else letter for letter in shown)
-
-
-def check(about: Any, key: str, path: Path) -> Mapping[str, Any]:
-    """The scores under `key`, "raw" or "ema", of an evaluation.json with all that the card needs.
-
-    Raises:
-        UserError: the current `cait eval` did not write it.
-    """
-    needed = ("class_names", "img_size", "model", "step", "epoch", "tta", "raw")
-    if not isinstance(about, dict) or any(name not in about for name in needed):
-        raise UserError(f"{path} is not what `cait eval` writes today: score the run again")
-    scores = about.get(key)
-    if scores is None:
-        raise UserError(f"{path} has no scores of the moving average: the run kept none")
-    if any(name not in scores for name in ("acc1", "images", "per_class", "calibration", "thresholds")):
-        raise UserError(f"{path} is not what `cait eval` writes today: score the run again")
-    return scores

@@ -60,17 +60,15 @@ def image_order(source: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def wrap_samples(samples: Any, settings: Mapping[str, Any]) -> Any:
-    """The images, the large ones as their small copies if copies are kept."""
-    if settings["copies_dir"] is None or settings["shrink"] is None:
+    """The image files, the large ones as their small copies if copies are kept."""
+    from cait.data.listing import Files
+
+    if settings["copies_dir"] is None or settings["shrink"] is None or not isinstance(samples, Files):
         return samples
-    from cait.extras.recipe import copies
+    from pathlib import Path
 
-    return copies.wrap(samples, settings)
+    from cait.data.reading import Reading
+    from cait.extras.recipe.copies import Copies
+    from cait.settings import group
 
-
-def images_listed(data: Any) -> None:
-    """Make the copies that are missing. In a large set each is made when its image is first read."""
-    if data.given["copies_dir"] is not None:
-        from cait.extras.recipe import copies
-
-        copies.make_missing(data)
+    return Copies(samples, group(Reading, settings), Path(settings["copies_dir"]))

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import sys
 import textwrap
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
+from lightning.pytorch.utilities import rank_zero_only
 
 from cait import plugins
 from cait.cli.options import asks_for_help
+from cait.data.folder import NEEDS_HEIF, split_folders
+from cait.data.listing import HEIF
+from cait.data.reading import Reading
+from cait.data.source import FolderSource, open_source
 from cait.errors import UserError
+from cait.extras.recipe.duration import this_machine
+from cait.extras.recipe.rules import Recipe, choose
+from cait.extras.recipe.survey import Survey, left_out, survey
+from cait.extras.recipe.weights import Weights, initial_weights
 from cait.guards.configurations import check_config, configurations_of, is_overlay
+from cait.references import is_path
 from cait.run.program import Program
-from cait.settings import flatten, group
+from cait.settings import as_text, flatten, group
 
-if TYPE_CHECKING:
-    from cait.extras.recipe.survey import Survey
-    from cait.extras.recipe.weights import Weights
-
-SOURCE = ("train_split", "val_split", "val_fraction", "val_list")
-"""Settings that select images of the folder."""
 FROM = "from"
 TEXTS = (FROM, "data.root", "data.train_split", "data.val_split")
 """Settings that stay text where YAML would read a number, as in a folder 2024."""
@@ -48,15 +51,13 @@ def replace_folder(arguments: list[str], program: Program) -> list[str]:
     given = _settings(arguments)
     weights = None
     if FROM in given:
-        from cait.extras.recipe.weights import initial_weights
-
         weights = initial_weights(str(given.pop(FROM)))
         arguments = _without(arguments, FROM)
     root = given.get("data.root")
     configurations = [Path(path) for path in configurations_of(arguments)]
     settled = "ckpt_path" in given or not all(map(is_overlay, configurations))
     if settled or asks_for_help(arguments) or not isinstance(root, str) or not _is_folder(root):
-        return [*(_as_arguments(weights.settings) if weights else []), *arguments]
+        return [*_as_arguments(weights.settings if weights else {}), *arguments]
     for path in configurations:
         check_config(path)
         given = flatten(yaml.safe_load(path.read_text(encoding="utf-8"))) | given
@@ -76,57 +77,40 @@ def replace_folder(arguments: list[str], program: Program) -> list[str]:
 
 def _is_folder(root: str) -> bool:
     """Whether `root` is, or may be meant as, a folder of class folders, and no data set of another kind."""
-    from cait.references import is_path
-
     others = plugins.of_kind("open_source")
     return not is_path(root) and all(opened(root, {"root": root}) is None for opened in others)
 
 
 def _chosen(root: Path, given: dict[str, Any], weights: Weights | None, program: Program) -> dict[str, Any]:
     """The settings of the recipe, the same in all processes of the run; the first one prints the reasons."""
-    from cait.data.folder import split_folders
-    from cait.data.reading import Reading
-    from cait.data.source import FolderSource, open_source
-    from cait.extras.recipe.duration import this_machine
-    from cait.extras.recipe.rules import choose
-    from cait.extras.recipe.survey import left_out, survey
-
-    settings = {key: given[f"data.{key}"] for key in SOURCE if f"data.{key}" in given}
-    source = open_source(str(root), **settings)
+    data = {name.removeprefix("data."): value for name, value in given.items() if name.startswith("data.")}
+    source = open_source(str(root), **data)
     assert isinstance(source, FolderSource)
     source.prepare()
-    reading = group(Reading, {name.removeprefix("data."): value for name, value in given.items()})
-    folder = survey(source.train, source.val, source.class_names, reading)
+    folder = survey(source.train, source.val, source.class_names, group(Reading, data))
     recipe = choose(folder, this_machine(given), given, weights)
-    if {os.environ.get(rank, "0") for rank in ("LOCAL_RANK", "SLURM_PROCID")} == {"0"}:
-        train, val = split_folders(root, settings.get("train_split", "train"), settings.get("val_split", "val"))
-        others = left_out([train, *([val] if val else [])], source.class_names)
-        with contextlib.redirect_stdout(sys.stderr if "print_config" in given else sys.stdout):
-            _print(root, [*_counts(folder, others, held_out=val is None), *recipe.lines])
+    with contextlib.redirect_stdout(sys.stderr if "print_config" in given else sys.stdout):
+        _report(source, folder, recipe)
     words = program.processes.agree(json.dumps(recipe.settings))  # shares of the cores may differ
     return json.loads(words[0])
 
 
-def _counts(folder: Survey, others: Mapping[str, int], held_out: bool) -> list[tuple[str, str]]:
-    """The lines about the images, and about files that were left out, by suffix."""
-    from cait.data.folder import NEEDS_HEIF
-    from cait.data.listing import HEIF
-
-    held = " (held out, see validation.csv)" if held_out else ""
+@rank_zero_only
+def _report(source: FolderSource, folder: Survey, recipe: Recipe) -> None:
+    """Print what is in the folder, and the reasons of the recipe."""
+    held = " (held out, see validation.csv)" if source.holds_out else ""
     colour = "grey" if folder.grey else "colour"
     images = (
         f"{folder.images:,} to train on, {folder.val:,} to validate on{held}, {len(folder.counts)} classes, {colour}, "
         f"about {folder.side} pixels"
     )
-    if not others:
-        return [("images", images)]
-    listed = ", ".join(f"{number:,} {kind}" for kind, number in list(others.items())[:4])
-    return [("images", images), ("left out", listed + (f"; {NEEDS_HEIF}" if others.keys() & {*HEIF} else ""))]
-
-
-def _print(root: Path, lines: list[tuple[str, str]]) -> None:
-    print(f"recipe    chosen for {root}, because no --config is given")
-    for topic, text in lines:
+    lines = [("images", images)]
+    splits = split_folders(source.root, source.splits.train_split, source.splits.val_split)
+    if others := left_out([split for split in splits if split], source.class_names):
+        listed = ", ".join(f"{number:,} {kind}" for kind, number in list(others.items())[:4])
+        lines.append(("left out", listed + (f"; {NEEDS_HEIF}" if others.keys() & {*HEIF} else "")))
+    print(f"recipe    chosen for {source.root}, because no --config is given")
+    for topic, text in [*lines, *recipe.lines]:
         print(textwrap.fill(text, WIDTH, initial_indent=f"  {topic:10}", subsequent_indent=" " * 12))
     print("            Any setting can be given, as --trainer.max_epochs 50.", flush=True)
 
@@ -160,20 +144,10 @@ def _value(text: str) -> Any:
 
 def _without(arguments: list[str], name: str) -> list[str]:
     """`arguments` without a setting, in either spelling."""
-    kept, skip = [], False
-    for argument in arguments:
-        if skip:
-            skip = False
-        elif argument == f"--{name}":
-            skip = True
-        elif not argument.startswith(f"--{name}="):
-            kept.append(argument)
-    return kept
+    option = f"--{name}"
+    pairs = pairwise(["", *arguments])
+    return [word for before, word in pairs if option not in (before, word) and not word.startswith(f"{option}=")]
 
 
 def _as_arguments(settings: Mapping[str, Any]) -> list[str]:
-    return [f"--{name}={_text(value)}" for name, value in settings.items()]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True).split("\n...")[0].strip()
+    return [f"--{name}={as_text(value)}" for name, value in settings.items()]

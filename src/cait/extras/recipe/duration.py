@@ -13,8 +13,6 @@ from cait.extras.recipe.survey import Survey
 MINUTES = 3.0
 """Planned length of a run whose cores are free. On slower ones it ends within 5 minutes."""
 COPIES = "data/cache/copies"
-COPY = 3.0
-"""Pixels of a halved image, as a multiple of the square of `data.shrink`: its sides are up to twice as long."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Machine:
     fast_bf16: bool = False
     """Whether it multiplies matrices in bfloat16 much faster than in float32."""
     free: float = 100.0
-    """Free disk, in 10⁹ bytes."""
+    """Disk for copies, in 10⁹ bytes: what is free, and what earlier copies take."""
 
 
 def this_machine(given: Mapping[str, Any]) -> Machine:
@@ -35,23 +33,14 @@ def this_machine(given: Mapping[str, Any]) -> Machine:
 
     from cait.cores import share
 
-    free = _free_disk(Path(str(given.get("data.copies_dir") or COPIES)))
+    copies = Path(str(given.get("data.copies_dir") or COPIES))
+    disk = next(place for place in (copies, *copies.absolute().parents) if place.is_dir())
+    free = (shutil.disk_usage(disk).free + sum(path.stat().st_size for path in copies.rglob("*.ppm"))) / 1e9
     if given.get("trainer.accelerator") == "cpu" or not torch.cuda.is_available():
-        return Machine(share(1), fast_bf16=_has_amx(), free=free)
+        cpuinfo = Path("/proc/cpuinfo")  # without Intel's units for matrices in bfloat16, it is slow
+        has_amx = cpuinfo.is_file() and " amx_bf16" in cpuinfo.read_text(errors="replace")
+        return Machine(share(1), fast_bf16=has_amx, free=free)
     return Machine(share(1), torch.cuda.device_count(), torch.cuda.is_bf16_supported(), free)
-
-
-def _free_disk(copies: Path) -> float:
-    """The disk, in 10⁹ bytes, that copies in this folder may take: what is free, and what earlier ones take."""
-    folder = next(place for place in (copies, *copies.absolute().parents) if place.is_dir())
-    taken = sum(path.stat().st_size for path in copies.rglob("*.ppm"))
-    return (shutil.disk_usage(folder).free + taken) / 1e9
-
-
-def _has_amx() -> bool:
-    """Whether the processor has Intel's units for matrices in bfloat16; bfloat16 is slow without them."""
-    cpuinfo = Path("/proc/cpuinfo")
-    return cpuinfo.is_file() and " amx_bf16" in cpuinfo.read_text(errors="replace")
 
 
 @dataclass(frozen=True)
@@ -108,8 +97,8 @@ class Work:
 
 
 def copied(shrink: int) -> float:
-    """Megapixels of an image that was halved down to `shrink`."""
-    return COPY * shrink**2 / 1e6
+    """Megapixels of an image that was halved down to `shrink`: its sides are up to twice as long."""
+    return 3 * shrink**2 / 1e6
 
 
 def xxs24(size: int) -> float:

@@ -24,26 +24,9 @@ FEW = 20
 """With fewer training images of a class than this, more images help more than any setting."""
 LARGE = 100_000
 """From this many training images on, the published recipe is the right one."""
-UNEVEN = 3.0
-"""The classes are balanced if the largest is at least this many times larger than the smallest."""
-RARE = 10.0
-"""From this ratio on they are drawn equally often: at the square root a network learns to leave out a rare class."""
-WANTED_EPOCHS = 25
-"""Patches grow until so many epochs fit into the time."""
-LEARNED_AT = (224, 160, 128, 96)
-"""Sizes for weights that were learned at 224 pixels."""
-SHRINK = 2
-"""Images are halved for as long as their shorter side keeps this many times the pixels that the network sees."""
-HUGE = 20
-"""A few huge images among small ones make halving pay if the mean size is this many times that of a halved image."""
-DISK = 0.25
-"""Share of the free disk that the copies may take."""
-MOST_EPOCHS, MOST_STEPS = 200, 4000
-"""A small folder gains nothing from more than these."""
-VALIDATIONS = 30
-"""A run has at most this many validations, however long it is."""
-VALIDATING = 0.15
-"""Share of the time that validation may take."""
+UNEVEN, RARE = 3.0, 10.0
+"""Ratios of the largest class to the smallest from which classes are drawn more evenly, and equally often: at the
+square root a network learns to leave out a rare class."""
 
 
 @dataclass
@@ -75,17 +58,21 @@ class Recipe:
     def note(self, topic: str, text: str) -> None:
         self.lines.append((topic, text))
 
+    @property
+    def is_cait(self) -> bool:
+        return self.get("model.name", "xxs24") in VARIANTS
+
 
 def choose(folder: Survey, machine: Machine, given: Mapping[str, Any], weights: Weights | None = None) -> Recipe:
     """The recipe for a folder.
 
     Raises:
-        UserError: the folder holds too little to learn from or to validate on.
+        UserError: the folder holds too little to learn from.
     """
     recipe = Recipe(given, weights)
-    check(folder, recipe)
+    warn(folder, recipe)
     if weights:
-        take_weights(weights, recipe)
+        start_from(weights, recipe)
     if folder.images >= LARGE and not weights:
         publish(folder, machine, recipe)
     else:
@@ -100,8 +87,8 @@ def choose(folder: Survey, machine: Machine, given: Mapping[str, Any], weights: 
     return recipe
 
 
-def check(folder: Survey, recipe: Recipe) -> None:
-    """Say so once if there are too few images for any recipe to help."""
+def warn(folder: Survey, recipe: Recipe) -> None:
+    """Say so if there are too few images for any recipe to help."""
     name, count = min(folder.counts.items(), key=lambda item: item[1])
     if folder.images < 4:
         raise UserError(f"{folder.images} training images are too few to learn from; collect {FEW} of each class")
@@ -117,7 +104,7 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
-def take_weights(weights: Weights, recipe: Recipe) -> None:
+def start_from(weights: Weights, recipe: Recipe) -> None:
     """Take the network, the image size and the normalisation that the weights were learned with."""
     for setting, value in weights.settings.items():
         recipe.take(setting, value)
@@ -136,10 +123,11 @@ def publish(folder: Survey, machine: Machine, recipe: Recipe) -> None:
 
 def resolution(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     """Keep small images as they are. Shrink photographs while their subject still shows: time grows with the area."""
-    if recipe.weights or not is_cait(recipe):
-        works = [(size, Work(folder, machine, halved(folder, recipe, size), True)) for size in LEARNED_AT]
+    if recipe.weights or not recipe.is_cait:
+        learned_at = (224, 160, 128, 96)
+        works = [(size, Work(folder, machine, halved(folder, recipe, size), True)) for size in learned_at]
         fitting = [size for size, work in works if work.epochs(xxs24(size)) >= 10]
-        size = recipe.number("data.img_size", (fitting or LEARNED_AT[-1:])[0] if recipe.weights else LEARNED_AT[0])
+        size = recipe.number("data.img_size", (fitting or learned_at[-1:])[0] if recipe.weights else learned_at[0])
         recipe.note("size", f"{size} pixels: nearer to what the weights have seen is better, but takes longer")
         return size
     if folder.side <= SMALL:
@@ -155,10 +143,6 @@ def resolution(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     return size
 
 
-def is_cait(recipe: Recipe) -> bool:
-    return recipe.get("model.name", "xxs24") in VARIANTS
-
-
 def halve(folder: Survey, machine: Machine, recipe: Recipe, size: int) -> Work:
     """Halve large images as they are read, and keep copies: a photograph takes longer to read than to learn from."""
     shrink = halved(folder, recipe, size)
@@ -166,7 +150,8 @@ def halve(folder: Survey, machine: Machine, recipe: Recipe, size: int) -> Work:
         return Work(folder, machine)
     recipe.take("data.shrink", shrink)
     megabytes = (folder.images + folder.val) * 3 * min(folder.megapixels, copied(shrink))
-    place = recipe.take("data.copies_dir", COPIES if megabytes < 1000 * DISK * machine.free else None)
+    fits = megabytes < 1000 * machine.free / 4
+    place = recipe.take("data.copies_dir", COPIES if fits else None)
     without = "no copies are kept" if "data.copies_dir" in recipe.given else "there is no room for copies"
     keeps = f"{place} keeps copies ({megabytes:,.0f} MB)" if place else without
     recipe.note("reading", f"images are halved down to {shrink} pixels; {keeps}")
@@ -174,11 +159,11 @@ def halve(folder: Survey, machine: Machine, recipe: Recipe, size: int) -> Work:
 
 
 def halved(folder: Survey, recipe: Recipe, size: int) -> int | None:
-    """The side down to which images are halved; None leaves them as they are."""
+    """The side down to which images are halved, twice what the network sees; None leaves them as they are."""
     if "data.shrink" in recipe.given:
         return recipe.given["data.shrink"]
-    shrink = SHRINK * size
-    gain = 2 if folder.side >= 2 * shrink else HUGE  # most images are halved, or only a few
+    shrink = 2 * size
+    gain = 2 if folder.side >= 2 * shrink else 20  # most images are halved, or only a few huge ones
     return shrink if folder.megapixels >= gain * copied(shrink) else None
 
 
@@ -187,39 +172,33 @@ def network(work: Work, recipe: Recipe, size: int) -> float:
 
     LayerScale starts at 1: it is there for depth, and four blocks are not deep. Patches grow until enough epochs fit.
     """
-    machine = work.machine
+    gpus = work.machine.gpus
     name = recipe.take("model.name", "xxs24")
-    if not is_cait(recipe) or (recipe.weights and recipe.get("model.fields.embed_dim", None) is None):
+    if not recipe.is_cait or (recipe.weights and recipe.get("model.fields.embed_dim", None) is None):
         return xxs24(size)
     if recipe.weights:
         width, depth = recipe.get("model.fields.embed_dim", 0), recipe.get("model.fields.depth", 24)
         return gmacs(size, recipe.get("model.fields.patch_size", 16), width, depth)
     if name == "xxs24":
-        large = machine.gpus > 0
-        width = recipe.number("model.fields.embed_dim", 192 if large else 128)
-        depth = recipe.number("model.fields.depth", 12 if large else 4)
+        width = recipe.number("model.fields.embed_dim", 192 if gpus else 128)
+        depth = recipe.number("model.fields.depth", 12 if gpus else 4)
         recipe.take("model.fields.num_heads", 4)
-        if not large:
+        if not gpus:
             recipe.take("model.fields.layer_scale_init", 1.0)
-        recipe.take("model.drop_path_rate", 0.1 if large else 0.0)
+        recipe.take("model.drop_path_rate", 0.1 if gpus else 0.0)
     else:
-        width, depth = VARIANTS[name]["embed_dim"], VARIANTS[name]["depth"]
-        width, depth = recipe.given.get("model.fields.embed_dim", width), recipe.given.get("model.fields.depth", depth)
-    possible = patches(size, 16 if machine.gpus else 10)
+        width = recipe.get("model.fields.embed_dim", VARIANTS[name]["embed_dim"])
+        depth = recipe.get("model.fields.depth", VARIANTS[name]["depth"])
+    whole = [patch for patch in range(1, size + 1) if size % patch == 0]
+    possible = [patch for patch in whole if 4 <= size // patch <= (16 if gpus else 10)] or whole[-1:]
     epochs = [work.epochs(gmacs(size, patch, width, depth)) for patch in possible]
     # If reading the images takes the time, larger patches save none.
-    enough = min(WANTED_EPOCHS, 0.8 * epochs[-1])
+    enough = min(25, 0.8 * epochs[-1])
     fitting = next(patch for patch, count in zip(possible, epochs, strict=True) if count >= enough)
     patch = recipe.number("model.fields.patch_size", fitting)
     count = (size // patch) ** 2
     recipe.note("network", f"CaiT of {depth} blocks, {width} wide, {count} patches of {patch} × {patch} pixels")
     return gmacs(size, patch, width, depth)
-
-
-def patches(size: int, most: int) -> list[int]:
-    """Patch sizes, from `most` patches a side down to 4."""
-    whole = [patch for patch in range(1, size + 1) if size % patch == 0]
-    return [patch for patch in whole if 4 <= size // patch <= most] or whole[-1:]
 
 
 def augment(folder: Survey, recipe: Recipe) -> None:
@@ -228,33 +207,29 @@ def augment(folder: Survey, recipe: Recipe) -> None:
     Small grey images may be digits or letters. The few images of a rare class are drawn so often that the network would
     learn them by heart, so they are changed more, grey or not.
     """
+    small = folder.side <= SMALL
+    gently = folder.grey and (small or unevenness(folder) < RARE)
     recipe.take("data.repeats", 1)
     recipe.take("data.erase_prob", 0.0)
     recipe.take("data.cutmix", 1.0)
     recipe.take("data.mixup", 0.2)
-    small, rare = folder.side <= SMALL, unevenness(folder) >= RARE
-    if folder.grey and (small or not rare):
-        recipe.take("data.hflip", 0.0 if small else 0.5)
-        recipe.take("data.auto_augment", None)
-        recipe.take("data.scale", [0.7, 1.0])
-        recipe.take("data.mix_prob", 0.2)
-        if small:
-            text = "crops, a little Mixup; no mirror, because grey and small may be letters or digits"
-        else:
-            text = "crops, mirror, a little Mixup; brightness stays, because grey images are often measurements"
-        recipe.note("augment", text)
-    else:
-        recipe.take("data.hflip", 0.5)
-        recipe.take("data.auto_augment", "rand-m6-mstd0.5-inc1")
-        recipe.take("data.scale", [0.35, 1.0])
-        recipe.take("data.mix_prob", 0.3)
+    recipe.take("data.hflip", 0.0 if gently and small else 0.5)
+    recipe.take("data.auto_augment", None if gently else "rand-m6-mstd0.5-inc1")
+    recipe.take("data.scale", [0.7, 1.0] if gently else [0.35, 1.0])
+    recipe.take("data.mix_prob", 0.2 if gently else 0.3)
+    if not gently:
         why = ", because few images are drawn often" if folder.grey else ""
-        recipe.note("augment", f"crops, mirror, RandAugment, some Mixup{why}; --data.hflip 0 if left and right matter")
+        text = f"crops, mirror, RandAugment, some Mixup{why}; --data.hflip 0 if left and right matter"
+    elif small:
+        text = "crops, a little Mixup; no mirror, because grey and small may be letters or digits"
+    else:
+        text = "crops, mirror, a little Mixup; brightness stays, because grey images are often measurements"
+    recipe.note("augment", text)
 
 
 def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     """Images per step: 64, on a GPU 128; fewer if an epoch would have under 8 steps, because steps are what trains."""
-    wanted = 64 if not machine.gpus else 128
+    wanted = 128 if machine.gpus else 64
     devices = recipe.given.get("trainer.devices")
     pairs = 2 * (devices if isinstance(devices, int) and devices > 0 else 1)  # each process pairs images for Mixup
     batch = recipe.number("data.batch_size", max(1, min(wanted, folder.images // 8) // pairs) * pairs)
@@ -268,15 +243,18 @@ def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
 
 
 def length(work: Work, recipe: Recipe, batch: int, cost: float) -> None:
-    """As many epochs as the time allows. A small folder needs at most MOST_STEPS steps."""
+    """As many epochs as the time allows, up to 200 or 4000 steps: a small folder gains nothing from more.
+
+    Validation takes at most 15 % of the time, and comes at most 30 times.
+    """
     if recipe.given.keys() & {"trainer.max_steps", "trainer.max_time", "trainer.fast_dev_run"}:
         return
     folder, machine = work.folder, work.machine
-    most = min(MOST_EPOCHS, max(10, MOST_STEPS * batch // folder.images))
+    most = min(200, max(10, 4000 * batch // folder.images))
     if recipe.weights:
         most = min(most, 30)  # the weights know most of it already
     wanted = max(1, min(most, int(work.epochs(cost))))
-    validations = max(1, min(VALIDATIONS, int(VALIDATING * work.budget() / work.validation())))
+    validations = max(1, min(30, int(0.15 * work.budget() / work.validation())))
     epochs = recipe.number("trainer.max_epochs", wanted - wanted % max(1, wanted // validations))
     # The last epoch must be validated, whatever number was given.
     every = max(count for count in range(1, max(1, epochs // validations) + 1) if epochs % count == 0)
@@ -286,10 +264,8 @@ def length(work: Work, recipe: Recipe, batch: int, cost: float) -> None:
     took = (work.copying() + epochs * folder.images * work.training(cost)) / work.parallel()
     scored = "" if every == 1 else f", validated every {every}"
     on = counted(machine.gpus, "GPU") if machine.gpus else counted(machine.cores, "core")
-    recipe.note(
-        "length",
-        f"{counted(epochs, 'epoch')}{scored}: about {max(1, round(took / 48))} min on {on}, if nothing else runs",
-    )
+    about = f"about {max(1, round(took / 48))} min on {on}, if nothing else runs"
+    recipe.note("length", f"{counted(epochs, 'epoch')}{scored}: {about}")
     if epochs < 10 and not recipe.weights and "trainer.max_epochs" in recipe.settings:
         recipe.note("warning", f"{folder.images:,} images are many for this machine; --trainer.max_epochs 30 is better")
 
@@ -317,11 +293,12 @@ def unevenness(folder: Survey) -> float:
 def balance(folder: Survey, recipe: Recipe) -> None:
     """Classes of very different sizes are drawn more evenly, and the mean over the classes picks the best epoch."""
     per_class = recipe.take("model.per_class", True)
-    (least, few), (most, many) = (pick(folder.counts.items(), key=lambda item: item[1]) for pick in (min, max))
     if unevenness(folder) < UNEVEN or recipe.get("model.class_weights", None) is not None:
         return
     how = recipe.take("data.balance", "sqrt" if unevenness(folder) < RARE else "full")
     if per_class is True:
         recipe.take("best_metric", "val/acc1_macro")
-    drawn = f"{most} has {counted(many, 'image')}, {least} {few:,}: small classes are drawn more often ({how})"
-    recipe.note("balance", f"{drawn}, and best.ckpt is chosen by {recipe.get('best_metric', 'val/acc1')}")
+    most, least = (pick(folder.counts, key=lambda name: folder.counts[name]) for pick in (max, min))
+    sizes = f"{most} has {counted(folder.counts[most], 'image')}, {least} {folder.counts[least]:,}"
+    chosen = f"best.ckpt is chosen by {recipe.get('best_metric', 'val/acc1')}"
+    recipe.note("balance", f"{sizes}: small classes are drawn more often ({how}), and {chosen}")

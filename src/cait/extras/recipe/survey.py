@@ -6,6 +6,7 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +20,6 @@ from cait.errors import UserError
 SIZES, SAMPLE = 1000, 100
 """Images whose size is read, and how many of these are decoded, evenly over the listing."""
 THUMB = 32
-JPEG = ("JPEG", "MPO")
-"""Pillow's names of JPEG files; some cameras write the second kind."""
-GREY = 2.0
-"""An image counts as grey if its channels differ less than this on average, out of 255."""
 
 
 @dataclass(frozen=True)
@@ -60,55 +57,46 @@ def survey(train: Files, val: Files, names: Sequence[str], reading: Reading = AS
     counted = Counter(train.labels)
     looked_at = range(0, len(train), max(1, len(train) // SIZES))
     decoded = {*looked_at[:: max(1, len(looked_at) // SAMPLE)]}
-    sizes, thumbs = [], []
-    jpeg = 0.0
+    sides, megapixels, jpeg, thumbs = [], [], 0.0, []
     for index in looked_at:
-        try:
-            with Image.open(train.name(index)) as image:
-                sizes.append(image.size)
-                jpeg += image.width * image.height / 1e6 * (image.format in JPEG)
-                if index not in decoded:
-                    continue
+        with suppress(Exception), Image.open(train.name(index)) as image:  # a run counts and names the unreadable ones
+            sides.append(min(image.size))
+            megapixels.append(image.width * image.height / 1e6)
+            if image.format in ("JPEG", "MPO"):  # cameras with two lenses write the second
+                jpeg += megapixels[-1]
+            if index in decoded:
                 image.draft("RGB", (2 * THUMB, 2 * THUMB))  # of a JPEG file decode an eighth
                 thumbs.append(np.asarray(load_rgb(image, reading=reading).resize((THUMB, THUMB)), np.float32))
-        except Exception:  # a run counts and names the unreadable ones, see `UnreadableImages`
-            continue
     if not thumbs:
         raise UserError(f"none of {len(train):,} images can be read, as {train.name(0)}")
     pixels = np.stack(thumbs)
     spread = np.abs(pixels - pixels.mean(axis=3, keepdims=True)).mean(axis=(1, 2, 3))
-    grey = bool((spread < GREY).mean() >= 0.95)
+    grey = bool((spread < 2).mean() >= 0.95)  # in nearly all images the channels differ by less than 2 of 255
     axes = (0, 1, 2, 3) if grey else (0, 1, 2)  # all channels alike if the images are grey
-    areas = [width * height / 1e6 for width, height in sizes]
     mean, std = (np.broadcast_to(figure / 255, 3) for figure in (pixels.mean(axis=axes), pixels.std(axis=axes)))
     return Survey(
         counts={name: counted[label] for label, name in enumerate(names)},
         val=len(val),
-        side=int(statistics.median(min(size) for size in sizes)),
-        megapixels=statistics.mean(areas),
+        side=int(statistics.median(sides)),
+        megapixels=statistics.mean(megapixels),
         grey=grey,
-        jpeg=jpeg / len(areas),
+        jpeg=jpeg / len(megapixels),
         mean=tuple(round(float(value), 3) for value in mean),
         std=tuple(round(max(float(value), 0.01), 3) for value in std),
     )
 
 
 def left_out(folders: Sequence[Path], names: Sequence[str]) -> dict[str, int]:
-    """Count the files in class folders that are not images, by suffix, and images beside the folders.
+    """Count the files in class folders that are not images, by suffix, and images beside the class folders.
 
     Hidden files are not counted.
     """
     found: Counter[str] = Counter()
     for folder in folders:
-        beside = sum(is_image(entry.name) for entry in os.scandir(folder) if entry.is_file())
-        if beside:
-            found["images beside the class folders"] += beside
+        beside = [entry for entry in os.scandir(folder) if entry.is_file() and is_image(entry.name)]
+        found["images beside the class folders"] += len(beside)
         for name in names:
             for _, _, files in os.walk(folder / name, followlinks=True):
-                kinds = (
-                    Path(file).suffix.lower() or "no suffix"
-                    for file in files
-                    if not (is_image(file) or file.startswith("."))
-                )
-                found.update(kinds)
-    return dict(found.most_common())
+                others = [file for file in files if not (is_image(file) or file.startswith("."))]
+                found.update(Path(file).suffix.lower() or "no suffix" for file in others)
+    return {kind: count for kind, count in found.most_common() if count}

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cait import ckpt
+from cait.cli import saved
 from cait.errors import UserError
 from cait.model.config import VARIANTS
 from cait.run import rundir
 
-TIMM = "timm/"
 OF_IMAGES = ("img_size", "mean", "std", "interpolation", "crop_pct")
 
 
@@ -34,30 +32,27 @@ def initial_weights(source: str) -> Weights:
     """
     if source == "timm":
         return Weights("timm's, pretrained on ImageNet", {"model.pretrained": True})
-    folder = Path(source).absolute().parent.parent
-    if Path(source).is_file() and source.endswith(".ckpt") and (folder / rundir.CONFIG).is_file():
-        return _of_run(folder, Path(source))
-    if Path(source).is_file():
-        return Weights(source, {"model.weights": source})
-    folder = rundir.folder_of(source)
-    return _of_run(folder, rundir.best_checkpoint(folder, "start from"))
+    path = Path(source)
+    if not path.is_file():
+        folder = rundir.folder_of(source)
+        return _of_run(folder, rundir.best_checkpoint(folder, "start from"))
+    folder = path.absolute().parent.parent
+    if path.suffix == ".ckpt" and (folder / rundir.CONFIG).is_file():
+        return _of_run(folder, path)
+    return Weights(source, {"model.weights": source})
 
 
-def _of_run(folder: Path, best: Path) -> Weights:
+def _of_run(folder: Path, checkpoint: Path) -> Weights:
     """The weights of a run's checkpoint, their moving average if kept, with its network's and images' settings."""
-    text = rundir.config(folder).read_text(encoding="utf-8")
-    try:
-        config = yaml.safe_load(text)
-        model, data = config["model"], config["data"]
-    except (yaml.YAMLError, TypeError, KeyError) as error:
-        raise UserError(f"{rundir.config(folder)} is not the configuration of a run") from error
+    config = saved.read(rundir.config(folder))
+    model, data = config.get("model") or {}, config.get("data") or {}
     name = str(model.get("name", "xxs24"))
-    if name not in VARIANTS and not name.startswith(TIMM):
-        raise UserError(f"the network of {folder} is code, {name}: give --model.weights {best}")
-    settings: dict[str, Any] = {"model.weights": str(best)}
-    if ckpt.average(ckpt.read_checkpoint(best, without=["optimizer_states"])):
+    if name not in VARIANTS and not name.startswith("timm/"):
+        raise UserError(f"the network of {folder} is code, {name}: give --model.weights {checkpoint}")
+    settings: dict[str, Any] = {"model.weights": str(checkpoint)}
+    if ckpt.average(ckpt.read_checkpoint(checkpoint, without=["optimizer_states"])):
         settings["model.weights_ema"] = True
     settings["model.name"] = name
     settings |= {f"model.fields.{key}": value for key, value in (model.get("fields") or {}).items()}
     settings |= {f"data.{key}": data[key] for key in OF_IMAGES if key in data}
-    return Weights(str(best), settings)
+    return Weights(str(checkpoint), settings)

@@ -106,7 +106,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     server.repo, server.private, server.large, server.commit = None, False, {}, []
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    monkeypatch.setenv("HF_ENDPOINT", server.address)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.address)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
@@ -188,7 +188,8 @@ def test_a_readme_that_is_there_is_kept(scored: Path, tmp_path: Path, capfd: pyt
     told = refused("card", "mine", "--output", str(tmp_path), capfd=capfd)
     assert f"{tmp_path}/README.md exists; move it away" in told
     (tmp_path / "file").touch()
-    assert "cannot write the card to" in refused("card", "mine", "--output", f"{tmp_path}/file/x", capfd=capfd)
+    told = refused("card", "mine", "--output", f"{tmp_path}/file/x", capfd=capfd)
+    assert f"cannot use {tmp_path}/file/x: Not a directory" in told
     assert "where to? name the model" in refused("card", "mine", "--repo", "foo", capfd=capfd)
 
 
@@ -261,7 +262,7 @@ def test_what_cannot_be_pushed_is_told_in_one_line(
     assert "this Hugging Face token may not write to you/digits" in refused("push", "mine", "you/digits", capfd=capfd)
     monkeypatch.setenv("HF_TOKEN", "hf_old")
     assert "the Hub does not know this Hugging Face token" in refused("push", "mine", "me/digits", capfd=capfd)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     assert "cannot reach http://127.0.0.1:9: " in refused("push", "mine", "me/digits", capfd=capfd)
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
@@ -285,11 +286,11 @@ def test_a_run_that_was_not_scored_has_no_card(scored: Path, capfd: pytest.Captu
     kept = path.read_text()
     try:
         path.write_text(json.dumps(json.loads(kept) | {"root": "others"}))
-        assert "is of others, the run of data/digits: score it again" in refused("card", "mine", capfd=capfd)
+        assert " of others, the run of step 4 of data/digits: score it again" in refused("card", "mine", capfd=capfd)
         path.write_text(json.dumps(json.loads(kept) | {"step": 3}))
-        assert "is of step 3, " in refused("card", "mine", capfd=capfd)
+        assert "is of step 3 of data/digits, the run of step 4 of" in refused("card", "mine", capfd=capfd)
         path.write_text("{}")
-        assert "is not what `cait eval` writes today" in refused("card", "mine", capfd=capfd)
+        assert "is of step None of None, the run of step 4 of" in refused("card", "mine", capfd=capfd)
         path.write_text("{")
         assert "cannot read logs/mine/evaluation.json" in refused("card", "mine", capfd=capfd)
         path.unlink()

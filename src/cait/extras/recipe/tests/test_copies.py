@@ -23,7 +23,7 @@ from cait.data.listing import Files
 from cait.data.reading import Reading, UnreadableImageError, load_rgb
 from cait.data.source import DataSource, SplitSource
 from cait.errors import UserError
-from cait.extras.recipe.copies import Copies, make
+from cait.extras.recipe.copies import Copies
 
 SMALL = Reading(shrink=50)
 
@@ -95,19 +95,24 @@ def folder_of(root: Path, photographs: list[Image.Image]) -> Files:
     return Files(names)
 
 
+def written(copies: Copies) -> list[Path]:
+    return [*copies.folder.rglob("*.ppm")]
+
+
 def test_a_copy_has_the_pixels_of_its_image_and_is_read_in_its_place(
     tmp_path: Path, photographs: list[Image.Image], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = folder_of(tmp_path / "photos", photographs)
     copies = Copies(files, SMALL, tmp_path / "copies")
-    assert [Path(copies.name(index)).stem for index in copies.missing()] == ["art", "large"] * 2
-    expected = [load_rgb(path, reading=SMALL).tobytes() for path, _ in files]
+    names = [path for path, _ in files]
+    expected = [load_rgb(path, reading=SMALL).tobytes() for path in names]
     for attempt in ("makes them", "has them"):
         read = [copies[index] for index in range(len(copies))]
         assert [label for _, label in read] == list(files.labels), attempt
         assert [load_rgb(raw, reading=SMALL).tobytes() for raw, _ in read] == expected, attempt
-    assert not list(copies.missing())
-    assert len([*(tmp_path / "copies").rglob("*.ppm")]) == 4
+        large = [Path(name).stem for name, (raw, _) in zip(names, read, strict=True) if isinstance(raw, Image.Image)]
+        assert large == ["art", "large"] * 2, attempt
+        assert len(written(copies)) == 4, attempt
 
     def never(*_: object) -> None:
         raise AssertionError("the file was read again")
@@ -124,14 +129,15 @@ def test_a_changed_file_and_other_settings_get_new_copies_and_a_torn_copy_is_mad
     files = Files([(str(path), 0)])
     copies = Copies(files, SMALL, tmp_path / "copies")
     first = load_rgb(copies[0][0], reading=SMALL).tobytes()
-    (copy,) = (tmp_path / "copies").rglob("*.ppm")
+    (copy,) = written(copies)
     copy.write_bytes(copy.read_bytes()[:-100])
     assert load_rgb(copies[0][0], reading=SMALL).tobytes() == first
     assert load_rgb(Image.open(copy)).tobytes() == first
     photographs[1].save(path)
     os.utime(path, ns=(1, 1))
     assert load_rgb(copies[0][0], reading=SMALL).tobytes() == load_rgb(path, reading=SMALL).tobytes() != first
-    assert [*Copies(files, Reading(shrink=20), tmp_path / "copies").missing()] == [0]
+    _ = Copies(files, Reading(shrink=20), tmp_path / "copies")[0]
+    assert len(written(copies)) == 3
 
 
 def test_an_image_that_cannot_be_read_is_named_and_a_disk_that_cannot_be_written_is_told(
@@ -143,27 +149,14 @@ def test_an_image_that_cannot_be_read_is_named_and_a_disk_that_cannot_be_written
     names = [str(tmp_path / name) for name in ("torn.jpg", "whole.jpg", "missing.jpg")]
     files = Files((name, 0) for name in names)
     copies = Copies(files, SMALL, tmp_path / "copies")
-    make([copies], 0, 1, {})
     with pytest.raises(UnreadableImageError, match=r"torn\.jpg"):
         copies[0]
     assert copies[2][0] == names[2]  # whoever opens it says that it is missing
     (tmp_path / "file").write_text("in the way")
     hindered = Copies(files, SMALL, tmp_path / "file")
     with pytest.warns(UserWarning, match=r"no copies of some images in .*file: Not a directory; they are read anew"):
-        make([hindered], 0, 1, {})
-    assert load_rgb(hindered[1][0]).tobytes() == load_rgb(names[1], reading=SMALL).tobytes()
-
-
-def test_processes_share_the_making(
-    tmp_path: Path, photographs: list[Image.Image], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = folder_of(tmp_path / "photos", photographs)
-    copies = Copies(files, SMALL, tmp_path / "copies")
-    make([copies], 1, 3, {})
-    assert [Path(copies.name(index)).stem for index in copies.missing()] == ["art", "art"]  # 0 and 3
-    monkeypatch.setattr("cait.extras.recipe.copies.FEW", 0)
-    make([copies, copies], 0, 1, {"num_workers": 2})
-    assert not [*copies.missing()]
+        image, _ = hindered[1]
+    assert load_rgb(image).tobytes() == load_rgb(names[1], reading=SMALL).tobytes()
 
 
 def test_a_size_of_no_pixels_is_refused() -> None:

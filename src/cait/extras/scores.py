@@ -1,0 +1,38 @@
+"""What `cait eval` has written about a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cait import ckpt
+from cait.cli import saved
+from cait.data.folder import root_name
+from cait.errors import UserError, one_line
+from cait.run import rundir
+
+
+def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:
+    """The content of a run's evaluation.json.
+
+    Args:
+        again: what to type to score the run.
+
+    Raises:
+        UserError: the run was not scored, or its scores are of another step or data set than the checkpoint.
+    """
+    path = folder / rundir.EVALUATION
+    try:
+        about = dict(json.loads(path.read_text()))
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing: `{again}` writes it") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"cannot read {path}: {one_line(error)}") from error
+    step = ckpt.read_checkpoint(checkpoint, without=ckpt.TENSORS)["global_step"]
+    root = root_name(str(saved.data_settings(folder).get("root")))
+    scored = about.get("step"), about.get("root")
+    if scored != (step, root):
+        there = "step {} of {}".format(*scored)
+        raise UserError(f"{path} is of {there}, the run of step {step} of {root}: score it again with `{again}`")
+    return about
