@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from functools import cache
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from filelock import FileLock, Timeout
-
+from cait import disk
 from cait.errors import UserError, one_line
 from cait.extras.shards import INDEX
 from cait.file_lock import file_lock
@@ -31,12 +29,21 @@ class Piece(NamedTuple):
     size: int
     sha256: str
 
+    def is_in(self, data: bytes) -> bool:
+        return hashlib.sha256(data).hexdigest() == self.sha256
+
+
+def read_part(path: Path, start: int, size: int) -> bytes:
+    """At most `size` bytes of a file. The file is not kept open, so a worker holds none and a cache may remove it."""
+    with path.open("rb", buffering=0) as file:
+        return os.pread(file.fileno(), size, start)
+
 
 class Bucket:
-    """Shards in a bucket, as `cait.extras.shards.source.Place`.
+    """Shards in a bucket, to be read like those in a `cait.extras.shards.source.Folder`.
 
-    All processes of a machine may share the cache, whatever they read. One of them reserves room for a chunk,
-    removing those used longest ago if it must. Then it fetches the chunk, verifies its checksum and puts it there by a
+    All processes of a machine may share the cache, whatever they read. For each chunk that is missing, one of them
+    fetches it, verifies its checksum, removes the chunks used longest ago until there is room, and puts it there by a
     rename. LitData's own cache is not used: read in a random order, it keeps nothing.
 
     Args:
@@ -52,141 +59,84 @@ class Bucket:
 
     def index(self) -> bytes:
         _check_installed(self.url)
-        self.fetch(INDEX, 0, 1, ATTEMPTS_AT_FIRST)  # says what is wrong; the next would only say that it was not found
-        content = BytesIO()
+        address, content = f"{self.url}/{INDEX}", BytesIO()
+        reader = _downloader(os.getpid(), self.url, ATTEMPTS_AT_FIRST)
         try:
-            _downloader(os.getpid(), self.url, ATTEMPTS).download_fileobj(f"{self.url}/{INDEX}", content)
-        except Exception as error:
-            raise UserError(f"cannot read {self.url}/{INDEX}: {one_line(error)}") from error
+            reader.download_bytes(address, 0, 1, "")  # it says what is wrong; the next would only say that nothing is
+            reader.download_fileobj(address, content)
+        except Exception as error:  # of many kinds: the bucket's, the network's, the credentials'
+            raise _unreadable(address, error) from error
         # Named after the index, so that shards that have changed are not mistaken for the old ones.
         self.folder = self.cache_dir / hashlib.sha256(content.getvalue()).hexdigest()[:16]
         return content.getvalue()
 
-    def fetch(self, name: str, start: int, size: int, attempts: int = ATTEMPTS) -> bytes:
-        """Part of a file, in one request. Raises UserError."""
-        address = f"{self.url}/{name}"
-        try:
-            return _downloader(os.getpid(), self.url, attempts).download_bytes(address, start, size, "")
-        except Exception as error:  # of many kinds: the bucket's, the network's, the credentials'
-            raise UserError(f"cannot read {address}: {one_line(error) or type(error).__name__}") from error
-
     def whole(self, piece: Piece) -> bytes:
         path = self.folder / piece.name
-        with self._lock(path):
-            if path.is_file():
-                data = path.read_bytes()
-                if hashlib.sha256(data).hexdigest() == piece.sha256:
-                    return data
-            data = self._verified(piece)
-            self._put(data, path)
-        return data
-
-    def read_alone(self, piece: Piece, start: int, size: int) -> bytes:
-        """Read without keeping anything: from the cache if the chunk is there, otherwise in a request of its own."""
-        data = self._cached(self.folder / piece.name, start, size)
-        return self.fetch(piece.name, start, size) if data is None else data
+        with file_lock(path.with_suffix(".lock")):
+            if path.is_file() and piece.is_in(data := path.read_bytes()):
+                return data
+            return self._download(piece, path)
 
     def read(self, piece: Piece, start: int, size: int) -> bytes:
         """Read from the cache; a missing chunk is put there first."""
         path = self.folder / piece.name
-        while (data := self._cached(path, start, size)) is None:
-            with self._lock(path):
-                if not path.is_file():
-                    return self._download(piece, path)[start : start + size]
+        if (data := _cached(path, start, size)) is None:
+            with file_lock(path.with_suffix(".lock")):
+                if (data := _cached(path, start, size)) is None:  # otherwise another process has fetched it meanwhile
+                    data = self._download(piece, path)[start : start + size]
         return data
 
-    def _cached(self, path: Path, start: int, size: int) -> bytes | None:
-        try:
-            file = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            return None
-        try:
-            os.utime(file)  # the chunks used longest ago go first
-            data = os.pread(file, size, start)
-        finally:
-            os.close(file)
-        if len(data) == size:
-            return data
-        path.unlink(missing_ok=True)  # somebody has truncated it
-        return None
+    def read_alone(self, piece: Piece, start: int, size: int) -> bytes:
+        """Read without keeping anything: from the cache if the chunk is there, otherwise in a request of its own."""
+        data = _cached(self.folder / piece.name, start, size)
+        return self._fetch(piece, start, size) if data is None else data
 
-    def _lock(self, path: Path) -> Any:
-        return file_lock(path.with_suffix(".lock"))
+    def _fetch(self, piece: Piece, start: int, size: int) -> bytes:
+        address = f"{self.url}/{piece.name}"
+        try:
+            return _downloader(os.getpid(), self.url, ATTEMPTS).download_bytes(address, start, size, "")
+        except Exception as error:
+            raise _unreadable(address, error) from error
 
     def _download(self, piece: Piece, path: Path) -> bytes:
-        part = path.with_suffix(".part")
-        part.unlink(missing_ok=True)  # a killed process has left it; its room would be reserved twice
+        data = self._fetch(piece, 0, piece.size)
+        if not piece.is_in(data):
+            raise UserError(f"{self.url}/{piece.name} is damaged: its checksum is not the one in {INDEX}")
         try:
-            self._reserve(part, piece.size)
-            data = self._verified(piece)
-            self._put(data, path)
-        finally:
-            part.unlink(missing_ok=True)
-        return data
-
-    def _verified(self, piece: Piece) -> bytes:
-        for _ in range(2):
-            data = self.fetch(piece.name, 0, piece.size)
-            if hashlib.sha256(data).hexdigest() == piece.sha256:
-                return data
-        raise UserError(f"{self.url}/{piece.name} is damaged: its checksum is not the one in {INDEX}")
-
-    def _put(self, data: bytes, path: Path) -> None:
-        """Write a whole file in place of the one that reserved its room."""
-        part = path.with_suffix(".part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("r+b" if part.exists() else "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())  # only what is on the disk was verified
-            part.replace(path)
+            self._keep(data, path)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}; see --data.data_dir") from error
+        return data
 
-    def _reserve(self, part: Path, size: int) -> None:
-        """Remove chunks until `size` more bytes are within the limit, and reserve them with an empty file."""
+    def _keep(self, data: bytes, path: Path) -> None:
+        """Put a file into the cache, and make room for it. One process at a time does."""
         with file_lock(self.cache_dir / ".lock"):
-            while self._used() + size > self.limit:
-                if not self._remove_oldest():
-                    time.sleep(0.05)  # other processes will soon finish their chunks, which can then be removed
-            try:
-                part.parent.mkdir(parents=True, exist_ok=True)
-                with part.open("wb") as file:
-                    file.truncate(size)
-            except OSError as error:
-                raise UserError(f"cannot write {part}: {error.strerror}; see --data.data_dir") from error
+            for part in self.cache_dir.glob("*/*/*.part"):
+                part.unlink()  # a killed process has left it: whoever writes one holds the lock
+            chunks = [(chunk.stat(), chunk) for chunk in self.cache_dir.glob("*/*/chunk-*.bin")]
+            used = sum(status.st_size for status, _ in chunks)
+            for status, chunk in sorted(chunks, key=lambda each: each[0].st_mtime_ns):
+                if used + len(data) > self.limit:
+                    chunk.unlink()
+                    used -= status.st_size
+            part = path.with_suffix(".part")
+            part.write_bytes(data)
+            disk.flush(part)  # only what is on the disk was verified
+            part.replace(path)
 
-    def _files(self, kind: str) -> list[tuple[int, int, Path]]:
-        """(time of last use, bytes, path) of the chunks in the cache."""
-        found = []
-        for path in self.cache_dir.glob(f"*/*/chunk-*{kind}"):
-            try:
-                status = path.stat()
-            except FileNotFoundError:  # just removed, or just renamed
-                continue
-            found.append((status.st_mtime_ns, status.st_size, path))
-        return sorted(found)
 
-    def _used(self) -> int:
-        # Parts first: a chunk that gets its final name between the two listings counts twice. In the other order it
-        # would not count at all.
-        return sum(size for _, size, _ in self._files(".part") + self._files(".bin"))
+def _cached(path: Path, start: int, size: int) -> bytes | None:
+    """Part of a chunk in the cache; None if the chunk is missing or somebody has truncated it."""
+    try:
+        os.utime(path)  # the chunks used longest ago go first
+        data = read_part(path, start, size)
+    except FileNotFoundError:
+        return None
+    return data if len(data) == size else None
 
-    def _remove_oldest(self) -> bool:
-        """Remove what a killed process has left, otherwise the oldest chunk; False if there is nothing to remove."""
-        for _, _, part in self._files(".part"):
-            lock = FileLock(part.with_suffix(".lock"))
-            try:
-                with lock.acquire(timeout=0):
-                    part.unlink(missing_ok=True)
-                    return True
-            except Timeout:
-                pass
-        for _, _, path in self._files(".bin"):
-            path.unlink(missing_ok=True)
-            return True
-        return False
+
+def _unreadable(address: str, error: Exception) -> UserError:
+    return UserError(f"cannot read {address}: {one_line(error) or type(error).__name__}")
 
 
 def _check_installed(url: str) -> None:
@@ -206,7 +156,7 @@ def _downloader(process: int, url: str, attempts: int) -> Any:
     """LitData's reader of a bucket; each process has its own."""
     from litdata.streaming.downloader import get_downloader
 
-    options: dict[str, Any] = {}
+    options = {}
     if url.startswith("s3://"):
         from botocore.config import Config
 
