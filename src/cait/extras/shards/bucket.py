@@ -1,12 +1,10 @@
-"""Shards in a bucket: LitData fetches, and a folder of bounded size keeps the chunks that were used last."""
+"""Shards in a bucket, and a folder of bounded size that keeps the chunks that were used last."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from functools import cache
-from importlib import import_module
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +42,7 @@ class Bucket:
 
     All processes of a machine may share the cache, whatever they read. For each chunk that is missing, one of them
     fetches it, verifies its checksum, removes the chunks used longest ago until there is room, and puts it there by a
-    rename. LitData's own cache is not used: read in a random order, it keeps nothing.
+    rename.
 
     Args:
         url: s3://bucket/folder or gs://bucket/folder.
@@ -58,17 +56,14 @@ class Bucket:
         """Where the files of these shards are kept."""
 
     def index(self) -> bytes:
-        _check_installed(self.url)
-        address, content = f"{self.url}/{INDEX}", BytesIO()
-        reader = _downloader(os.getpid(), self.url, ATTEMPTS_AT_FIRST)
-        try:
-            reader.download_bytes(address, 0, 1, "")  # it says what is wrong; the next would only say that nothing is
-            reader.download_fileobj(address, content)
-        except Exception as error:  # of many kinds: the bucket's, the network's, the credentials'
-            raise _unreadable(address, error) from error
+        content = self._fetch(INDEX, attempts=ATTEMPTS_AT_FIRST)
         # Named after the index, so that shards that have changed are not mistaken for the old ones.
-        self.folder = self.cache_dir / hashlib.sha256(content.getvalue()).hexdigest()[:16]
-        return content.getvalue()
+        self.folder = self.cache_dir / hashlib.sha256(content).hexdigest()[:16]
+        return content
+
+    def check(self, piece: Piece) -> None:
+        if piece.size > self.limit:
+            raise UserError(f"a chunk of {self.url} has {piece.size / 1e9:.2f} GB: raise --data.cache_gb")
 
     def whole(self, piece: Piece) -> bytes:
         path = self.folder / piece.name
@@ -89,17 +84,30 @@ class Bucket:
     def read_alone(self, piece: Piece, start: int, size: int) -> bytes:
         """Read without keeping anything: from the cache if the chunk is there, otherwise in a request of its own."""
         data = _cached(self.folder / piece.name, start, size)
-        return self._fetch(piece, start, size) if data is None else data
+        return self._fetch(piece.name, start, size) if data is None else data
 
-    def _fetch(self, piece: Piece, start: int, size: int) -> bytes:
-        address = f"{self.url}/{piece.name}"
+    def _fetch(self, name: str, start: int = 0, size: int | None = None, attempts: int = ATTEMPTS) -> bytes:
+        """Part of a file, or all of it, in one request. Raises UserError."""
+        if size == 0:
+            return b""
+        address = f"{self.url}/{name}"
+        scheme, _, path = address.partition("://")
+        bucket, _, key = path.partition("/")
+        end = None if size is None else start + size - 1
         try:
-            return _downloader(os.getpid(), self.url, ATTEMPTS).download_bytes(address, start, size, "")
-        except Exception as error:
-            raise _unreadable(address, error) from error
+            client = _client(os.getpid(), scheme, attempts)
+            if scheme == "gs":
+                return client.bucket(bucket).blob(key).download_as_bytes(start=start, end=end)
+            part = f"bytes={start}-{'' if end is None else end}"
+            return client.get_object(Bucket=bucket, Key=key, Range=part)["Body"].read()
+        except ImportError as error:
+            package = "google-cloud-storage" if scheme == "gs" else "--editable '.[stream]'"
+            raise UserError(f"{address} needs a package that is missing: .venv/bin/pip install {package}") from error
+        except Exception as error:  # of many kinds: the bucket's, the network's, the credentials'
+            raise UserError(f"cannot read {address}: {one_line(error) or type(error).__name__}") from error
 
     def _download(self, piece: Piece, path: Path) -> bytes:
-        data = self._fetch(piece, 0, piece.size)
+        data = self._fetch(piece.name)
         if not piece.is_in(data):
             raise UserError(f"{self.url}/{piece.name} is damaged: its checksum is not the one in {INDEX}")
         try:
@@ -135,31 +143,16 @@ def _cached(path: Path, start: int, size: int) -> bytes | None:
     return data if len(data) == size else None
 
 
-def _unreadable(address: str, error: Exception) -> UserError:
-    return UserError(f"cannot read {address}: {one_line(error) or type(error).__name__}")
-
-
-def _check_installed(url: str) -> None:
-    try:
-        import_module("litdata")
-    except ImportError as error:
-        raise UserError(f"{url} is read by LitData: .venv/bin/pip install --editable '.[stream]'") from error
-    if url.startswith("gs://"):
-        try:
-            import_module("google.cloud.storage")
-        except ImportError as error:
-            raise UserError(f"{url} needs Google's package: .venv/bin/pip install google-cloud-storage") from error
-
-
 @cache
-def _downloader(process: int, url: str, attempts: int) -> Any:
-    """LitData's reader of a bucket; each process has its own."""
-    from litdata.streaming.downloader import get_downloader
+def _client(process: int, scheme: str, attempts: int) -> Any:
+    """A client of S3 or of Google's buckets; each process has its own."""
+    if scheme == "gs":
+        from google.cloud import storage
 
-    options = {}
-    if url.startswith("s3://"):
-        from botocore.config import Config
+        return storage.Client()
+    import boto3
+    from botocore.config import Config
 
-        retries: Any = {"total_max_attempts": attempts, "mode": "standard"}  # LitData would try 1,000 times
-        options["config"] = Config(retries=retries, connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS)
-    return get_downloader(url, "", [], options)
+    retries: Any = {"total_max_attempts": attempts, "mode": "standard"}
+    config = Config(retries=retries, connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS)
+    return boto3.Session().client("s3", config=config)

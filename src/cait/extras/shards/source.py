@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -44,6 +45,8 @@ class Index(NamedTuple):
 class Folder:
     """Shards in a folder, local or mounted. All methods raise UserError if a file is missing or damaged."""
 
+    limit = math.inf
+
     def __init__(self, root: Path) -> None:
         self.root = root
 
@@ -69,14 +72,11 @@ class Folder:
             raise UserError(f"{path} is cut off: copy it again")
         return data
 
-    def check_size(self, piece: Piece) -> None:
-        path = self.root / piece.name
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}") from error
-        if size != piece.size:
-            raise UserError(f"{path} has {size:,} bytes, {INDEX} says {piece.size:,}: copy it again")
+    read_alone = read
+
+    def check(self, piece: Piece) -> None:
+        """Check that a chunk is there, to its last byte."""
+        self.read(piece, piece.size - 1, 1)
 
 
 class ShardSamples:
@@ -133,7 +133,6 @@ class ShardSource:
 
     def __init__(self, splits: Splits, shards: Shards) -> None:
         self.root, self.shards = root_name(splits.root), shards
-        self.limit = int(shards.cache_gb * 1e9)
         self._given = {"train": splits.train_split, "val": splits.val_split}
 
     def prepare(self) -> None:
@@ -141,7 +140,7 @@ class ShardSource:
 
     def verify(self) -> Iterator[str]:
         """Compare the checksums of all files, and print how many were compared. Yields a line for each damaged one."""
-        for name, split in self._parsed.splits.items():
+        for name, split in self.index.splits.items():
             for piece in (split.table, *split.chunks):
                 try:
                     self.place.whole(piece)
@@ -152,40 +151,31 @@ class ShardSource:
     @cached_property
     def place(self) -> Folder | Bucket:
         if "://" in self.root:
-            return Bucket(self.root, Path(self.shards.data_dir or CACHE), self.limit)
+            return Bucket(self.root, Path(self.shards.data_dir or CACHE), int(self.shards.cache_gb * 1e9))
         return Folder(Path(self.root))
 
     @cached_property
-    def _parsed(self) -> Index:
-        return parse(self.place.index(), f"{self.root}/{INDEX}")
-
-    @cached_property
     def index(self) -> Index:
-        for name, split in self._parsed.splits.items():
+        found = parse(self.place.index(), f"{self.root}/{INDEX}")
+        for name, split in found.splits.items():
             if self._given[name] not in (name, split.split):
                 raise UserError(
                     f"--data.{name}_split {self._given[name]}: {self.root} was made of {split.split}; leave it out"
                 )
-            for piece in split.chunks:
-                if isinstance(self.place, Folder):
-                    self.place.check_size(piece)
-                elif piece.size > self.limit:
-                    raise UserError(f"a chunk of {self.root} has {piece.size / 1e9:.2f} GB: raise --data.cache_gb")
-        return self._parsed
+        return found
 
     @cached_property
     def all_fit(self) -> bool:
         """Whether all chunks are here, or would fit into the cache."""
-        sizes = (piece.size for split in self.index.splits.values() for piece in split.chunks)
-        return isinstance(self.place, Folder) or sum(sizes) <= self.limit
+        return sum(piece.size for split in self.index.splits.values() for piece in split.chunks) <= self.place.limit
 
     def check_room(self, chunks: int) -> None:
         """Raise UserError if the cache is too small for `chunks` chunks."""
         needed = sum(sorted(piece.size for piece in self.index.splits["train"].chunks)[-chunks:])
-        if not self.all_fit and needed > self.limit:
+        if not self.all_fit and needed > self.place.limit:
             raise UserError(
                 f"{chunks} chunks of {self.root} have {needed / 1e9:.2f} GB, more than the cache of "
-                f"{self.limit / 1e9:g} GB: raise --data.cache_gb or lower --data.window"
+                f"{self.place.limit / 1e9:g} GB: raise --data.cache_gb or lower --data.window"
             )
 
     @property
@@ -202,11 +192,11 @@ class ShardSource:
 
     def _samples(self, name: str, alone: bool) -> ShardSamples:
         split = self.index.splits[name]
-        with np.load(BytesIO(self.place.whole(split.table))) as arrays:
-            table = dict(arrays)
-        alone = alone and isinstance(self.place, Bucket)
+        for piece in split.chunks:
+            self.place.check(piece)
         read = self.place.read_alone if alone else self.place.read
-        return ShardSamples(self.root, table, split.chunks, self.index.images_per_chunk, read, checked=alone)
+        with np.load(BytesIO(self.place.whole(split.table))) as table:
+            return ShardSamples(self.root, dict(table), split.chunks, self.index.images_per_chunk, read, checked=alone)
 
 
 def chunk_name(split: str, number: int) -> str:

@@ -50,9 +50,8 @@ Record = dict[str, Any]
 def make(source: DataSource, root: str, splits: dict[str, str], out: Path, images: int, workers: int) -> Iterator[int]:
     """Write shards of `source` to `out`, and yield the number of images of each chunk once it is made.
 
-    One chunk is one unit of work: it appears by a rename, so it is whole or absent. Nothing in it depends on other
-    chunks, the number of processes or earlier kills. `litdata.optimize` cannot promise that: its
-    chunks depend on the number of processes, it writes them in place, and its index holds the time.
+    A chunk appears by a rename, so it is whole or absent. Nothing in it depends on other chunks, on the number of
+    processes or on earlier kills, as it would with `litdata.optimize`.
 
     Args:
         source: a prepared source.

@@ -161,7 +161,8 @@ def limit_collectives(limit: timedelta) -> None:
     """Limit how long the default group's operations wait. Connecting may take longer, as processes start apart."""
     from torch.distributed import distributed_c10d
 
-    getattr(distributed_c10d, "set_timeout", distributed_c10d._set_pg_timeout)(limit)
+    set_timeout = getattr(distributed_c10d, "set_timeout", None) or distributed_c10d._set_pg_timeout
+    set_timeout(limit)
     distributed_c10d._get_default_store().set_timeout(limit)
 
 

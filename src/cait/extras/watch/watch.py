@@ -108,7 +108,7 @@ class Watch:
         end, found = time.monotonic() + PATIENCE, ""
         while self.trouble is None and not found and time.monotonic() < end:
             time.sleep(SECONDS / 10)
-            found = self._dead_child() or (self._silent(PATIENCE / 2) if self.place.rank == 0 else "")
+            found = self._dead_child()
         prints = self._prints() if self.trouble else self._report(found or self._suspect(before or {}, error))
         assert self.trouble is not None
         return self.trouble, prints

@@ -240,7 +240,7 @@ def edit(path: Path, **changes: object) -> None:
 
 LOCAL: dict[str, tuple[Callable[[Path], object], dict, str]] = {
     "missing chunk": (lambda out: (out / "train/chunk-0-3.bin").unlink(), {}, "cannot read {out}/train/chunk-0-3.bin"),
-    "torn chunk": (lambda out: os.truncate(out / "val/chunk-0-1.bin", 99), {}, "{out}/val/chunk-0-1.bin has 99 bytes"),
+    "torn chunk": (lambda out: os.truncate(out / "val/chunk-0-1.bin", 99), {}, "{out}/val/chunk-0-1.bin is cut off"),
     "damaged table": (lambda out: damage(out / "train/images.npz"), {}, "{out}/train/images.npz is damaged"),
     "missing table": (lambda out: (out / "val/images.npz").unlink(), {}, "cannot read {out}/val/images.npz"),
     "no index": (lambda out: (out / "shards.json").write_text("[]"), {}, "{out}/shards.json is not an index"),
@@ -287,8 +287,8 @@ FIT = ["fit", *SMALL, "--trainer.max_steps=2", "--trainer.limit_val_batches=1", 
         ("s3://pictures/digits", dict(AWS_ENDPOINT_URL="http://127.0.0.1:1"), "Could not connect to the endpoint URL"),
         ("s3://pictures/digits", dict(AWS_ENDPOINT_URL="nonsense"), "Invalid endpoint: nonsense"),
         ("s3://pictures/digits", dict(AWS_ACCESS_KEY_ID=None), "Unable to locate credentials"),
-        ("s3://pictures/digits", dict(litdata=None), "by LitData: .venv/bin/pip install --editable '.[stream]'"),
-        ("gs://pictures/digits", {}, "needs Google's package: .venv/bin/pip install google-cloud-storage"),
+        ("s3://pictures/digits", dict(boto3=None), "missing: .venv/bin/pip install --editable '.[stream]'"),
+        ("gs://pictures/digits", {}, "missing: .venv/bin/pip install google-cloud-storage"),
         ("http://pictures/digits", {}, "shards are read from a folder, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER"),
     ],
 )
@@ -301,20 +301,20 @@ def test_an_address_that_cannot_be_read_is_told_in_one_line(
     tmp_path: Path,
 ) -> None:
     for name, value in environment.items():
-        if name == "litdata":
-            monkeypatch.setitem(sys.modules, "litdata", None)
+        if name == "boto3":
+            monkeypatch.setitem(sys.modules, "boto3", None)
         elif value is None:
             monkeypatch.delenv(name)
             monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
             monkeypatch.setenv("HOME", str(tmp_path))  # no ~/.aws
         else:
             monkeypatch.setenv(name, value)
-    bucket._downloader.cache_clear()
+    bucket._client.cache_clear()
     try:
         with pytest.raises(UserError) as told:
             module(root, data_dir=str(tmp_path))
     finally:
-        bucket._downloader.cache_clear()
+        bucket._client.cache_clear()
     assert words in str(told.value)
     assert root in str(told.value)
     assert "\n" not in str(told.value)
