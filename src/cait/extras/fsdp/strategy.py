@@ -12,7 +12,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from cait import ckpt, disk
 from cait.errors import UserError, one_line
@@ -39,12 +39,10 @@ class FullyShardedStrategy(ModelParallelStrategy):
     # Lightning's own would gather whole tensors, or leave the loading to `load_checkpoint`.
     lightning_module_state_dict = Strategy.lightning_module_state_dict
     load_model_state_dict = Strategy.load_model_state_dict
-    optimizer_state = Strategy.optimizer_state
     load_optimizer_state_dict = Strategy.load_optimizer_state_dict
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(tensor_parallel_size=1, **settings)
-        self._states_checked = False
 
     def check(self, precision: str, sync_batchnorm: bool, optimizer: str) -> None:
         """Raise UserError if FSDP2 cannot train with these settings."""
@@ -94,29 +92,23 @@ class FullyShardedStrategy(ModelParallelStrategy):
         for buffer in self.lightning_module.model.buffers():  # type: ignore[union-attr]
             dist.broadcast(buffer, 0)
 
-    def optimizer_step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            result = super().optimizer_step(optimizer, *args, **kwargs)
+            return super().optimizer_step(*args, **kwargs)
         except RuntimeError as error:
             if "mixed torch.Tensor and DTensor" not in str(error):
                 raise
             raise UserError(f"fsdp2 cannot run this step: {one_line(error)}; {ANOTHER}") from error
-        if not self._states_checked:
-            self._check_states(optimizer.state)
-            self._states_checked = bool(optimizer.state)
-        return result
 
-    def _check_states(self, states: dict[Any, dict[str, Any]]) -> None:
-        """Refuse moments that are not sharded as their parameters are: a checkpoint cannot hold them."""
-        for parameter, state in states.items():
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        found = Strategy.optimizer_state(self, optimizer)
+        for state in found["state"].values():
             for name, value in state.items():
-                if not isinstance(value, Tensor) or value.ndim == 0:
-                    continue
-                placements = getattr(value, "placements", None)
-                if (value.shape, placements) != (parameter.shape, parameter.placements):
+                if isinstance(value, Tensor) and value.ndim and getattr(value, "placements", None) != (Shard(0),):
                     raise UserError(
                         f"fsdp2 cannot save the optimizer's {name}: it is not shared out as its parameter is; {ANOTHER}"
                     )
+        return found
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """`storage_options` may be {"previous": folder}: the checkpoint that was at `filepath` is kept there."""

@@ -43,8 +43,6 @@ class Monitor(Callback):
         self.every_n_steps = every_n_steps
         self._path: Path | None = None
         self._step = -1
-        self._previous: dict[str, Any] = {}
-        """The step before a measured one and its gradients, a vector a part."""
         self._forget()
 
     @property
@@ -92,15 +90,19 @@ class Monitor(Callback):
         self._hooks = branches.watch_gradients(pl_module.model, look)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: CaiTModule, optimizer: Optimizer) -> None:  # type: ignore[override]
-        now, following = self._measures(self._step), self._measures(self._step + 1)
-        if not now and not following:
+        if not self._measures(self._step):
             return
         scale = pl_module.gradient_scale(optimizer)
-        gradients = [_flat([_gradient(weight) for weight in part.parameters]) / scale for part in self._parts]
-        if now:
-            self._gradients, self._weights = gradients, [_flat(part.parameters) for part in self._parts]
-            self._measure_gradients()
-        self._previous = {"step": self._step, "gradients": gradients} if following else {}
+        self._gradients, self._weights = [], []
+        for part in self._parts:
+            gradient = _flat([_gradient(weight) for weight in part.parameters]) / scale
+            self._gradients.append(gradient)
+            self._weights.append(_flat(part.parameters))
+            self._figures[part.layer, part.name, "grad_norm"] = self._norm(gradient)
+            if part.gamma is not None:
+                size = whole_tensor(part.gamma.detach()).abs().to(self._dtype)
+                for name, quantile in QUANTILES.items():
+                    self._figures[part.layer, part.name, name] = torch.quantile(size, quantile)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: CaiTModule, *_: Any) -> None:  # type: ignore[override]
         for hook in self._hooks:
@@ -111,18 +113,6 @@ class Monitor(Callback):
             self._measure_updates()
             self._write(trainer)
             self._forget()
-
-    def _measure_gradients(self) -> None:
-        before = self._previous.get("gradients") if self._previous.get("step") == self._step - 1 else None
-        for i, (part, gradient) in enumerate(zip(self._parts, self._gradients, strict=True)):
-            key = part.layer, part.name
-            self._figures[*key, "grad_norm"] = self._norm(gradient)
-            if before is not None:
-                self._figures[*key, "grad_cosine"] = self._cosine(gradient, before[i].to(gradient.device))
-            if part.gamma is not None:
-                size = whole_tensor(part.gamma.detach()).abs().to(self._dtype)
-                for name, quantile in QUANTILES.items():
-                    self._figures[*key, name] = torch.quantile(size, quantile)
 
     def _measure_activations(self, trainer: Trainer) -> None:
         """Mean over micro-batches and processes; this reduction is the only one of a measured step."""
@@ -169,13 +159,6 @@ class Monitor(Callback):
         for logger in trainer.loggers:
             if not isinstance(logger, CSVLogger):  # its table would have a column for each
                 logger.log_metrics(scalars, self._step)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The gradients of the last step if the next is measured; otherwise nothing."""
-        return self._previous
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._previous = state_dict
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -33,7 +33,6 @@ MAPS = {
     "activation_rms": "root mean square of the residual stream",
     "gamma_median": "median of |γ|",
     "grad_norm": "norm of the parameters' gradient",
-    "grad_cosine": "cosine of the gradient with the gradient of the step before",
     "update_cosine": "cosine of the update with the negative gradient",
     "update_ratio": "update over weights, ‖Δw‖ / ‖w‖",
     "input_grad_norm": "norm of the gradient at a block's input",

@@ -40,12 +40,11 @@ def read_part(path: Path, start: int, size: int) -> bytes:
 class Bucket:
     """Shards in a bucket, to be read like those in a `cait.extras.shards.source.Folder`.
 
-    All processes of a machine may share the cache, whatever they read. For each chunk that is missing, one of them
-    fetches it, verifies its checksum, removes the chunks used longest ago until there is room, and puts it there by a
-    rename.
+    All processes of a machine may share the cache, whatever they read. One of them fetches a missing chunk, verifies
+    its checksum, removes the chunks used longest ago until there is room, and puts it there by a rename.
 
     Args:
-        url: s3://bucket/folder or gs://bucket/folder.
+        url: s3://bucket/folder.
         cache_dir: folder of the cache.
         limit: bytes that the chunks in it may take.
     """
@@ -65,15 +64,8 @@ class Bucket:
         if piece.size > self.limit:
             raise UserError(f"a chunk of {self.url} has {piece.size / 1e9:.2f} GB: raise --data.cache_gb")
 
-    def whole(self, piece: Piece) -> bytes:
-        path = self.folder / piece.name
-        with file_lock(path.with_suffix(".lock")):
-            if path.is_file() and piece.is_in(data := path.read_bytes()):
-                return data
-            return self._download(piece, path)
-
     def read(self, piece: Piece, start: int, size: int) -> bytes:
-        """Read from the cache; a missing chunk is put there first."""
+        """Read from the cache; a missing file is put there first."""
         path = self.folder / piece.name
         if (data := _cached(path, start, size)) is None:
             with file_lock(path.with_suffix(".lock")):
@@ -91,18 +83,13 @@ class Bucket:
         if size == 0:
             return b""
         address = f"{self.url}/{name}"
-        scheme, _, path = address.partition("://")
-        bucket, _, key = path.partition("/")
-        end = None if size is None else start + size - 1
+        bucket, _, key = address.removeprefix("s3://").partition("/")
+        part = f"bytes={start}-{'' if size is None else start + size - 1}"
         try:
-            client = _client(os.getpid(), scheme, attempts)
-            if scheme == "gs":
-                return client.bucket(bucket).blob(key).download_as_bytes(start=start, end=end)
-            part = f"bytes={start}-{'' if end is None else end}"
-            return client.get_object(Bucket=bucket, Key=key, Range=part)["Body"].read()
+            answer = _client(os.getpid(), attempts).get_object(Bucket=bucket, Key=key, Range=part)
+            return answer["Body"].read()
         except ImportError as error:
-            package = "google-cloud-storage" if scheme == "gs" else "--editable '.[stream]'"
-            raise UserError(f"{address} needs a package that is missing: .venv/bin/pip install {package}") from error
+            raise UserError(f"{address} is read by boto3: .venv/bin/pip install --editable '.[stream]'") from error
         except Exception as error:  # of many kinds: the bucket's, the network's, the credentials'
             raise UserError(f"cannot read {address}: {one_line(error) or type(error).__name__}") from error
 
@@ -134,7 +121,7 @@ class Bucket:
 
 
 def _cached(path: Path, start: int, size: int) -> bytes | None:
-    """Part of a chunk in the cache; None if the chunk is missing or somebody has truncated it."""
+    """Part of a file in the cache; None if it is missing or somebody has truncated it."""
     try:
         os.utime(path)  # the chunks used longest ago go first
         data = read_part(path, start, size)
@@ -144,12 +131,8 @@ def _cached(path: Path, start: int, size: int) -> bytes | None:
 
 
 @cache
-def _client(process: int, scheme: str, attempts: int) -> Any:
-    """A client of S3 or of Google's buckets; each process has its own."""
-    if scheme == "gs":
-        from google.cloud import storage
-
-        return storage.Client()
+def _client(process: int, attempts: int) -> Any:
+    """A client of S3; each process has its own."""
     import boto3
     from botocore.config import Config
 

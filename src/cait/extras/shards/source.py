@@ -7,6 +7,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -54,13 +55,6 @@ class Folder:
         """The bytes of shards.json."""
         return (self.root / INDEX).read_bytes()
 
-    def whole(self, piece: Piece) -> bytes:
-        """A file, its checksum verified."""
-        data = self.read(piece, 0, piece.size)
-        if not piece.is_in(data):
-            raise UserError(f"{self.root / piece.name} is damaged: its checksum is not the one in {INDEX}")
-        return data
-
     def read(self, piece: Piece, start: int, size: int) -> bytes:
         """`size` bytes of a file from `start` on."""
         path = self.root / piece.name
@@ -79,47 +73,43 @@ class Folder:
         self.read(piece, piece.size - 1, 1)
 
 
+@dataclass(eq=False)
 class ShardSamples:
     """Images of one set in chunks, as `cait.data.dataset.Samples`.
 
     What is known of an image lies in arrays, so that the loader's workers share it.
-
-    Args:
-        root: where the shards are; names in messages begin with it.
-        table: for each image, in the order of the source: `names` (their bytes, one after the other) and `ends`,
-            `labels`, `places` (the place in the chunks, counted through), `starts` and `sizes` of its bytes in its
-            chunk, `sums` (their CRC-32).
-        read: reads bytes of a chunk.
-        checked: compare the bytes of each image with its sum.
     """
 
-    def __init__(
-        self,
-        root: str,
-        table: dict[str, np.ndarray],
-        chunks: list[Piece],
-        images_per_chunk: int,
-        read: Callable[[Piece, int, int], bytes],
-        checked: bool = False,
-    ) -> None:
-        self.root, self.chunks, self.read, self.checked = root, chunks, read, checked
-        self.names, self.ends, self.labels = (table[name] for name in ("names", "ends", "labels"))
-        self.starts, self.sizes, self.sums = (table[name] for name in ("starts", "sizes", "sums"))
-        self.chunk_of = table["places"] // images_per_chunk
+    root: str
+    """Where the shards are; names in messages begin with it."""
+    table: dict[str, np.ndarray]
+    """For each image, in the order of the source: `names` (their bytes, one after the other) and `ends`, `labels`,
+    `places` (the place in the chunks, counted through), `starts` and `sizes` of its bytes in its chunk, `sums` (their
+    CRC-32)."""
+    chunks: list[Piece]
+    images_per_chunk: int
+    read: Callable[[Piece, int, int], bytes]
+    checked: bool = False
+    """Compare the bytes of each image with its sum."""
+
+    def __post_init__(self) -> None:
+        self.labels = self.table["labels"]
+        self.chunk_of = self.table["places"] // self.images_per_chunk
         """The chunk of each image, counted from 0."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def name(self, index: int) -> str:
-        start = self.ends[index - 1] if index else 0
-        return f"{self.root}/{os.fsdecode(self.names[start : self.ends[index]].tobytes())}"
+        ends = self.table["ends"]
+        name = self.table["names"][ends[index - 1] if index else 0 : ends[index]]
+        return f"{self.root}/{os.fsdecode(name.tobytes())}"
 
     def __getitem__(self, index: int) -> tuple[BytesIO, int]:
-        """The encoded image and the index of its class. Raises UserError, which ends the run, if its chunk is torn."""
+        """As in `Samples`. Raises UserError, which ends the run, if the chunk is torn."""
         piece = self.chunks[self.chunk_of[index]]
-        data = self.read(piece, int(self.starts[index]), int(self.sizes[index]))
-        if self.checked and zlib.crc32(data) != self.sums[index]:
+        data = self.read(piece, int(self.table["starts"][index]), int(self.table["sizes"][index]))
+        if self.checked and zlib.crc32(data) != self.table["sums"][index]:
             raise UserError(f"{self.root}/{piece.name} is damaged: {self.name(index)} has another checksum")
         return BytesIO(data), int(self.labels[index])
 
@@ -143,10 +133,16 @@ class ShardSource:
         for name, split in self.index.splits.items():
             for piece in (split.table, *split.chunks):
                 try:
-                    self.place.whole(piece)
+                    self._whole(piece)
                 except UserError as error:
                     yield str(error)
             print(f"{self.root}/{name}: {len(split.chunks):,} chunk(s), checksums compared", flush=True)
+
+    def _whole(self, piece: Piece) -> bytes:
+        data = self.place.read(piece, 0, piece.size)
+        if not piece.is_in(data):
+            raise UserError(f"{self.root}/{piece.name} is damaged: its checksum is not the one in {INDEX}")
+        return data
 
     @cached_property
     def place(self) -> Folder | Bucket:
@@ -195,7 +191,7 @@ class ShardSource:
         for piece in split.chunks:
             self.place.check(piece)
         read = self.place.read_alone if alone else self.place.read
-        with np.load(BytesIO(self.place.whole(split.table))) as table:
+        with np.load(BytesIO(self._whole(split.table))) as table:
             return ShardSamples(self.root, dict(table), split.chunks, self.index.images_per_chunk, read, checked=alone)
 
 

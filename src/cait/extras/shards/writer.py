@@ -102,8 +102,6 @@ def _start_writing(out: Path, plan: str) -> None:
             raise UserError(f"{out} holds a part of other shards; remove it or name another folder")
         disk.clear_scratch(out)
         return
-    if (out / INDEX).is_file():
-        raise UserError(f"{out} holds shards already; remove it or name another folder")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not an empty folder; name another one for the shards")
     for split in ("train", "val"):

@@ -68,7 +68,7 @@ def test_another_networks_modules_are_the_layers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", ["0", "0.25"])
 def test_a_single_step_and_equal_values_can_be_drawn(number: str, tmp_path: Path) -> None:
-    names = ("grad_norm", "branch_ratio", "grad_cosine")
+    names = ("grad_norm", "branch_ratio", "update_cosine")
     rows = [f"4,{layer},sa,{name},{number}" for layer in (1, 2) for name in names]
     (tmp_path / "monitor.csv").write_text("\n".join(["step,layer,part,name,value", *rows, ""]))
     tables = read(tmp_path)
