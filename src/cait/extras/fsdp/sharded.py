@@ -10,11 +10,10 @@ The folder holds what a plain checkpoint does, key by key:
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -27,6 +26,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor import empty as empty_dtensor
+from torch.utils._pytree import MappingKey, tree_map_with_path
 
 from cait import disk
 
@@ -38,21 +38,11 @@ Place = tuple[str | int, ...]
 """Where a tensor is in a checkpoint: keys of dictionaries and places in lists, from the top."""
 
 _METADATA_NAMES = {
-    ("torch", "Size"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch.serialization", "_get_layout"),
-    *(
-        ("torch.distributed.checkpoint.metadata", name)
-        for name in (
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
-        )
-    ),
+    "torch": "Size",
+    "torch.serialization": "_get_layout",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+    "torch.distributed.checkpoint.metadata": "ChunkStorageMetadata Metadata MetadataIndex StorageMeta "
+    "TensorProperties TensorStorageMetadata _MEM_FORMAT_ENCODING",
 }
 
 
@@ -62,7 +52,7 @@ class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module in ("pathlib", "pathlib._local") and name == "PosixPath":  # the module depends on Python's version
             return PurePosixPath
-        known = (module, name) in _METADATA_NAMES
+        known = name in _METADATA_NAMES.get(module, "").split()
         if known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} is no description of a tensor")
@@ -91,14 +81,17 @@ def read(folder: Path, mesh: DeviceMesh | None = None, without: Sequence[str] = 
     checkpoint, places = content["checkpoint"], content["places"]
     reader = _Reader(folder)
     known = reader.read_metadata().state_dict_metadata
-    wanted = {key: place for key, place in places.items() if place[0] not in without}
-    tensors = {key: _empty(known[key], mesh) for key in wanted}
+    tensors = {key: _empty(known[key], mesh) for key, place in places.items() if place[0] not in without}
     if tensors:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*assuming the intent is to load in a single process")
             dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
-    for key, place in wanted.items():
-        _at(checkpoint, place[:-1])[place[-1]] = tensors[key]
+    for key, tensor in tensors.items():
+        *outer, last = places[key]
+        holder = checkpoint
+        for step in outer:
+            holder = holder[step]
+        holder[last] = tensor
     return checkpoint
 
 
@@ -111,35 +104,21 @@ def _empty(described: Any, mesh: DeviceMesh | None) -> Tensor:
     return empty_dtensor(size, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
 
 
-def _at(checkpoint: Any, place: Place) -> Any:
-    for key in place:
-        checkpoint = checkpoint[key]
-    return checkpoint
-
-
 def share_out(
     checkpoint: dict[str, Any], mesh: DeviceMesh, is_sharded: Callable[[Place, Tensor], bool]
 ) -> dict[str, Any]:
     """A plain checkpoint in which each process keeps only its part of the sharded tensors."""
 
-    def distributed(place: Place, tensor: Tensor) -> Tensor:
-        if not is_sharded(place, tensor):
-            return tensor
-        return distribute_tensor(tensor, mesh, [Shard(0)], src_data_rank=None).clone()  # all have it: nothing is sent
+    def distributed(path: Any, value: Any) -> Any:
+        if not isinstance(value, Tensor) or not is_sharded(_place(path), value):
+            return value
+        return distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None).clone()  # all have it: nothing is sent
 
-    return _mapped(checkpoint, (), distributed)
+    return tree_map_with_path(distributed, checkpoint)
 
 
-def _mapped(content: Any, place: Place, change: Callable[[Place, Tensor], Any]) -> Any:
-    """A copy of dictionaries and lists, with each tensor changed."""
-    if isinstance(content, Tensor):
-        return change(place, content)
-    if type(content) is list:
-        return [_mapped(value, (*place, i), change) for i, value in enumerate(content)]
-    if isinstance(content, dict):
-        changed = {key: _mapped(value, (*place, key), change) for key, value in content.items()}
-        return changed if type(content) is dict else type(content)(changed)
-    return content
+def _place(path: Any) -> Place:
+    return tuple(step.key if isinstance(step, MappingKey) else step.idx for step in path)
 
 
 def save(checkpoint: dict[str, Any], beside: Path, publish: Callable[[], None]) -> str | None:
@@ -152,70 +131,50 @@ def save(checkpoint: dict[str, Any], beside: Path, publish: Callable[[], None]) 
     """
     tensors: dict[str, Tensor] = {}
     places: dict[str, Place] = {}
+    rank = dist.get_rank()
 
-    def taken(place: Place, tensor: Tensor) -> Tensor | None:
-        if not isinstance(tensor, DTensor):
-            return tensor
-        key = ".".join(map(str, place))
-        tensors[key], places[key] = tensor, place
+    def take(path: Any, value: Any) -> Any:
+        if not isinstance(value, DTensor):
+            return value
+        key = ".".join(map(str, _place(path)))
+        tensors[key], places[key] = value, _place(path)
         return None
 
-    content = {"checkpoint": _mapped(checkpoint, (), taken), "places": places}
-    first = dist.get_rank() == 0
+    content = {"checkpoint": tree_map_with_path(take, checkpoint), "places": places}
 
-    def write_shards() -> None:
+    def write() -> dict[str, list[int]]:
         dcp.save(tensors, storage_writer=dcp.FileSystemWriter(beside, sync_files=True))
-
-    def write_rest() -> dict[str, list[int]]:
-        if first:
+        files = sorted(beside.glob(f"__{rank}_*.distcp"))
+        if rank == 0:
             with (beside / REST).open("wb") as file:
                 torch.save(content, file)
-                _flush(file)
-        files = [beside / METADATA, beside / REST] if first else []
-        files += sorted(beside.glob(f"__{dist.get_rank()}_*.distcp"))
+            disk.flush(beside / REST)
+            files += [beside / METADATA, beside / REST]
         return {path.name: [path.stat().st_size, _crc32(path)] for path in files}
 
     def finish() -> None:
-        if first:
-            with (beside / CHECKSUMS).open("w") as file:
-                json.dump({name: sums for each in written for name, sums in each.items()}, file, indent=1)
-                _flush(file)
+        if rank == 0:
+            sums = {name: of_file for each in written for name, of_file in each.items()}
+            (beside / CHECKSUMS).write_text(json.dumps(sums, indent=1))
+            disk.flush(beside / CHECKSUMS)
             publish()
 
-    try:
-        _on_all(write_shards)
-        written = _on_all(write_rest)
-        _on_all(finish)
-    except _Failed as error:
-        return str(error)
-    return None
+    written, reason = _on_all(write)
+    return reason or _on_all(finish)[1]
 
 
-class _Failed(Exception):  # noqa: N818
-    """Some process could not write."""
-
-
-def _on_all(step: Callable[[], Any]) -> list[Any]:
-    """The results of all processes, by rank; _Failed on all if one failed."""
+def _on_all(step: Callable[[], Any]) -> tuple[list[Any], str | None]:
+    """The results of all processes, by rank, and why one of them failed."""
     result, reason = None, None
     try:
         result = step()
-    except CheckpointException as error:  # it holds the errors of all processes; report our own if there is one
-        failure = error.failures.get(dist.get_rank())
-        reason = disk.cause_of(failure[0]) if failure else None
-        reason = reason or ("" if dist.get_rank() else disk.cause_of(next(iter(error.failures.values()))[0]))
+    except CheckpointException as error:  # it holds the errors of all processes
+        reason = disk.cause_of(next(iter(error.failures.values()))[0]) or "an unknown error"
     except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
-        reason = disk.cause_of(error)
+        reason = disk.cause_of(error) or "an unknown error"
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, (result, reason))
-    if reasons := [reason for _, reason in gathered if reason is not None]:
-        raise _Failed(next(filter(None, reasons), "an unknown error"))
-    return [result for result, _ in gathered]
-
-
-def _flush(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+    return [result for result, _ in gathered], next((reason for _, reason in gathered if reason), None)
 
 
 def is_whole(folder: Path) -> bool:
@@ -233,12 +192,7 @@ def is_whole(folder: Path) -> bool:
 
 def _crc32(path: Path) -> int:
     crc = 0
-    for block in _blocks(path):
-        crc = zlib.crc32(block, crc)
-    return crc
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while block := file.read(1 << 22):
-            yield block
+            crc = zlib.crc32(block, crc)
+    return crc

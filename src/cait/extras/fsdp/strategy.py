@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
+from torch.distributed.tensor import DTensor, Shard
 
 from cait import ckpt, disk
 from cait.errors import UserError, one_line
@@ -37,17 +35,14 @@ class FullyShardedStrategy(ModelParallelStrategy):
     restored at the same points of a run as DDP's, and either strategy reads the other's checkpoints.
     """
 
+    restore_checkpoint_after_setup, lightning_restore_optimizer = False, True
+    # Lightning's own would gather whole tensors, or leave the loading to `load_checkpoint`.
+    lightning_module_state_dict = Strategy.lightning_module_state_dict
+    load_model_state_dict = Strategy.load_model_state_dict
+    load_optimizer_state_dict = Strategy.load_optimizer_state_dict
+
     def __init__(self, **settings: Any) -> None:
         super().__init__(tensor_parallel_size=1, **settings)
-        self._states_checked = False
-
-    @property
-    def restore_checkpoint_after_setup(self) -> bool:
-        return False
-
-    @property
-    def lightning_restore_optimizer(self) -> bool:
-        return True
 
     def check(self, precision: str, sync_batchnorm: bool, optimizer: str) -> None:
         """Raise UserError if FSDP2 cannot train with these settings."""
@@ -91,60 +86,29 @@ class FullyShardedStrategy(ModelParallelStrategy):
             )
         return dataloader
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._share_buffers()
-        return super().training_step(*args, **kwargs)
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._share_buffers()
-        return super().validation_step(*args, **kwargs)
-
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._share_buffers()
-        return super().test_step(*args, **kwargs)
-
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._share_buffers()
-        return super().predict_step(*args, **kwargs)
-
-    def _share_buffers(self) -> None:
-        """Give all processes the statistics of process 0's batch norms, as DDP does before every forward pass."""
+    def post_backward(self, closure_loss: Tensor) -> None:
+        """Give all processes the statistics of process 0's batch norms, as DDP does before the next forward pass."""
         assert self.lightning_module is not None
         for buffer in self.lightning_module.model.buffers():  # type: ignore[union-attr]
             dist.broadcast(buffer, 0)
 
-    def optimizer_step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            result = super().optimizer_step(optimizer, *args, **kwargs)
+            return super().optimizer_step(*args, **kwargs)
         except RuntimeError as error:
             if "mixed torch.Tensor and DTensor" not in str(error):
                 raise
             raise UserError(f"fsdp2 cannot run this step: {one_line(error)}; {ANOTHER}") from error
-        if not self._states_checked:
-            self._check_states(optimizer)
-        return result
 
-    def _check_states(self, optimizer: Optimizer) -> None:
-        """Refuse moments that are not sharded as their parameters are: a checkpoint cannot hold them."""
-        for parameter, state in optimizer.state.items():
-            self._states_checked = True
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        found = Strategy.optimizer_state(self, optimizer)
+        for state in found["state"].values():
             for name, value in state.items():
-                if isinstance(value, Tensor) and value.ndim and not _alike(value, parameter):
+                if isinstance(value, Tensor) and value.ndim and getattr(value, "placements", None) != (Shard(0),):
                     raise UserError(
                         f"fsdp2 cannot save the optimizer's {name}: it is not shared out as its parameter is; {ANOTHER}"
                     )
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        return Strategy.lightning_module_state_dict(self)
-
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        Strategy.load_model_state_dict(self, checkpoint, strict)
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return Strategy.optimizer_state(self, optimizer)
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        Strategy.load_optimizer_state_dict(self, checkpoint)
+        return found
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """`storage_options` may be {"previous": folder}: the checkpoint that was at `filepath` is kept there."""
@@ -177,8 +141,3 @@ class FullyShardedStrategy(ModelParallelStrategy):
             case ("optimizer_states", *_):
                 return tensor.ndim > 0  # not the number of steps
         return False
-
-
-def _alike(one: Any, other: Any) -> bool:
-    sharded_alike = isinstance(one, DTensor) and isinstance(other, DTensor) and one.placements == other.placements
-    return sharded_alike and one.shape == other.shape

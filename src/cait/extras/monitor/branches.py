@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -68,34 +67,25 @@ def measure(network: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
         found.append((_norms(y) / norm, norm / x[0].numel() ** 0.5))
         return Block.add(block, x, y, sample)
 
-    if isinstance(network, CaiT):
-        with _as_is(network):
-            for block in blocks(network):
-                block.run, block.add = type(block).body, partial(add, block)
-            network(images)
-    return found
-
-
-@contextmanager
-def _as_is(network: CaiT) -> Iterator[None]:
-    """Evaluation mode, with batch norms on the batch's statistics. Everything is restored afterwards."""
-    modes = {module: module.training for module in network.modules()}
-    norms = [module for module in modes if isinstance(module, _BatchNorm)]
-    tracking = [norm.track_running_stats for norm in norms]
-    runs = [(block, block.run) for block in blocks(network)]
+    if not isinstance(network, CaiT):
+        return []
+    changes = ("training", "track_running_stats", "run")
+    before = [
+        (module, {name: value for name, value in vars(module).items() if name in changes})
+        for module in network.modules()
+    ]
     try:
-        network.eval()
-        for norm in norms:
-            norm.training, norm.track_running_stats = True, False
-        yield
+        for module in network.eval().modules():
+            if isinstance(module, _BatchNorm):
+                module.training, module.track_running_stats = True, False
+            if isinstance(module, Block):
+                module.run, module.add = type(module).body, partial(add, module)
+        network(images)
     finally:
-        for norm, tracks in zip(norms, tracking, strict=True):
-            norm.track_running_stats = tracks
-        for block, run in runs:
-            block.run = run
-            block.__dict__.pop("add", None)
-        for module, training in modes.items():
-            module.training = training
+        for module, values in before:
+            vars(module).pop("add", None)
+            vars(module).update(values)
+    return found
 
 
 def _norms(x: Tensor) -> Tensor:

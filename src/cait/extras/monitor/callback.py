@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from cait import disk
 from cait.errors import UserError
-from cait.extras.monitor import FILE
+from cait.extras.monitor import FILE, branches
 from cait.train.module import CaiTModule, whole_tensor
 
 HEADER = "step,layer,part,name,value\n"
@@ -28,26 +27,10 @@ QUANTILES = {"gamma_min": 0.0, "gamma_q25": 0.25, "gamma_median": 0.5, "gamma_q7
 class Monitor(Callback):
     """Measure the branches and the gradients of every layer in some steps. The run's results stay the same to the bit.
 
-    For each residual branch of CaiT (parts sa, ffn, ca and ca_ffn of a layer):
-
-    - branch_ratio: the mean over the images of ‖γ·f(x)‖ / ‖x‖, norms over an image's tokens and channels, where x is
-      what the branch is added to; activation_rms: the root mean square of x. Both come from a forward pass of
-      their own over the step's images, before the step, see `cait.extras.monitor.branches.measure`: no branch is
-      dropped, nothing is scaled for stochastic depth, and the blocks run uncompiled.
-    - gamma_min, gamma_q25, gamma_median, gamma_q75, gamma_max: quantiles of |γ|.
-
-    For each branch, and in another network for each module of `cait.extras.monitor.branches.parts`:
-
-    - grad_norm: the norm of the gradient of the branch's parameters, γ and norm included: over the whole step, averaged
-      over the processes, without the scale of mixed precision, before clipping;
-    - grad_cosine: the cosine of this gradient with the gradient of the step before;
-    - update_cosine: the cosine of the negative gradient with the update that the optimizer made;
-    - update_ratio: ‖update‖ / ‖weights before it‖.
-
-    For each block (parts block and ca_block): input_grad_norm, the norm of the gradient of the step's loss with respect
-    to the tokens that enter the block, over all images of the step on all processes.
-
-    A figure that is not finite is left out, such as the cosine in a step whose gradient is 0.
+    README.md says what each figure is. The gradient is that of the whole step: averaged over the processes, without the
+    scale of mixed precision, before clipping. What the branches do comes from a forward pass of their own before the
+    step, see `cait.extras.monitor.branches.measure`. A figure that is not finite is left out, such as the cosine in a
+    step whose gradient is 0.
 
     Args:
         every_n_steps: measure each n-th optimizer step, those that metrics.csv has with the same
@@ -60,8 +43,6 @@ class Monitor(Callback):
         self.every_n_steps = every_n_steps
         self._path: Path | None = None
         self._step = -1
-        self._previous: dict[str, Any] = {}
-        """The step before a measured one and its gradients, a vector a part."""
         self._forget()
 
     @property
@@ -72,7 +53,6 @@ class Monitor(Callback):
         """Forget what was gathered for the last measured step."""
         self._activations: list[Tensor] = []  # one a micro-batch: [2 · branches]
         self._input_squares: dict[tuple[int, int], Tensor] = {}  # of (block, micro-batch)
-        self._input_scale = 1.0
         self._hooks: list[RemovableHandle] = []
         self._gradients: list[Tensor] = []  # one vector a part
         self._weights: list[Tensor] = []
@@ -82,9 +62,6 @@ class Monitor(Callback):
         return self.every_n_steps is not None and (step + 1) % self.every_n_steps == 0
 
     def on_train_start(self, trainer: Trainer, pl_module: CaiTModule) -> None:  # type: ignore[override]
-        from cait.extras.monitor import branches
-
-        self._branches = branches  # imported only in a run that measures, while every run reads this class's settings
         self._parts = branches.parts(pl_module.model)
         # Metal has no float64.
         self._dtype = torch.float32 if pl_module.device.type == "mps" else torch.float64
@@ -99,30 +76,33 @@ class Monitor(Callback):
         if not self._measures(self._step):
             return
         with trainer.precision_plugin.forward_context():
-            measured = self._branches.measure(pl_module.model, batch[0].to(pl_module.dtype))
+            measured = branches.measure(pl_module.model, batch[0].to(pl_module.dtype))
         if measured:
             ratios, sizes = (torch.stack(each) for each in zip(*measured, strict=True))  # [branches, B]
             means = torch.cat([ratios.mean(dim=1), sizes.square().mean(dim=1)])
             self._activations.append(means.to(self._dtype))
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scale = scaler.get_scale() if scaler else 1.0
 
         def look(block: int, gradient: Tensor) -> None:
-            norm = torch.linalg.vector_norm(gradient, dtype=self._dtype)
-            self._input_squares[block, batch_idx] = norm.square()
+            self._input_squares[block, batch_idx] = (self._norm(gradient) / scale).square()
 
-        self._hooks = self._branches.watch_gradients(pl_module.model, look)
+        self._hooks = branches.watch_gradients(pl_module.model, look)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: CaiTModule, optimizer: Optimizer) -> None:  # type: ignore[override]
-        now, following = self._measures(self._step), self._measures(self._step + 1)
-        if not now and not following:
+        if not self._measures(self._step):
             return
         scale = pl_module.gradient_scale(optimizer)
-        gradients = [_flat([_gradient(weight) for weight in part.parameters]) / scale for part in self._parts]
-        if now:
-            scaler = getattr(trainer.precision_plugin, "scaler", None)
-            self._input_scale = scaler.get_scale() if scaler else 1.0
-            self._gradients, self._weights = gradients, [_flat(part.parameters) for part in self._parts]
-            self._measure_gradients()
-        self._previous = {"step": self._step, "gradients": gradients} if following else {}
+        self._gradients, self._weights = [], []
+        for part in self._parts:
+            gradient = _flat([_gradient(weight) for weight in part.parameters]) / scale
+            self._gradients.append(gradient)
+            self._weights.append(_flat(part.parameters))
+            self._figures[part.layer, part.name, "grad_norm"] = self._norm(gradient)
+            if part.gamma is not None:
+                size = whole_tensor(part.gamma.detach()).abs().to(self._dtype)
+                for name, quantile in QUANTILES.items():
+                    self._figures[part.layer, part.name, name] = torch.quantile(size, quantile)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: CaiTModule, *_: Any) -> None:  # type: ignore[override]
         for hook in self._hooks:
@@ -133,18 +113,6 @@ class Monitor(Callback):
             self._measure_updates()
             self._write(trainer)
             self._forget()
-
-    def _measure_gradients(self) -> None:
-        before = self._previous.get("gradients") if self._previous.get("step") == self._step - 1 else None
-        for i, (part, gradient) in enumerate(zip(self._parts, self._gradients, strict=True)):
-            key = part.layer, part.name
-            self._figures[*key, "grad_norm"] = self._norm(gradient)
-            if before is not None:
-                self._figures[*key, "grad_cosine"] = self._cosine(gradient, before[i].to(gradient.device))
-            if part.gamma is not None:
-                size = whole_tensor(part.gamma.detach()).abs().to(self._dtype)
-                for name, quantile in QUANTILES.items():
-                    self._figures[*key, name] = torch.quantile(size, quantile)
 
     def _measure_activations(self, trainer: Trainer) -> None:
         """Mean over micro-batches and processes; this reduction is the only one of a measured step."""
@@ -160,7 +128,7 @@ class Monitor(Callback):
             self._figures[part.layer, part.name, "branch_ratio"] = ratio
             self._figures[part.layer, part.name, "activation_rms"] = mean_square.sqrt()
         # The loss of the step is the mean of the losses of the processes.
-        norms = (squares / trainer.world_size).sqrt() / self._input_scale
+        norms = (squares / trainer.world_size).sqrt()
         for block in {block for block, _ in self._input_squares}:
             first = self._parts[2 * block]
             name = "ca_block" if first.name == "ca" else "block"
@@ -184,22 +152,13 @@ class Monitor(Callback):
             return
         values = torch.stack(list(self._figures.values())).tolist()  # the one wait for the device
         figures = {key: value for key, value in zip(self._figures, values, strict=True) if math.isfinite(value)}
-        text = io.StringIO()
-        rows = ((self._step, *key, f"{value:.8g}") for key, value in figures.items())
-        csv.writer(text, lineterminator="\n").writerows(rows)
         with self._path.open("a", newline="") as file:
-            file.write(text.getvalue())
+            rows = ((self._step, *key, f"{value:.8g}") for key, value in figures.items())
+            csv.writer(file, lineterminator="\n").writerows(rows)
         scalars = {f"{name}/{part}.{layer:02}": value for (layer, part, name), value in figures.items()}
         for logger in trainer.loggers:
             if not isinstance(logger, CSVLogger):  # its table would have a column for each
                 logger.log_metrics(scalars, self._step)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The gradients of the last step if the next is measured; otherwise nothing."""
-        return self._previous
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._previous = state_dict
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
@@ -215,11 +174,6 @@ def _gradient(weight: nn.Parameter) -> Tensor:
 def _keep_rows_before(path: Path, first_step: int) -> None:
     """Leave only the header and the rows before `first_step` in the file, because later rows will come again."""
     lines = path.read_text().splitlines(keepends=True)[1:] if path.is_file() else []
-    steps = [line.partition(",")[0] for line in lines]
-    rows = [
-        line
-        for line, step in zip(lines, steps, strict=True)
-        if line.endswith("\n") and step.isdigit() and int(step) < first_step
-    ]
+    whole = [line for line in lines if line.endswith("\n")]  # a kill may have torn the last one
     with disk.whole(path) as beside:
-        beside.write_text(HEADER + "".join(rows))
+        beside.write_text(HEADER + "".join(line for line in whole if int(line.partition(",")[0]) < first_step))

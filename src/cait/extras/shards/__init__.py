@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from cait.errors import UserError
 from cait.plugins import Verb
 from cait.settings import check_at_least, check_choice, group
 
@@ -26,7 +27,7 @@ PLAN = ".plan.json"
 
 @dataclass(frozen=True)
 class Shards:
-    """How shards are read. `root` may also be a folder of shards, "s3://bucket/folder" or "gs://bucket/folder".
+    """How shards are read. `root` may also be a folder of shards, or "s3://bucket/folder".
 
     Raises:
         UserError: a setting is out of range.
@@ -51,29 +52,28 @@ DATA_SETTINGS = "cait.extras.shards:Shards"
 
 
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:
-    """The shards at `root`; None if there are none."""
-    if "://" not in root and not any((Path(root) / name).is_file() for name in (INDEX, PLAN)):
-        return None
-    from cait.extras.shards.source import CACHE, ShardSource, is_shards
+    """The shards at `root`; None if there are none.
 
-    if not is_shards(root):
+    Raises:
+        UserError: this kind of address is not supported, or the shards in the folder are not finished.
+    """
+    if "://" in root:
+        if not root.startswith("s3://"):
+            raise UserError(f"{root}: shards are read from a folder or s3://BUCKET/FOLDER")
+    elif not (Path(root) / INDEX).is_file():
+        if (Path(root) / PLAN).is_file():
+            raise UserError(f"the shards in {root} are not finished: give the same `cait shards` command again")
         return None
     from cait.data.source import Splits
+    from cait.extras.shards.source import ShardSource
 
-    splits, shards = group(Splits, settings), group(Shards, settings)
-    cache = Path(shards.data_dir) if shards.data_dir else CACHE
-    return ShardSource(
-        root, splits.train_split, splits.val_split, cache, shards.cache_gb, by_chunk=shards.order == "windowed"
-    )
+    return ShardSource(group(Splits, settings), group(Shards, settings))
 
 
 def image_order(source: Any, settings: Mapping[str, Any]) -> Any:
     """The windowed order, if the settings ask for it; otherwise None."""
     if settings["order"] == "published" and "://" not in settings["root"]:
         return None
-    from cait.extras.shards.order import tell_requests, windowed
+    from cait.extras.shards.order import choose
 
-    if settings["order"] == "windowed":
-        return windowed(source, settings["root"], settings["window"])
-    tell_requests(source, settings["root"])
-    return None
+    return choose(source, settings)

@@ -1,18 +1,14 @@
-"""Shards in a bucket: LitData fetches, and a folder of bounded size keeps the chunks that were used last."""
+"""Shards in a bucket, and a folder of bounded size that keeps the chunks that were used last."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import time
 from functools import cache
-from importlib import import_module
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from filelock import FileLock, Timeout
-
+from cait import disk
 from cait.errors import UserError, one_line
 from cait.extras.shards import INDEX
 from cait.file_lock import file_lock
@@ -31,16 +27,24 @@ class Piece(NamedTuple):
     size: int
     sha256: str
 
+    def is_in(self, data: bytes) -> bool:
+        return hashlib.sha256(data).hexdigest() == self.sha256
+
+
+def read_part(path: Path, start: int, size: int) -> bytes:
+    """At most `size` bytes of a file. The file is not kept open, so a worker holds none and a cache may remove it."""
+    with path.open("rb", buffering=0) as file:
+        return os.pread(file.fileno(), size, start)
+
 
 class Bucket:
-    """Shards in a bucket, as `cait.extras.shards.source.Place`.
+    """Shards in a bucket, to be read like those in a `cait.extras.shards.source.Folder`.
 
-    All processes of a machine may share the cache, whatever they read. One of them reserves room for a chunk,
-    removing those used longest ago if it must. Then it fetches the chunk, verifies its checksum and puts it there by a
-    rename. LitData's own cache is not used: read in a random order, it keeps nothing.
+    All processes of a machine may share the cache, whatever they read. One of them fetches a missing chunk, verifies
+    its checksum, removes the chunks used longest ago until there is room, and puts it there by a rename.
 
     Args:
-        url: s3://bucket/folder or gs://bucket/folder.
+        url: s3://bucket/folder.
         cache_dir: folder of the cache.
         limit: bytes that the chunks in it may take.
     """
@@ -51,165 +55,87 @@ class Bucket:
         """Where the files of these shards are kept."""
 
     def index(self) -> bytes:
-        _check_installed(self.url)
-        self.fetch(INDEX, 0, 1, ATTEMPTS_AT_FIRST)  # says what is wrong; the next would only say that it was not found
-        content = BytesIO()
-        try:
-            _downloader(os.getpid(), self.url, ATTEMPTS).download_fileobj(f"{self.url}/{INDEX}", content)
-        except Exception as error:
-            raise UserError(f"cannot read {self.url}/{INDEX}: {one_line(error)}") from error
+        content = self._fetch(INDEX, attempts=ATTEMPTS_AT_FIRST)
         # Named after the index, so that shards that have changed are not mistaken for the old ones.
-        self.folder = self.cache_dir / hashlib.sha256(content.getvalue()).hexdigest()[:16]
-        return content.getvalue()
+        self.folder = self.cache_dir / hashlib.sha256(content).hexdigest()[:16]
+        return content
 
-    def fetch(self, name: str, start: int, size: int, attempts: int = ATTEMPTS) -> bytes:
-        """Part of a file, in one request. Raises UserError."""
-        address = f"{self.url}/{name}"
-        try:
-            return _downloader(os.getpid(), self.url, attempts).download_bytes(address, start, size, "")
-        except Exception as error:  # of many kinds: the bucket's, the network's, the credentials'
-            raise UserError(f"cannot read {address}: {one_line(error) or type(error).__name__}") from error
+    def check(self, piece: Piece) -> None:
+        if piece.size > self.limit:
+            raise UserError(f"a chunk of {self.url} has {piece.size / 1e9:.2f} GB: raise --data.cache_gb")
 
-    def whole(self, piece: Piece) -> bytes:
+    def read(self, piece: Piece, start: int, size: int) -> bytes:
+        """Read from the cache; a missing file is put there first."""
         path = self.folder / piece.name
-        with self._lock(path):
-            if path.is_file():
-                data = path.read_bytes()
-                if hashlib.sha256(data).hexdigest() == piece.sha256:
-                    return data
-            data = self._verified(piece)
-            self._put(data, path)
+        if (data := _cached(path, start, size)) is None:
+            with file_lock(path.with_suffix(".lock")):
+                if (data := _cached(path, start, size)) is None:  # otherwise another process has fetched it meanwhile
+                    data = self._download(piece, path)[start : start + size]
         return data
 
     def read_alone(self, piece: Piece, start: int, size: int) -> bytes:
         """Read without keeping anything: from the cache if the chunk is there, otherwise in a request of its own."""
-        data = self._cached(self.folder / piece.name, start, size)
-        return self.fetch(piece.name, start, size) if data is None else data
+        data = _cached(self.folder / piece.name, start, size)
+        return self._fetch(piece.name, start, size) if data is None else data
 
-    def read(self, piece: Piece, start: int, size: int) -> bytes:
-        """Read from the cache; a missing chunk is put there first."""
-        path = self.folder / piece.name
-        while (data := self._cached(path, start, size)) is None:
-            with self._lock(path):
-                if not path.is_file():
-                    return self._download(piece, path)[start : start + size]
-        return data
-
-    def _cached(self, path: Path, start: int, size: int) -> bytes | None:
+    def _fetch(self, name: str, start: int = 0, size: int | None = None, attempts: int = ATTEMPTS) -> bytes:
+        """Part of a file, or all of it, in one request. Raises UserError."""
+        if size == 0:
+            return b""
+        address = f"{self.url}/{name}"
+        bucket, _, key = address.removeprefix("s3://").partition("/")
+        part = f"bytes={start}-{'' if size is None else start + size - 1}"
         try:
-            file = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            return None
-        try:
-            os.utime(file)  # the chunks used longest ago go first
-            data = os.pread(file, size, start)
-        finally:
-            os.close(file)
-        if len(data) == size:
-            return data
-        path.unlink(missing_ok=True)  # somebody has truncated it
-        return None
-
-    def _lock(self, path: Path) -> Any:
-        return file_lock(path.with_suffix(".lock"))
+            answer = _client(os.getpid(), attempts).get_object(Bucket=bucket, Key=key, Range=part)
+            return answer["Body"].read()
+        except ImportError as error:
+            raise UserError(f"{address} is read by boto3: .venv/bin/pip install --editable '.[stream]'") from error
+        except Exception as error:  # of many kinds: the bucket's, the network's, the credentials'
+            raise UserError(f"cannot read {address}: {one_line(error) or type(error).__name__}") from error
 
     def _download(self, piece: Piece, path: Path) -> bytes:
-        part = path.with_suffix(".part")
-        part.unlink(missing_ok=True)  # a killed process has left it; its room would be reserved twice
+        data = self._fetch(piece.name)
+        if not piece.is_in(data):
+            raise UserError(f"{self.url}/{piece.name} is damaged: its checksum is not the one in {INDEX}")
         try:
-            self._reserve(part, piece.size)
-            data = self._verified(piece)
-            self._put(data, path)
-        finally:
-            part.unlink(missing_ok=True)
-        return data
-
-    def _verified(self, piece: Piece) -> bytes:
-        for _ in range(2):
-            data = self.fetch(piece.name, 0, piece.size)
-            if hashlib.sha256(data).hexdigest() == piece.sha256:
-                return data
-        raise UserError(f"{self.url}/{piece.name} is damaged: its checksum is not the one in {INDEX}")
-
-    def _put(self, data: bytes, path: Path) -> None:
-        """Write a whole file in place of the one that reserved its room."""
-        part = path.with_suffix(".part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("r+b" if part.exists() else "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())  # only what is on the disk was verified
-            part.replace(path)
+            self._keep(data, path)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}; see --data.data_dir") from error
+        return data
 
-    def _reserve(self, part: Path, size: int) -> None:
-        """Remove chunks until `size` more bytes are within the limit, and reserve them with an empty file."""
+    def _keep(self, data: bytes, path: Path) -> None:
+        """Put a file into the cache, and make room for it. One process at a time does."""
         with file_lock(self.cache_dir / ".lock"):
-            while self._used() + size > self.limit:
-                if not self._remove_oldest():
-                    time.sleep(0.05)  # other processes will soon finish their chunks, which can then be removed
-            try:
-                part.parent.mkdir(parents=True, exist_ok=True)
-                with part.open("wb") as file:
-                    file.truncate(size)
-            except OSError as error:
-                raise UserError(f"cannot write {part}: {error.strerror}; see --data.data_dir") from error
-
-    def _files(self, kind: str) -> list[tuple[int, int, Path]]:
-        """(time of last use, bytes, path) of the chunks in the cache."""
-        found = []
-        for path in self.cache_dir.glob(f"*/*/chunk-*{kind}"):
-            try:
-                status = path.stat()
-            except FileNotFoundError:  # just removed, or just renamed
-                continue
-            found.append((status.st_mtime_ns, status.st_size, path))
-        return sorted(found)
-
-    def _used(self) -> int:
-        # Parts first: a chunk that gets its final name between the two listings counts twice. In the other order it
-        # would not count at all.
-        return sum(size for _, size, _ in self._files(".part") + self._files(".bin"))
-
-    def _remove_oldest(self) -> bool:
-        """Remove what a killed process has left, otherwise the oldest chunk; False if there is nothing to remove."""
-        for _, _, part in self._files(".part"):
-            lock = FileLock(part.with_suffix(".lock"))
-            try:
-                with lock.acquire(timeout=0):
-                    part.unlink(missing_ok=True)
-                    return True
-            except Timeout:
-                pass
-        for _, _, path in self._files(".bin"):
-            path.unlink(missing_ok=True)
-            return True
-        return False
+            for part in self.cache_dir.glob("*/*/*.part"):
+                part.unlink()  # a killed process has left it: whoever writes one holds the lock
+            chunks = [(chunk.stat(), chunk) for chunk in self.cache_dir.glob("*/*/chunk-*.bin")]
+            used = sum(status.st_size for status, _ in chunks)
+            for status, chunk in sorted(chunks, key=lambda each: each[0].st_mtime_ns):
+                if used + len(data) > self.limit:
+                    chunk.unlink()
+                    used -= status.st_size
+            part = path.with_suffix(".part")
+            part.write_bytes(data)
+            disk.flush(part)  # only what is on the disk was verified
+            part.replace(path)
 
 
-def _check_installed(url: str) -> None:
+def _cached(path: Path, start: int, size: int) -> bytes | None:
+    """Part of a file in the cache; None if it is missing or somebody has truncated it."""
     try:
-        import_module("litdata")
-    except ImportError as error:
-        raise UserError(f"{url} is read by LitData: .venv/bin/pip install --editable '.[stream]'") from error
-    if url.startswith("gs://"):
-        try:
-            import_module("google.cloud.storage")
-        except ImportError as error:
-            raise UserError(f"{url} needs Google's package: .venv/bin/pip install google-cloud-storage") from error
+        os.utime(path)  # the chunks used longest ago go first
+        data = read_part(path, start, size)
+    except FileNotFoundError:
+        return None
+    return data if len(data) == size else None
 
 
 @cache
-def _downloader(process: int, url: str, attempts: int) -> Any:
-    """LitData's reader of a bucket; each process has its own."""
-    from litdata.streaming.downloader import get_downloader
+def _client(process: int, attempts: int) -> Any:
+    """A client of S3; each process has its own."""
+    import boto3
+    from botocore.config import Config
 
-    options: dict[str, Any] = {}
-    if url.startswith("s3://"):
-        from botocore.config import Config
-
-        retries: Any = {"total_max_attempts": attempts, "mode": "standard"}  # LitData would try 1,000 times
-        options["config"] = Config(retries=retries, connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS)
-    return get_downloader(url, "", [], options)
+    retries: Any = {"total_max_attempts": attempts, "mode": "standard"}
+    config = Config(retries=retries, connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS)
+    return boto3.Session().client("s3", config=config)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from cait.data.source import DataSource
 from cait.errors import UserError
-from cait.extras.shards.source import ShardSamples, ShardSource
+from cait.extras.shards.source import ShardSource
 
 
 @dataclass(frozen=True)
@@ -43,20 +44,22 @@ class Windowed:
         return torch.argsort(turns[self.chunks] + behind, stable=True)
 
 
-def windowed(source: DataSource, root: str, window: int) -> Windowed:
-    """The windowed order of a source's training images. Raises UserError if it does not suit the source."""
-    samples = source.train
-    if not isinstance(samples, ShardSamples):
-        raise UserError(f"--data.order windowed is for shards, {root} is none; `cait shards` makes them")
-    if isinstance(source, ShardSource):
+def choose(source: Any, settings: Mapping[str, Any]) -> Windowed | None:
+    """The windowed order, or None for the published one after saying what that costs over a network.
+
+    Raises:
+        UserError: the windowed order does not suit the source.
+    """
+    root, window = settings["root"], settings["window"]
+    is_shards = isinstance(source, ShardSource)
+    if settings["order"] == "windowed":
+        if not is_shards:
+            raise UserError(f"--data.order windowed is for shards, {root} is none; `cait shards` makes them")
         source.check_room(window + 1)
-    return Windowed(torch.from_numpy(samples.chunk_of).long(), window)
-
-
-def tell_requests(source: DataSource, root: str) -> None:
-    """Say what the published order costs over a network."""
-    if isinstance(source, ShardSource) and not source.all_fit:
+        return Windowed(torch.from_numpy(source.train.chunk_of).long(), window)
+    if is_shards and not source.all_fit:
         rank_zero_info(
             f"{root} does not fit into the cache, so each training image is a request of its own; "
             "see --data.order windowed and --data.cache_gb"
         )
+    return None

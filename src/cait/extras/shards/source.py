@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
 import os
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from cait.data.dataset import NO_LABEL
 from cait.data.folder import root_name
-from cait.errors import UserError, one_line
-from cait.extras.shards import INDEX, PLAN
-from cait.extras.shards.bucket import Bucket, Piece
+from cait.data.source import Splits
+from cait.errors import UserError
+from cait.extras.shards import INDEX, Shards
+from cait.extras.shards.bucket import Bucket, Piece, read_part
 
 TABLE = "images.npz"
-COLUMNS = ("ends", "labels", "places", "starts", "sizes", "sums")
-CACHE = Path("data/cache")
+CACHE = "data/cache"
 VERSION = 1
 
 
@@ -44,47 +43,20 @@ class Index(NamedTuple):
     """train and val"""
 
 
-class Place(Protocol):
-    """Where shards are."""
-
-    def index(self) -> bytes:
-        """The bytes of shards.json. Raises UserError if there is none."""
-        ...
-
-    def whole(self, piece: Piece) -> bytes:
-        """A small file, its checksum verified. Raises UserError."""
-        ...
-
-    def read(self, piece: Piece, start: int, size: int) -> bytes:
-        """`size` bytes of a chunk from `start` on. Raises UserError."""
-        ...
-
-
 class Folder:
-    """Shards in a folder, local or mounted."""
+    """Shards in a folder, local or mounted. All methods raise UserError if a file is missing or damaged."""
+
+    limit = math.inf
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def index(self) -> bytes:
-        if not self.root.is_dir():
-            raise UserError(f"the folder of shards {self.root} does not exist")
-        try:
-            return (self.root / INDEX).read_bytes()
-        except OSError as error:
-            raise UserError(f"cannot read {self.root / INDEX}: {error.strerror}") from error
-
-    def whole(self, piece: Piece) -> bytes:
-        path = self.root / piece.name
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}") from error
-        if hashlib.sha256(data).hexdigest() != piece.sha256:
-            raise UserError(f"{path} is damaged: its checksum is not the one in {INDEX}")
-        return data
+        """The bytes of shards.json."""
+        return (self.root / INDEX).read_bytes()
 
     def read(self, piece: Piece, start: int, size: int) -> bytes:
+        """`size` bytes of a file from `start` on."""
         path = self.root / piece.name
         try:
             data = read_part(path, start, size)
@@ -94,114 +66,89 @@ class Folder:
             raise UserError(f"{path} is cut off: copy it again")
         return data
 
-    def check_sizes(self, pieces: list[Piece]) -> None:
-        """Raise UserError at the first file that is missing or has another size; nothing is read."""
-        for piece in pieces:
-            path = self.root / piece.name
-            try:
-                size = path.stat().st_size
-            except OSError as error:
-                raise UserError(f"cannot read {path}: {error.strerror}") from error
-            if size != piece.size:
-                raise UserError(f"{path} has {size:,} bytes, {INDEX} says {piece.size:,}: copy it again")
+    read_alone = read
+
+    def check(self, piece: Piece) -> None:
+        """Check that a chunk is there, to its last byte."""
+        self.read(piece, piece.size - 1, 1)
 
 
-def read_part(path: Path, start: int, size: int) -> bytes:
-    """At most `size` bytes of a file. The file is not kept open, so a worker holds none and a cache may remove it."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        return os.pread(file, size, start)
-    finally:
-        os.close(file)
-
-
+@dataclass(eq=False)
 class ShardSamples:
     """Images of one set in chunks, as `cait.data.dataset.Samples`.
 
     What is known of an image lies in arrays, so that the loader's workers share it.
-
-    Args:
-        root: where the shards are; names in messages begin with it.
-        table: for each image, in the order of the source: `names` (their bytes, one after the other) and `ends`,
-            `labels`, `places` (the place in the chunks, counted through), `starts` and `sizes` of its bytes in its
-            chunk, `sums` (their CRC-32).
-        read: reads bytes of a chunk.
-        checked: compare the bytes of each image with its sum.
     """
 
-    def __init__(
-        self,
-        root: str,
-        table: dict[str, np.ndarray],
-        chunks: list[Piece],
-        images_per_chunk: int,
-        read: Callable[[Piece, int, int], bytes],
-        checked: bool = False,
-    ) -> None:
-        self.root, self.chunks, self.read, self.checked = root, chunks, read, checked
-        self.names, self.ends, self.labels = (table[name] for name in ("names", "ends", "labels"))
-        self.starts, self.sizes, self.sums = (table[name] for name in ("starts", "sizes", "sums"))
-        self.chunk_of = table["places"] // images_per_chunk
+    root: str
+    """Where the shards are; names in messages begin with it."""
+    table: dict[str, np.ndarray]
+    """For each image, in the order of the source: `names` (their bytes, one after the other) and `ends`, `labels`,
+    `places` (the place in the chunks, counted through), `starts` and `sizes` of its bytes in its chunk, `sums` (their
+    CRC-32)."""
+    chunks: list[Piece]
+    images_per_chunk: int
+    read: Callable[[Piece, int, int], bytes]
+    checked: bool = False
+    """Compare the bytes of each image with its sum."""
+
+    def __post_init__(self) -> None:
+        self.labels = self.table["labels"]
+        self.chunk_of = self.table["places"] // self.images_per_chunk
         """The chunk of each image, counted from 0."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def name(self, index: int) -> str:
-        start = self.ends[index - 1] if index else 0
-        return f"{self.root}/{os.fsdecode(self.names[start : self.ends[index]].tobytes())}"
+        ends = self.table["ends"]
+        name = self.table["names"][ends[index - 1] if index else 0 : ends[index]]
+        return f"{self.root}/{os.fsdecode(name.tobytes())}"
 
     def __getitem__(self, index: int) -> tuple[BytesIO, int]:
-        """The encoded image and the index of its class. Raises UserError, which ends the run, if its chunk is torn."""
+        """As in `Samples`. Raises UserError, which ends the run, if the chunk is torn."""
         piece = self.chunks[self.chunk_of[index]]
-        data = self.read(piece, int(self.starts[index]), int(self.sizes[index]))
-        if self.checked and zlib.crc32(data) != self.sums[index]:
+        data = self.read(piece, int(self.table["starts"][index]), int(self.table["sizes"][index]))
+        if self.checked and zlib.crc32(data) != self.table["sums"][index]:
             raise UserError(f"{self.root}/{piece.name} is damaged: {self.name(index)} has another checksum")
         return BytesIO(data), int(self.labels[index])
 
 
 class ShardSource:
-    """Shards in a folder, or in a bucket by way of a cache.
+    """Shards in a folder, or in a bucket by way of a cache. A split may only have the name that the shards have it by.
 
-    Args:
-        root: a folder, s3://bucket/folder or gs://bucket/folder.
-        train_split: the name in the source of the shards; only that name and the default are accepted.
-        val_split: the same for validation.
-        cache_dir: folder of the cache.
-        cache_gb: most that the cache's chunks may take, in 10⁹ bytes.
-        by_chunk: fetch whole chunks for the training images even if not all chunks fit into the cache; otherwise
-            an image that is not in the cache is fetched by itself.
+    Training on a bucket fetches whole chunks if all fit into the cache or the order is "windowed". Otherwise it fetches
+    each image that is not in the cache by itself.
     """
 
-    def __init__(
-        self,
-        root: str,
-        train_split: str = "train",
-        val_split: str = "val",
-        cache_dir: Path = CACHE,
-        cache_gb: float = 20.0,
-        by_chunk: bool = False,
-    ) -> None:
-        self.root, self.by_chunk = root_name(root), by_chunk
-        self._given = {"train": train_split, "val": val_split}
-        self.cache_dir, self.limit = cache_dir, int(cache_gb * 1e9)
+    def __init__(self, splits: Splits, shards: Shards) -> None:
+        self.root, self.shards = root_name(splits.root), shards
+        self._given = {"train": splits.train_split, "val": splits.val_split}
 
     def prepare(self) -> None:
         """Do nothing: chunks are fetched as they are needed."""
 
     def verify(self) -> Iterator[str]:
         """Compare the checksums of all files, and print how many were compared. Yields a line for each damaged one."""
-        for name, split in parse(self.place.index(), f"{self.root}/{INDEX}").splits.items():
+        for name, split in self.index.splits.items():
             for piece in (split.table, *split.chunks):
                 try:
-                    self.place.whole(piece)
+                    self._whole(piece)
                 except UserError as error:
                     yield str(error)
             print(f"{self.root}/{name}: {len(split.chunks):,} chunk(s), checksums compared", flush=True)
 
+    def _whole(self, piece: Piece) -> bytes:
+        data = self.place.read(piece, 0, piece.size)
+        if not piece.is_in(data):
+            raise UserError(f"{self.root}/{piece.name} is damaged: its checksum is not the one in {INDEX}")
+        return data
+
     @cached_property
-    def place(self) -> Place:
-        return Bucket(self.root, self.cache_dir, self.limit) if "://" in self.root else Folder(Path(self.root))
+    def place(self) -> Folder | Bucket:
+        if "://" in self.root:
+            return Bucket(self.root, Path(self.shards.data_dir or CACHE), int(self.shards.cache_gb * 1e9))
+        return Folder(Path(self.root))
 
     @cached_property
     def index(self) -> Index:
@@ -211,26 +158,20 @@ class ShardSource:
                 raise UserError(
                     f"--data.{name}_split {self._given[name]}: {self.root} was made of {split.split}; leave it out"
                 )
-        chunks = [piece for split in found.splits.values() for piece in split.chunks]
-        if isinstance(self.place, Folder):
-            self.place.check_sizes(chunks)
-        elif (largest := max(piece.size for piece in chunks)) > self.limit:
-            raise UserError(f"a chunk of {self.root} has {largest / 1e9:.2f} GB: raise --data.cache_gb")
         return found
 
     @cached_property
     def all_fit(self) -> bool:
         """Whether all chunks are here, or would fit into the cache."""
-        sizes = (piece.size for split in self.index.splits.values() for piece in split.chunks)
-        return isinstance(self.place, Folder) or sum(sizes) <= self.limit
+        return sum(piece.size for split in self.index.splits.values() for piece in split.chunks) <= self.place.limit
 
     def check_room(self, chunks: int) -> None:
         """Raise UserError if the cache is too small for `chunks` chunks."""
-        sizes = sorted(piece.size for piece in self.index.splits["train"].chunks)
-        if not self.all_fit and sum(sizes[-chunks:]) > self.limit:
+        needed = sum(sorted(piece.size for piece in self.index.splits["train"].chunks)[-chunks:])
+        if not self.all_fit and needed > self.place.limit:
             raise UserError(
-                f"{chunks} chunks of {self.root} have {sum(sizes[-chunks:]) / 1e9:.2f} GB, more than the cache of "
-                f"{self.limit / 1e9:g} GB: raise --data.cache_gb or lower --data.window"
+                f"{chunks} chunks of {self.root} have {needed / 1e9:.2f} GB, more than the cache of "
+                f"{self.place.limit / 1e9:g} GB: raise --data.cache_gb or lower --data.window"
             )
 
     @property
@@ -239,39 +180,19 @@ class ShardSource:
 
     @cached_property
     def train(self) -> ShardSamples:
-        return self._samples("train", self.by_chunk or self.all_fit)
+        return self._samples("train", alone=not self.all_fit and self.shards.order == "published")
 
     @cached_property
     def val(self) -> ShardSamples:
-        return self._samples("val", True)  # validation reads all images in order
+        return self._samples("val", alone=False)  # validation reads all images in order
 
-    def _samples(self, name: str, by_chunk: bool) -> ShardSamples:
+    def _samples(self, name: str, alone: bool) -> ShardSamples:
         split = self.index.splits[name]
-        table = read_table(self.place.whole(split.table), f"{self.root}/{split.table.name}")
-        if not _fits(table, self.index, len(split.chunks)):
-            raise UserError(f"{self.root}/{split.table.name} names chunks or classes that {INDEX} does not")
-        if isinstance(self.place, Bucket) and not by_chunk:
-            read, checked = self.place.read_alone, True
-        else:
-            read, checked = self.place.read, False
-        return ShardSamples(self.root, table, split.chunks, self.index.images_per_chunk, read, checked)
-
-
-def is_shards(root: str) -> bool:
-    """Whether `root` is a folder of shards, or an address.
-
-    Raises:
-        UserError: this kind of address is not supported, or the shards in the folder are not finished.
-    """
-    scheme, separator, _ = root.partition("://")
-    if separator:
-        if scheme not in ("s3", "gs"):
-            raise UserError(f"{root}: shards are read from a folder, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER")
-        return True
-    folder = Path(root)
-    if (folder / PLAN).is_file() and not (folder / INDEX).is_file():
-        raise UserError(f"the shards in {root} are not finished: give the same `cait shards` command again")
-    return (folder / INDEX).is_file()
+        for piece in split.chunks:
+            self.place.check(piece)
+        read = self.place.read_alone if alone else self.place.read
+        with np.load(BytesIO(self._whole(split.table))) as table:
+            return ShardSamples(self.root, dict(table), split.chunks, self.index.images_per_chunk, read, checked=alone)
 
 
 def chunk_name(split: str, number: int) -> str:
@@ -287,44 +208,16 @@ def parse(text: bytes, name: str) -> Index:
     """
     try:
         content = json.loads(text)
-        if content["version"] != VERSION:
-            raise UserError(f"{name} is of version {content['version']}, this program reads version {VERSION}")
-        splits = {
-            split: Split(
-                str(content[split]["split"]),
-                _piece(f"{split}/{TABLE}", content[split]["table"]),
-                [_piece(chunk_name(split, number), chunk) for number, chunk in enumerate(content[split]["chunks"])],
-            )
-            for split in ("train", "val")
-        }
-        names, images = [str(class_name) for class_name in content["class_names"]], int(content["images_per_chunk"])
-        if images < 1:
-            raise ValueError(f"{images} images in a chunk")
-        return Index(names, images, splits)
-    except UserError:
-        raise
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        if content["version"] == VERSION:
+            splits = {
+                split: Split(
+                    content[split]["split"],
+                    Piece(f"{split}/{TABLE}", *content[split]["table"]),
+                    [Piece(chunk_name(split, number), *chunk) for number, chunk in enumerate(content[split]["chunks"])],
+                )
+                for split in ("train", "val")
+            }
+            return Index(content["class_names"], content["images_per_chunk"], splits)
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{name} is not an index of shards, as `cait shards` writes it: {error!r}") from error
-
-
-def _piece(name: str, found: Any) -> Piece:
-    size, sha256 = found
-    return Piece(name, int(size), str(sha256))
-
-
-def read_table(data: bytes, name: str) -> dict[str, np.ndarray]:
-    """The arrays of images.npz. Raises UserError if it is something else."""
-    try:
-        with np.load(BytesIO(data)) as arrays:
-            table = {column: arrays[column] for column in ("names", *COLUMNS)}
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{name} is not a table of images: {one_line(error)}") from error
-    if len({len(table[column]) for column in COLUMNS}) != 1:
-        raise UserError(f"{name} is not a table of images: its columns differ in length")
-    return table
-
-
-def _fits(table: dict[str, np.ndarray], index: Index, chunks: int) -> bool:
-    """Whether the places of all images are in the chunks, and their labels among the classes or NO_LABEL."""
-    within = {"places": (0, chunks * index.images_per_chunk), "labels": (NO_LABEL, len(index.class_names))}
-    return all(((table[name] >= first) & (table[name] < end)).all() for name, (first, end) in within.items())
+    raise UserError(f"{name} is of version {content['version']}, this program reads version {VERSION}")

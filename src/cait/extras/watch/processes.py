@@ -1,7 +1,6 @@
 """Processes that torchrun, SLURM or Lightning started agree before they train, then watch each other, and end together.
 
-Named in `PROCESSES`, so loaded with every verb: torch, Lightning and the files beside this one are imported where they
-are used.
+Every verb loads this file, so it imports torch, Lightning and the files beside it where it uses them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from lightning.pytorch.plugins.environments import ClusterEnvironment
     from torch.distributed import Store
 
-    from cait.extras.watch.watch import Place, Watch
+    from cait.extras.watch.watch import Watch
 
 LINGER = 60.0
 """Seconds that process 0, which serves the store, stays after an error, so that the others can read it."""
@@ -99,7 +98,7 @@ class WatchedProcesses(Processes):
             return
         import torch.distributed as dist
 
-        from cait.extras.watch.watch import Watch
+        from cait.extras.watch.watch import Place, Watch
 
         strategy = trainer.strategy
         connect = strategy.setup_environment
@@ -116,7 +115,9 @@ class WatchedProcesses(Processes):
                 limit_collectives(timedelta(minutes=minutes))
             store = dist.PrefixStore("cait/watch", dist.distributed_c10d._get_default_store().clone())
             limit = math.inf if silence is None else min(silence, 60 * minutes)
-            self.watch = Watch(store, _place(trainer), limit, lambda: trainer.global_step)
+            children = getattr(strategy.launcher, "procs", ())
+            place = Place(trainer.global_rank, trainer.world_size, trainer.local_rank, children)
+            self.watch = Watch(store, place, limit, lambda: trainer.global_step)
             self.watch.start()
             _silence_lightnings_observer()
 
@@ -160,10 +161,9 @@ def limit_collectives(limit: timedelta) -> None:
     """Limit how long the default group's operations wait. Connecting may take longer, as processes start apart."""
     from torch.distributed import distributed_c10d
 
-    distributed: Any = distributed_c10d
-    set_timeout = distributed.set_timeout if hasattr(distributed, "set_timeout") else distributed._set_pg_timeout
+    set_timeout = getattr(distributed_c10d, "set_timeout", None) or distributed_c10d._set_pg_timeout
     set_timeout(limit)
-    distributed._get_default_store().set_timeout(limit)
+    distributed_c10d._get_default_store().set_timeout(limit)
 
 
 def _silence_lightnings_observer() -> None:
@@ -173,15 +173,3 @@ def _silence_lightnings_observer() -> None:
     for thread in threading.enumerate():
         if isinstance(thread, _ChildProcessObserver):
             thread._child_processes = []
-
-
-def _place(trainer: Trainer) -> Place:
-    from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
-
-    from cait.extras.watch.watch import Place
-
-    launcher = trainer.strategy.launcher
-    place = Place(trainer.global_rank, trainer.world_size, trainer.local_rank)
-    if isinstance(launcher, _SubprocessScriptLauncher):
-        place.children = launcher.procs
-    return place

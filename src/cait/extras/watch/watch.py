@@ -12,10 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 SECONDS = 1.0
 """Time between two signs of life."""
@@ -26,8 +25,7 @@ LINGER = 3.0
 ADVICE = "it was killed or stopped, or its machine was lost; look at its output and at `dmesg` there"
 
 
-@dataclass(frozen=True)
-class Trouble:
+class Trouble(NamedTuple):
     """Why all processes end, which one found it, and the status that they exit with."""
 
     text: str
@@ -36,21 +34,14 @@ class Trouble:
     status: int = 1
 
 
-@dataclass
-class Place:
-    """Where a process stands among the others.
-
-    Args:
-        rank: of this process.
-        size: number of processes.
-        local_rank: rank of this process on its machine.
-        children: the processes that this one started, in the order of their ranks, which begin with 1.
-    """
+class Place(NamedTuple):
+    """Where a process stands among the others, on all machines and on its own."""
 
     rank: int
     size: int
     local_rank: int
-    children: list[subprocess.Popen[Any]] = field(default_factory=list)
+    children: Sequence[subprocess.Popen[Any]] = ()
+    """The processes that this one started, in the order of their ranks, which begin with 1."""
 
 
 class Watch:
@@ -73,28 +64,25 @@ class Watch:
         self.trouble: Trouble | None = None
         self._now = self._heard = 0.0
         """The time that `_judge` has counted, and when the store answered last."""
-        self._beats = dict.fromkeys(range(place.size), ("", 0.0))
-        """The last sign of life of each process, and when it came."""
-        self._over, self._ending, self._beating = threading.Event(), threading.Event(), threading.Lock()
+        self._beats, self._since = dict.fromkeys(range(place.size), ""), dict.fromkeys(range(place.size), 0.0)
+        """The last sign of life of each process, and when it came; process 0 knows."""
+        self._over, self._ending = threading.Event(), threading.Event()
+        self._beating = threading.Thread(target=self._beat, daemon=True)
 
     def start(self) -> None:
         """Call it on all processes."""
         if self.place.rank == 0:
             self.store.set("process 0", f"{os.getpid()} {self.host}")
         self._process_0 = self.store.get("process 0").decode()
-        for work in (self._beat, self._judge):
-            threading.Thread(target=work, daemon=True).start()
+        self._beating.start()
+        threading.Thread(target=self._judge, daemon=True).start()
 
     def stop(self) -> None:
         """Tell the other processes that this one has finished: from now on its silence is no trouble."""
         self._over.set()
-        _within(SECONDS, self._done)
+        self._beating.join(PATIENCE)
         if self.place.rank == 0:  # it takes the store with it, so it waits until the others have finished too
             _within(3 * SECONDS, self._all_done)
-
-    def _done(self) -> None:
-        with self._beating:
-            self.store.set(f"beat {self.place.rank}", "done")
 
     def _all_done(self) -> None:
         while set(self._read().values()) != {"done"}:
@@ -120,7 +108,7 @@ class Watch:
         end, found = time.monotonic() + PATIENCE, ""
         while self.trouble is None and not found and time.monotonic() < end:
             time.sleep(SECONDS / 10)
-            found = self._dead_child() or (self._silent(PATIENCE / 2) if self.place.rank == 0 else "")
+            found = self._dead_child()
         prints = self._prints() if self.trouble else self._report(found or self._suspect(before or {}, error))
         assert self.trouble is not None
         return self.trouble, prints
@@ -150,26 +138,20 @@ class Watch:
         return self._process_0 == f"{os.getppid()} {self.host}"
 
     def _beat(self) -> None:
-        count = 0
-        while not self._over.wait(SECONDS):
-            count += 1
-            try:
-                with self._beating:
-                    if self._over.is_set():
-                        return
-                    self.store.set(f"beat {self.place.rank}", f"{count} {self.step()} {self.host}")
-                for rank, beat in (self._read() if self.place.rank == 0 else {}).items():
-                    if beat != self._beats[rank][0] or beat == "done":
-                        self._beats[rank] = beat, self._now
-                if self.place.rank and self.store.check(["beat 0"]) and self.store.get("beat 0") == b"done":
-                    self.store.set(f"beat {self.place.rank}", "done")
+        rank, count = self.place.rank, 0
+        with contextlib.suppress(RuntimeError):  # process 0 has ended, which the next collective notices
+            while not self._over.wait(SECONDS):
+                count += 1
+                self.store.set(f"beat {rank}", f"{count} {self.step()} {self.host}")
+                for other, beat in (self._read() if rank == 0 else {}).items():
+                    if beat != self._beats[other] or beat == "done":
+                        self._beats[other], self._since[other] = beat, self._now
+                if rank > 0 and self.store.check(["beat 0"]) and self.store.get("beat 0") == b"done":
                     self._over.set()  # process 0 leaves and takes the store with it
-                    return
-                if self.store.check(["trouble"]):
-                    self.trouble = Trouble(**json.loads(self.store.get("trouble")))
+                elif self.store.check(["trouble"]):
+                    self.trouble = Trouble(*json.loads(self.store.get("trouble")))
                 self._heard = self._now
-            except RuntimeError:  # process 0 has ended, which the next collective notices
-                return
+            self.store.set(f"beat {rank}", "done")
 
     def _read(self) -> dict[int, str]:
         """The last sign of life of each process that has given one."""
@@ -190,11 +172,11 @@ class Watch:
 
     def _silent(self, limit: float) -> str:
         """Name the processes silent for longer than `limit`: process 0 judges the others, and they judge process 0."""
-        ages = {0: self._now - self._heard}
-        if self.place.rank == 0:
-            ages = {rank: self._now - since for rank, (_, since) in self._beats.items() if rank > 0}
-        silent = [rank for rank, age in ages.items() if age > limit]
-        return f"{self._names(silent)}: no answer for {ages[silent[0]]:.0f} s; {ADVICE}" if silent else ""
+        heard = self._since | {0: self._now} if self.place.rank == 0 else {0: self._heard}
+        silent = [rank for rank, since in heard.items() if self._now - since > limit]
+        if not silent:
+            return ""
+        return f"{self._names(silent, self._beats)}: no answer for {self._now - heard[silent[0]]:.0f} s; {ADVICE}"
 
     def _dead_child(self) -> str:
         for rank, child in enumerate(self.place.children, start=1):
@@ -219,9 +201,8 @@ class Watch:
             return f"{self._names(behind, now)}: still at step {steps[behind[0]]}, and the others wait: {what}"
         return f"the connection between the processes broke: {what}"
 
-    def _names(self, ranks: list[int], beats: dict[int, str] | None = None) -> str:
-        known = beats or {rank: beat for rank, (beat, _) in self._beats.items()}
-        hosts = {rank: known.get(rank, "").split()[2:] for rank in ranks} | {0: self._process_0.split()[1:]}
+    def _names(self, ranks: list[int], beats: dict[int, str]) -> str:
+        hosts = {rank: beats[rank].split()[2:] for rank in ranks} | {0: self._process_0.split()[1:]}
         return ", ".join(" on ".join([f"process {rank}", *hosts[rank]]) for rank in ranks[:8])
 
     def _report(self, text: str, status: int = 1) -> bool:
@@ -231,9 +212,8 @@ class Watch:
             whether this process prints the trouble.
         """
         found = Trouble(text, self.place.rank, self.host, status)
-        encoded = json.dumps(asdict(found))
-        first = _within(PATIENCE, lambda: self.store.compare_set("trouble", "", encoded))
-        self.trouble = Trouble(**json.loads(first)) if first else found
+        first = _within(PATIENCE, lambda: self.store.compare_set("trouble", "", json.dumps(found)))
+        self.trouble = Trouble(*json.loads(first)) if first else found
         # Without the store no process knows which was first, so one process on each machine prints it.
         return self._prints() if first or status == 2 else self.place.rank <= 1 or self.place.local_rank == 0
 

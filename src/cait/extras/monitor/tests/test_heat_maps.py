@@ -9,8 +9,8 @@ import pytest
 from matplotlib.collections import QuadMesh
 
 from cait.errors import UserError
-from cait.extras.monitor import figures, measured
-from cait.extras.monitor.heat_maps import MAPS, draw_depth, draw_map
+from cait.extras.monitor import figures
+from cait.extras.monitor.heat_maps import MAPS, MODULES, draw_map, read
 
 PARTS = ("sa", "ffn", "ca", "ca_ffn")
 STEPS = (2, 5, 8, 11, 14, 17)
@@ -37,14 +37,10 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_figure_with_a_map_is_drawn_and_the_depth(run: Path) -> None:
+def test_each_figure_with_a_map_is_drawn(run: Path) -> None:
     drawn = figures(run)
-    assert list(drawn) == ["branch_ratio", "grad_norm", "depth"]  # of γ's quantiles the median alone has a map
-    assert set(drawn) - {"depth"} <= MAPS.keys()
-    (first, *_, last), (_, legend) = drawn["depth"].axes[0].get_lines(), drawn["depth"].legends[0].get_texts()[::4]
-    assert list(first.get_ydata()) == [value("sa", layer, 2) for layer in (1, 2)]
-    assert list(last.get_ydata()) == [value("sa", layer, 17) for layer in (1, 2)]
-    assert legend.get_text() == "epoch 3.0"
+    assert list(drawn) == ["branch_ratio", "grad_norm"]  # of γ's quantiles the median alone has a map
+    assert drawn.keys() <= MAPS.keys()
 
 
 def test_the_heat_map_shows_the_rows_of_the_file(run: Path) -> None:
@@ -61,25 +57,23 @@ def test_the_heat_map_shows_the_rows_of_the_file(run: Path) -> None:
 def test_another_networks_modules_are_the_layers(tmp_path: Path) -> None:
     lines = ["step,layer,part,name,value", "4,1,stem,grad_norm,0.5", "4,2,layer1.0,grad_norm,0", "9,1,stem,grad_norm,2"]
     (tmp_path / "monitor.csv").write_text("\n".join(lines) + "\n9,2,layer1.0,grad_n")  # torn by a kill
-    tables = measured.read(tmp_path)
-    table = tables[measured.MODULES, "grad_norm"]
+    tables = read(tmp_path)
+    table = tables[MODULES, "grad_norm"]
     assert (table.layers, table.steps) == (["stem", "layer1.0"], [4, 9])
     np.testing.assert_equal(table.values, [[0.5, 2], [0, np.nan]])
-    figure = draw_map(tables, "grad_norm", {})
+    figure = draw_map(tables, "grad_norm", None)
     figure.savefig(tmp_path / "map.png")
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["stem", "layer1.0"]
-    draw_depth(tables, {}).savefig(tmp_path / "depth.png")
 
 
 @pytest.mark.parametrize("number", ["0", "0.25"])
 def test_a_single_step_and_equal_values_can_be_drawn(number: str, tmp_path: Path) -> None:
-    names = ("grad_norm", "branch_ratio", "grad_cosine")
+    names = ("grad_norm", "branch_ratio", "update_cosine")
     rows = [f"4,{layer},sa,{name},{number}" for layer in (1, 2) for name in names]
     (tmp_path / "monitor.csv").write_text("\n".join(["step,layer,part,name,value", *rows, ""]))
-    tables = measured.read(tmp_path)
+    tables = read(tmp_path)
     for name in names:
-        draw_map(tables, name, {}).savefig(tmp_path / "map.png")
-    draw_depth(tables, {}).savefig(tmp_path / "depth.png")
+        draw_map(tables, name, None).savefig(tmp_path / "map.png")
 
 
 def test_a_run_without_figures_is_told_why(tmp_path: Path) -> None:
