@@ -6,24 +6,20 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from cait.cli.loading import Loaded
 from cait.data.dataset import channels_last
 from cait.data.folder import scan_flat
-from cait.data.reading import Reading, UnreadableImageError, load_rgb
+from cait.data.reading import UnreadableImageError, load_rgb
 from cait.errors import UserError
 from cait.extras import plots
 from cait.extras.visualize import attention, page
 
-
-class Photograph(NamedTuple):
-    name: str
-    image: Any
-    """A PIL image in RGB."""
-    label: int | None
+Photographs = Iterator[tuple[str, Any, int | None]]
+"""Names, PIL images in RGB, and labels; None where nobody knows."""
 
 
 def draw(
@@ -46,23 +42,24 @@ def draw(
     data, names = loaded.data, loaded.class_names
     html = [page.paragraph(attention.CAPTION)]
     written: list[Path] = []
-    chosen = from_disk(places, most, data.preprocessing.reading) if places else one_of_each_class(loaded, most)
+    chosen = _from_disk(places, most, data) if places else _one_of_each_class(loaded, most)
     for name, photograph, label in chosen:
         image, pixels = seen(data, channels_last(data.eval_transform(photograph)))
-        box = crop_box(data, *photograph.size)
-        view = attention.look(loaded.network, photograph, image, pixels, box, blocks, query)
-        figure = attention.figure(view, names)
+        view = attention.look(loaded.network, image, blocks, query)
+        figure = attention.figure(view, photograph, pixels, crop_box(data, *photograph.size), names)
         written.append(_new_path(output, name, written))
         plots.write(figure, written[-1])
-        words = _likely(view.probabilities, label, names)
+        words = ", ".join(f"{name} {value:.1%}" for name, value in attention.likely(view.probabilities, names))
+        if label is not None:
+            words += f"; true class {names[label]}"
         print(f"{os.path.relpath(written[-1])}  {words}", flush=True)
-        html += [page.heading(name), page.paragraph(words), page.wide(page.embed(figure, name))]
+        html += [page.heading(name), page.paragraph(words), page.embed(figure, name)]
     if not written:
         raise UserError(f"no validation image of {data.root} can be read")
     return "\n".join(html)
 
 
-def from_disk(places: Sequence[str], most: int, reading: Reading) -> Iterator[Photograph]:
+def _from_disk(places: Sequence[str], most: int, data: Any) -> Photographs:
     """The images of files and folders, at most `most`.
 
     Raises:
@@ -76,16 +73,14 @@ def from_disk(places: Sequence[str], most: int, reading: Reading) -> Iterator[Ph
     if len(paths) > most:
         print(f"the first {most} of {len(paths):,} images; --num_images {len(paths)} draws all")
     for path in paths[:most]:
-        yield Photograph(path.name, load_rgb(path, reading=reading), None)
+        yield path.name, load_rgb(path, reading=data.preprocessing.reading), None
 
 
-def one_of_each_class(loaded: Loaded, most: int) -> Iterator[Photograph]:
+def _one_of_each_class(loaded: Loaded, most: int) -> Photographs:
     """The first readable validation image of each class, for at most `most` classes."""
     samples = validation(loaded).samples
     shown: set[int] = set()
     for index in range(len(samples)):
-        if len(shown) == min(most, len(loaded.class_names)):
-            return
         name = samples.name(index)
         try:
             raw, label = samples[index]
@@ -95,7 +90,9 @@ def one_of_each_class(loaded: Loaded, most: int) -> Iterator[Photograph]:
         except UnreadableImageError:
             continue
         shown.add(label)
-        yield Photograph(f"{loaded.class_names[label]}/{Path(name).name}", image, label)
+        yield f"{loaded.class_names[label]}/{Path(name).name}", image, label
+        if len(shown) == min(most, len(loaded.class_names)):
+            return
 
 
 def validation(loaded: Loaded) -> Any:
@@ -131,9 +128,3 @@ def _new_path(folder: Path, name: str, written: list[Path]) -> Path:
     while path in written:
         path, number = folder / f"{stem}-{number}.png", number + 1
     return path
-
-
-def _likely(probabilities: Tensor, label: int | None, class_names: Sequence[str]) -> str:
-    best = probabilities.topk(min(5, len(probabilities)))
-    named = [f"{class_names[i]} {p:.1%}" for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
-    return ", ".join(named) + (f"; true class {class_names[label]}" if label is not None else "")
