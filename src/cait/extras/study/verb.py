@@ -7,9 +7,10 @@ import os
 import shutil
 import time
 from concurrent.futures import as_completed
+from dataclasses import dataclass
 from pathlib import Path
 
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from cait import cores
 from cait.cli.options import Options
@@ -60,23 +61,19 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return given, settings
 
 
+@dataclass(frozen=True)
 class StudyRuns:
-    """The runs of a study, in a folder each.
+    """The runs of a study, in a folder each."""
 
-    Args:
-        grid: what to train.
-        folder: where the runs lie.
-        settings: further arguments of each run.
-        jobs: runs at a time, which share the cores.
-        keep_checkpoints: whether a finished run keeps them.
-        runner: starts the runs.
-    """
-
-    def __init__(
-        self, grid: Grid, folder: Path, settings: list[str], jobs: int, keep_checkpoints: bool, runner: Runner
-    ) -> None:
-        self.grid, self.folder, self.settings = grid, folder, settings
-        self.jobs, self.keep_checkpoints, self.runner = jobs, keep_checkpoints, runner
+    grid: Grid
+    folder: Path
+    settings: list[str]
+    """Further arguments of each run."""
+    jobs: int
+    """Runs at a time, which share the cores."""
+    keep_checkpoints: bool
+    """Whether a finished run keeps them."""
+    runner: Runner
 
     def finished(self) -> dict[str, Result]:
         """The existing results, by the name of the run.
@@ -126,32 +123,17 @@ def _train(runs: StudyRuns, missing: list[StudyRun]) -> dict[str, Result]:
     results: dict[str, Result] = {}
     if not missing:
         return results
-    with _progress() as progress, runs.runner.threads(runs.jobs) as pool:
-        task = progress.add_task("runs", total=sum(map(_cost, missing)))
+    with Progress(speed_estimate_period=600) as progress, runs.runner.threads(runs.jobs) as pool:
+        task = progress.add_task("runs", total=sum(run.depth for run in missing))
         waiting = {pool.submit(runs.train, run): run for run in missing}
         for future in as_completed(waiting):
             run, result = waiting[future], future.result()
             if result is not None:
                 results[run.name] = result
-                progress.advance(task, _cost(run))
-                failed = ", failed" if result.failed else ""
-                progress.console.print(
-                    f"{len(results):>4} of {len(missing)}  {run.name}: {result.acc1:.2f} %{failed}"
-                    f"  {result.seconds:.0f} s"
-                )
+                progress.advance(task, run.depth)
+                reached = f"{result.acc1:.2f} %{', failed' * result.failed}  {result.seconds:.0f} s"
+                progress.console.print(f"{len(results):>4} of {len(missing)}  {run.name}: {reached}")
     return results
-
-
-def _cost(run: StudyRun) -> int:
-    """What a run costs, relative to others: its blocks, and its start."""
-    return run.depth + 6
-
-
-def _progress() -> Progress:
-    left = TimeRemainingColumn(elapsed_when_finished=True)
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), left, speed_estimate_period=600
-    )
 
 
 def _write(results: list[Result], runs: StudyRuns, data: str | None) -> list[Path]:
