@@ -48,14 +48,13 @@ def zoo() -> tuple[ZooRow, ...]:
     from cait.extras.paper.rows import Row, rows
     from cait.model.config import variant_config
 
-    found: dict[tuple[str, int], dict[bool, Row]] = {}
+    models: dict[tuple[str, int], list[Row]] = {}
     for row in rows().values():
         if row.table == "models":
-            key = (row.settings["model.name"], row.network().img_size)
-            found.setdefault(key, {})["model.distillation" in row.settings] = row
+            models.setdefault((row.settings["model.name"], row.network().img_size), []).append(row)
     listed = []
-    for (name, img_size), by_distilled in found.items():
-        plain, distilled = by_distilled.get(False), by_distilled.get(True)
+    for (name, img_size), found in models.items():
+        top1 = {"model.distillation" in row.settings: row.top1 for row in found}
         config = variant_config(name, img_size=img_size)
         cost = measure(config)
         listed.append(
@@ -70,9 +69,9 @@ def zoo() -> tuple[ZooRow, ...]:
                 cost.parameters,
                 round(cost.gmacs, 3),
                 round(cost.gmacs_published, 3),
-                next(row.gflops for row in by_distilled.values()),
-                plain.top1 if plain else None,
-                distilled.top1 if distilled else None,
+                found[0].gflops,
+                top1.get(False),
+                top1.get(True),
             )
         )
     return tuple(listed)
@@ -96,6 +95,6 @@ def _print(rows: Iterable[ZooRow]) -> None:
             *("" if value is None else f"{value:.1f}" for value in published),
         )
     # A table that is piped into a file keeps its columns.
-    console = Console() if sys.stdout.isatty() else Console(width=110)
+    console = Console(width=None if sys.stdout.isatty() else 110)
     console.print(table)
     console.print('"N+1 rule": one more token in each self-attention block. The paper seems to count like this.')
