@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from typing import Any
 
 from cait.cli.options import Options
 from cait.run.program import Program
-
-
-@dataclass(frozen=True)
-class ZooRow:
-    """A model at a resolution."""
-
-    model: str
-    img_size: int
-    embed_dim: int
-    num_heads: int
-    depth: int
-    drop_path_rate: float
-    layer_scale_init: float
-    parameters: int
-    gmacs: float
-    gmacs_published_rule: float
-    gflops_published: float | None
-    top1_published: float | None
-    top1_distilled_published: float | None
 
 
 def show(arguments: list[str], program: Program) -> None:
@@ -36,13 +15,12 @@ def show(arguments: list[str], program: Program) -> None:
     options = Options("zoo", "List the paper's models with their size, cost and published accuracy.")
     options.add_argument("--json", action="store_true", help="print a JSON list")
     if options.parse_args(arguments).json:
-        print(json.dumps([asdict(row) for row in zoo()], indent=1))
+        print(json.dumps(zoo(), indent=1))
     else:
         _print(zoo())
 
 
-@functools.cache
-def zoo() -> tuple[ZooRow, ...]:
+def zoo() -> list[dict[str, Any]]:
     """Every model at every resolution of the paper, in the order of its table."""
     from cait.extras.paper.cost import measure
     from cait.extras.paper.rows import Row, rows
@@ -58,26 +36,26 @@ def zoo() -> tuple[ZooRow, ...]:
         config = variant_config(name, img_size=img_size)
         cost = measure(config)
         listed.append(
-            ZooRow(
-                name,
-                img_size,
-                config.embed_dim,
-                config.num_heads,
-                config.depth,
-                config.drop_path_rate,
-                config.epsilon,
-                cost.parameters,
-                round(cost.gmacs, 3),
-                round(cost.gmacs_published, 3),
-                found[0].gflops,
-                top1.get(False),
-                top1.get(True),
-            )
+            {
+                "model": name,
+                "img_size": img_size,
+                "embed_dim": config.embed_dim,
+                "num_heads": config.num_heads,
+                "depth": config.depth,
+                "drop_path_rate": config.drop_path_rate,
+                "layer_scale_init": config.epsilon,
+                "parameters": cost.parameters,
+                "gmacs": round(cost.gmacs, 3),
+                "gmacs_published_rule": round(cost.gmacs_published, 3),
+                "gflops_published": found[0].gflops,
+                "top1_published": top1.get(False),
+                "top1_distilled_published": top1.get(True),
+            }
         )
-    return tuple(listed)
+    return listed
 
 
-def _print(rows: Iterable[ZooRow]) -> None:
+def _print(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -85,13 +63,13 @@ def _print(rows: Iterable[ZooRow]) -> None:
     for title in ("model", "pixels", "parameters", "GMACs", "N+1 rule", "paper", "top-1", "distilled"):
         table.add_column(title, justify="left" if title == "model" else "right")
     for row in rows:
-        published = (row.gflops_published, row.top1_published, row.top1_distilled_published)
+        published = (row["gflops_published"], row["top1_published"], row["top1_distilled_published"])
         table.add_row(
-            row.model,
-            str(row.img_size),
-            f"{row.parameters:,}",
-            f"{row.gmacs:.3f}",
-            f"{row.gmacs_published_rule:.1f}",
+            row["model"],
+            str(row["img_size"]),
+            f"{row['parameters']:,}",
+            f"{row['gmacs']:.3f}",
+            f"{row['gmacs_published_rule']:.1f}",
             *("" if value is None else f"{value:.1f}" for value in published),
         )
     # A table that is piped into a file keeps its columns.
