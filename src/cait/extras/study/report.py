@@ -11,7 +11,6 @@ from pathlib import Path
 from cait import disk
 from cait.errors import UserError
 from cait.extras.curves import whole_lines
-from cait.extras.study.grid import published
 from cait.extras.study.results import Result, Table
 
 MONITOR = "monitor.csv"
@@ -28,15 +27,10 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
 
 
 def write_report(results: Sequence[Result], folders: RunsByMethod, path: Path, title: str) -> None:
-    """The tables as Markdown: means over the seeds, their spread, and the paper's figures.
-
-    Args:
-        results: of all runs.
-        folders: the runs of the deepest networks.
-    """
+    """The tables as Markdown; `folders` hold the deepest networks, whose gradients are shown."""
     methods, places = (Table([r for r in results if r.is_place is kind]) for kind in (False, True))
-    lines = [f"# {title}", "", *_depth_table(methods), *_published_table(methods), *_gradient_table(folders)]
-    lines += [*_place_table(places), "† a run ended early: it gave no finite gradient any more.", ""]
+    lines = [f"# {title}", "", *_depth_table(methods), *_gradient_table(folders), *_place_table(places)]
+    lines += ["† a run ended early: it gave no finite gradient any more.", ""]
     with disk.whole(path) as beside:
         beside.write_text("\n".join(lines), encoding="utf-8")
 
@@ -50,29 +44,17 @@ def _markdown(heading: str, titles: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 def _depth_table(table: Table) -> list[str]:
-    depths = table.depths
+    if not table.results:
+        return []
+    first, last = table.depths[0], table.depths[-1]
     seeds = len({result.seed for result in table.results})
     rows = []
     for method in table.methods:
-        gain = table.gain(method, depths[0], depths[-1])
+        gain = table.gain(method, first, last)
         signed = f"{gain[0]:+.2f} ± {gain[1]:.2f}" if gain else ""
-        rows.append([method, *(_accuracy(table, method, depth) for depth in depths), signed])
-    titles = ["method", *_blocks(depths), f"{depths[-1]} against {depths[0]}"] if depths else []
+        rows.append([method, *(_accuracy(table, method, depth) for depth in table.depths), signed])
+    titles = ["method", *(f"{depth} blocks" for depth in table.depths), f"{last} against {first}"]
     return _markdown(f"Accuracy by depth: top-1 in per cent, mean ± standard deviation of {seeds} seeds", titles, rows)
-
-
-def _published_table(table: Table) -> list[str]:
-    """The paper's figures for the same methods, at all its depths; [] if it has none."""
-    by_method: dict[str, dict[int, float]] = {}
-    for method in table.methods:
-        same = (table.of(method)[0].paper or "").rpartition("-")[0]
-        for row, top1 in published().items():
-            name, _, depth = row.rpartition("-")
-            if same and name == same:
-                by_method.setdefault(method, {})[int(depth)] = top1
-    depths = sorted({depth for by_depth in by_method.values() for depth in by_depth})
-    rows = [[method, *(_figure(found.get(depth)) for depth in depths)] for method, found in by_method.items()]
-    return _markdown("The same in the paper, on ImageNet", ["method", *_blocks(depths)], rows)
 
 
 def _gradient_table(folders: RunsByMethod) -> list[str]:
@@ -88,7 +70,10 @@ def _gradient_table(folders: RunsByMethod) -> list[str]:
 
 
 def _place_table(table: Table) -> list[str]:
-    rows = [[place, _accuracy(table, place), _figure(table.of(place)[0].published)] for place in table.methods]
+    rows = []
+    for place in table.methods:
+        top1 = table.of(place)[0].published
+        rows.append([place, _accuracy(table, place), "" if top1 is None else f"{top1:.1f}"])
     return _markdown("Where the class token enters", ["place", "top-1", "the paper's, on ImageNet"], rows)
 
 
@@ -96,14 +81,6 @@ def _accuracy(table: Table, method: str, depth: int | None = None) -> str:
     accuracy = table.accuracy(method, depth)
     failed = any(result.failed for result in table.of(method, depth))
     return (f"{accuracy[0]:.2f} ± {accuracy[1]:.2f}" if accuracy else "") + " †" * failed
-
-
-def _blocks(depths: Sequence[int]) -> list[str]:
-    return [f"{depth} blocks" for depth in depths]
-
-
-def _figure(top1: float | None) -> str:
-    return "" if top1 is None else f"{top1:.1f}"
 
 
 def draw_depth(results: Sequence[Result], path: Path) -> None:
