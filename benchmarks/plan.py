@@ -136,11 +136,11 @@ def _table(images: int, classes: int, nodes: int, flops: float, measured: Loadin
     yield "| model | images/s | cores a node | reads a node | sends a node | checkpoint | 400 epochs | breaks first |"
     yield "|---|---|---|---|---|---|---|---|"
     for row in zoo():
-        parameters = row.parameters + (classes - 1000) * (row.embed_dim + 1)  # of a wider head
-        wants = need(parameters, row.gmacs, row.img_size, images, nodes, flops, measured)
+        parameters = row["parameters"] + (classes - 1000) * (row["embed_dim"] + 1)  # of a wider head
+        wants = need(parameters, row["gmacs"], row["img_size"], images, nodes, flops, measured)
         gigabytes = wants.checkpoint / 1e9
         cells = [
-            f"{row.model} @{row.img_size}",
+            f"{row['model']} @{row['img_size']}",
             f"{wants.images_a_second:,.0f}",
             f"{wants.cores:.0f}",
             f"{wants.storage / 1e6:,.0f} MB/s",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import timm
 import torch
+from networks import DEIT_S
 from timm.models.cait import ClassAttn
 
 import cait
@@ -12,16 +13,6 @@ from cait.errors import UserError
 from cait.model.cait import CaiT
 from cait.model.config import variant_config
 
-DEIT_S = dict(
-    name="s24",
-    depth=12,
-    num_heads=6,
-    talking_heads=False,
-    residual="plain",
-    depth_token_only=0,
-    drop_path_rate=0.1,
-    drop_path_schedule="linear",
-)
 SMALL = dict(name="s24", img_size=32, embed_dim=32, num_heads=4, num_classes=10, drop_path_rate=0.0)
 
 

@@ -13,6 +13,11 @@ from cait.run import rundir
 
 Curve = tuple[list[int], list[float]]
 """Optimizer steps, and the value at each."""
+SPLITS = ("train", "val", "val_ema")
+DASHES = ("-", "--", ":", "-.")
+FIRST = ("loss", "acc1", "acc5", "lr", "grad_norm")
+"""The panels that come first."""
+UNITS = {"acc1": "top-1 (%)", "acc5": "top-5 (%)", "lr": "learning rate", "grad_norm": "norm of the gradient"}
 
 
 def read(folder: Path) -> dict[str, Curve]:
@@ -72,10 +77,37 @@ def steps_per_epoch(curves: dict[str, Curve]) -> float | None:
 
 
 def draw(runs: Mapping[str, dict[str, Curve]]) -> Any:
-    """The curves of runs, by the runs' names, as a figure."""
+    """The curves of runs, by the runs' names, as a figure with a panel for each metric; its splits share the panel.
+
+    Colours tell the splits of one run apart. With several runs, colours tell the runs apart and dashes the splits.
+    Time counts in epochs, or in steps if a run is within its first epoch.
+    """
     from cait.extras import plots
 
-    return plots.draw_curves(runs, {name: steps_per_epoch(curves) for name, curves in runs.items()})
+    metrics = sorted({metric for curves in runs.values() for metric in curves} - {"epoch"})
+    titles = dict.fromkeys(metric.rpartition("/")[2] for metric in metrics)
+    titles = [*(title for title in FIRST if title in titles), *(title for title in titles if title not in FIRST)]
+    per_epoch = {label: steps_per_epoch(curves) for label, curves in runs.items()}
+    in_epochs = all(per_epoch.values())
+    figure, axes = plots.panels(len(titles), 3.6, 2.6, below=0.4)
+    legend = {}
+    for panel, title in zip(axes, titles, strict=True):
+        for number, (label, curves) in enumerate(runs.items()):
+            for name in sorted(name for name in curves if name.rpartition("/")[2] == title):
+                steps, values = curves[name]
+                each = per_epoch[label] if in_epochs else None
+                time = [step if each is None else (step + 1) / each for step in steps]
+                split = name.rpartition("/")[0] or "train"
+                place = SPLITS.index(split) if split in SPLITS else len(SPLITS)
+                if len(runs) > 1:
+                    words, style = f"{label} {split}", {"color": f"C{number}", "linestyle": DASHES[place]}
+                else:
+                    words, style = split, {"color": f"C{place}"}
+                marker = "." if len(time) == 1 else ""
+                (legend[words],) = panel.plot(time, values, linewidth=1.2, marker=marker, **style)
+        panel.set(title=UNITS.get(title, title), xlabel="epoch" if in_epochs else "step")
+    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=3, fontsize=8)
+    return figure
 
 
 def _number(cell: str) -> float | None:

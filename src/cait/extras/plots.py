@@ -1,9 +1,8 @@
-"""What all figures share: matplotlib without a screen, one style, whole files; and the curves of runs."""
+"""What all figures share: matplotlib without a screen, one style, whole files."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from cait import disk
 from cait.errors import UserError
@@ -32,14 +30,6 @@ mpl.rcParams.update(
         ),
     }
 )
-
-SPLITS = ("train", "val", "val_ema")
-FIRST = ("loss", "acc1", "acc5", "lr", "grad_norm")
-"""The panels of the curves that come first."""
-DASHES = ("-", "--", ":", "-.")
-UNITS = {"acc1": "top-1 (%)", "acc5": "top-5 (%)", "lr": "learning rate", "grad_norm": "norm of the gradient"}
-Curves = Mapping[str, tuple[list[int], list[float]]]
-"""The optimizer steps and the values of each metric of a run, as `cait.extras.curves.read` gives them."""
 
 
 def grid(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, np.ndarray]:
@@ -62,55 +52,10 @@ def write(figure: Figure, path: Path) -> None:
     """Write the figure in the format that the file's name ends with; the file is whole or as before.
 
     Raises:
-        UserError: matplotlib does not know the format, or the place cannot be written to.
+        UserError: matplotlib does not know the format.
     """
     if path.suffix[1:] not in (formats := figure.canvas.get_supported_filetypes()):
         raise UserError(f"a figure's file ends with one of .{', .'.join(sorted(formats))}; {path} does not")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with disk.whole(path) as beside:
-            figure.savefig(beside, format=path.suffix[1:])
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
-
-
-def draw_curves(runs: Mapping[str, Curves], per_epoch: Mapping[str, float | None]) -> Figure:
-    """The curves of runs by the runs' names, a panel for each metric; train, val and val_ema share a panel.
-
-    Colours tell the splits of one run apart. With several runs, colours tell the runs apart and dashes the splits.
-
-    Args:
-        per_epoch: optimizer steps of an epoch of each run. If it is None for one of them, the axis counts steps.
-    """
-    metrics = _by_panel(runs)
-    figure, axes = panels(len(metrics), 3.6, 2.6, below=0.4)
-    in_epochs = all(per_epoch.values())
-    legend: dict[str, Line2D] = {}
-    for panel, (title, names) in zip(axes, metrics.items(), strict=True):
-        for number, (label, curves) in enumerate(runs.items()):
-            each = per_epoch[label] if in_epochs else None
-            for name in sorted(curves.keys() & names):
-                steps, values = curves[name]
-                time = [step if each is None else (step + 1) / each for step in steps]
-                split = name.rpartition("/")[0] or "train"
-                style = _style(split, number if len(runs) > 1 else None)
-                (line,) = panel.plot(time, values, linewidth=1.2, marker="." if len(time) == 1 else "", **style)
-                legend[f"{label} {split}" if len(runs) > 1 else split] = line
-        panel.set(title=UNITS.get(title, title), xlabel="epoch" if in_epochs else "step")
-    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=3, fontsize=8)
-    return figure
-
-
-def _by_panel(runs: Mapping[str, Curves]) -> dict[str, list[str]]:
-    """The metrics that share a panel, as {"loss": ["train/loss", "val/loss"]}, in the order of the panels."""
-    found: dict[str, list[str]] = {}
-    for metric in sorted({metric for curves in runs.values() for metric in curves} - {"epoch"}):
-        found.setdefault(metric.rpartition("/")[2], []).append(metric)
-    first = [title for title in FIRST if title in found]
-    return {title: found[title] for title in [*first, *(title for title in found if title not in first)]}
-
-
-def _style(split: str, number: int | None) -> dict[str, Any]:
-    """Colour and dashes of a split of the run `number`; None means the only run."""
-    place = SPLITS.index(split) if split in SPLITS else len(SPLITS)
-    return {"color": f"C{place}"} if number is None else {"color": f"C{number}", "linestyle": DASHES[place]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with disk.whole(path) as beside:
+        figure.savefig(beside, format=path.suffix[1:])

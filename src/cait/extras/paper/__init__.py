@@ -21,7 +21,7 @@ def replace_arguments(verb: str, arguments: list[str], program: Program) -> list
     """Put the settings of a row of the paper in the place of `--paper ROW`."""
     if not any(argument.split("=")[0] == "--paper" for argument in arguments):
         return arguments
-    from cait.extras.paper.verb import replace_row
+    from cait.extras.paper.rows import replace_row
 
     return replace_row(verb, arguments)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -24,23 +25,25 @@ class Cost:
     """
 
 
+@functools.cache
 def measure(config: CaiTConfig) -> Cost:
     """Count on the meta device, so that the largest model takes no memory.
 
     The self-attention blocks are alike, so one is counted for all with the same number of tokens.
     """
-    n, at = config.num_patches, config.class_token_at
+    n, depth = config.num_patches, config.depth
+    joined = 0 if config.class_token_at is None else depth - config.class_token_at  # blocks with class tokens
     with torch.device("meta"):
         model = CaiT(config).eval().requires_grad_(False)
-        images = torch.empty(1, config.in_chans, config.img_size, config.img_size)
-        tokens = {count: torch.empty(1, count, config.embed_dim) for count in (n, n + 1, n + config.num_class_tokens)}
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    block = {count: _gmacs(model.blocks[0], x) for count, x in tokens.items()} if config.depth else {}
-    model.blocks = nn.Sequential(*(nn.Identity() for _ in range(config.depth)))
-    rest = _gmacs(model, images)
-    with_token = 0 if at is None else config.depth - at
-    gmacs = rest + sum(block[n + (config.num_class_tokens if i < with_token else 0)] for i in range(config.depth))
-    return Cost(parameters, gmacs, rest + sum(block[n + 1] for _ in range(config.depth)))
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        alone, one_more, with_class_tokens = (
+            _gmacs(model.blocks[0], torch.empty(1, tokens, config.embed_dim))
+            for tokens in (n, n + 1, n + config.num_class_tokens)
+        )
+        model.blocks = nn.Sequential(*(nn.Identity() for _ in range(depth)))
+        rest = _gmacs(model, torch.empty(1, config.in_chans, config.img_size, config.img_size))
+    gmacs = rest + (depth - joined) * alone + joined * with_class_tokens
+    return Cost(parameters, gmacs, rest + depth * one_more)
 
 
 def _gmacs(module: nn.Module, x: Tensor) -> float:

@@ -5,6 +5,7 @@ The tables are data, `tables/<table>.yaml`; `Row` says what a row may hold.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 from collections.abc import Mapping
@@ -51,20 +52,14 @@ class Row:
     """Published, in millions."""
     gflops: float | None = None
     """Published, in 10⁹ multiply-adds."""
-    reproduced: float | None = None
-    """Top-1 of a run of this template, in per cent. Without it the listing shows the last of the run in logs/."""
 
     @property
     def id(self) -> str:
         return f"{self.table}/{self.name}"
 
     @property
-    def run_name(self) -> str:
-        return f"{self.table}-{self.name}"
-
-    @property
     def run_dir(self) -> Path:
-        return rundir.LOGS / self.run_name
+        return rundir.LOGS / f"{self.table}-{self.name}"
 
     @property
     def files(self) -> list[Path]:
@@ -74,7 +69,8 @@ class Row:
     @property
     def differs(self) -> str:
         """What the row sets, in words."""
-        parts = [f"{word} {row}" for word, row in (("as", self.base), ("weights of", self.weights_of)) if row]
+        parts = [f"as {self.base}"] if self.base else []
+        parts += [f"weights of {self.weights_of}"] if self.weights_of else []
         parts += [Path(self.overlay).stem] if self.overlay else []
         parts += ["evaluated"] if self.evaluate else []
         return ", ".join(parts + [f"{key.split('.')[-1]} {as_text(value)}" for key, value in self.changes.items()])
@@ -108,9 +104,8 @@ class Row:
             trained = variant_config(hparams.get("name", ""), **sizes, **(hparams.get("fields") or {}))
         except (TypeError, UserError):  # another kind of network
             return False
-        return dataclasses.replace(trained, drop_path_rate=0.0) == dataclasses.replace(
-            self.network(), drop_path_rate=0.0
-        )
+        own = self.network()
+        return dataclasses.replace(trained, drop_path_rate=own.drop_path_rate) == own
 
     def arguments(self) -> list[str]:
         """The row as arguments of `cait fit` and other verbs: configurations and settings, without weights."""
@@ -187,6 +182,42 @@ def row_of(hparams: Mapping[str, Any], config: Any) -> Row | None:
         return row
     weights_are_timms = config.model.pretrained and config.ckpt_path is None
     return released(hparams["name"], hparams["img_size"]) if weights_are_timms else None
+
+
+def replace_row(verb: str, arguments: list[str]) -> list[str]:
+    """`arguments` with `--paper ROW` replaced by the row's settings; other given settings win.
+
+    Raises:
+        UserError: there is no such row, it cannot be trained, or the weights that it starts from are missing.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--paper")
+    try:
+        options, others = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise UserError("--paper takes a row, as table1/layerscale-36; `cait paper` lists them") from error
+    row = row_named(options.paper)
+    if verb == "fit" and row.evaluate:
+        raise UserError(f"{row.id} trains nothing, it is scored: `{row.command}`")
+    names = {argument.split("=")[0] for argument in others}
+    run_name = [f"--run_name={row.run_dir.name}"] if verb == "fit" and "--run_name" not in names else []
+    return [*row.arguments(), f"--paper_row={row.id}", *run_name, *_weights(verb, row, names), *others]
+
+
+def _weights(verb: str, row: Row, names: set[str]) -> list[str]:
+    """The weights that the verb starts from; nothing if the command line `names` some."""
+    source = row if verb != "fit" and not row.evaluate else row.weights_of and row_named(row.weights_of, row.table)
+    if not source or names & {"--model.weights", "--model.pretrained", "--ckpt_path"}:
+        return []
+    weights = source.run_dir / rundir.CHECKPOINTS / rundir.LAST
+    if not weights.exists() and "--print_config" not in names:
+        raise UserError(
+            f"{row.id} needs the weights of {source.id}, and there is no {weights}: "
+            f"`{source.command}` first, or give --model.weights FILE"
+        )
+    # A run of the row itself is read whole, because its moving average is scored too.
+    found = [f"--{'ckpt_path' if source is row else 'model.weights'}={weights}"]
+    return found + [f"--output={row.run_dir / rundir.EVALUATION}"] * (verb == "eval")
 
 
 @functools.cache

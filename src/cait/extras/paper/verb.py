@@ -1,14 +1,12 @@
-"""`cait paper`, and `--paper ROW` of the other verbs."""
+"""`cait paper`: the rows of the paper's tables."""
 
 from __future__ import annotations
 
-import argparse
-import functools
 import json
 import sys
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from cait.cli.options import Options
 from cait.errors import UserError
@@ -17,7 +15,6 @@ from cait.run import rundir
 from cait.run.program import Program
 
 if TYPE_CHECKING:
-    from cait.extras.paper.cost import Cost
     from cait.extras.paper.rows import Row
 
 WIDE = 120
@@ -44,81 +41,20 @@ def show(arguments: list[str], program: Program) -> None:
         _print(chosen)
 
 
-def replace_row(verb: str, arguments: list[str]) -> list[str]:
-    """`arguments` with `--paper ROW` replaced by the row's settings; other given settings win.
-
-    Raises:
-        UserError: there is no such row, it cannot be trained, or the weights that it starts from are missing.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--paper")
-    try:
-        options, others = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise UserError("--paper takes a row, as table1/layerscale-36; `cait paper` lists them") from error
-    if options.paper is None:
-        return arguments
-    from cait.extras.paper.rows import row_named
-
-    row = row_named(options.paper)
-    names = {argument.split("=")[0] for argument in others}
-    settings = [*row.arguments(), f"--paper_row={row.id}"]
-    if verb == "fit":
-        if row.evaluate:
-            raise UserError(f"{row.id} trains nothing, it is scored: `{row.command}`")
-        if "--run_name" not in names:
-            settings.append(f"--run_name={row.run_name}")
-    return [*settings, *_weights(verb, row, names), *others]
-
-
-def _weights(verb: str, row: Row, names: set[str]) -> list[str]:
-    """The weights that the verb starts from; nothing if the command line `names` some."""
-    from cait.extras.paper.rows import row_named
-
-    source = row if verb != "fit" and not row.evaluate else row.weights_of and row_named(row.weights_of, row.table)
-    if not source or names & {"--model.weights", "--model.pretrained", "--ckpt_path"}:
-        return []
-    weights = source.run_dir / rundir.CHECKPOINTS / rundir.LAST
-    if not weights.exists() and "--print_config" not in names:
-        raise UserError(
-            f"{row.id} needs the weights of {source.id}, and there is no {weights}: "
-            f"`{source.command}` first, or give --model.weights FILE"
-        )
-    # A run of the row itself is read whole, because its moving average is scored too.
-    found = [f"--{'ckpt_path' if source is row else 'model.weights'}={weights}"]
-    return found + [f"--output={row.run_dir / rundir.EVALUATION}"] * (verb == "eval")
-
-
 def _reproduced(row: Row) -> str:
-    """The accuracy in the row's line, else the last of its run in logs/ if that is of this row, else "not run"."""
-    if row.reproduced is not None:
-        return f"{row.reproduced}"
-    if (row.run_dir / rundir.METRICS).is_file() and row.is_of(_hparams(row.run_dir)):
+    """The last accuracy of the row's run in logs/, if that is of the row's network, else "not run"."""
+    hparams = row.run_dir / "hparams.yaml"
+    if (row.run_dir / rundir.METRICS).is_file() and hparams.is_file():
         scored = [line for line in curves.rows(row.run_dir).values() if "val/acc1" in line]
-        if scored:
+        if scored and row.is_of(yaml.safe_load(hparams.read_text()) or {}):
             return f"{float(scored[-1]['val/acc1']):.2f} after {int(scored[-1]['epoch']) + 1} epochs"
     return "not run"
 
 
-def _hparams(folder: Path) -> dict[str, Any]:
-    """The module's hyper-parameters in a run's folder; none if it does not say."""
-    import yaml
-
-    with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
-        content = yaml.safe_load((folder / "hparams.yaml").read_text())
-        return content if isinstance(content, dict) else {}
-    return {}
-
-
-@functools.cache
-def _cost(network: Any) -> Cost:
+def _as_dict(row: Row) -> dict[str, Any]:
     from cait.extras.paper.cost import measure
 
-    return measure(network)
-
-
-def _as_dict(row: Row) -> dict[str, Any]:
-    cost = _cost(row.network())
+    cost = measure(row.network())
     return {
         "table": row.table,
         "row": row.name,
@@ -142,25 +78,22 @@ def _print(chosen: list[Row]) -> None:
     from cait.extras.paper.rows import tables
 
     # A table that is piped into a file keeps its columns.
-    console = Console() if sys.stdout.isatty() else Console(width=180)
-    costs = ("parameters", "GMACs") if console.width >= WIDE else ()
-    shown: dict[str, Table] = {}
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    wide = console.width >= WIDE
+    grids: dict[str, Table] = {}
     for row in chosen:
-        if row.table not in shown:
-            shown[row.table] = grid = Table(title=tables()[row.table]["title"], title_justify="left")
-            for title in ("row", "what differs", *costs, "paper", "reproduced"):
-                copied = title == "row"
-                right = title in (*costs, "paper")
-                grid.add_column(title, justify="right" if right else "left", no_wrap=copied)
-        cost = _cost(row.network())
-        shown[row.table].add_row(
-            row.id,
-            row.differs,
-            *((f"{cost.parameters:,}", f"{cost.gmacs:.3f}") if costs else ()),
-            ("" if row.top1 is None else f"{row.top1}") + "†" * row.failed,
-            _reproduced(row),
-        )
-    for grid in shown.values():
+        if row.table not in grids:
+            grids[row.table] = grid = Table(title=tables()[row.table]["title"], title_justify="left")
+            grid.add_column("row", no_wrap=True)
+            grid.add_column("what differs")
+            for title in (*(("parameters", "GMACs") if wide else ()), "paper"):
+                grid.add_column(title, justify="right")
+            grid.add_column("reproduced")
+        about = _as_dict(row)
+        costs = [f"{about['parameters']:,}", f"{about['gmacs']:.3f}"] if wide else []
+        top1 = ("" if row.top1 is None else f"{row.top1}") + "†" * row.failed
+        grids[row.table].add_row(row.id, row.differs, *costs, top1, about["reproduced"])
+    for grid in grids.values():
         console.print(grid)
     console.print("paper: top-1 on ImageNet in per cent; † the run broke down before its end.")
     for scored, what in ((False, "train a row"), (True, "score a row")):

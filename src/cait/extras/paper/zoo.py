@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from typing import Any
 
 from cait.cli.options import Options
 from cait.run.program import Program
-
-
-@dataclass(frozen=True)
-class ZooRow:
-    """A model at a resolution."""
-
-    model: str
-    img_size: int
-    embed_dim: int
-    num_heads: int
-    depth: int
-    drop_path_rate: float
-    layer_scale_init: float
-    parameters: int
-    gmacs: float
-    gmacs_published_rule: float
-    gflops_published: float | None
-    top1_published: float | None
-    top1_distilled_published: float | None
 
 
 def show(arguments: list[str], program: Program) -> None:
@@ -36,49 +15,47 @@ def show(arguments: list[str], program: Program) -> None:
     options = Options("zoo", "List the paper's models with their size, cost and published accuracy.")
     options.add_argument("--json", action="store_true", help="print a JSON list")
     if options.parse_args(arguments).json:
-        print(json.dumps([asdict(row) for row in zoo()], indent=1))
+        print(json.dumps(zoo(), indent=1))
     else:
         _print(zoo())
 
 
-@functools.cache
-def zoo() -> tuple[ZooRow, ...]:
+def zoo() -> list[dict[str, Any]]:
     """Every model at every resolution of the paper, in the order of its table."""
     from cait.extras.paper.cost import measure
     from cait.extras.paper.rows import Row, rows
     from cait.model.config import variant_config
 
-    found: dict[tuple[str, int], dict[bool, Row]] = {}
+    models: dict[tuple[str, int], list[Row]] = {}
     for row in rows().values():
         if row.table == "models":
-            key = (row.settings["model.name"], row.network().img_size)
-            found.setdefault(key, {})["model.distillation" in row.settings] = row
+            models.setdefault((row.settings["model.name"], row.network().img_size), []).append(row)
     listed = []
-    for (name, img_size), by_distilled in found.items():
-        plain, distilled = by_distilled.get(False), by_distilled.get(True)
+    for (name, img_size), found in models.items():
+        top1 = {"model.distillation" in row.settings: row.top1 for row in found}
         config = variant_config(name, img_size=img_size)
         cost = measure(config)
         listed.append(
-            ZooRow(
-                name,
-                img_size,
-                config.embed_dim,
-                config.num_heads,
-                config.depth,
-                config.drop_path_rate,
-                config.epsilon,
-                cost.parameters,
-                round(cost.gmacs, 3),
-                round(cost.gmacs_published, 3),
-                next(row.gflops for row in by_distilled.values()),
-                plain.top1 if plain else None,
-                distilled.top1 if distilled else None,
-            )
+            {
+                "model": name,
+                "img_size": img_size,
+                "embed_dim": config.embed_dim,
+                "num_heads": config.num_heads,
+                "depth": config.depth,
+                "drop_path_rate": config.drop_path_rate,
+                "layer_scale_init": config.epsilon,
+                "parameters": cost.parameters,
+                "gmacs": round(cost.gmacs, 3),
+                "gmacs_published_rule": round(cost.gmacs_published, 3),
+                "gflops_published": found[0].gflops,
+                "top1_published": top1.get(False),
+                "top1_distilled_published": top1.get(True),
+            }
         )
-    return tuple(listed)
+    return listed
 
 
-def _print(rows: Iterable[ZooRow]) -> None:
+def _print(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -86,16 +63,16 @@ def _print(rows: Iterable[ZooRow]) -> None:
     for title in ("model", "pixels", "parameters", "GMACs", "N+1 rule", "paper", "top-1", "distilled"):
         table.add_column(title, justify="left" if title == "model" else "right")
     for row in rows:
-        published = (row.gflops_published, row.top1_published, row.top1_distilled_published)
+        published = (row["gflops_published"], row["top1_published"], row["top1_distilled_published"])
         table.add_row(
-            row.model,
-            str(row.img_size),
-            f"{row.parameters:,}",
-            f"{row.gmacs:.3f}",
-            f"{row.gmacs_published_rule:.1f}",
+            row["model"],
+            str(row["img_size"]),
+            f"{row['parameters']:,}",
+            f"{row['gmacs']:.3f}",
+            f"{row['gmacs_published_rule']:.1f}",
             *("" if value is None else f"{value:.1f}" for value in published),
         )
     # A table that is piped into a file keeps its columns.
-    console = Console() if sys.stdout.isatty() else Console(width=110)
+    console = Console(width=None if sys.stdout.isatty() else 110)
     console.print(table)
     console.print('"N+1 rule": one more token in each self-attention block. The paper seems to count like this.')

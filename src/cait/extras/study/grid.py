@@ -15,7 +15,6 @@ from cait.settings import Settings, as_text
 
 GRID = Path(__file__).with_name("grid.yaml")
 CONFIGS = Path(__file__).resolve().parents[4] / "configs"
-PLACES = "places"
 PLACES_DEPTH = 12
 
 
@@ -51,44 +50,40 @@ class Grid:
 
     def __init__(self, path: Path = GRID, size: str = "quick", data: str | None = None) -> None:
         try:
-            self._content = yaml.safe_load(path.read_text())
-            sizes, base = self._content["sizes"], self._content["data" if data else "digits"]
-            self.config = CONFIGS / base["config"]
-            if size not in sizes:
-                hint = did_you_mean(size, sizes, f"; it has {', '.join(sizes)}")
+            self._content = content = yaml.safe_load(path.read_text())
+            base = content["data" if data else "digits"]
+            if size not in content["sizes"]:
+                hint = did_you_mean(size, content["sizes"], f"; it has {', '.join(content['sizes'])}")
                 raise UserError(f"{path} has no size {size!r}{hint}")
-            self.chosen = sizes[size]
-            self.base: Settings = base["settings"] | self._content["every_run"] | ({"data.root": data} if data else {})
+            self._chosen = content["sizes"][size]
+            self.config = CONFIGS / base["config"]
+            self.base: Settings = base["settings"] | content["every_run"] | ({"data.root": data} if data else {})
             measured = {"monitor.every_n_steps": int(base["monitor_every_n_steps"])}
             self._measured = measured if "monitor" in plugins.merged("CALLBACK_SETTINGS") else {}
-            self.runs = [*self._methods(), *self._places()]
+            seeds = range(self._chosen["seeds"])
+            self.runs = [run for part in (self._methods, self._places) for seed in seeds for run in part(seed)]
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise UserError(f"cannot read the grid {path}: {one_line(error)}") from error
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is not a grid of a study: {type(error).__name__} {error}") from error
 
-    def _seeds(self) -> range:
-        return range(self.chosen["seeds"])
-
-    def _methods(self) -> Iterable[StudyRun]:
+    def _methods(self, seed: int) -> Iterable[StudyRun]:
         rates, known = self._content["drop_path_rate"], self._content["methods"]
         # Deep runs first: the last to end is then a short one.
-        for seed in self._seeds():
-            for depth in sorted(self.chosen["depths"], reverse=True):
-                for method in self.chosen.get("methods", known):
-                    about = dict(known[method])
-                    paper, adapted = about.pop("paper", None), about.pop("adapted", True)
-                    rate = rates[depth] if adapted else rates[min(rates)]
-                    settings = about | {"model.fields.depth": depth, "model.drop_path_rate": rate}
-                    yield StudyRun(method, depth, seed, settings, paper and f"{paper}-{depth}")
+        for depth in sorted(self._chosen["depths"], reverse=True):
+            for method in self._chosen.get("methods", known):
+                about = dict(known[method])
+                paper, adapted = about.pop("paper", None), about.pop("adapted", True)
+                rate = rates[depth] if adapted else rates[min(rates)]
+                settings = about | {"model.fields.depth": depth, "model.drop_path_rate": rate}
+                yield StudyRun(method, depth, seed, settings, paper and f"{paper}-{depth}")
 
-    def _places(self) -> Iterable[StudyRun]:
-        known, rate = self._content[PLACES], self._content["drop_path_rate"][PLACES_DEPTH]
-        for seed in self._seeds():
-            for place in self.chosen.get(PLACES, known):
-                plain = {"model.fields.residual": "plain", "model.fields.depth": PLACES_DEPTH}
-                settings = plain | {"model.drop_path_rate": rate} | known[place]
-                yield StudyRun(place, settings["model.fields.depth"], seed, settings, f"table2/{place}", is_place=True)
+    def _places(self, seed: int) -> Iterable[StudyRun]:
+        known, rate = self._content["places"], self._content["drop_path_rate"][PLACES_DEPTH]
+        plain = {"model.fields.residual": "plain", "model.fields.depth": PLACES_DEPTH, "model.drop_path_rate": rate}
+        for place in self._chosen.get("places", known):
+            settings = plain | known[place]
+            yield StudyRun(place, settings["model.fields.depth"], seed, settings, f"table2/{place}", is_place=True)
 
     def originals(self) -> dict[str, StudyRun]:
         """By each run's name, the first run with the same settings and seed: only that one is trained."""
@@ -106,6 +101,8 @@ def published() -> dict[str, float]:
     """The paper's top-1 on ImageNet in per cent, by the id of its row."""
     figures: dict[str, float] = {}
     for row, value in yaml.safe_load(GRID.read_text())["published"].items():
-        by_depth = value if isinstance(value, dict) else {"": value}
-        figures |= {f"{row}-{depth}".rstrip("-"): top1 for depth, top1 in by_depth.items()}
+        if isinstance(value, dict):
+            figures |= {f"{row}-{depth}": top1 for depth, top1 in value.items()}
+        else:
+            figures[row] = value
     return figures

@@ -11,8 +11,7 @@ from pathlib import Path
 from cait import disk
 from cait.errors import UserError
 from cait.extras.curves import whole_lines
-from cait.extras.study.grid import published
-from cait.extras.study.results import Result, Table, mean_and_spread
+from cait.extras.study.results import Result, Table
 
 MONITOR = "monitor.csv"
 """File in the folder of a run that measured its layers, with the columns step, layer, part, name and value."""
@@ -28,102 +27,60 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
 
 
 def write_report(results: Sequence[Result], folders: RunsByMethod, path: Path, title: str) -> None:
-    """The tables as Markdown: means over the seeds, their spread, and the paper's figures.
-
-    Args:
-        results: of all runs.
-        folders: the runs of the deepest networks.
-        path: file to write.
-        title: of the page.
-    """
-    methods, places = ([r for r in results if r.is_place is kind] for kind in (False, True))
-    lines = [f"# {title}", ""]
-    if methods:
-        lines += [*_depth_table(Table(methods)), "", *_published_table(Table(methods)), *_gradient_table(folders)]
-    if places:
-        lines += [*_place_table(Table(places)), ""]
+    """The tables as Markdown; `folders` hold the deepest networks, whose gradients are shown."""
+    methods, places = (Table([r for r in results if r.is_place is kind]) for kind in (False, True))
+    lines = [f"# {title}", "", *_depth_table(methods), *_gradient_table(folders), *_place_table(places)]
     lines += ["† a run ended early: it gave no finite gradient any more.", ""]
     with disk.whole(path) as beside:
         beside.write_text("\n".join(lines), encoding="utf-8")
 
 
+def _markdown(heading: str, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table below a heading; [] if it has no rows."""
+    below = [f"| {' | '.join(cells)} |" for cells in rows]
+    if not below:
+        return []
+    return [f"## {heading}", "", f"| {' | '.join(titles)} |", f"| ---{' | ---:' * (len(titles) - 1)} |", *below, ""]
+
+
 def _depth_table(table: Table) -> list[str]:
+    if not table.results:
+        return []
     first, last = table.depths[0], table.depths[-1]
     seeds = len({result.seed for result in table.results})
-    lines = [
-        f"## Accuracy by depth: top-1 in per cent, mean ± standard deviation of {seeds} seeds",
-        "",
-        *_head(["method", *(f"{depth} blocks" for depth in table.depths), f"{last} against {first}"]),
-    ]
+    rows = []
     for method in table.methods:
-        cells = [_cell(table.of(method, depth), table.accuracy(method, depth)) for depth in table.depths]
-        lines.append(_row([method, *cells, _signed(table.gain(method, first, last))]))
-    return lines
-
-
-def _published_table(table: Table) -> list[str]:
-    """The paper's figures for the same methods, at all its depths; [] if it has none."""
-    by_method = {method: _published(table.of(method)[0].paper) for method in table.methods}
-    depths = sorted({depth for by_depth in by_method.values() for depth in by_depth})
-    if not depths:
-        return []
-    lines = ["## The same in the paper, on ImageNet", "", *_head(["method", *(f"{depth} blocks" for depth in depths)])]
-    for method, by_depth in by_method.items():
-        if by_depth:
-            lines.append(_row([method, *(f"{by_depth[depth]:.1f}" if depth in by_depth else "" for depth in depths)]))
-    return [*lines, ""]
-
-
-def _published(paper: str | None) -> dict[int, float]:
-    """Top-1 by depth, from all rows of the paper with the same method as the row `paper`."""
-    method = (paper or "").rpartition("-")[0]
-    rows = {row.rpartition("-"): top1 for row, top1 in published().items()}
-    return {int(depth): top1 for (name, _, depth), top1 in rows.items() if method and name == method}
+        gain = table.gain(method, first, last)
+        signed = f"{gain[0]:+.2f} ± {gain[1]:.2f}" if gain else ""
+        rows.append([method, *(_accuracy(table, method, depth) for depth in table.depths), signed])
+    titles = ["method", *(f"{depth} blocks" for depth in table.depths), f"{last} against {first}"]
+    return _markdown(f"Accuracy by depth: top-1 in per cent, mean ± standard deviation of {seeds} seeds", titles, rows)
 
 
 def _gradient_table(folders: RunsByMethod) -> list[str]:
-    titles = [f"{step} step: {place} block" for step in ("first", "last") for place in ("first", "last")]
     """The measured gradients; [] if no run has measured its layers."""
-    lines = [
-        "## Gradient at the blocks' inputs, in the deepest networks",
-        "",
-        "Norms of a step's gradient, means over the seeds.",
-        "",
-        *_head(["method", *titles]),
-    ]
     rows = []
     for method, runs in folders.items():
-        steps = [_mean_by_layer(runs, "block", "input_grad_norm", step) for step in (FIRST, LAST)]
-        if all(steps):
-            rows.append(_row([method, *(f"{norms[place]:.2g}" for norms in steps for place in (0, -1))]))
-    return [*lines, *rows, ""] if rows else []
+        first, last = (_mean_by_layer(runs, "block", "input_grad_norm", step) for step in (FIRST, LAST))
+        if first and last:
+            rows.append([method, *(f"{norm:.2g}" for norm in (first[0], first[-1], last[0], last[-1]))])
+    heading = "Gradient at the blocks' inputs, in the deepest networks"
+    titles = [f"{step} step: {place} block" for step in ("first", "last") for place in ("first", "last")]
+    return _markdown(f"{heading}\n\nNorms of a step's gradient, means over the seeds.", ["method", *titles], rows)
 
 
 def _place_table(table: Table) -> list[str]:
-    lines = ["## Where the class token enters", "", *_head(["place", "top-1", "the paper's, on ImageNet"])]
+    rows = []
     for place in table.methods:
-        results = table.of(place)
-        top1 = results[0].published
-        cell = _cell(results, mean_and_spread([result.acc1 for result in results]))
-        lines.append(_row([place, cell, "" if top1 is None else f"{top1:.1f}"]))
-    return lines
+        top1 = table.of(place)[0].published
+        rows.append([place, _accuracy(table, place), "" if top1 is None else f"{top1:.1f}"])
+    return _markdown("Where the class token enters", ["place", "top-1", "the paper's, on ImageNet"], rows)
 
 
-def _cell(results: Sequence[Result], accuracy: tuple[float, float] | None) -> str:
-    failed = " †" if any(result.failed for result in results) else ""
-    return (f"{accuracy[0]:.2f} ± {accuracy[1]:.2f}" if accuracy else "") + failed
-
-
-def _signed(gain: tuple[float, float] | None) -> str:
-    return f"{gain[0]:+.2f} ± {gain[1]:.2f}" if gain else ""
-
-
-def _head(titles: Sequence[str]) -> list[str]:
-    return [_row(titles), _row(["---"] + ["---:"] * (len(titles) - 1))]
-
-
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _accuracy(table: Table, method: str, depth: int | None = None) -> str:
+    accuracy = table.accuracy(method, depth)
+    failed = any(result.failed for result in table.of(method, depth))
+    return (f"{accuracy[0]:.2f} ± {accuracy[1]:.2f}" if accuracy else "") + " †" * failed
 
 
 def draw_depth(results: Sequence[Result], path: Path) -> None:
@@ -131,26 +88,20 @@ def draw_depth(results: Sequence[Result], path: Path) -> None:
     from cait.extras import plots
 
     table = Table([result for result in results if not result.is_place])
-    figure, axes = plots.grid(1, 1, 6.5, 4)
+    figure, ((axes,),) = plots.grid(1, 1, 6.5, 4)
     for place, method in enumerate(table.methods):
         found = [(depth, table.accuracy(method, depth)) for depth in table.depths]
         points = [(depth, *accuracy) for depth, accuracy in found if accuracy]
         depths, means, spreads = zip(*points, strict=True) if points else ((), (), ())
         style = dict(marker="o", markersize=3, capsize=2, linestyle="-" if place < 8 else "--")
-        axes[0, 0].errorbar(depths, means, spreads, label=method, **style)
-    axes[0, 0].set(xlabel="self-attention blocks", ylabel="top-1 on the validation set, %", xticks=table.depths)
+        axes.errorbar(depths, means, spreads, label=method, **style)
+    axes.set(xlabel="self-attention blocks", ylabel="top-1 on the validation set, %", xticks=table.depths)
     figure.legend(loc="outside right upper")
     plots.write(figure, path)
 
 
 def draw_layers(folders: RunsByMethod, path: Path, title: str) -> None:
-    """The gradient that arrives at each block, at the first and the last measured step, and the activations' scale.
-
-    Args:
-        folders: the lines are means over the seeds.
-        path: file to write.
-        title: of the figure.
-    """
+    """Means over the seeds by block: the gradient that arrives there at two steps, and the activations' scale."""
     from cait.extras import plots
 
     panels = [
@@ -159,12 +110,11 @@ def draw_layers(folders: RunsByMethod, path: Path, title: str) -> None:
         ("activations, root mean square, last step", "sa", "activation_rms", LAST),
     ]
     figure, axes = plots.grid(1, len(panels), 12, 3.8)
-    for place, (method, runs) in enumerate(folders.items()):
-        for axis, (_, part, name, step) in zip(axes[0], panels, strict=True):
+    for panel, (words, part, name, step) in zip(axes[0], panels, strict=True):
+        for place, (method, runs) in enumerate(folders.items()):
             means = _mean_by_layer(runs, part, name, step)
-            axis.semilogy(range(1, len(means) + 1), means, label=method, linestyle="-" if place < 8 else "--")
-    for axis, (words, *_) in zip(axes[0], panels, strict=True):
-        axis.set(xlabel="block", title=words)
+            panel.semilogy(range(1, len(means) + 1), means, label=method, linestyle="-" if place < 8 else "--")
+        panel.set(xlabel="block", title=words)
     figure.suptitle(title)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper")
     plots.write(figure, path)

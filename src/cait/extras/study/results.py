@@ -7,7 +7,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from cait import disk
@@ -58,15 +57,17 @@ def result_of(run: StudyRun, folder: Path, seconds: float) -> Result:
         logged = curves.read(folder)
     except UserError:
         logged = {}
-    values = {name: logged.get(name, ([], []))[1] or [math.nan] for name in ("val/acc1", "val/loss", "train/loss")}
+    acc1, loss, train_loss = (
+        logged[name][1] if name in logged else [math.nan] for name in ("val/acc1", "val/loss", "train/loss")
+    )
     return Result(
-        run.method,
-        run.depth,
-        run.seed,
-        acc1=values["val/acc1"][-1],
-        best=max(values["val/acc1"]),
-        loss=values["val/loss"][-1],
-        train_loss=values["train/loss"][-1],
+        method=run.method,
+        depth=run.depth,
+        seed=run.seed,
+        acc1=acc1[-1],
+        best=max(acc1),
+        loss=loss[-1],
+        train_loss=train_loss[-1],
         failed=(folder / rundir.NONFINITE).exists(),
         seconds=round(seconds, 1),
         paper=run.paper,
@@ -98,35 +99,24 @@ def read_result(folder: Path) -> tuple[list[str] | None, Result | None]:
 
 
 class Table:
-    """Results of several seeds by method and depth.
-
-    Args:
-        results: of one kind, methods or places.
-    """
+    """Results of several seeds by method and depth; all of methods, or all of places."""
 
     def __init__(self, results: Sequence[Result]) -> None:
         self.results = results
-
-    @cached_property
-    def methods(self) -> list[str]:
-        return list(dict.fromkeys(result.method for result in self.results))
-
-    @cached_property
-    def depths(self) -> list[int]:
-        return sorted({result.depth for result in self.results})
+        self.methods = list(dict.fromkeys(result.method for result in results))
+        self.depths = sorted({result.depth for result in results})
 
     def of(self, method: str, depth: int | None = None) -> list[Result]:
         return [r for r in self.results if r.method == method and depth in (None, r.depth)]
 
-    def accuracy(self, method: str, depth: int) -> tuple[float, float] | None:
+    def accuracy(self, method: str, depth: int | None = None) -> tuple[float, float] | None:
         """Mean and standard deviation of the final top-1 over the seeds; None without a run."""
         return mean_and_spread([result.acc1 for result in self.of(method, depth)])
 
     def gain(self, method: str, first: int, last: int) -> tuple[float, float] | None:
         """Mean and standard deviation over the seeds of the deeper network's gain."""
         at_first = {result.seed: result.acc1 for result in self.of(method, first)}
-        gains = [r.acc1 - at_first[r.seed] for r in self.of(method, last) if r.seed in at_first]
-        return mean_and_spread(gains)
+        return mean_and_spread([r.acc1 - at_first[r.seed] for r in self.of(method, last) if r.seed in at_first])
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float] | None:

@@ -7,9 +7,10 @@ import os
 import shutil
 import time
 from concurrent.futures import as_completed
+from dataclasses import dataclass
 from pathlib import Path
 
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from cait import cores
 from cait.cli.options import Options
@@ -32,7 +33,7 @@ def study(arguments: list[str], program: Program) -> None:
     given, settings = _parse(arguments)
     grid = Grid(given.grid, given.size, given.data)
     jobs = given.jobs or (1 if given.data else cores.share(1))
-    runs = StudyRuns(grid, given.out, settings, jobs, given.keep_checkpoints, Runner(program))
+    runs = StudyRuns(grid, given.out, settings, jobs, Runner(program))
     originals = grid.originals()
     wanted = {run.name: run for run in originals.values()}
     results = runs.finished()
@@ -51,7 +52,6 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     options.add_argument("--out", type=Path, default=rundir.LOGS / "study", metavar="DIR", help="default logs/study")
     options.add_argument("--grid", type=Path, default=GRID, metavar="FILE", help="default the grid of the paper")
     options.add_argument("--jobs", type=int, help="runs at a time; default one for each core, with --data 1")
-    options.add_argument("--keep_checkpoints", action="store_true", help="keep the runs' checkpoints")
     given, settings = options.parse_known_args(arguments)
     if given.jobs is not None and given.jobs < 1:
         raise UserError(f"--jobs must be at least 1, got {given.jobs}")
@@ -60,30 +60,20 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return given, settings
 
 
+@dataclass(frozen=True)
 class StudyRuns:
-    """The runs of a study, in a folder each.
+    """The runs of a study, in a folder each."""
 
-    Args:
-        grid: what to train.
-        folder: where the runs lie.
-        settings: further arguments of each run.
-        jobs: runs at a time, which share the cores.
-        keep_checkpoints: whether a finished run keeps them.
-        runner: starts the runs.
-    """
-
-    def __init__(
-        self, grid: Grid, folder: Path, settings: list[str], jobs: int, keep_checkpoints: bool, runner: Runner
-    ) -> None:
-        self.grid, self.folder, self.settings = grid, folder, settings
-        self.jobs, self.keep_checkpoints, self.runner = jobs, keep_checkpoints, runner
+    grid: Grid
+    folder: Path
+    settings: list[str]
+    """Further arguments of each run."""
+    jobs: int
+    """Runs at a time, which share the cores."""
+    runner: Runner
 
     def finished(self) -> dict[str, Result]:
-        """The existing results, by the name of the run.
-
-        Raises:
-            UserError: a run, finished or not, has other settings.
-        """
+        """The existing results, by the name of the run; a UserError if one has other settings, finished or not."""
         found = {}
         for run in self.grid.runs:
             folder = self.folder / run.name
@@ -97,8 +87,7 @@ class StudyRuns:
     def train(self, run: StudyRun) -> Result | None:
         """Train or resume one run in a process of its own; None if the study was stopped.
 
-        Raises:
-            UserError: the run failed for another reason than its gradients.
+        A UserError says that it failed for another reason than its gradients.
         """
         folder, start = self.folder / run.name, time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,8 +102,7 @@ class StudyRuns:
         if status and not result.failed:
             raise UserError(f"the run {run.name} failed: {failure(folder, status)}; see {folder / OUTPUT}")
         write_result(folder, settings, result)
-        if not self.keep_checkpoints:
-            shutil.rmtree(folder / rundir.CHECKPOINTS, ignore_errors=True)
+        shutil.rmtree(folder / rundir.CHECKPOINTS, ignore_errors=True)
         return result
 
     def _settings(self, run: StudyRun) -> list[str]:
@@ -126,32 +114,17 @@ def _train(runs: StudyRuns, missing: list[StudyRun]) -> dict[str, Result]:
     results: dict[str, Result] = {}
     if not missing:
         return results
-    with _progress() as progress, runs.runner.threads(runs.jobs) as pool:
-        task = progress.add_task("runs", total=sum(map(_cost, missing)))
+    with Progress(speed_estimate_period=600) as progress, runs.runner.threads(runs.jobs) as pool:
+        task = progress.add_task("runs", total=sum(run.depth for run in missing))
         waiting = {pool.submit(runs.train, run): run for run in missing}
         for future in as_completed(waiting):
             run, result = waiting[future], future.result()
             if result is not None:
                 results[run.name] = result
-                progress.advance(task, _cost(run))
-                failed = ", failed" if result.failed else ""
-                progress.console.print(
-                    f"{len(results):>4} of {len(missing)}  {run.name}: {result.acc1:.2f} %{failed}"
-                    f"  {result.seconds:.0f} s"
-                )
+                progress.advance(task, run.depth)
+                reached = f"{result.acc1:.2f} %{', failed' * result.failed}  {result.seconds:.0f} s"
+                progress.console.print(f"{len(results):>4} of {len(missing)}  {run.name}: {reached}")
     return results
-
-
-def _cost(run: StudyRun) -> int:
-    """What a run costs, relative to others: its blocks, and its start."""
-    return run.depth + 6
-
-
-def _progress() -> Progress:
-    left = TimeRemainingColumn(elapsed_when_finished=True)
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), left, speed_estimate_period=600
-    )
 
 
 def _write(results: list[Result], runs: StudyRuns, data: str | None) -> list[Path]:
@@ -159,10 +132,10 @@ def _write(results: list[Result], runs: StudyRuns, data: str | None) -> list[Pat
     folder, place = runs.folder, data or "the embedded digits"
     by_depth = [run for run in runs.grid.runs if not run.is_place]
     deepest = max((run.depth for run in by_depth), default=0)
-    deep: dict[str, list[Path]] = {}
+    deep: dict[str, list[Path]] = {run.method: [] for run in by_depth}
     for run in by_depth:
         if run.depth == deepest:
-            deep.setdefault(run.method, []).append(folder / run.name)
+            deep[run.method].append(folder / run.name)
     written = [folder / "results.csv", folder / "study.md"]
     report.write_csv(results, written[0])
     report.write_report(results, deep, written[1], f"Depth on {place}")

@@ -25,12 +25,8 @@ PROJECT = "cait"
 class SentSteps:
     """What a tracker knows of a run: the run's id there, and the last step of each metric that was sent.
 
-    A resumed run repeats the steps after its checkpoint, with the same figures. They are not sent again. The file is
-    written after a row is sent, so a kill in between repeats that row.
-
-    Args:
-        path: the file that holds it.
-        resumed: whether the run goes on; a new run ignores the file.
+    A resumed run repeats the steps after its checkpoint, with the same figures. They are not sent again. The file at
+    `path` is written after a row is sent, so a kill in between repeats that row. A new run ignores it.
     """
 
     def __init__(self, path: Path, resumed: bool) -> None:
@@ -87,8 +83,7 @@ class RunWandb(SendOnce, WandbLogger):
     def __init__(self, run_dir: Path, sent: SentSteps, **settings: Any) -> None:
         self.sent = sent
         id = sent.id or uuid.uuid4().hex[:8]
-        defaults: dict[str, Any] = {"name": run_dir.name, "project": PROJECT, "save_dir": run_dir}
-        super().__init__(**defaults | settings, id=id)
+        super().__init__(**{"name": run_dir.name, "project": PROJECT, "save_dir": run_dir} | settings, id=id)
         if sent.id:
             sent.last = _stored_by_wandb(Path(self.save_dir or "."), id)
         sent.save(id)
@@ -98,13 +93,14 @@ class RunMLFlow(SendOnce, MLFlowLogger):
     """MLflow gives a run its id."""
 
     def __init__(self, run_dir: Path, sent: SentSteps, **settings: Any) -> None:
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # else it lists the tables of a new database
-        logging.getLogger("alembic").setLevel(logging.WARNING)
+        for name in ("mlflow", "alembic"):  # else they list the tables of a new database
+            logging.getLogger(name).setLevel(logging.WARNING)
         self.sent = sent
         database = f"sqlite:///{(run_dir.parent / 'mlflow.db').resolve()}"
         uri = os.environ.get("MLFLOW_TRACKING_URI") or database
-        defaults: dict[str, Any] = {"experiment_name": PROJECT, "run_name": run_dir.name, "tracking_uri": uri}
+        defaults = {"experiment_name": PROJECT, "run_name": run_dir.name, "tracking_uri": uri}
         super().__init__(**defaults | settings, run_id=sent.id)
+        sent.save(str(self.run_id))
 
     @property
     def save_dir(self) -> str | None:
@@ -123,8 +119,7 @@ class RunComet(SendOnce, CometLogger):
     def __init__(self, run_dir: Path, sent: SentSteps, **settings: Any) -> None:
         self.sent = sent
         key = sent.id or uuid.uuid4().hex
-        folder = str(run_dir / "comet")
-        defaults: dict[str, Any] = {"name": run_dir.name, "project": PROJECT, "offline_directory": folder}
+        defaults = {"name": run_dir.name, "project": PROJECT, "offline_directory": str(run_dir / "comet")}
         super().__init__(**defaults | settings, experiment_key=key)
         sent.save(key)
 
@@ -144,7 +139,6 @@ def tracker(name: str, settings: dict[str, Any], run_dir: Path, first_step: int)
     Args:
         name: wandb, mlflow or comet.
         settings: arguments of Lightning's logger.
-        run_dir: of the run.
         first_step: steps that the run has done; 0 in a new run.
 
     Raises:
@@ -156,8 +150,6 @@ def tracker(name: str, settings: dict[str, Any], run_dir: Path, first_step: int)
     try:
         logger = LOGGERS[name](run_dir, sent, **settings)
         _ = logger.experiment
-        if isinstance(logger, RunMLFlow) and rank_zero_only.rank == 0:  # type: ignore[attr-defined]
-            sent.save(str(logger.run_id))
         logger.catch_up(run_dir, first_step)
     except ModuleNotFoundError as error:
         package = "comet-ml" if name == "comet" else "--editable '.[loggers]'"

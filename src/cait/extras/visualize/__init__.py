@@ -20,9 +20,7 @@ VERBS = {
 
 
 def suggest(run: Run) -> list[tuple[str, str]]:
-    maps = (
-        [("see its mistakes", run.program.command("visualize", run.folder))]
-        if hasattr(run.module.model, "maps")
-        else []
-    )
-    return [*maps, ("draw the curves", run.program.command("plot", run.folder))]
+    found = [("draw the curves", run.program.command("plot", run.folder))]
+    if hasattr(run.module.model, "maps"):
+        found.insert(0, ("see its mistakes", run.program.command("visualize", run.folder)))
+    return found

@@ -36,13 +36,8 @@ MOST_PIXELS, MOST_LETTERS = 1000, 24
 
 
 class View(NamedTuple):
-    """An image, and what a network makes of it."""
+    """What a network makes of an image."""
 
-    photograph: Image.Image
-    pixels: np.ndarray
-    """What the network sees: uint8 [S, S, 3]."""
-    box: Box | None
-    """(left, top, right, bottom) of that on the photograph, in its pixels; None if nobody knows."""
     class_attention: list[Tensor]
     """[h, T, s, s] for each class-attention block."""
     self_attention: dict[int, Tensor]
@@ -68,21 +63,11 @@ def saliency(weights: Tensor, size: int) -> Tensor:
 
 
 @torch.no_grad()
-def look(
-    network: Any,
-    photograph: Image.Image,
-    image: Tensor,
-    pixels: np.ndarray,
-    box: Box | None,
-    blocks: Sequence[int] = (),
-    query: tuple[int, int] | None = None,
-) -> View:
+def look(network: Any, image: Tensor, blocks: Sequence[int] = (), query: tuple[int, int] | None = None) -> View:
     """Run a network that has `maps` on one image.
 
     Args:
         image: the network's input, [3, S, S].
-        pixels: the same before it was normalised, uint8 [S, S, 3].
-        box: where that lies on the photograph.
         blocks: numbers of the self-attention blocks to show, from 0.
         query: row and column of the patch whose self-attention is shown; None takes the centre.
 
@@ -100,111 +85,106 @@ def look(
             raise UserError(f"there is no self-attention block {block}: the network has {count}, from 0 on")
     row, column = query or (side // 2, side // 2)
     if not (0 <= row < side and 0 <= column < side):
-        raise UserError(
-            f"there is no patch {row},{column}: the grid is {side} × {side}, from 0,0 to {side - 1},{side - 1}"
-        )
-    asked = {block: maps.self_attention[block][0, :, row * side + column - side**2].float().cpu() for block in blocks}
-    return View(
-        photograph=photograph,
-        pixels=pixels,
-        box=box,
-        class_attention=class_attention,
-        self_attention={block: on_grid(weights) for block, weights in asked.items()},
-        query=(row, column),
-        probabilities=network(images)[0].float().softmax(dim=-1).cpu(),
-    )
+        raise UserError(f"there is no patch {row},{column}: the grid is {side} × {side}, from 0,0 on")
+    patch = row * side + column - side**2  # from the end, since class tokens come first
+    self_attention = {block: on_grid(maps.self_attention[block][0, :, patch].float().cpu()) for block in blocks}
+    probabilities = network(images)[0].float().softmax(dim=-1).cpu()
+    return View(class_attention, self_attention, (row, column), probabilities)
 
 
-def figure(view: View, class_names: Sequence[str]) -> Figure:
+def likely(probabilities: Tensor, class_names: Sequence[str]) -> list[tuple[str, float]]:
+    """The five most probable classes, the first one first."""
+    best = probabilities.topk(min(5, len(probabilities)))
+    return [(class_names[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+
+
+def figure(
+    view: View, photograph: Image.Image, pixels: np.ndarray, box: Box | None, class_names: Sequence[str]
+) -> Figure:
     """Draw what a network makes of an image.
 
     Above: the saliency of the first class-attention block on the photograph and on what the network sees, and the
     top classes. Below, in a column for each head: the same saliency, then the maps of each block.
+
+    Args:
+        pixels: what the network sees, uint8 [S, S, 3].
+        box: (left, top, right, bottom) of that on the photograph, in its pixels; None if nobody knows.
     """
     first = view.class_attention[0]  # [h, T, s, s]
-    rows = 1 + len(view.class_attention) * first.shape[1] + len(view.self_attention)
-    columns = max(len(first), LEAST_COLUMNS)
+    heads, tokens, *_ = first.shape
+    names = [f"\n{token}" for token in TOKENS] if tokens > 1 else [""]
+    maps = {}  # [h, s, s] by the label of their row
+    for number, weights in enumerate(view.class_attention):
+        for name, of_token in zip(names, weights.unbind(1), strict=True):
+            maps[f"class attention {number}{name}"] = of_token
+    maps |= {f"self-attention {block}": weights for block, weights in view.self_attention.items()}
+
+    rows, columns = 1 + len(maps), max(heads, LEAST_COLUMNS)
     width = max(WIDTH, columns * 0.9)
     heights = WIDTH / 4 + 0.3, rows * (width / columns + 0.15)
     whole = Figure(figsize=(width, sum(heights)), layout="constrained")
-    above, below = whole.subfigures(2, 1, squeeze=False, height_ratios=heights)[:, 0]
-    _draw_above(above, view, first.mean(dim=0), class_names)
-    axes = below.subplots(rows, columns, squeeze=False)
-    for empty in axes[:, len(first) :].flat:
+    above, below = whole.subfigures(2, 1, height_ratios=heights)
+
+    panels = [*["photograph"] * (box is not None), "seen", *TOKENS[:tokens], "classes"]
+    upper = dict(zip(panels, above.subplots(1, len(panels)), strict=True))
+    means = dict(zip(TOKENS, first.mean(dim=0), strict=False))
+    if box is not None:
+        _draw_photograph(upper["photograph"], photograph, saliency(means[TOKENS[0]], len(pixels)), box)
+    upper["seen"].imshow(pixels)
+    upper["seen"].set_title(f"as seen, {len(pixels)} pixels")
+    _bare(upper["seen"])
+    for token, weights in means.items():
+        _draw_seen(upper[token], pixels, weights, token if tokens > 1 else "mean saliency")
+    _draw_classes(upper["classes"], likely(view.probabilities, class_names))
+
+    lower = below.subplots(rows, columns)
+    for empty in lower[:, heads:].flat:
         empty.remove()
-    _draw_below(axes[:, : len(first)], view)
+    lower = lower[:, :heads]
+    for head, axes in enumerate(lower[0]):
+        _draw_seen(axes, pixels, first[head, 0], f"head {head}")
+    for line, weights in zip(lower[1:], maps.values(), strict=True):
+        _draw_maps(line, weights)
+    for line, label in zip(lower, ["saliency", *maps], strict=True):
+        line[0].set_ylabel(label, fontsize=8)
+    row, column = view.query
+    for axes in lower[rows - len(view.self_attention) :].flat:
+        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, color="#56B4E9", lw=1.5))
     return whole
 
 
-def _draw_below(axes: np.ndarray, view: View) -> None:
-    """Fill axes [rows, h]."""
-    lines = iter(axes)
-    for head, axis in enumerate(saliencies := next(lines)):
-        _overlay(axis, view, view.class_attention[0][head, 0])
-        axis.set_title(f"head {head}")
-    _label(saliencies[0], "saliency")
-    for number, weights in enumerate(view.class_attention):
-        for token, name in zip(weights.unbind(1), TOKENS, strict=False):
-            _draw_maps(next(lines), f"class attention {number}" + f"\n{name}" * (weights.shape[1] > 1), token)
-    for block, weights in view.self_attention.items():
-        _draw_maps(line := next(lines), f"self-attention {block}", weights)
-        row, column = view.query
-        for axis in line:
-            axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, color="#56B4E9", lw=1.5))
-
-
-def _draw_above(above: Any, view: View, means: Tensor, class_names: Sequence[str]) -> None:
-    """`means` [T, s, s]: the maps of the first class-attention block, averaged over the heads."""
-    panels = [*["photograph"] * (view.box is not None), "seen", *TOKENS[: len(means)], "classes"]
-    axes = dict(zip(panels, above.subplots(1, len(panels)), strict=True))
-    if view.box is not None:
-        _draw_photograph(axes["photograph"], view, means[0])
-    axes["seen"].imshow(view.pixels)
-    axes["seen"].set_title(f"as seen, {len(view.pixels)} pixels")
-    for token, weights in zip(TOKENS, means, strict=False):
-        _overlay(axes[token], view, weights)
-        axes[token].set_title("mean saliency" if len(means) == 1 else token)
-    for axis in list(axes.values())[:-1]:
-        _bare(axis)
-    _draw_classes(axes["classes"], view.probabilities, class_names)
-
-
-def _draw_photograph(axes: Axes, view: View, weights: Tensor) -> None:
+def _draw_photograph(axes: Axes, photograph: Image.Image, values: Tensor, box: Box) -> None:
     """The whole photograph, the saliency where the network saw it, a frame around that."""
-    assert view.box is not None
-    left, top, right, bottom = view.box
-    width, height = view.photograph.size
-    small = view.photograph.copy()
+    left, top, right, bottom = box
+    width, height = photograph.size
+    small = photograph.copy()
     small.thumbnail((MOST_PIXELS, MOST_PIXELS))
-    axes.imshow(small, extent=(0, width, height, 0))
-    _lay_over(axes, saliency(weights, len(view.pixels)), (left, right, bottom, top))
+    _overlay(axes, small, (0, width, height, 0), values, (left, right, bottom, top))
     axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, color="#D55E00", lw=1, clip_on=False))
     axes.set(xlim=(0, width), ylim=(height, 0), title=f"image, {width} × {height}")
 
 
-def _overlay(axes: Axes, view: View, weights: Tensor) -> None:
-    size = len(view.pixels)
-    axes.imshow(view.pixels, extent=(0, size, size, 0))
-    _lay_over(axes, saliency(weights, size), (0, size, size, 0))
+def _draw_seen(axes: Axes, pixels: np.ndarray, weights: Tensor, title: str) -> None:
+    """The saliency of weights [s, s] over what the network sees."""
+    size = len(pixels)
+    _overlay(axes, pixels, (0, size, size, 0), saliency(weights, size), (0, size, size, 0))
+    axes.set_title(title)
 
 
-def _lay_over(axes: Axes, values: Tensor, extent: tuple[float, float, float, float]) -> None:
-    axes.imshow(values, extent=extent, cmap="inferno", vmin=0, vmax=1, alpha=0.6, interpolation="bilinear")
+def _overlay(axes: Axes, image: Any, place: Box, values: Tensor, values_place: Box) -> None:
+    """An image and values from 0 to 1 over it, each at (left, right, bottom, top)."""
+    axes.imshow(image, extent=place)
+    axes.imshow(values, extent=values_place, cmap="inferno", vmin=0, vmax=1, alpha=0.6, interpolation="bilinear")
     _bare(axes)
 
 
-def _draw_maps(line: np.ndarray, label: str, maps: Tensor) -> None:
+def _draw_maps(line: np.ndarray, maps: Tensor) -> None:
     """Maps [h, s, s], each scaled from its least weight to its largest; below it these two, in multiples of 1 / s²."""
     for axes, weights in zip(line, maps, strict=True):
         axes.imshow(weights, cmap="inferno")
         least, largest = (bound * weights.numel() for bound in weights.aminmax())
         axes.set_xlabel(f"{least:.3g} … {largest:.3g}", fontsize=7, labelpad=1)
         _bare(axes)
-    _label(line[0], label)
-
-
-def _label(axes: Axes, text: str) -> None:
-    axes.set_ylabel(text, fontsize=8)
 
 
 def _bare(axes: Axes) -> None:
@@ -212,11 +192,9 @@ def _bare(axes: Axes) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _draw_classes(axes: Axes, probabilities: Tensor, class_names: Sequence[str]) -> None:
-    best = probabilities.topk(min(5, len(probabilities)))
-    names = [class_names[index] for index in best.indices.tolist()]
-    axes.barh(range(len(names)), best.values, height=0.3, color="#56B4E9")
-    for line, (name, value) in enumerate(zip(names, best.values.tolist(), strict=True)):
+def _draw_classes(axes: Axes, best: Sequence[tuple[str, float]]) -> None:
+    axes.barh(range(len(best)), [value for _, value in best], height=0.3, color="#56B4E9")
+    for line, (name, value) in enumerate(best):
         shown = name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…"
         axes.text(0, line - 0.35, f"{shown}  {value:.1%}", va="center", fontsize=8, parse_math=False)
     _bare(axes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -49,15 +50,13 @@ class Scored(NamedTuple):
 
     def worst(self, most: int) -> list[int]:
         """The wrong images with the highest loss, the worst first."""
-        order = np.argsort(-np.where(self.wrong, self.losses, -np.inf), kind="stable")
-        return order[: min(most, int(self.wrong.sum()))].tolist()
+        wrong = np.flatnonzero(self.wrong)
+        return wrong[np.argsort(-self.losses[wrong], kind="stable")][:most].tolist()
 
     def confusions(self, most: int) -> list[tuple[int, int, int]]:
         """(true class, predicted class, images) of the most frequent confusions, the most frequent first."""
-        pairs = np.stack((self.labels, self.predicted), axis=1)[self.wrong]
-        found, counts = np.unique(pairs, axis=0, return_counts=True)
-        order = np.argsort(-counts, kind="stable")[:most]
-        return [(*found[i].tolist(), int(counts[i])) for i in order]
+        pairs = zip(self.labels[self.wrong].tolist(), self.predicted[self.wrong].tolist(), strict=True)
+        return [(*pair, count) for pair, count in Counter(sorted(pairs)).most_common(most)]
 
 
 @torch.no_grad()

@@ -30,5 +30,4 @@ def plot(arguments: list[str], program: Program) -> None:
             print(f"curves alone: {error}")
     for name, figure in drawn.items():
         plots.write(figure, output / f"{name}.png")
-    for name in drawn:
         print(os.path.relpath(output / f"{name}.png"))

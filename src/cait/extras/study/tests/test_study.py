@@ -110,16 +110,7 @@ def test_means_and_spreads_are_numpys(tmp_path: Path) -> None:
     report.write_report(table.results, {}, tmp_path / "study.md", "Depth")
     text = (tmp_path / "study.md").read_text()
     assert f"| plain | 61.57 ± {np.std(runs['plain', 12], ddof=1):.2f} | 54.67 ±" in text
-    assert "in the paper" not in text
     assert "†" not in text.split("† a run")[0]
-
-
-def test_the_papers_figures_stand_beside_at_all_its_depths(tmp_path: Path) -> None:
-    of_a_method = [replace(result, paper="table1/layerscale-6") for result in results({("layerscale", 6): [90.0]})]
-    report.write_report(of_a_method, {}, tmp_path / "study.md", "Depth")
-    text = (tmp_path / "study.md").read_text()
-    assert "| method | 12 blocks | 18 blocks | 24 blocks | 36 blocks |" in text
-    assert "| layerscale | 80.5 | 81.7 | 82.4 | 82.9 |" in text
 
 
 def test_layers_are_read_at_the_first_and_the_last_measured_step(tmp_path: Path) -> None:
@@ -213,7 +204,7 @@ def test_a_run_that_fails_is_told_and_one_that_is_stopped_has_no_result(
     assert "cait: error: the run plain-6-seed0 failed: " in told
     assert "did you mean --model.lr?" in told
     assert "see other/plain-6-seed0/output.txt" in told
-    runs = StudyRuns(Grid(grid_file, "two"), Path("stopped"), [], 1, False, Runner(Program()))
+    runs = StudyRuns(Grid(grid_file, "two"), Path("stopped"), [], 1, Runner(Program()))
     runs.runner.stop()
     assert runs.train(runs.grid.runs[0]) is None
     assert json.loads(Path("stopped/plain-6-seed0/result.json").read_text())["result"] is None

@@ -116,4 +116,4 @@ def test_what_cannot_be_drawn_is_told_in_one_line(capsys: pytest.CaptureFixture[
         main(["plot", "empty"])
         assert capsys.readouterr().out.startswith("curves alone: logs/empty/monitor.csv " if MEASURES else "logs/empty")
     (place / "file").write_text("")
-    assert "cannot write file/x/curves.png" in refused(capsys, "plot", "short", "--output=file/x")
+    assert "cannot use file/x: Not a directory" in refused(capsys, "plot", "short", "--output=file/x")

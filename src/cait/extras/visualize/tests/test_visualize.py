@@ -13,6 +13,7 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,7 +32,6 @@ from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.extras.visualize import attention, mistakes, page
-from cait.extras.visualize.images import crop_box
 
 SMALL_CAIT = dict(depth=2, embed_dim=48, patch_size=8, num_heads=4)
 EVIL = "<b>&\"cat'$_{$"
@@ -68,10 +68,7 @@ def test_maps_are_timms() -> None:
 def views(**fields: object) -> attention.View:
     torch.manual_seed(0)
     network = package.create_model("xxs24", 32, 7, **SMALL_CAIT | fields).eval()
-    pixels = np.zeros((32, 32, 3), np.uint8)
-    return attention.look(
-        network, Image.new("RGB", (40, 32)), torch.randn(3, 32, 32), pixels, (4, 0, 36, 32), [1], (1, 2)
-    )
+    return attention.look(network, torch.randn(3, 32, 32), [1], (1, 2))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +95,8 @@ def test_the_patches_weights_are_cut_out_of_maps_of_every_kind(fields: dict, tok
     torch.testing.assert_close(view.self_attention[1].flatten(1), whole[:, first + 1 * 4 + 2, first:])
     torch.testing.assert_close(view.probabilities.sum(), torch.ones(()))
 
-    figure = attention.figure(view, [f"class {i}" for i in range(7)])
+    photograph, pixels = Image.new("RGB", (40, 32)), np.zeros((32, 32, 3), np.uint8)
+    figure = attention.figure(view, photograph, pixels, (4, 0, 36, 32), [f"class {i}" for i in range(7)])
     shown = {axes.get_ylabel() for axes in figure.findobj(lambda part: hasattr(part, "get_ylabel"))}
     rows = ["class attention 0", "class attention 1"]
     if tokens == 2:
@@ -173,8 +171,8 @@ def test_saliency_lands_on_the_object(width: int, height: int, crop_pct: float) 
     (image,), _ = data.on_after_batch_transfer((pixels[None], None), 0)
     assert (data.preprocessing.denormalized(image) == pixels.numpy()).all()
     box = data.preprocessing.crop_box(width, height)
-    view = attention.look(bright_seeker(64), photograph, image, pixels.numpy(), box)
-    figure = attention.figure(view, ["a", "b"])
+    view = attention.look(bright_seeker(64), image)
+    figure = attention.figure(view, photograph, pixels.numpy(), box, ["a", "b"])
     figure.draw_without_rendering()
 
     # matplotlib itself says which value is drawn over which pixel of the photograph.
@@ -407,9 +405,10 @@ def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
     ):
         assert words in text
 
-    main(["visualize", "a", "--images", "x.jpg", "--output=own"], data=OwnTransform)
+    with mock.patch.object(attention, "figure", wraps=attention.figure) as drawn:
+        main(["visualize", "a", "--images", "x.jpg", "--output=own"], data=OwnTransform)
     assert capfd.readouterr().out.startswith("own/x.png  ")
-    assert crop_box(OwnTransform(), 40, 30) is None  # nobody knows what it cut out
+    assert drawn.call_args.args[3] is None  # nobody knows what it cut out
 
     Path("text.jpg").write_text("no image")
     Path("torn.jpg").write_bytes(Path("x.jpg").read_bytes()[:400])
@@ -436,7 +435,7 @@ def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
         (["a", "--images", "x.jpg", "--self_attention=0,2"], "no self-attention block 2: the network has 2"),
         (
             ["a", "--images", "x.jpg", "--self_attention=last"],
-            "--self_attention: 'last' is not a list of whole numbers, as 3,4",
+            "--self_attention: invalid whole_numbers value: 'last'",
         ),
         (["a", "--images", "x.jpg", "--self_attention=0", "--query=8,0"], "no patch 8,0: the grid is 8 × 8"),
         (["a", "--images", "x.jpg", "--query=8"], "--query takes the row and the column"),

@@ -1,0 +1,181 @@
+"""The sections of a page: attention maps of images, curves, and what the network gets wrong."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from cait import disk
+from cait.cli.loading import Loaded
+from cait.data.dataset import channels_last
+from cait.data.folder import scan_flat
+from cait.data.reading import UnreadableImageError, load_rgb
+from cait.errors import UserError
+from cait.extras import curves, plots
+from cait.extras.visualize import attention, mistakes, page
+from cait.model import network
+
+PAGE = "index.html"
+WORST = 24
+MANY = 5000
+CONFUSIONS = 15
+Photographs = Iterator[tuple[str, Any, int | None]]
+"""Names, PIL images in RGB, and labels; None where nobody knows."""
+
+
+def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output: Path, command: str) -> Path:
+    """Draw the images into files, and put them on a page with the curves and the mistakes of the run in `folder`.
+
+    Args:
+        given: the options of `cait visualize`.
+        output: folder of the files.
+        command: how this was called.
+
+    Returns:
+        the path of the page.
+    """
+    network.require(loaded.network, loaded.name, "maps", "visualize")
+    output.mkdir(parents=True, exist_ok=True)
+    facts = [("weights", loaded.about), ("model", f"{loaded.name}, {loaded.data.img_size} pixels")]
+    parts = [("Images", _images(loaded, given, output))]
+    if folder is not None:
+        parts.append(("Curves", _curves(folder)))
+    if folder is not None and not given.no_validation:
+        parts += _mistakes(loaded, facts)
+    html = page.page(f"{given.source}: what the network sees", [*facts, ("command", command)], parts)
+    with disk.whole(output / PAGE) as beside:
+        beside.write_text(html, encoding="utf-8", errors="xmlcharrefreplace")  # file names may be no text
+    return output / PAGE
+
+
+def _images(loaded: Loaded, given: argparse.Namespace, output: Path) -> str:
+    """Draw each image into a file and print its likely classes. Returns the figures as HTML."""
+    data, names = loaded.data, loaded.class_names
+    html = [page.paragraph(attention.CAPTION)]
+    written: list[Path] = []
+    chosen = _from_disk(given.images, given.num_images, data) if given.images else _one_of_each_class(loaded)
+    for name, photograph, label in itertools.islice(chosen, given.num_images):
+        image, pixels = _seen(data, channels_last(data.eval_transform(photograph)))
+        view = attention.look(loaded.network, image, given.self_attention, given.query)
+        # A transform of your own may cut out anything.
+        box = None if data.has_own_eval_transform else data.preprocessing.crop_box(*photograph.size)
+        figure = attention.figure(view, photograph, pixels, box, names)
+        written.append(_new_path(output, name, written))
+        plots.write(figure, written[-1])
+        words = ", ".join(f"{taken} {value:.1%}" for taken, value in attention.likely(view.probabilities, names))
+        if label is not None:
+            words += f"; true class {names[label]}"
+        print(f"{os.path.relpath(written[-1])}  {words}", flush=True)
+        html += [page.heading(name), page.paragraph(words), page.embed(figure, name)]
+    if not written:
+        raise UserError(f"no validation image of {data.root} can be read")
+    return "\n".join(html)
+
+
+def _from_disk(places: Sequence[str], most: int, data: Any) -> Photographs:
+    """The images of files and folders; a line says if they are more than `most`.
+
+    Raises:
+        UserError: there is no such place, no image in it, or an image that cannot be read.
+    """
+    paths: list[Path] = []
+    for place in map(Path, places):
+        if not place.exists():
+            raise UserError(f"there is no image {place}")
+        paths += [place] if place.is_file() else [Path(path) for path, _ in scan_flat(place)]
+    if len(paths) > most:
+        print(f"the first {most} of {len(paths):,} images; --num_images {len(paths)} draws all")
+    for path in paths:
+        yield path.name, load_rgb(path, reading=data.preprocessing.reading), None
+
+
+def _one_of_each_class(loaded: Loaded) -> Photographs:
+    """The first readable validation image of each class."""
+    samples, names = _validation(loaded).samples, loaded.class_names
+    shown: set[int] = set()
+    for index in range(len(samples)):
+        name = samples.name(index)
+        try:
+            raw, label = samples[index]
+            if label < 0 or label in shown:
+                continue
+            image = load_rgb(raw, name, loaded.data.preprocessing.reading)
+        except UnreadableImageError:
+            continue
+        shown.add(label)
+        yield f"{names[label]}/{Path(name).name}", image, label
+        if len(shown) == len(names):
+            return
+
+
+def _validation(loaded: Loaded) -> Any:
+    """The validation images of the run.
+
+    Raises:
+        UserError: they cannot be found, or have other classes than the checkpoint.
+    """
+    data = loaded.data
+    data.setup("validate")
+    if loaded.data_state is not None:
+        data.load_state_dict(loaded.data_state)
+    if data.num_classes != len(loaded.class_names):
+        raise UserError(f"the network knows {len(loaded.class_names)} classes, {data.root} has {data.num_classes}")
+    return data.val_images
+
+
+def _seen(data: Any, pixels: Tensor) -> tuple[Tensor, Any]:
+    """The network's input [3, S, S] of an image as `EvalImages` has it, and the same as uint8 [S, S, 3]."""
+    (image,), _ = data.on_after_batch_transfer((pixels[None], None), 0)
+    return image, data.preprocessing.denormalized(image)
+
+
+def _new_path(folder: Path, name: str, written: list[Path]) -> Path:
+    """A path for the figure of an image; images with the same name get different paths."""
+    stem = re.sub(r"[^\w.-]+", "-", re.sub(r"\.[A-Za-z]+$", "", name)).lstrip(".-")[:100] or "image"
+    path, number = folder / f"{stem}.png", 2
+    while path in written:
+        path, number = folder / f"{stem}-{number}.png", number + 1
+    return path
+
+
+def _curves(folder: Path) -> str:
+    try:
+        return page.embed(curves.draw({folder.name: curves.read(folder)}), "curves")
+    except UserError as error:
+        return page.paragraph(str(error))
+
+
+def _mistakes(loaded: Loaded, facts: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Score the validation set now: figures of an earlier evaluation may be of other weights."""
+    try:
+        validation, names = _validation(loaded), loaded.class_names
+        if len(validation) > MANY:
+            print(f"scoring {len(validation):,} validation images; --no_validation leaves that out", flush=True)
+        scored = mistakes.score(loaded.network, loaded.data.val_dataloader())
+    except UserError as error:  # a run from elsewhere, whose images are not here
+        print(f"the validation set is not scored: {error}")
+        return [("Mistakes", page.paragraph(f"The validation set is not scored: {error}"))]
+    result = f"top-1 {scored.acc1:.2f} % of {scored.counted.sum():,} validation images"
+    print(result)
+    facts.append(("scored now", result))
+    pairs = [(names[true], names[taken], f"{count:,}") for true, taken, count in scored.confusions(CONFUSIONS)]
+    matrix = page.embed(mistakes.confusion(scored, names), "confusion matrix")
+    tiles = [
+        (
+            _seen(loaded.data, validation[index][0])[1],
+            f"true {names[scored.labels[index]]}, predicted {names[scored.predicted[index]]}",
+            f"at {scored.probabilities[index]:.1%}, loss {scored.losses[index]:.2f}; {validation.samples.name(index)}",
+        )
+        for index in scored.worst(WORST)
+    ]
+    return [
+        ("Confusion matrix", matrix + page.table(("true class", "predicted", "images"), pairs)),
+        ("Worst mistakes", page.tiles(tiles) if tiles else page.paragraph("Every image is right.")),
+    ]
