@@ -41,10 +41,10 @@ class SeenImage:
     place: int
     index: int
     repeat: int
-    file: str
-    instead_of: str
     label: int
     class_name: str
+    file: str
+    instead_of: str
     share: float = 1.0
     mixed: str = ""
     partner: int | None = None
@@ -136,12 +136,12 @@ class TrainingBatches:
         raw = next(iter(loader))
         keys = next(iter(loader.batch_sampler))  # type: ignore[arg-type]  # of this batch, as the loader left it
         erased = self._erased(keys, raw)
-        seen = []
+        seen, name = [], data.train_images.samples.name
         for place, (key, label) in enumerate(zip(keys, raw[1].tolist(), strict=True)):
-            name, index = data.train_images.samples.name, _index(data.train_images, key)
-            names = name(index), "" if index == key[1] else name(key[1])
-            about = (place, index, key[2], *names, label, data.class_names[label])
-            seen.append(SeenImage(*data._position(), process, *about, erased=erased.get(place)))
+            index = _index(data.train_images, key)
+            names = data.class_names[label], name(index), "" if index == key[1] else name(key[1])
+            seen.append(SeenImage(*data._position(), process, place, index, key[2], label, *names))
+            seen[-1].erased = erased.get(place)
         moved: Any = self.trainer.precision_plugin.convert_input(raw)
         moved = data.on_before_batch_transfer(moved, 0)
         moved = data.transfer_batch_to_device(moved, device, 0)

@@ -18,7 +18,7 @@ from cait.settings import Settings, as_text, flatten
 
 Axis = CategoricalDistribution | FloatDistribution | IntDistribution
 """The values of a setting: choices as the command line takes them, or a range of numbers."""
-DEFAULTS = {
+DEFAULTS: Settings = {
     "name": None,
     "config": [],
     "settings": {},
@@ -73,7 +73,8 @@ class SearchSpace:
         self.pruner, self.pruner_options = self._choice("pruner", given["pruner"], PRUNERS)
         self.metric = given["metric"]
         self._check(isinstance(self.metric, str), "metric", "be a name", self.metric)
-        self.direction = self._one_of("direction", given["direction"], MODES)
+        self.direction: Any = self._one_of("direction", given["direction"], MODES)
+        self.mode = MODES[self.direction]
         self.seed = self._whole("seed", given["seed"], 0)
         points = math.prod(map(len, self.grid.values())) if self.sampler == "grid" else None
         wanted = self._whole("trials", points if given["trials"] is None else given["trials"], 1)
@@ -92,16 +93,6 @@ class SearchSpace:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
         except (UnicodeDecodeError, yaml.YAMLError) as error:
             raise UserError(f"{path} is no YAML: {one_line(error)}") from error
-
-    @property
-    def mode(self) -> str:
-        """ "max" or "min" """
-        return MODES[self.direction]
-
-    @property
-    def identity(self) -> Settings:
-        """All that determines the trials. Only the number of trials may change while a sweep goes on."""
-        return {key: value for key, value in self.content.items() if key not in ("trials", "name")}
 
     @cached_property
     def grid(self) -> dict[str, list[Any]]:

@@ -6,6 +6,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,17 +104,17 @@ def _labels(search: SearchSpace) -> list[str]:
 def write_figures(study: Study, search: SearchSpace, folder: Path) -> Iterator[str]:
     """Draw Optuna's figures; for each, give its file or why there is none."""
     mpl.use("Agg")
-    drawing, seed = visualization.matplotlib, FanovaImportanceEvaluator(seed=search.seed)
-    wanted: dict[str, Callable[[], Any]] = {
-        "history": lambda: drawing.plot_optimization_history(study, target_name=search.metric),
-        "importance": lambda: drawing.plot_param_importances(study, evaluator=seed, target_name=search.metric),
-        "parallel": lambda: drawing.plot_parallel_coordinate(study, target_name=search.metric),
+    drawing, evaluator = visualization.matplotlib, FanovaImportanceEvaluator(seed=search.seed)
+    wanted: dict[str, Callable[..., Any]] = {
+        "history": drawing.plot_optimization_history,
+        "importance": partial(drawing.plot_param_importances, evaluator=evaluator),
+        "parallel": drawing.plot_parallel_coordinate,
     }
     for name, draw in wanted.items():
         path = folder / f"{name}.png"
         try:
             with warnings.catch_warnings(action="ignore"):  # of axes on which all trials have one value
-                figure = draw().figure
+                figure = draw(study, target_name=search.metric).figure
         except (ValueError, RuntimeError, ImportError) as error:
             yield f"no {name}: {one_line(error)}"
             continue

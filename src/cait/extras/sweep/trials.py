@@ -15,7 +15,7 @@ from optuna.samplers import RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from cait.errors import UserError
-from cait.extras.sweep.search_space import SearchSpace
+from cait.extras.sweep.search_space import DEFAULTS, SearchSpace
 from cait.run import rundir
 
 STUDY = "study.db"
@@ -47,14 +47,16 @@ def open_study(folder: Path, search: SearchSpace | None = None) -> Study:
     study = optuna.create_study(
         study_name=NAME, storage=storage, direction=search.direction, load_if_exists=True, sampler=Sampler(search)
     )
-    if SPACE in study.user_attrs and search_space_of(study, folder).identity != search.identity:
+    before, now = json.loads(study.user_attrs.get(SPACE, "null")), search.content
+    # Only the number of trials may change while a sweep goes on.
+    if before and any(before.get(key) != now.get(key) for key in DEFAULTS.keys() - {"name", "trials"}):
         if has_begun(folder):
             raise UserError(
                 f"{folder} was begun with another space than {search.path} now says; give that one a `name:` of its own"
             )
         optuna.delete_study(study_name=NAME, storage=storage)
         return open_study(folder, search)
-    study.set_user_attr(SPACE, json.dumps(search.content))
+    study.set_user_attr(SPACE, json.dumps(now))
     return study
 
 
@@ -88,10 +90,10 @@ class Sampler(RandomSampler):
             return self.search.point(trial.number)[param_name]
         text = f"{self.search.seed} {trial.number} {param_name}"
         seed = int.from_bytes(blake2b(text.encode(), digest_size=4).digest())
-        drawn_by = RandomSampler(seed=seed)
-        if self.search.sampler == "tpe":
-            drawn_by = TPESampler(seed=seed, multivariate=False, constant_liar=True, **self.search.sampler_options)
-        return drawn_by.sample_independent(study, trial, param_name, param_distribution)
+        if self.search.sampler == "random":
+            return RandomSampler(seed=seed).sample_independent(study, trial, param_name, param_distribution)
+        tpe = TPESampler(seed=seed, multivariate=False, constant_liar=True, **self.search.sampler_options)
+        return tpe.sample_independent(study, trial, param_name, param_distribution)
 
 
 def make_pruner(search: SearchSpace) -> BasePruner:

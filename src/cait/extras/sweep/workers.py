@@ -7,10 +7,11 @@ import fcntl
 import os
 import time
 from concurrent.futures import as_completed
+from functools import partial
 from pathlib import Path
 from typing import IO
 
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 from optuna.trial import TrialState
 
 from cait.errors import DISK_FULL, UserError
@@ -18,14 +19,14 @@ from cait.extras.runner import Runner, failure
 from cait.extras.sweep import VARIABLE, table, trials
 from cait.extras.sweep.search_space import SearchSpace
 from cait.file_lock import file_lock
-from cait.run import rundir
 
 LOCKS = ".claims"
 """Folder of locks in the folder of a sweep; they say who trains which trial."""
 POLL = 1.0
 """Seconds between checks of the sweep's other processes."""
-KILLS = 3
-"""Times in a row that a trial may be killed without a new checkpoint, before it counts as failed."""
+STARTS = 3
+"""Times that this process starts a trial that is killed, before it counts as failed."""
+_print = partial(print, flush=True)
 
 
 class Workers:
@@ -75,7 +76,7 @@ class Workers:
         """The lock under which one process at a time begins or ends a trial."""
         return file_lock(self.folder / LOCKS / "sweep.lock")
 
-    def _next_trial(self) -> tuple[int, FileLock] | None:
+    def _next_trial(self) -> tuple[int, AcquireReturnProxy] | None:
         """The number and the lock of the next trial to train; None if no trial is left.
 
         A trial whose process has ended too early comes first, then a new one.
@@ -90,10 +91,8 @@ class Workers:
             trials.values_of(self.study, self.search, number)
             return number, self._lock(number)
 
-    def _lock(self, number: int) -> FileLock:
-        lock = FileLock(self.folder / LOCKS / f"{number:03}.lock")
-        lock.acquire(timeout=0)
-        return lock
+    def _lock(self, number: int) -> AcquireReturnProxy:
+        return FileLock(self.folder / LOCKS / f"{number:03}.lock").acquire(timeout=0)
 
     def _train(self, number: int, worker: int) -> None:
         """Train a trial to its end and note what it reached."""
@@ -120,17 +119,15 @@ class Workers:
         variables = {VARIABLE: str(number)} if self.search.pruner != "none" else {}
         if self.jobs > 1 and (devices := _devices()):  # a GPU for each
             variables["CUDA_VISIBLE_DEVICES"] = devices[worker % len(devices)]
-        kills, checkpoint, status = 0, None, 0
-        while kills < KILLS:
+        status = 0
+        for _ in range(STARTS):
             if trials.STOPPED in self.study.trials[number].user_attrs:
                 return 0
             status = self.runner.run(folder, settings, variables, [file.fileno()])
             if status and self.runner.stopped.is_set():
                 return None
             if 0 <= status < 128:
-                return status
-            newest = max((path.stat().st_mtime_ns for path in (folder / rundir.CHECKPOINTS).glob("*.ckpt")), default=0)
-            kills, checkpoint = (kills + 1 if newest == checkpoint else 1), newest
+                break
             _print(f"{folder.name}  was killed (exit status {status})")
         return status
 
@@ -190,7 +187,3 @@ def _keep_to_share(worker: int, jobs: int) -> None:
         cores = sorted(os.sched_getaffinity(0))[worker::jobs]
         if cores:
             os.sched_setaffinity(0, cores)
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
