@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import Trainer
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
+from torchvision.ops import masks_to_boxes
 
 from cait import seeds
 from cait.data.augment import Augment
@@ -188,8 +189,7 @@ def _index(images: TrainImages, key: Key) -> int:
 
 def _bounds(mask: Tensor) -> Box | None:
     """The box around the true values of a mask [S, S]; None if there are none."""
-    rows, columns = mask.any(dim=1).nonzero(), mask.any(dim=0).nonzero()
-    if not len(rows):
+    if not mask.any():
         return None
-    top, left = int(rows[0]), int(columns[0])
-    return top, left, int(rows[-1]) + 1 - top, int(columns[-1]) + 1 - left
+    left, top, right, bottom = map(int, masks_to_boxes(mask[None])[0])
+    return top, left, bottom + 1 - top, right + 1 - left

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -76,8 +75,7 @@ def short(value: Any) -> str:
 
 def show(rows: list[Row], search: SearchSpace) -> None:
     """Print the table, and below it why trials have failed."""
-    plain: Any = {"markup": False, "highlight": False}
-    console = Console(**plain) if sys.stdout.isatty() else Console(width=80, **plain)
+    console = Console(markup=False, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for label in ("trial", search.metric, "epochs", "s", *_labels(search)):
         table.add_column(label, overflow="fold", justify="left" if label == "trial" else "right")
