@@ -43,7 +43,7 @@ def test_why_a_run_failed(tmp_path: Path) -> None:
         ("import sys; sys.exit(4)", "exit status 4"),
     ]:
         (folder := tmp_path / reason).mkdir()
-        assert failure(folder, Runner(Other(code)).run(folder, [])) == reason
+        assert failure(folder, Runner(Other(code)).run(folder, [], {})) == reason
 
 
 def test_an_error_beside_runs_ends_them(tmp_path: Path) -> None:
@@ -54,14 +54,14 @@ def test_an_error_beside_runs_ends_them(tmp_path: Path) -> None:
 
     def both() -> None:
         with runner.threads(2) as pool:
-            jobs = [pool.submit(lambda: statuses.append(runner.run(tmp_path, []))), pool.submit(fails)]
+            jobs = [pool.submit(lambda: statuses.append(runner.run(tmp_path, [], {}))), pool.submit(fails)]
             for job in as_completed(jobs):
                 job.result()
 
     with pytest.raises(ValueError, match="the disk is full"):
         both()
     assert statuses == [-signal.SIGTERM]
-    assert runner.run(tmp_path, []) == -signal.SIGTERM  # no more are started
+    assert runner.run(tmp_path, [], {}) == -signal.SIGTERM  # no more are started
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])

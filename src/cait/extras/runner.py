@@ -34,11 +34,7 @@ class Runner:
         self._processes: set[subprocess.Popen[bytes]] = set()
 
     def run(
-        self,
-        folder: Path,
-        settings: Sequence[str],
-        variables: Mapping[str, str] | None = None,
-        files: Sequence[int] = (),
+        self, folder: Path, settings: Sequence[str], variables: Mapping[str, str], files: Sequence[int] = ()
     ) -> int:
         """Train a run to its end. If it has a checkpoint, resume it.
 
@@ -49,7 +45,7 @@ class Runner:
             files: descriptors that the run's process inherits.
 
         Returns:
-            the exit status; below 0 the signal that ended the process, SIGTERM after `stop`.
+            the exit status; below 0 the signal that ended the process, SIGTERM once the runs are stopped.
         """
         if any((folder / rundir.CHECKPOINTS).glob("*.ckpt")):
             arguments = ["resume", str(folder)]
@@ -63,41 +59,24 @@ class Runner:
                 [*self.program.words(), *arguments],
                 stdout=output,
                 stderr=output,
-                env=os.environ | dict(variables or {}),
+                env={**os.environ, **variables},
                 start_new_session=True,
                 pass_fds=files,
             )
-            self._processes.add(process)
-            if self.stopped.is_set():  # while the process started
-                process.terminate()
-            status = process.wait()
-            self._processes.discard(process)
-        return status
-
-    def stop(self) -> None:
-        """Have all runs save and end, and start no more."""
-        self.stopped.set()
-        for process in self._processes.copy():
+        self._processes.add(process)
+        if self.stopped.is_set():  # while the process started
             process.terminate()
+        status = process.wait()
+        self._processes.discard(process)
+        return status
 
     @contextlib.contextmanager
     def threads(self, count: int) -> Iterator[ThreadPoolExecutor]:
-        """Threads that call `run`. An error in the body stops all runs, and so do Ctrl-C, SIGTERM and SIGHUP.
+        """Threads that call `run`. An error in the body stops all runs, and so does an interruption.
 
         Raises:
-            KeyboardInterrupt: for each of these signals, once the runs have saved.
+            KeyboardInterrupt: for Ctrl-C, SIGTERM and a closed terminal's SIGHUP, once the runs have saved.
         """
-        with self._interruptible(), ThreadPoolExecutor(count) as pool:
-            try:
-                yield pool
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                self.stop()
-                raise
-
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """SIGTERM, or SIGHUP from a closed terminal, raises KeyboardInterrupt as Ctrl-C does."""
 
         def interrupt(*_: Any) -> None:
             raise KeyboardInterrupt
@@ -105,7 +84,15 @@ class Runner:
         signals = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else [])]
         before = {number: signal.signal(number, interrupt) for number in signals}
         try:
-            yield
+            with ThreadPoolExecutor(count) as pool:
+                try:
+                    yield pool
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    self.stopped.set()
+                    for process in self._processes.copy():
+                        process.terminate()
+                    raise
         except KeyboardInterrupt:
             print(f"The {self.what} have saved; the same command continues them", file=sys.stderr)
             raise

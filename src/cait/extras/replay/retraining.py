@@ -18,15 +18,14 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 from rich.table import Table
 
-from cait import ckpt, disk, plugins
+from cait import disk, plugins
 from cait.cli.lightning import CaiTCLI, _listed
 from cait.errors import UserError
 from cait.extras import curves
-from cait.extras.replay.contact_sheet import StepImages
+from cait.extras.replay import contact_sheet
 from cait.extras.replay.step_record import KeptRows, StepRecord
 from cait.extras.replay.training_batches import TrainingBatches
 from cait.guards.nonfinite import NonFiniteGuard
-from cait.run import rundir
 from cait.run.progress import RunProgressBar, UnreadableReport
 from cait.run.threads import CPUThreads
 from cait.train.step_seed import StepSeed
@@ -42,17 +41,17 @@ class ReplayCLI(CaiTCLI):
 
     Args:
         asked: the options of `cait replay`; `folder` is the run's, None for a configuration alone, `start` the
-            checkpoint to begin from and `ckpt_path` the file to read it from.
+            checkpoint to begin from, `ckpt_path` the file to read it from, and `data_state` what the run's
+            checkpoints say of its data.
     """
 
     def __init__(self, asked: Namespace, *arguments: Any) -> None:
         self.asked = asked
-        self.last = asked.step + asked.count - 1
+        self.steps = range(asked.step, asked.step + asked.count)
         super().__init__(*arguments)
 
     def configuration(self, path: Path) -> dict[str, Any] | None:
-        how = self.plain_configuration if self.asked.data_only else super().configuration
-        return how(path)
+        return self.plain_configuration(path) if self.asked.data_only else super().configuration(path)
 
     def parse_arguments(self, *arguments: Any) -> None:
         super().parse_arguments(*arguments)
@@ -78,7 +77,7 @@ class ReplayCLI(CaiTCLI):
         start = 0 if self.asked.start is None else self.checkpoint_step
         if start > self.asked.step:
             raise UserError(f"{self.asked.start} is of step {start:,}, after step {self.asked.step:,}")
-        self.kept, self.record = KeptRows(), StepRecord(start, self.asked.step, self.last)
+        self.kept, self.record = KeptRows(), StepRecord(start, self.steps)
         # The guard skips what comes after it in a step without a finite gradient.
         guard = NonFiniteGuard(self.asked.output, NEVER)
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed), self.record, guard]
@@ -99,9 +98,8 @@ class ReplayCLI(CaiTCLI):
         except MisconfigurationException as error:
             devices = self.config_init.fit.trainer.devices
             count = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else 1
-            trainer = super(CaiTCLI, self).instantiate_trainer(**kwargs | dict(accelerator="cpu", devices=count))
             rank_zero_info(f"read on the CPU, where erased boxes have other noise than on the run's devices: {error}")
-            return trainer
+            return super(CaiTCLI, self).instantiate_trainer(**kwargs | dict(accelerator="cpu", devices=count))
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Go through the steps, in the place of training."""
@@ -111,27 +109,27 @@ class ReplayCLI(CaiTCLI):
                 f"the run is of {trainer.num_nodes} nodes: start replay on all of them as the run was started, with "
                 "torchrun or srun; --data-only needs one process"
             )
-        batches = TrainingBatches(self.datamodule, trainer, _data_state(asked.folder))
-        batches.check(asked.step, self.last)
-        if asked.data_only:
+        batches = TrainingBatches(self.datamodule, trainer, asked.data_state)
+        batches.check(self.steps)
+        if not asked.data_only:
+            self._train(*args, **kwargs)
+        if trainer.is_global_zero:
             self._show(batches)
-        else:
-            self.datamodule.trainer = None
-            self._announce()
-            logging.disable(logging.INFO)  # Lightning names the copy of the checkpoint
-            try:
-                trainer.fit(*args, **kwargs)
-            finally:
-                logging.disable(logging.NOTSET)
-            if trainer.is_global_zero:
-                self._show_metrics()
-                self._show(batches)
 
-    def _announce(self) -> None:
-        asked, start = self.asked, self.record.start
+    def _train(self, *args: Any, **kwargs: Any) -> None:
+        asked = self.asked
         if "LOCAL_RANK" not in os.environ:
             origin = f"from {asked.start}" if asked.start else "no checkpoint lies before it, so from the first step"
-            print(f"step {asked.step:,}: {origin}: steps {start:,} to {self.last:,} are trained again", flush=True)
+            again = f"steps {self.record.start:,} to {self.steps[-1]:,} are trained again"
+            print(f"step {asked.step:,}: {origin}: {again}", flush=True)
+        self.datamodule.trainer = None
+        logging.disable(logging.INFO)  # Lightning names the copy of the checkpoint
+        try:
+            self.trainer.fit(*args, **kwargs)
+        finally:
+            logging.disable(logging.NOTSET)
+        if self.trainer.is_global_zero:
+            self._show_metrics()
 
     def _show_metrics(self) -> None:
         """Compare what the steps gave with metrics.csv."""
@@ -139,7 +137,7 @@ class ReplayCLI(CaiTCLI):
         with contextlib.suppress(UserError):  # nothing is logged yet
             logged = curves.rows(self.asked.folder)
         table = Table("step", "", "replay", "metrics.csv")
-        for step in range(self.asked.step, self.last + 1):
+        for step in self.steps:
             for name, value in self.kept.rows[step].items():
                 if name.startswith("train/") or name == "lr":
                     before = logged.get(step, {}).get(name)
@@ -148,45 +146,33 @@ class ReplayCLI(CaiTCLI):
             table.add_section()
         Console().print(table)
 
-    def _show_gradients(self, step: int, path: Path) -> None:
-        norms = list(self.record.gradients[step].items())
-        disk.write_csv(path, ("layer", "norm"), norms)
-        if self.asked.count == 1:
-            table = Table("layer", "norm of the gradient")
-            for layer, norm in norms:
-                table.add_row(layer, f"{norm:.6g}")
-            Console().print(table)
-
     def _show(self, batches: TrainingBatches) -> None:
         """Draw and list the images of the steps, and print the names of the files."""
         asked, written = self.asked, []
-        for step in range(asked.step, self.last + 1):
+        for step in self.steps:
             stem = asked.output / f"step-{step:06d}"
             places = batches.of_step(step) if asked.data_only else self.record.batches[step]
-            images = StepImages(step, asked.images, self.datamodule)
-            for place in places:
-                for process in range(self.trainer.world_size):
-                    losses = None if asked.data_only else self.record.losses.get(place)
-                    each = None if losses is None else losses[process].tolist()
-                    images.add(batches.read(*place, process), each, len(places) * self.trainer.world_size > 1)
-            written += images.write(stem)
+            all_places = [(*place, process) for place in places for process in range(self.trainer.world_size)]
+            read = ((batches.read(*place), self._losses(*place)) for place in all_places)
+            several, preprocessing = len(all_places) > 1, self.datamodule.preprocessing
+            written += contact_sheet.write(stem, step, read, several, asked.images, preprocessing)
             if not asked.data_only:
                 written.append(stem.with_name(f"{stem.name}-gradients.csv"))
-                self._show_gradients(step, written[-1])
+                norms = list(self.record.gradients[step].items())
+                disk.write_csv(written[-1], ("layer", "norm"), norms)
+                if asked.count == 1:
+                    table = Table("layer", "norm of the gradient")
+                    for layer, norm in norms:
+                        table.add_row(layer, f"{norm:.6g}")
+                    Console().print(table)
         for path in written:
             print(os.path.relpath(path))
+
+    def _losses(self, epoch: int, batch: int, process: int) -> list[float] | None:
+        """The loss of each image of a batch, if it was noted."""
+        noted = None if self.asked.data_only else self.record.losses.get((epoch, batch))
+        return None if noted is None else noted[process].tolist()
 
 
 def _no_network(*_: Any, **__: Any) -> LightningModule:
     return LightningModule()
-
-
-def _data_state(folder: Path | None) -> dict[str, Any] | None:
-    """What a run's checkpoints say about its data; None if there is no checkpoint."""
-    if folder is None:
-        return None
-    for name in (rundir.LAST, rundir.PREVIOUS, rundir.BEST):
-        path = folder / rundir.CHECKPOINTS / name
-        with contextlib.suppress(UserError):
-            return ckpt.data_state(ckpt.read_checkpoint(path, without=ckpt.TENSORS))
-    return None

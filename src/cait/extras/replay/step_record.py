@@ -18,6 +18,7 @@ from cait.train.losses import BinaryCrossEntropy
 from cait.train.module import CaiTModule, whole_tensor
 
 LAYER = re.compile(r"[^.]+(?:\.\d+)?")
+"""The part of a parameter's name that says its layer."""
 
 
 class KeptRows(DummyLogger):
@@ -36,12 +37,11 @@ class StepRecord(Callback):
 
     Args:
         start: optimizer steps that are done when training starts.
-        first: the first step to note; steps count from 0, as in metrics.csv.
-        last: the last step.
+        wanted: the steps to note; they count from 0, as in metrics.csv.
     """
 
-    def __init__(self, start: int, first: int, last: int) -> None:
-        self.start, self.first, self.last = start, first, last
+    def __init__(self, start: int, wanted: range) -> None:
+        self.start, self.wanted = start, wanted
         self.batches: dict[int, list[tuple[int, int]]] = {}
         """(epoch, batch) of each batch of a step."""
         self.gradients: dict[int, dict[str, float]] = {}
@@ -49,44 +49,39 @@ class StepRecord(Callback):
         self.losses: dict[tuple[int, int], Tensor] = {}
         """The labels' loss of each image, [processes, B], by (epoch, batch); only for this package's losses."""
 
-    def _is_wanted(self, trainer: Trainer) -> bool:
-        return self.first <= trainer.global_step <= self.last
-
     def on_train_start(self, trainer: Trainer, pl_module: CaiTModule) -> None:  # type: ignore[override]
         if trainer.global_step != self.start:
             raise UserError(
                 f"the checkpoint is of step {trainer.global_step}, not {self.start}: it was replaced; "
                 "give the same command again"
             )
+
+        @torch.no_grad()
+        def note(loss: nn.Module, given: tuple[Tensor, Tensor], _: Tensor) -> None:
+            if trainer.global_step in self.wanted:
+                pairs = zip(*(part.split(1) for part in given), strict=True)
+                of_all: Any = pl_module.all_gather(torch.stack([loss.forward(*pair) for pair in pairs]))
+                self.losses[self.batches[trainer.global_step][-1]] = of_all.view(-1, len(given[0])).cpu()
+
         if isinstance(pl_module.loss, nn.CrossEntropyLoss | BinaryCrossEntropy):
-            pl_module.loss.register_forward_hook(self._note_losses)
-        self._trainer, self._module = trainer, pl_module
+            pl_module.loss.register_forward_hook(note)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: CaiTModule, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        if self._is_wanted(trainer):
+        if trainer.global_step in self.wanted:
             self.batches.setdefault(trainer.global_step, []).append((trainer.current_epoch, batch_idx))
 
-    @torch.no_grad()
-    def _note_losses(self, loss: nn.Module, given: tuple[Tensor, Tensor], _: Tensor) -> None:
-        if self._is_wanted(self._trainer):
-            pairs = zip(*(part.split(1) for part in given), strict=True)
-            losses_B = torch.stack([loss.forward(*pair) for pair in pairs])
-            of_all = self._module.all_gather(losses_B)
-            assert isinstance(of_all, Tensor)
-            self.losses[self.batches[self._trainer.global_step][-1]] = of_all.view(-1, len(losses_B)).cpu()
-
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: CaiTModule, optimizer: Optimizer) -> None:  # type: ignore[override]
-        if self._is_wanted(trainer):
-            layers: dict[str, list[Tensor]] = {}
-            for name, parameter in pl_module.model.named_parameters():
-                if parameter.grad is not None:
-                    layer = LAYER.match(name.replace("_orig_mod.", ""))
-                    assert layer is not None
-                    layers.setdefault(layer[0], []).append(precise(parameter.grad))
-            scale = pl_module.gradient_scale(optimizer)
-            self.gradients[trainer.global_step] = {
-                layer: float(whole_tensor(get_total_norm(gradients)) / scale) for layer, gradients in layers.items()
-            }
+        if trainer.global_step not in self.wanted:
+            return
+        layers: dict[str, list[Tensor]] = {}
+        for name, parameter in pl_module.model.named_parameters():
+            if parameter.grad is not None:
+                layer = LAYER.findall(name.replace("_orig_mod.", ""))[0]
+                layers.setdefault(layer, []).append(precise(parameter.grad))
+        scale = pl_module.gradient_scale(optimizer)
+        self.gradients[trainer.global_step] = {
+            layer: float(whole_tensor(get_total_norm(gradients)) / scale) for layer, gradients in layers.items()
+        }
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        trainer.should_stop = trainer.global_step > self.last
+        trainer.should_stop = trainer.global_step >= self.wanted.stop

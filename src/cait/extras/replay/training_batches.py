@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import Trainer
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
+from torchvision.ops import masks_to_boxes
 
 from cait import seeds
 from cait.data.augment import Augment
@@ -31,7 +32,8 @@ class SeenImage:
 
     `share` is its own part of the label; the rest is that of `partner`, the place of another image in the batch.
     `mixed` is "mixup", "cutmix" or "". `box` is what CutMix pasted from the partner, `erased` what was erased.
-    `index` counts the training images. `repeat` counts the times that the epoch has had this one before.
+    `index` counts the training images. `repeat` counts the times that the epoch has had this one before. `instead_of`
+    is the unreadable image that this one replaces, or "".
     """
 
     epoch: int
@@ -40,9 +42,10 @@ class SeenImage:
     place: int
     index: int
     repeat: int
+    label: int
+    class_name: str
     file: str
     instead_of: str
-    label: int
     share: float = 1.0
     mixed: str = ""
     partner: int | None = None
@@ -64,7 +67,7 @@ class TrainerAt:
 
     training = True
 
-    def __init__(self, trainer: Trainer, epoch: int = 0, batch: int = 0, process: int = 0) -> None:
+    def __init__(self, trainer: Trainer, epoch: int, batch: int, process: int) -> None:
         self._trainer, self.current_epoch, self.global_rank = trainer, epoch, process
         progress = SimpleNamespace(current=SimpleNamespace(ready=batch))
         self.fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
@@ -96,7 +99,13 @@ class TrainingBatches:
         data.setup()
         if state is not None:
             data.load_state_dict(state)
-        self.batches_per_epoch = self._batches_per_epoch(len(self._loader()))
+        whole, limit = len(self._loader()), trainer.limit_train_batches  # a number, or a share
+        self.batches_per_epoch = min(limit, whole) if isinstance(limit, int) else int(limit * whole)
+        self.steps_per_epoch = math.ceil(self.batches_per_epoch / trainer.accumulate_grad_batches)
+        epochs, steps = trainer.max_epochs, trainer.max_steps
+        by_epochs = math.inf if epochs in (None, -1) else epochs * self.steps_per_epoch
+        self.steps = min(by_epochs, math.inf if steps == -1 else steps)
+        """Optimizer steps of the whole run; infinity if nothing ends it."""
 
     def _move_to(self, epoch: int, batch: int, process: int) -> None:
         self.data.trainer = TrainerAt(self.trainer, epoch, batch, process)  # type: ignore[assignment]
@@ -107,33 +116,17 @@ class TrainingBatches:
             raise UserError(f"replay reads cait's own loader, not the {type(loader).__name__} of your data module")
         return loader
 
-    def _batches_per_epoch(self, whole: int) -> int:
-        limit = self.trainer.limit_train_batches  # of `overfit_batches` too
-        return min(limit, whole) if isinstance(limit, int) else int(limit * whole)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return math.ceil(self.batches_per_epoch / self.trainer.accumulate_grad_batches)
-
-    @property
-    def steps(self) -> float:
-        """Optimizer steps of the whole run; infinity if nothing ends it."""
-        epochs, steps = self.trainer.max_epochs, self.trainer.max_steps
-        by_epochs = math.inf if epochs in (None, -1) else epochs * self.steps_per_epoch
-        return min(by_epochs, math.inf if steps == -1 else steps)
-
-    def check(self, first: int, last: int) -> None:
+    def check(self, wanted: range) -> None:
         """Raises UserError if the run does not have these steps."""
-        if last >= self.steps:
-            step = first if first >= self.steps else last
+        if wanted[-1] >= self.steps:
+            step = wanted[0] if wanted[0] >= self.steps else wanted[-1]
             raise UserError(f"there is no step {step:,}: the run has {self.steps:,}, from 0 to {self.steps - 1:,}")
 
     def of_step(self, step: int) -> list[tuple[int, int]]:
         """(epoch, batch) of the batches of an optimizer step, several if gradients accumulate."""
         epoch, step = divmod(step, self.steps_per_epoch)
-        accumulated = self.trainer.accumulate_grad_batches
-        last = min((step + 1) * accumulated, self.batches_per_epoch)
-        return [(epoch, batch) for batch in range(step * accumulated, last)]
+        first, accumulated = step * self.trainer.accumulate_grad_batches, self.trainer.accumulate_grad_batches
+        return [(epoch, batch) for batch in range(first, min(first + accumulated, self.batches_per_epoch))]
 
     def read(self, epoch: int, batch: int, process: int) -> Batch:
         """The batch of one process, on its device."""
@@ -143,19 +136,17 @@ class TrainingBatches:
         loader = self._loader()
         raw = next(iter(loader))
         keys = next(iter(loader.batch_sampler))  # type: ignore[arg-type]  # of this batch, as the loader left it
-        labels = raw[1].tolist()
         erased = self._erased(keys, raw)
+        seen, name = [], data.train_images.samples.name
+        for place, (key, label) in enumerate(zip(keys, raw[1].tolist(), strict=True)):
+            index = _index(data.train_images, key)
+            names = data.class_names[label], name(index), "" if index == key[1] else name(key[1])
+            seen.append(SeenImage(*data._position(), process, place, index, key[2], label, *names))
+            seen[-1].erased = erased.get(place)
         moved: Any = self.trainer.precision_plugin.convert_input(raw)
         moved = data.on_before_batch_transfer(moved, 0)
         moved = data.transfer_batch_to_device(moved, device, 0)
         images, targets = data.on_after_batch_transfer(moved, 0)
-        seen = [
-            SeenImage(*data._position(), process, place, index, key[2], *_names(data.train_images, key, index), label)
-            for place, (key, label) in enumerate(zip(keys, labels, strict=True))
-            for index in [_index(data.train_images, key)]
-        ]
-        for place, box in erased.items():
-            seen[place].erased = box
         if data.mixing.is_on:
             self._note_mixing(seen, images.shape[-1], process)
         return Batch(images, targets, seen)
@@ -196,15 +187,9 @@ def _index(images: TrainImages, key: Key) -> int:
     return next(index for index in tried if images.samples.name(index) not in images.unreadable.seen)
 
 
-def _names(images: TrainImages, key: Key, index: int) -> tuple[str, str]:
-    """(the image's name, the name of the one that it stands in for)"""
-    return images.samples.name(index), "" if index == key[1] else images.samples.name(key[1])
-
-
 def _bounds(mask: Tensor) -> Box | None:
     """The box around the true values of a mask [S, S]; None if there are none."""
-    rows, columns = mask.any(dim=1).nonzero(), mask.any(dim=0).nonzero()
-    if not len(rows):
+    if not mask.any():
         return None
-    top, left = int(rows[0]), int(columns[0])
-    return top, left, int(rows[-1]) + 1 - top, int(columns[-1]) + 1 - left
+    left, top, right, bottom = map(int, masks_to_boxes(mask[None])[0])
+    return top, left, bottom + 1 - top, right + 1 - left

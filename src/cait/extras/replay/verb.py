@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +32,6 @@ def replay(arguments: list[str], program: Program) -> None:
     """Go through steps of a run again."""
     named = [] if not arguments or arguments[0].startswith("-") else arguments[:1]
     trusted, others = split_trust(arguments[len(named) :])
-    asked, settings = _options().parse_known_args(others)
-    _check(asked, bool(named), settings)
-    if not named:
-        given, settings = settings, replaced("fit", settings, program)
-        asked.folder, output = None, Path("replay")
-    else:
-        asked.folder = rundir.folder_of(named[0])
-        given, output = settings, asked.folder / "replay"
-        settings = ["--config", str(rundir.config(asked.folder)), *settings]
-    asked.output = asked.output or output
-    check_folder(asked.output)
-    asked.start = None
-    with contextlib.nullcontext() if asked.data_only else _starting_point(asked):
-        _run(asked, settings, given, trusted, program)
-
-
-def _options() -> Options:
     options = Options("replay", DESCRIPTION)
     options.usage = USAGE
     options.add_argument("--step", type=int, required=True, metavar="N", help="step to show, as metrics.csv counts")
@@ -56,7 +41,15 @@ def _options() -> Options:
     options.add_argument("--ckpt_path", type=Path, metavar="FILE", help="checkpoint to begin from; default the nearest")
     options.add_argument("--output", type=Path, metavar="DIR", help="folder to write to; default replay/ in the run's")
     options.add_argument(TRUST, action="store_true", help="run the code that the run's config.yaml names")
-    return options
+    asked, given = options.parse_known_args(others)
+    _check(asked, bool(named), given)
+    asked.folder = rundir.folder_of(named[0]) if named else None
+    asked.output = asked.output or (asked.folder / "replay" if named else Path("replay"))
+    check_folder(asked.output)
+    settings = ["--config", str(rundir.config(asked.folder)), *given] if named else replaced("fit", given, program)
+    _choose_start(asked)
+    with _kept_start(asked):
+        _run(asked, settings, given, trusted, program)
 
 
 def _check(asked: Namespace, named: bool, settings: list[str]) -> None:
@@ -66,22 +59,36 @@ def _check(asked: Namespace, named: bool, settings: list[str]) -> None:
         raise UserError("--count and --images must be at least 1")
     if asked.data_only and asked.ckpt_path:
         raise UserError("--data-only reads no checkpoint: leave out --ckpt_path")
-    if not named and not (
-        asked.data_only and any(word.split("=")[0] in ("-c", "--config", "--paper") for word in settings)
-    ):
+    configured = any(word.split("=")[0] in ("-c", "--config", "--paper") for word in settings)
+    if not named and not (asked.data_only and configured):
         raise UserError(
             "which run? `make replay RUN=NAME STEP=N`; "
             "a configuration without a run takes `cait replay --config FILE --step N --data-only`"
         )
 
 
-@contextlib.contextmanager
-def _starting_point(asked: Namespace) -> Iterator[None]:
-    """Set `asked.start`, the checkpoint to begin from, and `asked.ckpt_path`, a link to it or a copy that stays.
+def _choose_start(asked: Namespace) -> None:
+    """Set `asked.start`, the last whole checkpoint before the step, and `asked.data_state`, what all say of the data.
 
-    A run that is still training replaces its checkpoints.
+    They are None without a checkpoint; replay then begins at the first step.
     """
-    asked.start = asked.ckpt_path or _nearest(asked.folder, asked.step)
+    from cait.run.checkpoints import is_whole
+
+    asked.start, asked.data_state = asked.ckpt_path, None
+    nearest = -1
+    for name in (rundir.LAST, rundir.PREVIOUS, rundir.BEST) if asked.folder else ():
+        path = asked.folder / rundir.CHECKPOINTS / name
+        with contextlib.suppress(UserError):
+            checkpoint = ckpt.read_checkpoint(path, without=ckpt.TENSORS)
+            step = int(checkpoint["global_step"])
+            asked.data_state = asked.data_state or ckpt.data_state(checkpoint)
+            if nearest < step <= asked.step and not (asked.ckpt_path or asked.data_only) and is_whole(path):
+                nearest, asked.start = step, path
+
+
+@contextlib.contextmanager
+def _kept_start(asked: Namespace) -> Iterator[None]:
+    """Set `asked.ckpt_path` to a link to the checkpoint or a copy: a run that still trains replaces its own."""
     if asked.ckpt_path or asked.start is None:
         yield
         return
@@ -97,8 +104,6 @@ def _starting_point(asked: Namespace) -> Iterator[None]:
 
 def _duplicate(path: Any, copy: Any) -> None:
     """Link a file, or the files of a folder, under a second name; copy if the file system has no links."""
-    import shutil
-
     if os.path.isdir(path):
         shutil.copytree(path, copy, copy_function=_duplicate)
         return
@@ -108,33 +113,17 @@ def _duplicate(path: Any, copy: Any) -> None:
         shutil.copyfile(path, copy)
 
 
-def _nearest(folder: Path, step: int) -> Path | None:
-    """The last whole checkpoint before `step`; None if there is none, so replay begins at the first step."""
-    from cait.run.checkpoints import is_whole
-
-    steps: dict[Path, int] = {}
-    for name in (rundir.LAST, rundir.PREVIOUS, rundir.BEST):
-        path = folder / rundir.CHECKPOINTS / name
-        with contextlib.suppress(UserError):
-            steps[path] = int(ckpt.read_checkpoint(path, without=ckpt.TENSORS)["global_step"])
-    before = sorted((path for path in steps if steps[path] <= step), key=steps.__getitem__, reverse=True)
-    return next(filter(is_whole, before), None)
-
-
 def _run(asked: Namespace, settings: list[str], given: list[str], trusted: bool, program: Program) -> None:
-    from functools import partial
-
     from cait.cli.lightning import drive
     from cait.extras.replay.retraining import ReplayCLI
     from cait.guards import trust
 
     own = [signature.own_text(path) for path in config_files(settings)]
     limits: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    arguments = ["fit", *settings]
     if asked.data_only:
         limits = trust.only_importing(trust.named(given), "the configuration", "give it on the command line")
     elif not (trusted or own[0]):  # the run's own file; others may follow it
         paths = [*trust.PACKAGES, *trust.named(given)]
         limits = trust.only_importing(paths, str(asked.folder / rundir.CONFIG), f"if you trust it add {TRUST}")
     with limits, contextlib.nullcontext() if trusted else trust.only_objects([*given, *own]):
-        drive(partial(ReplayCLI, asked), arguments, program)
+        drive(partial(ReplayCLI, asked), ["fit", *settings], program)

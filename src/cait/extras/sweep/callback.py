@@ -1,19 +1,11 @@
 """A trial of a sweep reports its metric at each validation, and ends early if the sweep's pruner says so."""
 
-from __future__ import annotations
-
 import math
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cait.extras.sweep import trials
-from cait.extras.sweep.trials import STOPPED
-
-if TYPE_CHECKING:
-    from optuna import Study
 
 
 class ReportTrial(Callback):
@@ -28,10 +20,6 @@ class ReportTrial(Callback):
     def __init__(self, run_dir: Path, number: int, metric: str) -> None:
         self.folder, self.number, self.metric = run_dir.parent, number, metric
 
-    @cached_property
-    def study(self) -> Study:
-        return trials.open_study(self.folder)
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or self.metric not in trainer.callback_metrics:
             return
@@ -41,11 +29,14 @@ class ReportTrial(Callback):
 
     def _report(self, step: int, value: float) -> bool:
         """Whether the trial ends here."""
-        search, trial = trials.search_space_of(self.study, self.folder), trials.trial_of(self.study, self.number)
-        pruner = search.make_pruner() if search else None
-        if step not in self.study.trials[self.number].intermediate_values:  # reported before a kill, to the same bits
+        study = trials.open_study(self.folder)
+        trial, pruner = (
+            trials.trial_of(study, self.number),
+            trials.make_pruner(trials.search_space_of(study, self.folder)),
+        )
+        if step not in study.trials[self.number].intermediate_values:  # reported before a kill, to the same bits
             trial.report(value, step)
-        stop = not math.isfinite(value) or (pruner is not None and trials.is_pruned(self.study, pruner, self.number))
+        stop = not math.isfinite(value) or trials.is_pruned(study, pruner, self.number)
         if stop:
-            trial.set_user_attr(STOPPED, step)
+            trial.set_user_attr(trials.STOPPED, step)
         return stop

@@ -1,29 +1,35 @@
-"""What SPACE.yaml says: the settings that a sweep tries, and the samplers and pruners that choose among them."""
+"""What SPACE.yaml says: the settings that a sweep tries, and how it chooses among them."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import cached_property
-from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import yaml
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from cait.errors import UserError, did_you_mean, one_line
 from cait.settings import Settings, as_text, flatten
 
-if TYPE_CHECKING:
-    from optuna.pruners import BasePruner
-    from optuna.samplers import BaseSampler
-    from optuna.trial import Trial
-
-KEYS = ("name", "config", "settings", "space", "sampler", "pruner", "trials", "metric", "direction", "seed")
+Axis = CategoricalDistribution | FloatDistribution | IntDistribution
+"""The values of a setting: choices as the command line takes them, or a range of numbers."""
+DEFAULTS: Settings = {
+    "name": None,
+    "config": [],
+    "settings": {},
+    "space": None,
+    "sampler": "tpe",
+    "pruner": "none",
+    "trials": None,
+    "metric": "val/acc1",
+    "direction": "maximize",
+    "seed": 0,
+}
 RANGE = ("low", "high", "log", "step")
 SAMPLERS = {"tpe": ("n_startup_trials", "n_ei_candidates"), "random": (), "grid": ()}
 PRUNERS = {
@@ -34,58 +40,6 @@ PRUNERS = {
 MODES = {"maximize": "max", "minimize": "min"}
 OF_THE_SWEEP = ("run_name", "ckpt_path", "config", "best_metric", "best_mode", "trainer.default_root_dir")
 """Settings that each trial gets from the sweep."""
-MOST = 10_000
-"""The most points that a grid may have."""
-
-
-def optuna() -> Any:
-    """The package Optuna, without its messages about each trial.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        import optuna as package
-    except ImportError as error:
-        raise UserError("a sweep needs Optuna: .venv/bin/pip install --editable '.[sweep]'") from error
-    package.logging.set_verbosity(package.logging.ERROR)
-    warnings.filterwarnings("ignore", category=package.exceptions.ExperimentalWarning)
-    return package
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One setting that the trials differ in: choices as the command line takes them, or a range of numbers."""
-
-    name: str
-    choices: tuple[str, ...] = ()
-    low: float = 0
-    high: float = 0
-    log: bool = False
-    step: float | None = None
-    """Never None for a range of whole numbers."""
-
-    def suggest(self, trial: Trial) -> Any:
-        """The value of a trial, drawn if it has none yet."""
-        if self.choices:
-            return trial.suggest_categorical(self.name, self.choices)
-        if isinstance(self.low, int) and isinstance(self.high, int) and isinstance(self.step, int):
-            return trial.suggest_int(self.name, self.low, self.high, step=self.step, log=self.log)
-        return trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log)
-
-    def points(self) -> list[Any]:
-        """All values; for a range without steps, its two ends."""
-        if self.choices:
-            return list(self.choices)
-        if self.step is None or self.log:
-            return [self.low, self.high]
-        count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
-        return [self.low + place * self.step for place in range(count)]
-
-    @property
-    def ends(self) -> list[Any]:
-        """The values to try before the sweep: every choice, or the ends of the range."""
-        return list(self.choices) or [self.low, self.high]
 
 
 class SearchSpace:
@@ -100,31 +54,31 @@ class SearchSpace:
     """
 
     def __init__(self, path: Path, content: Any) -> None:
-        self.path = path
+        self.path, self.content = path, content
         if not isinstance(content, dict):
-            raise UserError(f"{path} is no space of a sweep; it has the keys {', '.join(KEYS)}")
-        self._check_keys("", content, KEYS)
-        self.name = self._text("name", content.get("name", f"sweep-{path.stem}"))
-        if Path(self.name).name != self.name or self.name == "..":
-            raise self._error("name", "be a name", self.name)
-        configs = content.get("config", [])
-        self.configs = [configs] if isinstance(configs, str) else self._typed("config", configs, list)
-        self.settings: Settings = flatten(self._typed("settings", content.get("settings") or {}, dict))
-        axes = self._typed("space", content.get("space"), dict)
-        self.axes = [self._axis(str(name), given) for name, given in axes.items()]
-        if not self.axes:
-            raise UserError(f"{path}: space is empty; it maps settings to their values, as model.lr: [1e-3, 2e-3]")
+            raise UserError(f"{path} is no space of a sweep; it has the keys {', '.join(DEFAULTS)}")
+        self._check_keys("", content, DEFAULTS)
+        given = DEFAULTS | {key: value for key, value in content.items() if value is not None}
+        self.name: str = given["name"] or f"sweep-{path.stem}"
+        self._check(Path(str(self.name)).name == self.name != "..", "name", "be a name", self.name)
+        self.configs: list[str] = [given["config"]] if isinstance(given["config"], str) else given["config"]
+        self._check(isinstance(self.configs, list), "config", "be a file or a list of files", self.configs)
+        settings, space = given["settings"], given["space"]
+        self._check(isinstance(settings, dict), "settings", "map settings to values", settings)
+        self.settings: Settings = flatten(settings)
+        self._check(isinstance(space, dict) and bool(space), "space", "map settings to values", space)
+        self.axes = {str(name): self._axis(f"space.{name}", axis) for name, axis in space.items()}
         self._check_names()
-        self.sampler, self._sampler_options = self._choice("sampler", content.get("sampler") or "tpe", SAMPLERS)
-        self.pruner, self._pruner_options = self._choice("pruner", content.get("pruner") or "none", PRUNERS)
-        self.metric = self._text("metric", content.get("metric", "val/acc1"))
-        self.direction = self._one_of("direction", content.get("direction", "maximize"), MODES)
-        self.seed = self._whole("seed", content.get("seed", 0), 0)
-        default = len(self.grid) if self.sampler == "grid" else None
-        self.trials = self._whole("trials", content.get("trials", default), 1)
-        if self.sampler == "grid":
-            self.trials = min(self.trials, len(self.grid))
-        self.content = content
+        self.sampler, self.sampler_options = self._choice("sampler", given["sampler"], SAMPLERS)
+        self.pruner, self.pruner_options = self._choice("pruner", given["pruner"], PRUNERS)
+        self.metric = given["metric"]
+        self._check(isinstance(self.metric, str), "metric", "be a name", self.metric)
+        self.direction: Any = self._one_of("direction", given["direction"], MODES)
+        self.mode = MODES[self.direction]
+        self.seed = self._whole("seed", given["seed"], 0)
+        points = math.prod(map(len, self.grid.values())) if self.sampler == "grid" else None
+        wanted = self._whole("trials", points if given["trials"] is None else given["trials"], 1)
+        self.trials = min(wanted, points or wanted)
 
     @classmethod
     def read(cls, path: Path) -> SearchSpace:
@@ -140,45 +94,26 @@ class SearchSpace:
         except (UnicodeDecodeError, yaml.YAMLError) as error:
             raise UserError(f"{path} is no YAML: {one_line(error)}") from error
 
-    @property
-    def mode(self) -> str:
-        """ "max" or "min" """
-        return MODES[self.direction]
-
-    @property
-    def identity(self) -> Settings:
-        """All that determines the trials. Only the number of trials may change while a sweep goes on."""
-        return {key: value for key, value in self.content.items() if key not in ("trials", "name")}
-
     @cached_property
-    def grid(self) -> list[tuple[Any, ...]]:
-        """The points of the grid, in the order of their trials."""
-        for axis in self.axes:
-            if not axis.choices and (axis.step is None or axis.log):
+    def grid(self) -> dict[str, list[Any]]:
+        """All values of each axis, the last of which changes first."""
+        values = {}
+        for name, axis in self.axes.items():
+            if isinstance(axis, CategoricalDistribution):
+                values[name] = list(axis.choices)
+                continue
+            if axis.step is None or axis.log:
                 raise UserError(
-                    f"{self.path}: space.{axis.name} is a range without steps, which no grid can fill; list its values"
+                    f"{self.path}: space.{name} is a range without steps, which no grid can fill; list its values"
                 )
-        if math.prod(len(axis.points()) for axis in self.axes) > MOST:
-            raise UserError(f"{self.path}: the grid has more than {MOST} points; `sampler: random` takes some of them")
-        return list(itertools.product(*(axis.points() for axis in self.axes)))
+            count = math.floor((axis.high - axis.low) / axis.step + 1e-9) + 1
+            values[name] = [axis.low + place * axis.step for place in range(count)]
+        return values
 
-    def make_sampler(self, number: int, name: str) -> BaseSampler:
-        """The sampler of one value.
-
-        It is seeded by the trial and the setting, so a sweep that was killed between a trial's values
-        goes on with the values that it would have drawn.
-        """
-        samplers = optuna().samplers
-        text = f"{self.seed} {number} {name}"
-        seed = int.from_bytes(blake2b(text.encode(), digest_size=4).digest())
-        if self.sampler == "random":
-            return samplers.RandomSampler(seed=seed)
-        return samplers.TPESampler(seed=seed, multivariate=False, constant_liar=True, **self._sampler_options)
-
-    def make_pruner(self) -> BasePruner | None:
-        pruners = optuna().pruners
-        kinds = {"median": pruners.MedianPruner, "hyperband": pruners.HyperbandPruner}
-        return kinds[self.pruner](**self._pruner_options) if self.pruner in kinds else None
+    def point(self, number: int) -> dict[str, Any]:
+        """The values of a trial of the grid."""
+        places = np.unravel_index(number, [len(values) for values in self.grid.values()])
+        return {name: values[place] for (name, values), place in zip(self.grid.items(), places, strict=True)}
 
     def arguments(self, values: dict[str, Any]) -> list[str]:
         """The settings of a trial, for `cait fit`."""
@@ -188,41 +123,42 @@ class SearchSpace:
 
     def probes(self) -> list[tuple[str, Any, list[str]]]:
         """(setting, value, arguments): each choice and each end of a range once, with the first value of the others."""
-        first = {axis.name: axis.ends[0] for axis in self.axes}
+        ends = {
+            name: axis.choices if isinstance(axis, CategoricalDistribution) else (axis.low, axis.high)
+            for name, axis in self.axes.items()
+        }
+        first = {name: values[0] for name, values in ends.items()}
         return [
-            (axis.name, value, self.arguments(first | {axis.name: value})) for axis in self.axes for value in axis.ends
+            (name, value, self.arguments(first | {name: value})) for name, values in ends.items() for value in values
         ]
 
-    def _axis(self, name: str, given: Any) -> Axis:
-        key = f"space.{name}"
+    def _axis(self, key: str, given: Any) -> Axis:
         if isinstance(given, list):
-            choices = tuple(as_text(value) for value in given)
-            if len(set(choices)) < len(choices) or not choices:
-                raise self._error(key, "list values, each once", given)
-            return Axis(name, choices)
-        if not isinstance(given, dict):
-            raise self._error(key, "be a list or {low: A, high: B}", given)
+            choices = [as_text(value) for value in given]
+            self._check(0 < len(choices) == len(set(choices)), key, "list values, each once", given)
+            return CategoricalDistribution(choices)
+        self._check(isinstance(given, dict), key, "be a list or {low: A, high: B}", given)
         self._check_keys(f"{key}.", given, RANGE)
         low, high = (self._number(f"{key}.{end}", given.get(end)) for end in ("low", "high"))
-        log, step = self._typed(f"{key}.log", given.get("log", False), bool), given.get("step")
-        step = None if step is None else self._number(f"{key}.step", step)
-        if isinstance(low, int) and isinstance(high, int) and not isinstance(step, float):
-            step = 1 if step is None else step
-        else:
-            low, high = float(low), float(high)
-        if log and (given.get("step") is not None or low <= 0):
-            raise UserError(f"{self.path}: {key} with log: true needs low above 0 and no step, got {as_text(given)}")
-        if not low < high or (step is not None and step <= 0):
-            raise UserError(f"{self.path}: {key} needs low below high and a step above 0, got {as_text(given)}")
-        return Axis(name, (), low, high, log, step)
+        log = given.get("log", False)
+        self._check(isinstance(log, bool), f"{key}.log", "be true or false", log)
+        step = self._number(f"{key}.step", given["step"]) if given.get("step") is not None else None
+        try:
+            if isinstance(low, int) and isinstance(high, int) and not isinstance(step, float):
+                return IntDistribution(low, high, log, 1 if step is None else step)
+            return FloatDistribution(low, high, log, step)
+        except ValueError as error:
+            raise UserError(
+                f"{self.path}: {key} needs low below high and a step above 0; "
+                f"a range with log: true needs low above 0 and no step; got {as_text(given)}"
+            ) from error
 
     def _check_names(self) -> None:
-        for axis in self.axes:
-            if axis.name in self.settings:
-                raise UserError(f"{self.path}: {axis.name} stands in settings and in space; keep one")
-        for name in (*self.settings, *(axis.name for axis in self.axes)):
+        for name in (*self.settings, *self.axes):
             if name in OF_THE_SWEEP:
                 raise UserError(f"{self.path}: {name} is given by the sweep to each trial; leave it out")
+            if name in self.settings and name in self.axes:
+                raise UserError(f"{self.path}: {name} stands in settings and in space; keep one")
 
     def _choice(self, key: str, given: Any, known: dict[str, Any]) -> tuple[str, Settings]:
         """The name and the options of a sampler or a pruner."""
@@ -233,7 +169,7 @@ class SearchSpace:
         self._check_keys(f"{key}.", options, known[name])
         return name, {option: self._whole(f"{key}.{option}", value, 0) for option, value in options.items()}
 
-    def _check_keys(self, prefix: str, given: dict[Any, Any], known: Sequence[str]) -> None:
+    def _check_keys(self, prefix: str, given: dict[Any, Any], known: Iterable[str]) -> None:
         for key, value in given.items():
             if key not in known:
                 hint = did_you_mean(str(key), known, f"; there are {', '.join(known) or 'no options'}")
@@ -245,30 +181,18 @@ class SearchSpace:
             raise UserError(f"{self.path}: {key} cannot be {as_text(value)}{hint}")
         return value
 
-    def _typed(self, key: str, value: Any, kind: type) -> Any:
-        if not isinstance(value, kind):
-            rules = {dict: "map settings to values", list: "be a file or a list of files", bool: "be true or false"}
-            raise self._error(key, rules[kind], value)
-        return value
-
-    def _text(self, key: str, value: Any) -> str:
-        if not isinstance(value, str) or not value:
-            raise self._error(key, "be a name", value)
-        return value
-
     def _whole(self, key: str, value: Any, least: int) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self._error(key, f"be a whole number, at least {least}", value)
+        self._check(type(value) is int and value >= least, key, f"be a whole number, at least {least}", value)
         return value
 
-    def _number(self, key: str, value: Any) -> int | float:
-        number = value
-        if isinstance(value, str):  # to YAML, 1e-3 is text
-            with contextlib.suppress(ValueError):
-                number = float(value)
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-            raise self._error(key, "be a number", value)
+    def _number(self, key: str, value: Any) -> Any:
+        """An int or a float."""
+        number = math.nan
+        with contextlib.suppress(TypeError, ValueError):
+            number = value if isinstance(value, int) else float(value)  # to YAML, 1e-3 is text
+        self._check(math.isfinite(number), key, "be a number", value)
         return number
 
-    def _error(self, key: str, rule: str, value: Any) -> UserError:
-        return UserError(f"{self.path}: {key} must {rule}, got {as_text(value)}")
+    def _check(self, holds: bool, key: str, rule: str, value: Any) -> None:
+        if not holds:
+            raise UserError(f"{self.path}: {key} must {rule}, got {as_text(value)}")

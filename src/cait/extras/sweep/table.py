@@ -3,83 +3,69 @@
 from __future__ import annotations
 
 import math
-import sys
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cait import disk
+import matplotlib as mpl
+from optuna import Study, visualization
+from optuna.importance import FanovaImportanceEvaluator
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
 from cait.errors import UserError, one_line
-from cait.extras import curves
+from cait.extras import curves, plots
 from cait.extras.sweep import trials
-from cait.extras.sweep.search_space import SearchSpace, optuna
+from cait.extras.sweep.search_space import SearchSpace
 from cait.settings import as_text
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from optuna import Study
-    from optuna.trial import FrozenTrial
-
-STATES = ("complete", "pruned", "running", "failed")
-"""In the order of the table."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One trial."""
-
-    number: int
-    state: str
-    """one of `STATES`"""
-    value: float | None
-    epochs: str
-    seconds: float | None
-    folder: Path
-    values: dict[str, Any]
-    cause: str | None
+STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "running", "FAIL": "failed"}
+"""Optuna's names and those of the table, in its order."""
+Row = dict[str, Any]
+"""A trial, by the columns of trials.csv: trial, state, the metric, epochs, seconds, run, the settings, cause."""
 
 
 def read_rows(study: Study, search: SearchSpace, folder: Path) -> list[Row]:
     """The trials, best first; then those stopped early, running and failed."""
-    sign = -1 if search.mode == "max" else 1
-    found = [
-        _row(trial, search, trials.trial_folder(folder, trial.number)) for trial in study.get_trials(deepcopy=False)
-    ]
-    return sorted(
-        found, key=lambda row: (STATES.index(row.state), sign * row.value if row.value is not None else math.inf)
-    )
+    rows: list[Row] = []
+    for trial in study.get_trials(deepcopy=False):
+        run, state = trials.trial_folder(folder, trial.number), STATES[trial.state.name]
+        epochs = _logged(run, "epoch")
+        rows.append(
+            {
+                "trial": trial.number,
+                "state": state,
+                search.metric: trial.value if state == "complete" else best_value(run, search),
+                "epochs": f"{max(epochs) + 1:.0f}" if epochs else "-",
+                "seconds": trial.user_attrs.get(trials.SECONDS),
+                "run": run,
+                **{name: trial.params.get(name) for name in search.axes},
+                "cause": trial.user_attrs.get(trials.CAUSE),
+            }
+        )
+
+    def place(row: Row) -> tuple[int, float]:
+        value = row[search.metric]
+        order = list(STATES.values()).index(row["state"])
+        return order, math.inf if value is None else -value if search.mode == "max" else value
+
+    return sorted(rows, key=place)
 
 
-def _row(trial: FrozenTrial, search: SearchSpace, folder: Path) -> Row:
-    state = "failed" if trial.state.name == "FAIL" else trial.state.name.lower()
-    return Row(
-        trial.number,
-        state,
-        trial.value if state == "complete" else best_value(folder, search),
-        _epochs(folder),
-        trial.user_attrs.get(trials.SECONDS),
-        folder,
-        {axis.name: trial.params.get(axis.name) for axis in search.axes},
-        trial.user_attrs.get(trials.CAUSE),
-    )
-
-
-def best_value(folder: Path, search: SearchSpace) -> float | None:
+def best_value(run: Path, search: SearchSpace) -> float | None:
     """The best value of the metric that a run has logged, that of best.ckpt; None if it has logged none."""
-    try:
-        _, values = curves.read(folder).get(search.metric, ([], []))
-    except UserError:
-        return None
+    values = _logged(run, search.metric)
     return {"max": max, "min": min}[search.mode](values, default=None)
 
 
-def _epochs(folder: Path) -> str:
+def _logged(run: Path, metric: str) -> list[float]:
     try:
-        return f"{max(curves.read(folder)['epoch'][1]) + 1:.0f}"
-    except (UserError, KeyError):
-        return "-"
+        return curves.read(run).get(metric, ([], []))[1]
+    except UserError:
+        return []
 
 
 def short(value: Any) -> str:
@@ -87,76 +73,50 @@ def short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else as_text(value)
 
 
-def write_csv(rows: list[Row], search: SearchSpace, path: Path) -> None:
-    """Write the table, with all digits."""
-    header = (
-        "trial",
-        "state",
-        search.metric,
-        "epochs",
-        "seconds",
-        "run",
-        *(axis.name for axis in search.axes),
-        "cause",
-    )
-    disk.write_csv(
-        path,
-        header,
-        (
-            (row.number, row.state, row.value, row.epochs, row.seconds, row.folder, *row.values.values(), row.cause)
-            for row in rows
-        ),
-    )
-
-
 def show(rows: list[Row], search: SearchSpace) -> None:
     """Print the table, and below it why trials have failed."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    plain: Any = {"markup": False, "highlight": False}
-    console = Console(**plain) if sys.stdout.isatty() else Console(width=80, **plain)
+    console = Console(markup=False, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for label in ("trial", search.metric, "epochs", "s", *_labels(search)):
         table.add_column(label, overflow="fold", justify="left" if label == "trial" else "right")
     for row in rows:
-        value = "-" if row.value is None else f"{row.value:.5g}"
-        mark = {"complete": "", "pruned": "*"}.get(row.state, f" {row.state}")
-        seconds = "" if row.seconds is None else f"{row.seconds:.0f}"
-        table.add_row(f"{row.number}{mark}", value, row.epochs, seconds, *map(short, row.values.values()))
+        mark = {"complete": "", "pruned": "*"}.get(row["state"], f" {row['state']}")
+        value = "-" if row[search.metric] is None else f"{row[search.metric]:.5g}"
+        seconds = "" if row["seconds"] is None else f"{row['seconds']:.0f}"
+        settings = [short(row[name]) for name in search.axes]
+        table.add_row(f"{row['trial']}{mark}", value, row["epochs"], seconds, *settings)
     console.print(table)
-    if any(row.state == "pruned" for row in rows):
+    if any(row["state"] == "pruned" for row in rows):
         console.print("* stopped early: others were better by then")
     for row in rows:
-        if row.cause:
-            console.print(f"trial {row.number} failed: {row.cause}")
+        if row["cause"]:
+            console.print(f"trial {row['trial']} failed: {row['cause']}")
 
 
 def _labels(search: SearchSpace) -> list[str]:
     """The names of the axes, as short as they stay distinct."""
-    last = [axis.name.split(".")[-1] for axis in search.axes]
-    return [axis.name if last.count(name) > 1 else name for axis, name in zip(search.axes, last, strict=True)]
+    last = [name.split(".")[-1] for name in search.axes]
+    return [name if last.count(short) > 1 else short for name, short in zip(search.axes, last, strict=True)]
 
 
-def figures(study: Study, search: SearchSpace) -> dict[str, Figure | str]:
-    """Figures by name: history, importance, parallel; or why there is none."""
-    import matplotlib as mpl
-
+def write_figures(study: Study, search: SearchSpace, folder: Path) -> Iterator[str]:
+    """Draw Optuna's figures; for each, give its file or why there is none."""
     mpl.use("Agg")
-    drawing, seed = optuna().visualization.matplotlib, optuna().importance.FanovaImportanceEvaluator(seed=search.seed)
-    wanted: dict[str, Callable[[], Any]] = {
-        "history": lambda: drawing.plot_optimization_history(study, target_name=search.metric),
-        "importance": lambda: drawing.plot_param_importances(study, evaluator=seed, target_name=search.metric),
-        "parallel": lambda: drawing.plot_parallel_coordinate(study, target_name=search.metric),
+    drawing, evaluator = visualization.matplotlib, FanovaImportanceEvaluator(seed=search.seed)
+    wanted: dict[str, Callable[..., Any]] = {
+        "history": drawing.plot_optimization_history,
+        "importance": partial(drawing.plot_param_importances, evaluator=evaluator),
+        "parallel": drawing.plot_parallel_coordinate,
     }
-    drawn: dict[str, Figure | str] = {}
     for name, draw in wanted.items():
+        path = folder / f"{name}.png"
         try:
             with warnings.catch_warnings(action="ignore"):  # of axes on which all trials have one value
-                figure = draw().figure
-            figure.set_size_inches(10, 5)
-            drawn[name] = figure
+                figure = draw(study, target_name=search.metric).figure
         except (ValueError, RuntimeError, ImportError) as error:
-            drawn[name] = one_line(error)
-    return drawn
+            yield f"no {name}: {one_line(error)}"
+            continue
+        figure.set_size_inches(10, 5)
+        with mpl.rc_context({"savefig.bbox": "tight"}):  # Optuna's labels do not fit
+            plots.write(figure, path)
+        yield str(path)

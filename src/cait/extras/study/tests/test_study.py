@@ -205,7 +205,7 @@ def test_a_run_that_fails_is_told_and_one_that_is_stopped_has_no_result(
     assert "did you mean --model.lr?" in told
     assert "see other/plain-6-seed0/output.txt" in told
     runs = StudyRuns(Grid(grid_file, "two"), Path("stopped"), [], 1, Runner(Program()))
-    runs.runner.stop()
+    runs.runner.stopped.set()
     assert runs.train(runs.grid.runs[0]) is None
     assert json.loads(Path("stopped/plain-6-seed0/result.json").read_text())["result"] is None
     assert runs.finished() == {}

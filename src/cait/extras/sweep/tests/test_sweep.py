@@ -17,11 +17,13 @@ import optuna
 import pytest
 import yaml
 from harness import DEVICES, LIMIT, REPO, link_digits, start
+from optuna.trial import TrialState
 
 from cait.cli import main
 from cait.errors import UserError
 from cait.extras.sweep import trials
 from cait.extras.sweep.search_space import SearchSpace
+from cait.extras.sweep.trials import Sampler
 from cait.extras.sweep.verb import check_values
 from cait.run.program import Program
 
@@ -114,7 +116,7 @@ def test_values_reach_the_command_line_as_fit_takes_them(tmp_path: Path) -> None
     search = SearchSpace.read(
         write(tmp_path, sampler="grid", space={"a": [None, [1, 0.5], "x"], "b": {"low": 1, "high": 2}})
     )
-    assert (search.trials, search.grid[1]) == (2, ("null", 2))
+    assert (search.trials, search.point(1)) == (2, {"a": "null", "b": 2})
     path = write(tmp_path, sampler="grid", trials=None, space={"a": [None, [1, 0.5], "x", {"k": True}]})
     search = SearchSpace.read(path)
     assert [value for _, value, _ in search.probes()] == ["null", "[1, 0.5]", "x", '{"k": true}']
@@ -130,25 +132,23 @@ def test_a_sweep_cut_anywhere_draws_the_same_trials(sampler: str, tmp_path: Path
     path = write(tmp_path, sampler=sampler if sampler != "tpe" else {"name": "tpe", "n_startup_trials": 3}, space=axes)
     search = SearchSpace.read(path)
 
-    def draw(cut: bool) -> list[dict[str, Any]]:
-        study = optuna.create_study(sampler=trials._sampler(search), direction="maximize")
+    def draw(search: SearchSpace, cut: bool) -> list[dict[str, Any]]:
+        study = optuna.create_study(sampler=Sampler(search), direction="maximize")
         for number in range(6):
             study.ask()
-            for axis in search.axes if cut else ():  # another process draws each value, and each is asked for again
-                study.sampler = trials._sampler(SearchSpace.read(path))
-                axis.suggest(trials.trial_of(study, number))
+            for name in search.axes if cut else ():  # another process draws each value, and each is asked for again
+                study.sampler = Sampler(SearchSpace.read(path))
+                trials.trial_of(study, number)._suggest(name, search.axes[name])
             values = trials.values_of(study, search, number)
             study.tell(number, values["a"] * int(values["b"]) - values["c"] / 8)
         return [trial.params for trial in study.trials]
 
-    drawn = draw(cut=True)
-    assert drawn == draw(cut=False)
+    drawn = draw(search, cut=True)
+    assert drawn == draw(search, cut=False)
     assert len({str(values) for values in drawn}) == 6
     if sampler == "random":
-        other = write(tmp_path, sampler=sampler, space=axes, seed=1)
-        assert (
-            SearchSpace.read(other).make_sampler(0, "a")._rng.rng.rand() != search.make_sampler(0, "a")._rng.rng.rand()
-        )
+        other = SearchSpace.read(write(tmp_path, sampler=sampler, space=axes, seed=1))
+        assert draw(other, cut=False)[0]["a"] != drawn[0]["a"]
 
 
 @pytest.mark.parametrize("pruner", ["median", "hyperband"])
@@ -156,7 +156,7 @@ def test_replayed_decisions_are_those_of_optuna(pruner: str, tmp_path: Path) -> 
     options = {"median": {"n_startup_trials": 3, "n_warmup_steps": 1}, "hyperband": {"reduction_factor": 2}}[pruner]
     search = SearchSpace.read(write(tmp_path, pruner={"name": pruner} | options))
     curves = np.random.default_rng(0).random((14, 5)).cumsum(axis=1)
-    live = optuna.create_study(study_name=trials.NAME, direction="maximize", pruner=search.make_pruner())
+    live = optuna.create_study(study_name=trials.NAME, direction="maximize", pruner=trials.make_pruner(search))
     ours = optuna.create_study(direction="maximize")
     stopped = 0
     for curve in curves:
@@ -166,10 +166,10 @@ def test_replayed_decisions_are_those_of_optuna(pruner: str, tmp_path: Path) -> 
             copy.report(value, 10 * place + 7)  # steps of the optimizer
             answer = trial.should_prune()
             for _ in range(2):  # asked again after a kill
-                assert trials.is_pruned(ours, search.make_pruner(), copy.number) == answer
+                assert trials.is_pruned(ours, trials.make_pruner(search), copy.number) == answer
             if answer:
                 break
-        state = trials.state("PRUNED" if answer else "COMPLETE")
+        state = TrialState.PRUNED if answer else TrialState.COMPLETE
         for study, each in ((live, trial), (ours, copy)):
             study.tell(each, None if answer else curve[-1], state)
         stopped += answer
