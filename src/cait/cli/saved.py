@@ -16,6 +16,7 @@ from cait.guards.configurations import check_config
 from cait.run import rundir
 from cait.settings import Settings, flatten
 
+
 def read(path: Path) -> dict[str, Any]:
     """The settings in a run's config.yaml, after what extras change in it.
 
