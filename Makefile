@@ -53,10 +53,6 @@ PLAIN := $(filter-out fit $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(MAKEFILE_LIS
 $(PLAIN): $(READY)
 	$(call verb,$@)
 
-.PHONY: completion
-completion: $(READY) ## Print the completion of `cait` for a shell: source <(make -s completion), ARGS=zsh
-	@$(BIN)/cait --print_completion $(or $(ARGS),bash)
-
 .PHONY: tensorboard
 tensorboard: $(READY) ## Show the curves of all runs in a browser
 	@$(BIN)/tensorboard --logdir logs $(ARGS)

@@ -28,6 +28,7 @@ KINDS = {
     "CALLBACK_SETTINGS": 'dict[str, str]: {"name": "module:Callback"}; the class\'s arguments are --name.ARGUMENT',
     "DATA_SETTINGS": '"module:Group": a dataclass whose fields become settings of the data module, see cait.settings',
     "MOVED": "dict[str, str]: modules of earlier versions and where they are now, for the class paths of saved runs",
+    "update_config": "(config) -> config: a step after a run's config.yaml is read, as for settings that have changed",
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
     "loggers": "(run) -> list[Logger]: loggers of a run that is about to train",

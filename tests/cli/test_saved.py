@@ -1,4 +1,4 @@
-"""The config.yaml of a run goes on to be read: classes that have moved, settings of extras that are gone."""
+"""The config.yaml of a run goes on to be read: settings of extras that are gone are left out."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import torch
 import yaml
 from harness import SMALL, Cait, checkpoint, rows
 
-from cait import plugins
-from cait.cli import main, saved
-from cait.plugins import load
+from cait.cli import main
 
 AVERAGED = ["--trainer.callbacks+=cait.train.ema.EMA", "--trainer.callbacks.decay=0.5"]
 CONFIG = "logs/run/config.yaml"
@@ -39,19 +37,6 @@ def edit(run: Path, **changes: dict[str, Any]) -> None:
 def average(run: Path) -> torch.Tensor:
     """The head's averaged weights in a run's checkpoint."""
     return checkpoint(run)["callbacks"]["EMA"]["head.weight"]
-
-
-def test_a_class_of_an_earlier_version_is_todays(run: Path, cait: Cait) -> None:
-    before = average(run)
-    text = (run / "config.yaml").read_text()
-    assert text.count("cait.train.ema.EMA") == 1
-    (run / "config.yaml").write_text(text.replace("cait.train.ema.EMA", "cait.callbacks.ema.EMA"))
-    resumed = cait("resume", "run", "--trainer.max_steps=4")
-    assert resumed.returncode == 0, resumed.stderr
-    assert "left out" not in resumed.stdout + resumed.stderr
-    assert [row["step"] for row in rows(run) if row["train/loss"]] == ["0", "1", "2", "3"]
-    assert not torch.equal(average(run), before)  # it goes on
-    assert "class_path: cait.train.ema.EMA" in (run / "config.yaml").read_text()
 
 
 def test_what_an_absent_extra_took_is_left_out_in_one_line(run: Path, cait: Cait) -> None:
@@ -89,11 +74,3 @@ def test_a_configuration_of_the_users_own_is_taken_at_its_word(
     told = capfd.readouterr().err
     assert stop.value.code == 2
     assert re.fullmatch(rf"cait: error: .*{re.escape(message)}.*\n", told), told
-
-
-def test_each_module_that_has_moved_is_where_it_is_said_to_be() -> None:
-    moved = saved.MOVED | plugins.merged("MOVED")
-    for before, now in moved.items():
-        assert load(f"{now}:__name__") == now
-        with pytest.raises(ModuleNotFoundError):
-            load(f"{before}:__name__")

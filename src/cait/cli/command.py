@@ -30,7 +30,6 @@ FOOT = """
 `cait fit --help=model` the fields of the network; `cait VERB --help` the options of a verb.
 `cait fit --config FILE --print_config` shows what a run would use. You can give everything
 in a YAML file on the command line too: --model.lr 1e-3
-`source <(cait --print_completion bash)` completes verbs, settings and runs; zsh likewise.
 """
 
 # A verb's module is imported only when it is asked for: `cait --help` never waits for Lightning.
@@ -144,11 +143,6 @@ def _run(argv: list[str], program: Program) -> None:
         print(f"cait {cait.__version__}")
         return
     name, rest, known = argv[0], argv[1:], verbs()
-    if name == "--print_completion":
-        from cait.cli.completion import script
-
-        print(script(rest, known))
-        return
     if name in ("validate", "test"):  # LightningCLI's, of earlier versions
         raise UserError(f"`cait {name}` is `cait eval` now, with the same options: cait eval {shlex.join(rest)}")
     if name not in known:

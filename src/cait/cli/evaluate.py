@@ -6,8 +6,7 @@ import contextlib
 import json
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -34,8 +33,6 @@ TRUSTED = "Run your own parts, package.module:name, that config.yaml names. Code
 
 WHOLE = ["--trainer.limit_val_batches=null", "--trainer.overfit_batches=0"]
 """Score every image, whatever part training looked at."""
-WEAKEST = 5
-"""The screen names at most so many classes."""
 
 Scores = dict[str, Any]
 """Figures by name; a figure that cannot be computed is None, because JSON knows neither NaN nor infinity."""
@@ -53,20 +50,6 @@ class Row(NamedTuple):
     """The key of the same figure among those that others have published."""
 
 
-@dataclass
-class Report:
-    """What `cait eval` prints, in this order."""
-
-    title: str
-    rows: list[Row]
-    """Of the table of scores."""
-    tables: list[Any]
-    """Further tables, for rich."""
-    remarks: list[str]
-    files: dict[str, str]
-    """The files that are written, by what they hold."""
-
-
 class Scorer(Protocol):
     """What an extra adds to `cait eval`: a callback of Lightning's that counts in each validation, and more."""
 
@@ -76,11 +59,11 @@ class Scorer(Protocol):
     def extend(self, result: Scores) -> None:
         """Add to what evaluation.json will hold, after further validations if need be. Every process calls it."""
 
-    def describe(self, report: Report, result: Scores) -> None:
-        """Add to what is printed."""
+    def rows(self, core: Sequence[Row], result: Scores) -> Iterable[Row]:
+        """Further rows of the table, below those of the core."""
 
-    def draw(self, result: Scores) -> dict[str, str]:
-        """Draw figures beside evaluation.json; returns their files by what they show."""
+    def show(self, result: Scores) -> None:
+        """Print and draw what comes after the table."""
 
 
 def evaluate(arguments: list[str], program: Program) -> None:
@@ -127,8 +110,7 @@ def _validate(settings: list[str], given: list[str], trusted: bool, program: Pro
         configuration = CaiTCLI.plain_configuration
 
         def validate(self, **arguments: Any) -> None:
-            checkpoint = (self.checkpoint_epoch, self.checkpoint_step) if self.config.validate.ckpt_path else None
-            Scoring(self.config.validate, self.trainer, self.model, self.datamodule, checkpoint).run(arguments)
+            Scoring(self).run(arguments)
 
     own = [signature.own_text(path) for path in config_files(settings)]
     with (
@@ -138,25 +120,16 @@ def _validate(settings: list[str], given: list[str], trusted: bool, program: Pro
         drive(ScoringCLI, ["validate", *settings], program)
 
 
-@dataclass
 class Scoring:
     """A network that is about to be scored.
 
     Args:
-        config: the settings, as the command line has them.
-        trainer: Lightning's.
-        module: the LightningModule.
-        data: the data module.
-        checkpoint: epoch and step of the checkpoint; None if other weights are scored.
+        cli: LightningCLI with the settings, the Trainer, the LightningModule and the data module.
     """
 
-    config: Any
-    trainer: Any
-    module: Any
-    data: Any
-    checkpoint: tuple[int | None, int] | None
-
-    def __post_init__(self) -> None:
+    def __init__(self, cli: Any) -> None:
+        self.config, self.trainer, self.module, self.data = cli.config.validate, cli.trainer, cli.model, cli.datamodule
+        self.epoch, self.step = (cli.checkpoint_epoch, cli.checkpoint_step) if self.config.ckpt_path else (None, None)
         self.output = Path(self.config.output or rundir.EVALUATION)
         self.scorers: list[Scorer] = []
 
@@ -177,17 +150,13 @@ class Scoring:
         result = self._about() | self.validate(**arguments)
         for scorer in self.scorers:
             scorer.extend(result)
-        if not self.trainer.is_global_zero:
-            return
-        report = self._report(result)
-        for scorer in self.scorers:
-            scorer.describe(report, result)
-        show(report, result)
-        write(result, self.output)
-        for scorer in self.scorers:
-            report.files |= scorer.draw(result)
-        for what, file in report.files.items():
-            print(f"{what}: {file}")
+        if self.trainer.is_global_zero:
+            write(result, self.output)
+            rows = self._rows()
+            show(result, [*rows, *(row for scorer in self.scorers for row in scorer.rows(rows, result))])
+            print(f"by class: {self.output}")
+            for scorer in self.scorers:
+                scorer.show(result)
 
     def validate(self, **arguments: Any) -> dict[str, Scores]:
         """The scores of the raw weights, under "raw", and of their moving average, under "ema", if there is one.
@@ -227,11 +196,10 @@ class Scoring:
     def _about(self) -> Scores:
         """What is scored."""
         config, name = self.config, self.module.name
-        epoch, step = self.checkpoint or (None, None)
         about = {
             "weights": config.ckpt_path or config.model.weights or f"timm's {name}",
-            "epoch": epoch,
-            "step": step,
+            "epoch": self.epoch,
+            "step": self.step,
             "model": name,
             "img_size": self.data.img_size,
             "crop_pct": config.data.crop_pct,
@@ -243,10 +211,10 @@ class Scoring:
             about |= find(self.module.hparams, config)
         return about
 
-    def _report(self, result: Scores) -> Report:
+    def _rows(self) -> list[Row]:
         standard = ("loss", "acc1", "acc5", "acc1_macro")
         logged = [key.removeprefix("val/") for key in self.trainer.callback_metrics if key.startswith("val/")]
-        rows = [
+        return [
             Row("top-1", "{:.2f} %", ("acc1",), "acc1"),
             Row("top-5", "{:.2f} %", ("acc5",)),
             Row("mean of the classes", "{:.2f} %", ("acc1_macro",)),
@@ -254,20 +222,9 @@ class Scoring:
             *(Row(name, "{:.4f}", (name,)) for name in logged if name not in standard),
             Row("images", "{:,}", ("images",)),
         ]
-        title = f"{result['weights']} at {result['img_size']} pixels, crop {result['crop_pct']}"
-        return Report(title, rows, [], _weakest(result["raw"]["per_class"]), {"by class": str(self.output)})
 
 
-def _weakest(per_class: Mapping[str, float | None]) -> list[str]:
-    """The classes whose images are hardest, in a line; none if all are right."""
-    from cait.data.folder import abbreviate
-
-    shares = [(share, name) for name, share in per_class.items() if share is not None and share < 100]
-    names = [f"{name} ({share:.1f} %)" for share, name in sorted(shares, key=lambda each: each[0])]
-    return [f"weakest classes: {abbreviate(names, WEAKEST)}"] if names else []
-
-
-def show(report: Report, result: Scores) -> None:
+def show(result: Scores, rows: Sequence[Row]) -> None:
     """Print the scores of the raw weights and of their average beside those that others have published."""
     from rich.console import Console
     from rich.table import Table
@@ -276,28 +233,22 @@ def show(report: Report, result: Scores) -> None:
     table = Table("")
     for column in (*ours, *result["published"]):
         table.add_column(column, justify="right")
-    for row in report.rows:
-        cells = [_cell(row.form, _figure(scores, row.place)) for scores in ours.values()]
-        cells += [_cell("{} %", figures.get(row.published)) for figures in result["published"].values()]
+    for row in rows:
+        cells = [_cell(row.form, scores, row.place) for scores in ours.values()]
+        cells += [_cell("{} %", figures, (row.published,)) for figures in result["published"].values()]
         if any(cells):
             table.add_row(row.title, *cells)
-    console = Console()
-    print(report.title)
-    for each in (table, *report.tables):
-        console.print(each)
-    for line in report.remarks:
-        console.print(line, markup=False, highlight=False)
+    print(f"{result['weights']} at {result['img_size']} pixels, crop {result['crop_pct']}")
+    Console().print(table)
 
 
-def _cell(form: str, figure: Any) -> str:
-    return "" if figure is None else form.format(figure)
-
-
-def _figure(scores: Scores, place: Sequence[str]) -> Any:
+def _cell(form: str, scores: Scores, place: Sequence[str]) -> str:
+    """The figure at a place in the scores; empty if there is none."""
     *keys, last = place
     for key in keys:
         scores = scores.get(key, {})
-    return scores.get(last)
+    figure = scores.get(last)
+    return "" if figure is None else form.format(figure)
 
 
 def write(result: Scores, path: Path) -> None:

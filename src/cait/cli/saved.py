@@ -1,4 +1,4 @@
-"""The configuration that a run has saved, in today's names."""
+"""The configuration that a run has saved."""
 
 from __future__ import annotations
 
@@ -16,48 +16,21 @@ from cait.guards.configurations import check_config
 from cait.run import rundir
 from cait.settings import Settings, flatten
 
-DEFAULTS = {"exif_orientation": False, "background": None}
-"""Settings of the data module that earlier runs did not record, and the values that they used."""
-MOVED = {
-    "cait.module": "cait.train.module",
-    "cait.datamodule": "cait.data.datamodule",
-    "cait.losses": "cait.train.losses",
-    "cait.metrics": "cait.train.metrics",
-    "cait.optim": "cait.train.optim",
-    "cait.callbacks.ema": "cait.train.ema",
-    "cait.callbacks.seeding": "cait.train.step_seed",
-    "cait.callbacks.guard": "cait.guards.nonfinite",
-    "cait.callbacks.checkpoints": "cait.run.checkpoints",
-    "cait.callbacks.loggers": "cait.run.loggers",
-    "cait.callbacks.progress": "cait.run.progress",
-}
-"""Modules of earlier versions whose classes a configuration may name, and where these are now; extras add theirs."""
-
 
 def read(path: Path) -> dict[str, Any]:
-    """The settings in a run's config.yaml: class paths as of today, and what earlier runs did not record.
+    """The settings in a run's config.yaml, after what extras change in it.
 
     Raises:
         UserError: it is no configuration.
     """
     check_config(path)
     try:
-        config = _renamed(yaml.safe_load(path.read_text(encoding="utf-8")), MOVED | plugins.merged("MOVED"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
         raise UserError(f"{path} is not a configuration: {one_line(error)}") from error
-    data = config.get("data")
-    if isinstance(data, dict) and "max_bad_share" in data:  # a data module of your own may know none of them
-        config["data"] = DEFAULTS | data
+    for update in plugins.of_kind("update_config"):
+        config = update(config)
     return config
-
-
-def _renamed(value: Any, moved: dict[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _renamed(item, moved) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_renamed(item, moved) for item in value]
-    module, dot, name = value.rpartition(".") if isinstance(value, str) else ("", "", "")
-    return f"{moved[module]}{dot}{name}" if module in moved else value
 
 
 def without_absent(

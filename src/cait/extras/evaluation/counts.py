@@ -15,8 +15,8 @@ from cait.extras.evaluation import calibration
 
 CONFUSIONS = 20
 """Pairs of classes that are listed as the most confused."""
-CLASSES_IN_JSON = 1000
-"""Up to this many classes the JSON file holds the confusion matrix itself, 3 MB of it."""
+CLASSES_IN_MATRIX = 1000
+"""With more classes only the cells of the confusion matrix that are not 0 are listed."""
 
 
 class RealAccuracy(Metric):
@@ -41,49 +41,32 @@ class RealAccuracy(Metric):
         return {"acc1": acc1, "acc5": acc5, "images": images}
 
 
-class Confusion(Metric):
-    """The confusion matrix as a list of its cells: the matrix of 21,000 classes would take 3.5 GB."""
+class Guesses(Metric):
+    """The cell of each image in the confusion matrix, and the probability of its predicted class.
+
+    The matrix itself would take 3.5 GB with 21,000 classes.
+    """
 
     cells: list[Tensor]
+    confidence: list[Tensor]
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         self.num_classes = num_classes
         self.add_state("cells", [], dist_reduce_fx="cat")
-
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Note the cell of each image: logits [B, num_classes], labels [B]. Labels below 0 are not counted."""
-        cells = labels * self.num_classes + logits.argmax(dim=1)
-        self.cells.append(cells.where(labels >= 0, -1))  # to leave them out now, the host would wait for the device
-
-    def compute(self) -> np.ndarray:
-        """Rows of (true class, predicted class, images), [K, 3], in the order of the classes."""
-        cells, images = dim_zero_cat(self.cells).unique(return_counts=True)
-        table = torch.stack([cells // self.num_classes, cells % self.num_classes, images], dim=1)
-        return table[cells >= 0].cpu().numpy()
-
-
-class Confidence(Metric):
-    """The probability of each image's predicted class, and whether that is the true one."""
-
-    confidence: list[Tensor]
-    right: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
         self.add_state("confidence", [], dist_reduce_fx="cat")
-        self.add_state("right", [], dist_reduce_fx="cat")
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Note a batch: logits [B, num_classes], labels [B]. Labels below 0 are not counted."""
-        confidence, predicted = logits.float().softmax(dim=1).max(dim=1)
-        self.confidence.append(confidence.where(labels >= 0, -1.0))
-        self.right.append(predicted == labels)
+        cells = labels * self.num_classes + logits.argmax(dim=1)
+        self.cells.append(cells.where(labels >= 0, -1))  # to leave them out now, the host would wait for the device
+        self.confidence.append(logits.float().softmax(dim=1).amax(dim=1))
 
-    def compute(self) -> tuple[np.ndarray, np.ndarray]:
-        """(probabilities [N], whether they are of the true class [N])"""
-        confidence, right = (dim_zero_cat(values).cpu().numpy() for values in (self.confidence, self.right))
-        return confidence[confidence >= 0], right[confidence >= 0]
+    def compute(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(true classes [N], predicted classes [N], probabilities of these [N])"""
+        cells, confidence = (dim_zero_cat(values).cpu().numpy() for values in (self.cells, self.confidence))
+        true, predicted = np.divmod(cells[cells >= 0], self.num_classes)
+        return true, predicted, confidence[cells >= 0]
 
 
 class Counts(nn.Module):
@@ -96,41 +79,35 @@ class Counts(nn.Module):
     def __init__(self, num_classes: int, wanted: float | None = None) -> None:
         super().__init__()
         self.wanted = wanted
-        self.confusion = Confusion(num_classes)
-        self.confidence = Confidence()
+        self.guesses = Guesses(num_classes)
         self.real = RealAccuracy()
 
     def update(self, logits: Tensor, labels: Tensor, real: Tensor | None) -> None:
         """Count a batch: logits [B, num_classes], labels [B], ReaL's labels [B, L]. Labels below 0 are not counted."""
-        self.confusion.update(logits, labels)
-        self.confidence.update(logits, labels)
+        self.guesses.update(logits, labels)
         if real is not None:
             self.real.update(logits, real.where(labels[:, None] >= 0, -1))
 
     def compute(self, class_names: list[str], with_real: bool) -> Scores:
-        """The scores by name; `Evaluation` lists them."""
-        confusion = self.confusion.compute()
-        true, predicted, images = confusion.T
-        of_class, guessed = (np.bincount(classes, images, len(class_names)) for classes in (true, predicted))
+        """The scores by name; the README lists them."""
+        true, predicted, confidence = self.guesses.compute()
+        right, classes = true == predicted, len(class_names)
+        of_class, guessed = (np.bincount(each, minlength=classes) for each in (true, predicted))
+        cells, images = np.unique(true * classes + predicted, return_counts=True)
+        confusion = np.stack([*np.divmod(cells, classes), images], axis=1)
         scores: Scores = {
-            "confusion": confusion,
+            "confusion": confusion.tolist(),
             "confusions": _most_confused(confusion, of_class, class_names),
             "never_predicted": [class_names[i] for i in np.flatnonzero((guessed == 0) & (of_class > 0))],
-            **self._trust(),
-        }
-        if len(class_names) <= CLASSES_IN_JSON:
-            matrix = np.zeros((len(class_names),) * 2, np.int64)
-            matrix[true, predicted] = images
-            scores["confusion"] = matrix.tolist()
-        return scores | ({"real": self.real.compute()} if with_real else {})
-
-    def _trust(self) -> Scores:
-        confidence, right = self.confidence.compute()
-        return {
             "calibration": calibration.calibration(confidence, right),
             "thresholds": calibration.thresholds(confidence, right),
             "wanted_accuracy": None if self.wanted is None else calibration.reach(confidence, right, self.wanted),
         }
+        if classes <= CLASSES_IN_MATRIX:
+            matrix = np.zeros((classes, classes), np.int64)
+            matrix.flat[cells] = images
+            scores["confusion"] = matrix.tolist()
+        return scores | ({"real": self.real.compute()} if with_real else {})
 
 
 def _most_confused(confusion: np.ndarray, of_class: np.ndarray, class_names: Sequence[str]) -> list[Scores]:

@@ -41,11 +41,9 @@ def real_labels(path: str | None, samples: Samples, num_classes: int) -> Tensor:
         raise UserError(f"{file} is not a list of lists of class indices from 0 to {num_classes - 1}")
     if len(lists) != len(samples):
         raise UserError(f"{file} has labels for {len(lists):,} images, the validation set has {len(samples):,}")
-    names = [samples.name(index) for index in range(len(samples))]
-    numbers = [_number(name) for name in names]
-    for name, number in zip(names, numbers, strict=True):
-        if not 1 <= number <= len(lists):
-            raise UserError(f"{name} is number {number:,}, {file} has labels for {len(lists):,} images")
+    numbers = [_number(samples.name(index)) for index in range(len(samples))]
+    if strange := [number for number in numbers if not 1 <= number <= len(lists)]:
+        raise UserError(f"an image is number {strange[0]:,}, {file} has labels for {len(lists):,} images")
     if len(set(numbers)) != len(numbers):
         raise UserError("two validation images have one number, so ReaL's labels cannot be assigned")
     return pad_sequence([torch.tensor(lists[number - 1], dtype=torch.long) for number in numbers], True, -1)

@@ -1,12 +1,13 @@
-"""The rows, tables and remarks that this extra adds to the screen of `cait eval`."""
+"""What this extra adds to the screen of `cait eval`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from rich.console import Console
 from rich.table import Table
 
-from cait.cli.evaluate import Report, Row, Scores
+from cait.cli.evaluate import Row, Scores
 from cait.data.folder import abbreviate
 from cait.extras.evaluation.extra_sets import ALEXNET
 
@@ -14,30 +15,36 @@ CONFUSED, FEW = 3, 5
 """The screen shows at most so many pairs and names."""
 
 
-def describe(report: Report, result: Scores) -> None:
-    """Add the scores of `result` to the core's."""
-    raw = result["raw"]
-    if result["tta"]:
-        report.title += ", with mirror images"
-    *rows, images = report.rows
-    further = [row for row in rows if row.place[0] not in ("acc1_macro", "loss")]
-    further += [Row("mCE", "{:.2f} %", ("mce",)), images, Row("classes", "{:,}", ("classes",))]
-    report.rows[-1:] = [Row("calibration error", "{:.2f} %", ("calibration", "ece")), images]
+def rows(core: Sequence[Row], result: Scores) -> Iterator[Row]:
+    """The calibration error, and the rows of `core` on each further set."""
+    yield Row("calibration error", "{:.2f} %", ("calibration", "ece"))
+    of_a_set = [row for row in core if row.place[0] not in ("acc1_macro", "loss")]
+    of_a_set += [Row("mCE", "{:.2f} %", ("mce",)), Row("classes", "{:,}", ("classes",))]
     places: dict[str, tuple[str, ...]] = {"ReaL": ("real",), "V2": ("v2",)}
-    places |= {name: ("extra", name) for name in raw.get("extra", {})}
+    places |= {name: ("extra", name) for name in result["extra"]}
     for title, place in places.items():
-        for row in further:  # others publish top-1 alone, under the name of the set
+        for row in of_a_set:  # others publish top-1 alone, under the name of the set
             published = place[-1] if row.published else ""
-            report.rows.append(Row(f"{title} {row.title}", row.form, (*place, *row.place), published))
+            yield Row(f"{title} {row.title}", row.form, (*place, *row.place), published)
+
+
+def show(result: Scores) -> None:
+    """Print what the figures of the raw weights on a whole set hide."""
+    raw, console = result["raw"], Console()
     for name, scores in raw.get("extra", {}).items():
         if "corruptions" in scores:
-            report.tables.append(_corruption_table(name, scores))
-    report.tables.append(_threshold_table(raw))
-    report.remarks += _remarks(raw)
+            console.print(_corruption_table(name, scores["corruptions"]))
+    console.print(_threshold_table(raw))
+    if result["tta"]:
+        print("scored with mirror images")
+    for line in _remarks(raw):
+        console.print(line, markup=False, highlight=False)
 
 
 def _remarks(scores: Scores) -> Iterator[str]:
-    """What the figures of a whole set hide."""
+    weak = sorted((share, name) for name, share in scores["per_class"].items() if share is not None and share < 100)
+    if weak:
+        yield f"weakest classes: {abbreviate([f'{name} ({share:.1f} %)' for share, name in weak], FEW)}"
     if never := scores["never_predicted"]:
         yield f"never predicted: {abbreviate(never, FEW)}"
     if pairs := scores["confusions"]:
@@ -54,7 +61,7 @@ def _remarks(scores: Scores) -> Iterator[str]:
 
 
 def _threshold_table(scores: Scores) -> Table:
-    """What remains of the raw weights' answers if those below a probability are "don't know"."""
+    """What remains of the answers if those below a probability are "don't know"."""
     shown = [row for row in scores["thresholds"] if row["threshold"]]
     table = Table("answer from a probability of", *(f"{row['threshold']:g}" for row in shown))
     for title, key in (("images answered, %", "coverage"), ("of these right, %", "accuracy")):
@@ -62,12 +69,12 @@ def _threshold_table(scores: Scores) -> Table:
     return table
 
 
-def _corruption_table(name: str, scores: Scores) -> Table:
-    """The raw weights' top-1 by corruption and severity."""
-    found = scores["corruptions"]
-    severities = sorted({severity for values in found.values() for severity in values})
+def _corruption_table(name: str, acc1: dict[str, dict[str, float]]) -> Table:
+    """Top-1 by corruption and severity."""
+    severities = sorted({severity for values in acc1.values() for severity in values})
     table = Table(f"{name}: top-1, % at severity", *severities, "mean")
-    for corruption, values in sorted(found.items(), key=lambda each: [*ALEXNET, each[0]].index(each[0])):
+    for corruption in sorted(acc1, key=[*ALEXNET, *acc1].index):
+        values = acc1[corruption]
         cells = [f"{values[severity]:.1f}" if severity in values else "" for severity in severities]
         table.add_row(corruption, *cells, f"{sum(values.values()) / len(values):.1f}")
     return table

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -16,14 +15,13 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from cait import disk
-from cait.cli.evaluate import Report, Scores, Scoring
+from cait.cli.evaluate import Row, Scores, Scoring
 from cait.data.folder import scan_extra_val
 from cait.errors import UserError
 from cait.extras import plots
 from cait.extras.evaluation import calibration, report
 from cait.extras.evaluation.counts import Counts
-from cait.extras.evaluation.extra_sets import Corruptions, ExtraSet, mce, open_extra
+from cait.extras.evaluation.extra_sets import SEVERITIES, Corruptions, ExtraSet, mce, open_extra
 from cait.extras.evaluation.real_labels import is_imagenet, real_labels
 from cait.train.ema import EMA
 
@@ -31,15 +29,7 @@ from cait.train.ema import EMA
 class Evaluation(Callback):
     """Count the predictions of the raw weights, and of their moving average, in each validation.
 
-    It must come after `EMA` among the callbacks because it reads the average's logits there. After a validation
-    `scores` has, under "raw" and (if there is an average) "ema":
-
-    - `confusion`: rows are true classes, columns predicted ones. Above CLASSES_IN_JSON classes it is an array as
-      `Confusion` gives it;
-    - `confusions`: the most confused pairs of classes;
-    - `never_predicted`: names of classes that have images but were never predicted;
-    - `calibration`, `thresholds` and `wanted_accuracy`, see `cait.extras.evaluation.calibration`;
-    - `real`, if the ReaL labels of the validation set are known: `acc1`, `acc5` and `images`.
+    It comes after `EMA` among the callbacks because it reads the average's logits there.
 
     Raises:
         UserError: a setting has no meaning, or a further set cannot be used.
@@ -52,12 +42,9 @@ class Evaluation(Callback):
         """Indices of the only classes that may be predicted, as ImageNet-A and -R are scored; None allows all."""
         self._hooks: list[RemovableHandle] = []
         self._mirroring = False
-        self._open(self.config)
-
-    def _open(self, config: Any) -> None:
+        config, names = self.config, self.data.class_names
         if config.wanted_accuracy is not None and not 0 < config.wanted_accuracy <= 1:
             raise UserError(f"--wanted_accuracy is above 0 and at most 1, as 0.95; got {config.wanted_accuracy}")
-        names = self.data.class_names
         self._v2 = ExtraSet(scan_extra_val(Path(config.v2), names)) if config.v2 else None
         self._extra = {name: open_extra(Path(root), names) for name, root in (config.extra or {}).items()}
 
@@ -133,10 +120,6 @@ class Evaluation(Callback):
             scored = self._score(found) if isinstance(found, ExtraSet) else self._score_corrupted(found)
             for weights, scores in scored.items():
                 result[weights].setdefault("extra", {})[name] = scores
-        if self.scoring.trainer.is_global_zero:
-            for weights in self.scores:
-                stem = self.scoring.output.with_suffix("")
-                result[weights] = write_arrays(result[weights], stem.with_name(f"{stem.name}-{weights}"))
 
     def _score(self, found: ExtraSet) -> dict[str, Scores]:
         """The scores of a further set, by weights."""
@@ -147,57 +130,34 @@ class Evaluation(Callback):
         return {weights: scores | classes for weights, scores in scored.items()}
 
     def _score_corrupted(self, found: Corruptions) -> dict[str, Scores]:
-        """Top-1 by corruption and severity, its mean, and the mean corruption error."""
-        cells = [(name, severity) for name, sets in found.items() for severity in sets]
-        scored = {}
-        for name, severity in cells:  # keep two figures of each: the confusion matrices would fill the memory
-            every = self._score(found[name][severity])
-            scored[name, severity] = {
-                weights: {key: of[key] for key in ("acc1", "images")} for weights, of in every.items()
-            }
-        result: dict[str, Scores] = {}
-        for weights in self.scores:
-            acc1 = {
-                name: {severity: scored[name, severity][weights]["acc1"] for severity in sets}
-                for name, sets in found.items()
-            }
-            means = {name: sum(values.values()) / len(values) for name, values in acc1.items()}
-            whole = all(len(values) == 5 for values in acc1.values())
-            imagenet = len(self.data.class_names) == 1000
+        """Top-1 by corruption and severity, its mean, and the mean corruption error, by weights."""
+        acc1: dict[str, Any] = {weights: {name: {} for name in found} for weights in self.scores}
+        images = dict.fromkeys(acc1, 0)
+        for name, sets in found.items():  # two figures of each are kept: the confusion matrices would fill the memory
+            for severity, each in sets.items():
+                for weights, scores in self._score(each).items():
+                    acc1[weights][name][severity] = scores["acc1"]
+                    images[weights] += scores["images"]
+        whole = len(self.data.class_names) == 1000 and all(len(sets) == len(SEVERITIES) for sets in found.values())
+        result = {}
+        for weights, by_name in acc1.items():
+            means = {name: sum(values.values()) / len(values) for name, values in by_name.items()}
             result[weights] = {
                 "acc1": sum(means.values()) / len(means),
-                "images": sum(scored[cell][weights]["images"] for cell in cells),
-                "mce": mce({name: 100 - mean for name, mean in means.items()}) if whole and imagenet else None,
-                "corruptions": acc1,
+                "images": images[weights],
+                "mce": mce({name: 100 - mean for name, mean in means.items()}) if whole else None,
+                "corruptions": by_name,
             }
         return result
 
-    def describe(self, shown: Report, result: Scores) -> None:
-        """Add rows, tables and remarks to what is printed."""
-        report.describe(shown, result)
-        shown.files = {"by class, and the confusion matrix": str(self.scoring.output)}
+    def rows(self, core: Sequence[Row], result: Scores) -> Iterable[Row]:
+        """Further rows of the table."""
+        return report.rows(core, result)
 
-    def draw(self, result: Scores) -> dict[str, str]:
-        """Draw the reliability diagram."""
+    def show(self, result: Scores) -> None:
+        """Print more, and draw the reliability diagram."""
+        report.show(result)
         path = self.scoring.output.with_name(f"{self.scoring.output.stem}-reliability.png")
         titles = {"raw": "raw", "ema": "EMA"}
         plots.write(calibration.diagram({titles[name]: result[name]["calibration"] for name in self.scores}), path)
-        return {"how far to trust the probabilities": os.path.relpath(path)}
-
-
-def write_arrays(scores: Scores, stem: Path) -> Scores:
-    """`scores` with the names of files in place of its arrays, which are written there.
-
-    A file is named after the place of its array, such as evaluation-raw-confusion.npy.
-    """
-    scores = scores.copy()
-    for key, value in scores.items():
-        place = stem.with_name(f"{stem.name}-{key}")
-        if isinstance(value, dict):
-            scores[key] = write_arrays(value, place)
-        elif isinstance(value, np.ndarray):
-            file = place.with_name(f"{place.name}.npy")
-            with disk.whole(file) as beside, beside.open("wb") as out:
-                np.save(out, value)
-            scores[key] = file.name
-    return scores
+        print(f"how far to trust the probabilities: {os.path.relpath(path)}")

@@ -19,10 +19,10 @@ from cait.data.folder import scan_extra_val
 from cait.data.listing import Files
 from cait.errors import UserError
 from cait.extras.evaluation import calibration
-from cait.extras.evaluation.counts import CLASSES_IN_JSON, Counts, RealAccuracy
+from cait.extras.evaluation.counts import CLASSES_IN_MATRIX, Counts, RealAccuracy
 from cait.extras.evaluation.extra_sets import ALEXNET, mce, open_extra
 from cait.extras.evaluation.real_labels import real_labels
-from cait.extras.evaluation.scorer import Evaluation, write_arrays
+from cait.extras.evaluation.scorer import Evaluation
 
 NAMES = [f"n{index:02d}" for index in range(12)]
 
@@ -129,7 +129,7 @@ def test_timms_copy_of_the_labels_is_used_for_imagenet() -> None:
         ("[[1], [10]]", (1, 2), "not a list of lists of class indices from 0 to 9"),
         ("[[1], [true]]", (1, 2), "not a list of lists of class indices from 0 to 9"),
         ("[[1], [2], [3]]", (1, 2), "has labels for 3 images, the validation set has 2"),
-        ("[[1], [2]]", (1, 3), "00000003.JPEG is number 3, "),
+        ("[[1], [2]]", (1, 3), "an image is number 3, "),
         ("[[1], [2]]", (1, 1), "have one number"),
     ],
 )
@@ -162,7 +162,7 @@ def test_what_is_not_counted() -> None:
     assert figures["real"] == {"acc1": 50.0, "acc5": 100.0, "images": 2}
 
 
-def test_many_classes_are_counted_without_a_matrix(tmp_path: Path) -> None:
+def test_many_classes_are_counted_without_a_matrix() -> None:
     classes = 100_000  # whose matrix would be 80 GB
     counts = Counts(classes)
     true, guessed = torch.tensor([7, 7, 99_999, 7, 0]), torch.tensor([7, 99_999, 99_999, 7, 5])
@@ -172,16 +172,10 @@ def test_many_classes_are_counted_without_a_matrix(tmp_path: Path) -> None:
         counts.update(logits[part], true[part], None)
     counts.update(logits[:1], torch.tensor([-1]), None)
     figures = counts.compute([str(index) for index in range(classes)], with_real=False)
-    found = write_arrays({"raw": figures, "ema": {"v2": figures}}, tmp_path / "evaluation")
-    assert found["raw"]["confusion"] == "evaluation-raw-confusion.npy"
-    assert found["ema"]["v2"]["confusion"] == "evaluation-ema-v2-confusion.npy"
-    for parts in (found["raw"], found["ema"]["v2"]):
-        rows = np.load(tmp_path / parts["confusion"])
-        assert rows.tolist() == [[0, 5, 1], [7, 7, 2], [7, 99_999, 1], [99_999, 99_999, 1]]
-    assert len(list(tmp_path.iterdir())) == 2
+    assert figures["confusion"] == [[0, 5, 1], [7, 7, 2], [7, 99_999, 1], [99_999, 99_999, 1]]
 
 
-@pytest.mark.parametrize("classes", [CLASSES_IN_JSON, CLASSES_IN_JSON + 1])
+@pytest.mark.parametrize("classes", [CLASSES_IN_MATRIX, CLASSES_IN_MATRIX + 1])
 def test_the_list_of_counts_is_scikit_learns_matrix(classes: int) -> None:
     counts, generator = Counts(classes), torch.Generator().manual_seed(0)
     labels, guesses = torch.randint(classes, (2, 500), generator=generator)
@@ -189,9 +183,9 @@ def test_the_list_of_counts_is_scikit_learns_matrix(classes: int) -> None:
     counts.update(torch.nn.functional.one_hot(guesses, classes).float(), labels, None)
     figures = counts.compute([str(index) for index in range(classes)], with_real=False)
     expected = confusion_matrix(labels, guesses, labels=range(classes))
-    if classes == CLASSES_IN_JSON:
+    if classes == CLASSES_IN_MATRIX:
         assert figures["confusion"] == expected.tolist()
     else:
-        true, predicted, images = figures["confusion"].T
+        true, predicted, images = np.array(figures["confusion"]).T
         assert np.array_equal(expected[true, predicted], images)
         assert images.sum() == expected.sum()

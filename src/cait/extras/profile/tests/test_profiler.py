@@ -23,6 +23,7 @@ def test_a_run_gets_a_table_and_a_trace(path: str, cait: Cait, tmp_path: Path) -
         (tmp_path / "profile.yaml").write_text(yaml.safe_dump(overlay | {"run_name": "run"}))
         done = cait("fit", *SMALL, "--config=profile.yaml", "--trainer.max_steps=6", "--data.num_workers=0")
     else:  # as the saved configuration of a run has it
+        pytest.importorskip("cait.extras.earlier")
         assert cait("fit", *SMALL, "--run_name=run", "--trainer.max_steps=1").returncode == 0
         config = tmp_path / "logs/run/config.yaml"
         saved = yaml.safe_load(config.read_text())

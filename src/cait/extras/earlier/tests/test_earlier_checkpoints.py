@@ -1,6 +1,6 @@
 """Runs that an earlier commit began: today's code scores, exports and resumes them to the same figures.
 
-data/e128188/ has three runs that commit e128188 stopped before their end, and what it then made of them itself:
+e128188/ has three runs that commit e128188 stopped before their end, and what it then made of them itself:
 
     config.yaml, metrics.csv, last.ckpt   the run: with a moving average; distilled from the first by a token; of two
                                           processes. All have embed_dim 16 and depth 1, on the digits.
@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from harness import REPO, Cait, slow
+from harness import Cait, slow
 
 from cait.cli import main, saved
 
-EARLIER = REPO / "tests/data/e128188"
+EARLIER = Path(__file__).parent / "e128188"
 LAST_STEP = {"ema": 200, "distilled": 150, "ddp": 80}
 IMAGES = np.linspace(-2, 2, 3 * 3 * 16 * 16, dtype=np.float32).reshape(3, 3, 16, 16)
 ONE_IMAGE = 100 / 360

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import contextlib
 from typing import Any
 
+from cait.cli.command import verbs
 from cait.errors import UserError
-from cait.plugins import Verb
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -25,19 +25,17 @@ FILES = ("--config", "--ckpt_path", "--data.root", "--output")
 """Settings that take files."""
 
 
-def script(arguments: list[str], verbs: Mapping[str, Verb]) -> str:
-    """The script for a shell.
-
-    Raises:
-        UserError: the shell is unknown.
-    """
+def show(arguments: list[str], program: Program) -> None:
+    """Print the script for a shell."""
     if len(arguments) != 1 or arguments[0] not in RUNS:
         raise UserError(f"--print_completion takes {' or '.join(RUNS)}, got {' '.join(arguments) or 'nothing'}")
     import shtab
 
-    settings, parser = _settings_of_fit(), argparse.ArgumentParser("cait", add_help=False)
+    settings, parser = _settings_of_fit(program), argparse.ArgumentParser("cait", add_help=False)
     under = parser.add_subparsers()
-    for name, verb in verbs.items():
+    for name, verb in verbs().items():
+        if name.startswith("-"):  # the one that is running
+            continue
         completed: Any = under.add_parser(name, add_help=False, help=name)  # without help shtab leaves it out
         for action in settings if "fit" in verb.takes else []:
             option = completed.add_argument(*action.option_strings, choices=action.choices, help="")
@@ -45,24 +43,21 @@ def script(arguments: list[str], verbs: Mapping[str, Verb]) -> str:
                 option.complete = shtab.FILE
         runs = dict.fromkeys(RUNS, "_cait_runs")
         completed.add_argument("given", nargs="*").complete = runs if "run" in verb.takes else shtab.FILE
-    return shtab.complete(parser, arguments[0], preamble=RUNS[arguments[0]].replace("LOGS", str(rundir.LOGS)))
+    print(shtab.complete(parser, arguments[0], preamble=RUNS[arguments[0]].replace("LOGS", str(rundir.LOGS))))
 
 
-class _ReadyParser(Exception):  # noqa: N818  # it is no error
-    """Carries the options of `cait fit` out of LightningCLI, which would go on to train."""
-
-
-def _settings_of_fit() -> list[argparse.Action]:
+def _settings_of_fit(program: Program) -> list[argparse.Action]:
     from cait.cli.lightning import CaiTCLI
 
-    class Parsers(CaiTCLI):
+    settings = []
+
+    class OnlyParser(CaiTCLI):
         def parse_arguments(self, *_: Any) -> None:
             # Without settings that follow from others: for argparse they would be words without an option.
             actions = self._parser("fit")._actions
-            raise _ReadyParser([action for action in actions if "".join(action.option_strings).startswith("-")])
+            settings.extend(action for action in actions if "".join(action.option_strings).startswith("-"))
+            raise SystemExit  # before LightningCLI goes on to train
 
-    try:
-        Parsers(["fit"], Program())
-    except _ReadyParser as ready:
-        return ready.args[0]
-    raise AssertionError
+    with contextlib.suppress(SystemExit):
+        OnlyParser(["fit"], program)
+    return settings

@@ -52,9 +52,3 @@ def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--print_completion", "fish"])
     assert capsys.readouterr().err == "cait: error: --print_completion takes bash or zsh, got fish\n"
-
-
-def test_two_names_of_a_run_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["fit", "--run_name", "a1", "--run_name=b1"])
-    assert capsys.readouterr().err == "cait: error: the run is given 2 names, a1 and b1; keep RUN= or --run_name\n"
