@@ -29,6 +29,8 @@ KINDS = {
     "DATA_SETTINGS": '"module:Group": a dataclass whose fields become settings of the data module, see cait.settings',
     "MOVED": "dict[str, str]: modules of earlier versions and where they are now, for the class paths of saved runs",
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
+    "quieten": "() -> None: before a verb trains or scores, to hide some of Lightning's messages",
+    "progress_bar": "() -> ProgressBar: what takes the place of Lightning's bar on a terminal",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
     "loggers": "(run) -> list[Logger]: loggers of a run that is about to train",
     "checkpoint_io": "(run) -> CheckpointIO or None: what writes the checkpoints of a run",

@@ -29,7 +29,6 @@ MOVED = {
     "cait.callbacks.guard": "cait.guards.nonfinite",
     "cait.callbacks.checkpoints": "cait.run.checkpoints",
     "cait.callbacks.loggers": "cait.run.loggers",
-    "cait.callbacks.progress": "cait.run.progress",
 }
 """Modules of earlier versions whose classes a configuration may name, and where these are now; extras add theirs."""
 

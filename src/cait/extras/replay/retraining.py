@@ -25,9 +25,8 @@ from cait.extras import curves
 from cait.extras.replay.contact_sheet import StepImages
 from cait.extras.replay.step_record import KeptRows, StepRecord
 from cait.extras.replay.training_batches import TrainingBatches
-from cait.guards.nonfinite import NonFiniteGuard
+from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.run import rundir
-from cait.run.progress import RunProgressBar, UnreadableReport
 from cait.run.threads import CPUThreads
 from cait.train.step_seed import StepSeed
 
@@ -84,7 +83,7 @@ class ReplayCLI(CaiTCLI):
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed), self.record, guard]
         callbacks += [UnreadableReport(self.datamodule), CPUThreads(self.datamodule)]
         if sys.stdout.isatty():
-            callbacks.append(RunProgressBar())
+            callbacks += [make() for make in plugins.of_kind("progress_bar")]
             kwargs["enable_progress_bar"] = True
         named = [each for each in _listed(given.callbacks) if not isinstance(each, Checkpoint | EarlyStopping)]
         kwargs |= dict(logger=[self.kept], callbacks=[*named, *callbacks], log_every_n_steps=1, limit_val_batches=0)
