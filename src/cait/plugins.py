@@ -32,6 +32,7 @@ KINDS = {
     "quieten": "() -> None: before a verb trains or scores, to hide some of Lightning's messages",
     "progress_bar": "() -> ProgressBar: what takes the place of Lightning's bar on a terminal",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
+    "step_callbacks": "(data) -> list[Callback]: what decides how steps are computed, in training and when repeated",
     "loggers": "(run) -> list[Logger]: loggers of a run that is about to train",
     "checkpoint_io": "(run) -> CheckpointIO or None: what writes the checkpoints of a run",
     "open_source": "(root, settings) -> DataSource or None: the data set that `root` names, if it is of this kind",

@@ -37,7 +37,6 @@ from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckp
 from cait.run.loggers import run_loggers
 from cait.run.program import Program
 from cait.run.run_lock import RunLock, shared
-from cait.run.threads import CPUThreads
 from cait.train.accumulation import StepsOfAnotherSize
 from cait.train.ema import EMA
 from cait.train.module import CaiTModule
@@ -45,6 +44,11 @@ from cait.train.step_seed import StepSeed
 
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
+FALSE_ALARMS = (
+    "Be aware that when using `ckpt_path`",  # an extra whose callback has a state in the checkpoint may be gone
+    "You're resuming from a checkpoint that ended before the epoch ended",  # TrainLoader starts where it stopped
+)
+"""Warnings of Lightning at a resume."""
 VERBS = {"fit": "fit", "validate": "eval"}
 """The verbs of `cait` by those of LightningCLI that do their work."""
 
@@ -89,8 +93,8 @@ class CaiTCLI(LightningCLI):
         self.arguments, self.program, self.processes = arguments, program, program.processes
         for quieten in plugins.of_kind("quieten"):
             quieten()
-        # Lightning's about a checkpoint with the state of an extra's callback that is no longer here.
-        warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
+        for message in FALSE_ALARMS:
+            warnings.filterwarnings("ignore", message=message)
         # Raise errors, so that one line reports them. Do not guess an option from its first letters.
         strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
         super().__init__(
@@ -352,7 +356,8 @@ class CaiTCLI(LightningCLI):
             kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *named, *added]
         callbacks += [callback for make in plugins.of_kind("callbacks") for callback in make(run)]
         callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
-        callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize(), CPUThreads(self.datamodule)]
+        callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize()]
+        callbacks += [callback for make in plugins.of_kind("step_callbacks") for callback in make(self.datamodule)]
         if given.enable_checkpointing is not False and not given.fast_dev_run:
             callbacks += self._checkpoints(run, kwargs)
         return callbacks

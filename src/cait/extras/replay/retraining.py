@@ -27,7 +27,6 @@ from cait.extras.replay.step_record import KeptRows, StepRecord
 from cait.extras.replay.training_batches import TrainingBatches
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.run import rundir
-from cait.run.threads import CPUThreads
 from cait.train.step_seed import StepSeed
 
 NEVER = 2**31
@@ -81,7 +80,8 @@ class ReplayCLI(CaiTCLI):
         # The guard skips what comes after it in a step without a finite gradient.
         guard = NonFiniteGuard(self.asked.output, NEVER)
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed), self.record, guard]
-        callbacks += [UnreadableReport(self.datamodule), CPUThreads(self.datamodule)]
+        callbacks.append(UnreadableReport(self.datamodule))
+        callbacks += [callback for make in plugins.of_kind("step_callbacks") for callback in make(self.datamodule)]
         if sys.stdout.isatty():
             callbacks += [make() for make in plugins.of_kind("progress_bar")]
             kwargs["enable_progress_bar"] = True

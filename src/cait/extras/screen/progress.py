@@ -48,7 +48,6 @@ WARNINGS = (
     r".*recommended to use `self.log\(.*sync_dist=True",  # torchmetrics has synchronised them
     r"Checkpoint directory .* exists and is not empty",
     r".*Experiment logs directory .* exists and is not empty",
-    r"You're resuming from a checkpoint that ended before the epoch ended",  # TrainLoader starts where it stopped
     r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run that ends before a validation
     r".*number of training batches .* is smaller than the logging interval",
 )
