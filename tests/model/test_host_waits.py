@@ -13,13 +13,13 @@ from lightning.pytorch import Callback, Trainer
 from modules import FIELDS, module
 
 from cait.data.datamodule import ImageNetDataModule
+from cait.extras.clock import Clock
+from cait.extras.screen.banner import Banner
+from cait.extras.screen.progress import RunProgressBar
 from cait.extras.throughput import log
 from cait.extras.throughput.log import ThroughputLog
 from cait.guards.nonfinite import NonFiniteGuard
-from cait.run.clock import Clock
 from cait.run.loggers import run_loggers
-from cait.run.progress import RunProgressBar
-from cait.run.summary import Banner
 from cait.train.ema import EMA
 from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
@@ -59,8 +59,8 @@ def run(
             spy.waits = []
 
     clock = Clock()
-    callbacks = [Mark(), StepSeed(0), clock, RunProgressBar(clock), NonFiniteGuard(folder, 10), EMA(0.9)]
-    callbacks += [Banner(data, folder, clock), ThroughputLog(data, 1)]
+    callbacks = [Mark(), StepSeed(0), clock, RunProgressBar(), NonFiniteGuard(folder, 10), EMA(0.9)]
+    callbacks += [Banner(data, folder, clock), ThroughputLog(data, clock, 1)]
     fit = Trainer(
         accelerator=FakeCUDAAccelerator(),
         strategy=FakeCUDAStrategy(spy),

@@ -15,7 +15,7 @@ from harness import REPO, SMALL, Cait, checkpoint, rows, start
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from modules import FIELDS, module, trainer
+from modules import module, trainer
 from runs import TWO, wait_for_steps
 
 from cait.cli import main
@@ -24,14 +24,9 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.data.global_batch import batches_a_step
 from cait.errors import UserError
 from cait.guards import trainer_checks
-from cait.guards.doubts import Doubts, shortage
 from cait.model import talking_heads
-from cait.model.network import create_model
-from cait.run.clock import Clock, duration
 from cait.run.loggers import run_loggers
-from cait.run.summary import Banner, checkpoint_bytes, forward_gmacs, size
 from cait.train.accumulation import StepsOfAnotherSize
-from cait.train.ema import EMA
 
 STEPS = 50
 
@@ -142,46 +137,6 @@ def test_several_nodes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         trainer_checks.check_trainer(trainer(num_nodes=2, devices=1, strategy="ddp"), module(), True, False)
 
 
-def said(root: Path, folder: Path, capsys: pytest.CaptureFixture[str], **settings: Any) -> list[str]:
-    given = data(root, batch_size=64)
-    given.announces = False
-    folder.mkdir(exist_ok=True)
-    callbacks = [clock := Clock(), Banner(given, folder, clock), Doubts(folder), EMA(0.9)]
-    fit = trainer(callbacks=callbacks, max_epochs=2, limit_val_batches=0, default_root_dir=folder, **settings)
-    fit.fit(module(num_classes=10, lr_base_size=512, lr=8e-3), given)
-    return capsys.readouterr().out.splitlines()
-
-
-def test_the_banner_says_what_will_run(
-    digits_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(digits_root.parent)
-    lines = said(Path(digits_root.name), tmp_path / "mine", capsys)
-    net = create_model("xxs24", 8, 10, 0.0, **FIELDS)
-    parameters = sum(parameter.numel() for parameter in net.parameters())
-    start = [
-        f"model     xxs24, {parameters:,} parameters, {forward_gmacs(net, (3, 8, 8)):.3g} GMACs an image",
-        "data      digits: 1,437 training and 360 validation images, 10 classes",
-        "order     shuffled by seed 0",
-    ]
-    assert lines[:3] == start
-    assert "batch     64 = 1 process × 64 images" in lines
-    assert "length    2 epochs, 44 steps; peak learning rate 0.001 = 0.008 × 64 / 512" in lines
-    assert "device    CPU, 32-true, recompute attention" in lines
-    assert sum("a step: about" in line for line in lines) == 1
-    assert [line for line in lines if line.startswith("warning")] == [
-        "warning: the warm-up takes 110 steps (--model.warmup_epochs 5), the run has 44: the learning rate only rises"
-    ]
-    assert len(lines) == 10
-
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "80")
-    drawn = said(Path(digits_root.name), tmp_path / "mine", capsys)
-    assert "─ training mine ─" in drawn[0]
-    assert len(drawn) <= 14
-    assert max(map(len, drawn)) <= 80
-
-
 def test_a_network_of_ones_own_may_call_a_layer_talking_heads() -> None:
     net = torch.nn.Module()
     net.backend = net.backends = torch.nn.Linear(2, 2)
@@ -201,43 +156,6 @@ def test_slurm_is_never_asked_to_requeue_by_lightning(
     main(["fit", *SMALL, f"--data.root={digits_root}", "--trainer.devices=1", "--run_name=mine", *more])
     environment: Any = trainers[0]._accelerator_connector.cluster_environment
     assert (type(environment), environment.auto_requeue) == (SLURMEnvironment, False)
-
-
-def test_a_disk_that_is_too_small_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shortage(tmp_path, 10**18) > 0
-    assert shortage(tmp_path, 1) == 0
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints/last.ckpt").write_bytes(bytes(1000))
-    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 500})())
-    assert (shortage(tmp_path, 1500), shortage(tmp_path, 1700)) == (0, 200)
-    (tmp_path / "checkpoints/last.ckpt").rename(tmp_path / "file")
-    (tmp_path / "checkpoints/last.ckpt").mkdir()  # as sharded runs write them
-    (tmp_path / "file").rename(tmp_path / "checkpoints/last.ckpt/rest.pt")
-    assert (shortage(tmp_path, 1500), shortage(tmp_path, 1700)) == (0, 200)
-
-
-def test_what_checkpoints_take_is_near_the_files_themselves(digits_root: Path, tmp_path: Path) -> None:
-    fields = dict(embed_dim=96, depth=4, num_heads=2, patch_size=4)
-    net = module(num_classes=10, fields=fields)
-    fit = trainer(max_steps=1, callbacks=[EMA(0.9), Checkpoint()], enable_checkpointing=True, limit_val_batches=0)
-    fit.fit(net, data(digits_root, batch_size=8))
-    fit.save_checkpoint(tmp_path / "x.ckpt")
-    assert checkpoint_bytes(fit, net) / 4 == pytest.approx((tmp_path / "x.ckpt").stat().st_size, rel=0.1)
-
-
-def test_sizes_and_durations() -> None:
-    assert [size(count) for count in (5, 999_900, 43_400_000, 71_900_000_000)] == ["5 B", "1 MB", "43.4 MB", "71.9 GB"]
-    assert [duration(seconds) for seconds in (0.2, 59, 125, 3 * 3600 + 240, 9 * 86400 + 3600)] == [
-        *("0 s", "59 s", "2 min 5 s", "3 h 4 min", "9 d 1 h")
-    ]
-
-
-def test_the_count_for_any_network() -> None:
-    net = torch.nn.Conv2d(3, 8, 4, stride=4).train()
-    assert forward_gmacs(net, (3, 32, 32)) == pytest.approx(8 * 8 * 8 * 3 * 4 * 4 / 1e9)
-    assert net.training
-    assert next(net.parameters()).device.type == "cpu"
-    assert forward_gmacs(torch.nn.Linear(3, 3), (3, 8, 8)) is None
 
 
 def test_the_plan_is_the_arithmetic_done_by_hand() -> None:

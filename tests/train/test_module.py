@@ -1,6 +1,5 @@
 """Metrics, the moving average and the module's settings, against torch's and timm's own."""
 
-import re
 import tempfile
 from collections.abc import Iterator
 from copy import deepcopy
@@ -17,8 +16,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.guards.nonfinite import NonFiniteGuard
-from cait.run.clock import Clock
-from cait.run.progress import EpochLines
 from cait.train.ema import EMA, update
 from cait.train.metrics import EvalMetrics
 from cait.train.module import CaiTModule
@@ -151,17 +148,6 @@ def test_the_average_is_that_of_the_checkpoint_that_is_scored(tmp_path) -> None:
     for path, figures in zip([*paths, paths[0]], found, strict=True):
         assert figures == trainer(callbacks=[EMA(decay=0.5)]).validate(module(), loader(8), path, verbose=False)[0]
     assert found[0]["val_ema/loss"] != found[1]["val_ema/loss"]
-
-
-def test_the_epochs_line_has_the_means_of_the_epoch(capsys) -> None:
-    losses: list[float] = []
-    steps = LambdaCallback(on_train_batch_end=lambda *args: losses.append(args[2]["loss"].item()))
-    callbacks = [steps, clock := Clock(), EpochLines(clock)]
-    trainer(max_epochs=2, callbacks=callbacks).fit(module(lr=1e-2, warmup_epochs=0), loader())
-    lines = capsys.readouterr().out.splitlines()
-    for line, part in zip(lines, (losses[:6], losses[6:]), strict=True):
-        assert f"loss: {sum(part) / 6:.3f}  " in line
-        assert re.search(r" s, waited \d+\.\d s of \d+\.\d s for images \(\d+%\)$", line)
 
 
 @pytest.mark.parametrize(("base", "accumulate", "peak"), [(None, 1, 0.01), (512, 1, 0.01 * 4 / 512), (8, 3, 0.015)])

@@ -1,15 +1,13 @@
-"""What keeps a step of a small network short: one thread, and metrics that are handed on only where they are logged."""
+"""What keeps a step of a small network short: metrics are handed on only where they are logged."""
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import torch
 from harness import SMALL, rows
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -17,44 +15,23 @@ from cait.cli import main
 
 
 class Record(Callback):
-    """The threads, the loss and the accuracy of each step."""
+    """The loss and the accuracy of each step."""
 
-    threads: ClassVar[list[int]] = []
     figures: ClassVar[list[list[float]]] = []
     crash_after: ClassVar[int] = -1
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        self.threads.append(torch.get_num_threads())
         self.figures.append(pl_module.figures.tolist())
         if len(self.figures) == self.crash_after:
             raise ZeroDivisionError
 
 
 @pytest.fixture
-def fit(digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def fit(digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(Record, "threads", [])
     monkeypatch.setattr(Record, "figures", [])
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
     settings = [*SMALL, f"--data.root={digits_root}", "--data.num_workers=0"]
-    yield lambda *more: main(["fit", *settings, "--trainer.callbacks+=test_small_steps.Record", *more])
-    torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize(
-    ("batch", "given", "expected"),
-    [(256, None, 1), (258, None, 2), (256, "2", 2)],  # of 16 patches, 32 wide: 2¹⁷ numbers, and more
-)
-def test_a_small_network_trains_with_one_thread(
-    fit: Any, batch: int, given: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if given is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
-    fit("--trainer.fast_dev_run=1", f"--data.batch_size={batch}")
-    assert Record.threads == [expected]
-    assert torch.get_num_threads() == 2
+    return lambda *more: main(["fit", *settings, "--trainer.callbacks+=test_small_steps.Record", *more])
 
 
 def test_an_epochs_line_has_the_mean_of_its_steps_also_after_a_resume(

@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,25 +24,19 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from rich.console import Console
 
 from cait import ckpt, disk, plugins, signature
 from cait.cli import saved
 from cait.cli.options import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import DISK_FULL, UserError, one_line
-from cait.guards import configurations, trainer_checks, trust
-from cait.guards.doubts import Doubts
-from cait.guards.nonfinite import NonFiniteGuard
+from cait.guards import configurations, trainer_checks
+from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
-from cait.run.clock import Clock
 from cait.run.loggers import run_loggers
 from cait.run.program import Program
-from cait.run.progress import EpochLines, RunProgressBar, UnreadableReport, hide_noise
 from cait.run.run_lock import RunLock, shared
-from cait.run.summary import Banner, RunSummary
-from cait.run.threads import CPUThreads
 from cait.train.accumulation import StepsOfAnotherSize
 from cait.train.ema import EMA
 from cait.train.module import CaiTModule
@@ -49,6 +44,11 @@ from cait.train.step_seed import StepSeed
 
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
+FALSE_ALARMS = (
+    "Be aware that when using `ckpt_path`",  # an extra whose callback has a state in the checkpoint may be gone
+    "You're resuming from a checkpoint that ended before the epoch ended",  # TrainLoader starts where it stopped
+)
+"""Warnings of Lightning at a resume."""
 VERBS = {"fit": "fit", "validate": "eval"}
 """The verbs of `cait` by those of LightningCLI that do their work."""
 
@@ -91,7 +91,10 @@ class CaiTCLI(LightningCLI):
 
     def __init__(self, arguments: list[str], program: Program) -> None:
         self.arguments, self.program, self.processes = arguments, program, program.processes
-        hide_noise()
+        for quieten in plugins.of_kind("quieten"):
+            quieten()
+        for message in FALSE_ALARMS:
+            warnings.filterwarnings("ignore", message=message)
         # Raise errors, so that one line reports them. Do not guess an option from its first letters.
         strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
         super().__init__(
@@ -190,6 +193,8 @@ class CaiTCLI(LightningCLI):
 
     def plain_configuration(self, path: Path) -> dict[str, Any]:
         """What `configuration` gives, without settings that build an object or write elsewhere."""
+        from cait.guards import trust
+
         kept, left_out = trust.plain(CaiTCLI.configuration(self, path) or saved.read(path))
         if left_out:
             rank_zero_info(f"{path}: left out {', '.join(left_out)}; on the command line they count")
@@ -305,10 +310,13 @@ class CaiTCLI(LightningCLI):
         if given.barebones:
             raise UserError("--trainer.barebones true leaves out the checkpoints and metrics of a run")
         trainer_checks.check_strategy(given.strategy)
-        clock = Clock()
-        callbacks: list[Callback] = [StepSeed(self.datamodule.seed), clock, *self._screen(given, kwargs, clock)]
+        callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
+        if not sys.stdout.isatty():  # a bar would fill a log
+            kwargs["enable_progress_bar"] = False
+        elif given.enable_progress_bar is not False:
+            callbacks += [make() for make in plugins.of_kind("progress_bar")]
         if self.subcommand == "fit":
-            callbacks += self._parts_of_a_run(given, kwargs, clock)
+            callbacks += self._parts_of_a_run(given, kwargs)
         else:
             self.save_config_callback = None
             kwargs.update(logger=False, enable_checkpointing=False)
@@ -325,16 +333,7 @@ class CaiTCLI(LightningCLI):
         trainer_checks.check_trainer(trainer, self.model, self.subcommand == "fit", bool(given.sync_batchnorm))
         return trainer
 
-    def _screen(self, given: Any, kwargs: dict[str, Any], clock: Clock) -> list[Callback]:
-        """The callbacks that show the progress."""
-        if given.enable_progress_bar is False:
-            return []
-        if sys.stdout.isatty():
-            return [EpochLines(clock, Console().width), RunProgressBar(clock)]
-        kwargs["enable_progress_bar"] = False
-        return [EpochLines(clock)]
-
-    def _parts_of_a_run(self, given: Any, kwargs: dict[str, Any], clock: Clock) -> list[Callback]:
+    def _parts_of_a_run(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
         """Lock the folder of the run, and make its loggers and callbacks."""
         config = self.config.fit
         callbacks: list[Callback] = []
@@ -349,12 +348,6 @@ class CaiTCLI(LightningCLI):
         if not given.fast_dev_run:
             self.datamodule.unreadable_path = self.run_dir / rundir.UNREADABLE
             self.datamodule.validation_path = self.run_dir / rundir.VALIDATION
-            callbacks.append(RunSummary(run, clock))
-        if given.enable_model_summary is not False:
-            self.datamodule.announces = False
-            written = None if given.fast_dev_run else self.run_dir
-            callbacks += [Banner(self.datamodule, written, clock), Doubts(written)]
-        kwargs["enable_model_summary"] = False  # Lightning's own
         if given.max_steps > 0:  # a trial of a few steps logs metrics too
             kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
         added = [logger for make in plugins.of_kind("loggers") for logger in make(run)]
@@ -363,7 +356,8 @@ class CaiTCLI(LightningCLI):
             kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *named, *added]
         callbacks += [callback for make in plugins.of_kind("callbacks") for callback in make(run)]
         callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
-        callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize(), CPUThreads(self.datamodule)]
+        callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize()]
+        callbacks += [callback for make in plugins.of_kind("step_callbacks") for callback in make(self.datamodule)]
         if given.enable_checkpointing is not False and not given.fast_dev_run:
             callbacks += self._checkpoints(run, kwargs)
         return callbacks

@@ -13,7 +13,6 @@ MOVED = {
     "cait.callbacks.guard": "cait.guards.nonfinite",
     "cait.callbacks.checkpoints": "cait.run.checkpoints",
     "cait.callbacks.loggers": "cait.run.loggers",
-    "cait.callbacks.progress": "cait.run.progress",
 }
 
 

@@ -84,14 +84,11 @@ def _tune(settings: list[str], tune: Callable[[CaiTCLI, Any], None], program: Pr
     from lightning.pytorch.tuner import Tuner
 
     from cait.cli.lightning import CaiTCLI, drive
-    from cait.run.progress import filter_messages
-    from cait.run.summary import RunSummary
 
     class Tuning(CaiTCLI):
         def fit(self, *_: Any, **__: Any) -> None:
-            filter_messages(lambda record: record.levelno >= logging.WARNING)
-            callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-            callbacks[:] = [callback for callback in callbacks if not isinstance(callback, RunSummary)]
+            for package in ("lightning.pytorch", "lightning.fabric"):
+                logging.getLogger(package).setLevel(logging.WARNING)
             try:
                 tune(self, Tuner(self.trainer))
             finally:

@@ -25,9 +25,8 @@ from cait.extras import curves
 from cait.extras.replay import contact_sheet
 from cait.extras.replay.step_record import KeptRows, StepRecord
 from cait.extras.replay.training_batches import TrainingBatches
-from cait.guards.nonfinite import NonFiniteGuard
-from cait.run.progress import RunProgressBar, UnreadableReport
-from cait.run.threads import CPUThreads
+from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
+from cait.run import rundir
 from cait.train.step_seed import StepSeed
 
 NEVER = 2**31
@@ -81,9 +80,10 @@ class ReplayCLI(CaiTCLI):
         # The guard skips what comes after it in a step without a finite gradient.
         guard = NonFiniteGuard(self.asked.output, NEVER)
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed), self.record, guard]
-        callbacks += [UnreadableReport(self.datamodule), CPUThreads(self.datamodule)]
+        callbacks.append(UnreadableReport(self.datamodule))
+        callbacks += [callback for make in plugins.of_kind("step_callbacks") for callback in make(self.datamodule)]
         if sys.stdout.isatty():
-            callbacks.append(RunProgressBar())
+            callbacks += [make() for make in plugins.of_kind("progress_bar")]
             kwargs["enable_progress_bar"] = True
         named = [each for each in _listed(given.callbacks) if not isinstance(each, Checkpoint | EarlyStopping)]
         kwargs |= dict(logger=[self.kept], callbacks=[*named, *callbacks], log_every_n_steps=1, limit_val_batches=0)

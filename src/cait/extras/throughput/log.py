@@ -17,9 +17,9 @@ from lightning.pytorch.loggers import CSVLogger
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
+from cait.extras.clock import Clock
+from cait.extras.gmacs import forward_gmacs
 from cait.model import network
-from cait.run.clock import Clock
-from cait.run.summary import Banner, forward_gmacs
 
 FILE = "throughput.csv"
 """Its name in the run's folder."""
@@ -27,7 +27,7 @@ COLUMNS = ("step", "images_per_second", "mfu", "memory_gb")
 
 
 class ThroughputLog(Callback):
-    """Measure every n steps, without waiting for the device. The run's `Clock` leaves out the time of validation.
+    """Measure every n steps, without waiting for the device. The `Clock` leaves out the time of validation.
 
     The rows are not in metrics.csv, because that stays the same to the bit in a resumed run. A resumed run appends to
     throughput.csv.
@@ -39,27 +39,22 @@ class ThroughputLog(Callback):
 
     Args:
         data: the data module.
+        clock: comes before this one among the callbacks.
         every_n_steps: optimizer steps between two rows; None takes trainer.log_every_n_steps, 0 measures nothing.
     """
 
-    def __init__(self, data: ImageNetDataModule, every_n_steps: int | None = None) -> None:
+    def __init__(self, data: ImageNetDataModule, clock: Clock, every_n_steps: int | None = None) -> None:
         if every_n_steps is not None and every_n_steps < 0:
             raise UserError(f"throughput_every_n_steps must be at least 0 or null, got {every_n_steps}")
-        self.data, self.every_n_steps = data, every_n_steps
+        self.data, self.clock, self.every_n_steps = data, clock, every_n_steps
         self._gmacs: float | None = None
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        if not trainer.is_global_zero:  # the others write nothing
-            return
-        banners = [callback for callback in trainer.callbacks if isinstance(callback, Banner)]  # type: ignore[attr-defined]
-        if banners:  # it has counted already
-            self._gmacs = banners[0].gmacs
-        else:  # before the module compiles its blocks
+        if trainer.is_global_zero:  # the others write nothing; before the module compiles its blocks
             self._gmacs = forward_gmacs(pl_module.model, network.input_shape(pl_module.hparams))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._every = trainer.log_every_n_steps if self.every_n_steps is None else self.every_n_steps  # type: ignore[attr-defined]
-        self._clock = Clock.of(trainer)
         self._last_step, self._batches, self._measured = trainer.global_step, 0, 0
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._every = 0
@@ -83,7 +78,7 @@ class ThroughputLog(Callback):
     def _update(self) -> None:
         images = self._batches * self.data.batch_size
         flops = None if self._gmacs is None else int(6e9 * self._gmacs * (images - self._measured))
-        self._throughput.update(time=self._clock.training, batches=self._batches, samples=images, flops=flops)
+        self._throughput.update(time=self.clock.training, batches=self._batches, samples=images, flops=flops)
         self._measured = images
 
     def _write(self, trainer: Trainer, measured: Any) -> None:

@@ -6,7 +6,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cait.cores import share
 from cait.data.datamodule import ImageNetDataModule
-from cait.run.clock import Clock
+from cait.extras.clock import Clock
 
 STARVED = 0.1
 """Share of an epoch's time above which waiting deserves a hint."""
@@ -19,16 +19,17 @@ class WaitHint(Callback):
 
     Args:
         data: the data module.
+        clock: comes before this one among the callbacks.
     """
 
-    def __init__(self, data: ImageNetDataModule) -> None:
-        self.data = data
+    def __init__(self, data: ImageNetDataModule, clock: Clock) -> None:
+        self.data, self.clock = data, clock
         self._hinted = False
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._hinted or not trainer.is_global_zero:
             return
-        waited, seconds = Clock.of(trainer).waiting(trainer)
+        waited, seconds = self.clock.waiting(trainer)
         if seconds > SECONDS and waited > STARVED * seconds:
             self._hinted = True
             remedy = advice(self.data, trainer.num_devices, trainer.world_size)

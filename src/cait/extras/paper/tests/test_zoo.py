@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import cait
 from cait.cli import main
+from cait.extras.gmacs import forward_gmacs
 from cait.extras.paper.cost import measure
 from cait.extras.paper.zoo import zoo
 from cait.model.config import VARIANTS, variant_config
-from cait.run.summary import forward_gmacs
 
 # GMACs at 224 and 384 counted on timm's models, M-48 at 448 in place of 384 at the end.
 GMACS = {

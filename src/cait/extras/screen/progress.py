@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +14,7 @@ from rich.progress import ProgressColumn, Task
 from rich.table import Column
 from rich.text import Text
 
-from cait.data.datamodule import ImageNetDataModule
-from cait.run.clock import Clock, countdown
+from cait.extras.clock import Clock, countdown
 
 # Name on the screen and format. metrics.csv has the others.
 SHOWN = {
@@ -50,10 +48,7 @@ WARNINGS = (
     r".*recommended to use `self.log\(.*sync_dist=True",  # torchmetrics has synchronised them
     r"Checkpoint directory .* exists and is not empty",
     r".*Experiment logs directory .* exists and is not empty",
-    r"Be aware that when using `ckpt_path`",
-    r"You're resuming from a checkpoint that ended before the epoch ended",  # TrainLoader starts where it stopped
     r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run that ends before a validation
-    r"Precision .* is not supported by the model summary",
     r".*number of training batches .* is smaller than the logging interval",
 )
 
@@ -62,14 +57,9 @@ def hide_noise() -> None:
     """Hide the messages that `NOISE` and `WARNINGS` list."""
     for message in WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    filter_messages(lambda record: not record.getMessage().lstrip().startswith(NOISE))
-
-
-def filter_messages(wanted: Callable[[logging.LogRecord], bool]) -> None:
-    """Show only those of Lightning's messages that are `wanted`."""
     for package in ("lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(package).handlers:
-            handler.addFilter(wanted)
+            handler.addFilter(lambda record: not record.getMessage().lstrip().startswith(NOISE))
 
 
 def shown_metrics(metrics: dict[str, Any]) -> dict[str, str]:
@@ -100,13 +90,12 @@ def epoch_label(trainer: Trainer) -> str:
 class RunProgressBar(RichProgressBar):
     """Lightning's rich bar on one line: loss and accuracy in formats that show them, and the time left of the run.
 
-    Args:
-        clock: None shows no time.
+    Without a `Clock` among the callbacks it shows no time.
     """
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__(refresh_rate=10, theme=RichProgressBarTheme(metrics_text_delimiter="  "))
-        self.clock, self.left = clock, ""
+        self.left = ""
         self._metrics: dict[str, str] = {}
 
     def configure_columns(self, trainer: Trainer) -> list[Any]:
@@ -125,7 +114,8 @@ class RunProgressBar(RichProgressBar):
         # Reading a metric waits for the device, so read only when the bar is drawn.
         done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         if not trainer.training or done % self.refresh_rate == 0 or done == trainer.num_training_batches:
-            seconds = self.clock.left(trainer) if self.clock else None
+            clock = Clock.of(trainer)
+            seconds = clock.left(trainer) if clock else None
             self.left = "" if seconds is None else f"{countdown(seconds)} left"
             self._metrics = fitting(shown_metrics(trainer.callback_metrics), self._room(trainer))
         return self._metrics
@@ -195,17 +185,3 @@ class EpochLines(Callback):
         share = waited / steps if steps > 0 else 0.0
         wait = f", waited {waited:.1f} s of {steps:.1f} s for images ({share:.0%})"
         return line + wait if self.width is None or len(line + wait) <= self.width else line
-
-
-class UnreadableReport(Callback):
-    """After each epoch, count the unreadable images of all processes; too many end the run."""
-
-    def __init__(self, data: ImageNetDataModule) -> None:
-        self.data = data
-        self._reported = 0
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        count = self.data.unreadable.check()
-        if count > self._reported and trainer.is_global_zero:
-            self._reported = count
-            print(f"{count} images cannot be read, others stand in for them: {self.data.unreadable.path}", flush=True)

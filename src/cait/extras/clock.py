@@ -1,4 +1,4 @@
-"""How long steps, validations and the wait for images take: measured once, for the screen and for throughput.csv."""
+"""How long steps, validations and the wait for images take."""
 
 from __future__ import annotations
 
@@ -10,25 +10,20 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class Clock(Callback):
-    """Measure the training of this process. The callbacks that read it come after it.
-
-    Attributes:
-        validation: seconds of the last validation; 0 before the first.
-    """
+    """Measure the training of this process. The callbacks that read it come after it."""
 
     def __init__(self) -> None:
-        self.validation = 0.0
-        self._validations = 0.0
+        self._validation = self._validations = 0.0  # seconds of the last, and of all
         self._steady, self._steady_batches = 0.0, 0
         self._fit_start = self._epoch_start = self._batch_end = time.monotonic()
         self._previous_end: float | None = None
         self._waited_before = 0.0
 
     @classmethod
-    def of(cls, trainer: Trainer) -> Clock:
-        """The clock among the Trainer's callbacks."""
+    def of(cls, trainer: Trainer) -> Clock | None:
+        """The first clock among the Trainer's callbacks; None if there is none."""
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        return next(callback for callback in callbacks if isinstance(callback, cls))
+        return next((callback for callback in callbacks if isinstance(callback, cls)), None)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._fit_start = time.monotonic()
@@ -54,8 +49,8 @@ class Clock(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
-            self.validation = time.monotonic() - self._validation_start
-            self._validations += self.validation
+            self._validation = time.monotonic() - self._validation_start
+            self._validations += self._validation
         self._previous_end = None
 
     @property
@@ -83,7 +78,7 @@ class Clock(Callback):
             return None
         batches = (self._steps - trainer.global_step) * trainer.accumulate_grad_batches
         steps = batches * self._steady / self._steady_batches
-        return steps + self.validation * _validations_within(trainer, batches)
+        return steps + self._validation * _validations_within(trainer, batches)
 
 
 def _waited(trainer: Trainer) -> float:

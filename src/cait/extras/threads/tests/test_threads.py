@@ -12,7 +12,7 @@ from harness import SMALL
 from lightning.pytorch import Callback
 
 from cait.cli import main
-from cait.run.threads import SMALL as SMALL_NETWORK
+from cait.extras.threads.callback import SMALL as SMALL_NETWORK
 
 
 class Threads(Callback):

@@ -1,0 +1,48 @@
+"""What a run shows: what is going to run, what looks like a mistake, a bar, a line an epoch, the results."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from cait.plugins import Run
+
+MOVED = {
+    "cait.callbacks.progress": "cait.extras.screen.progress",
+    "cait.run.progress": "cait.extras.screen.progress",
+}
+
+
+def quieten() -> None:
+    """Hide what Lightning says at every start."""
+    from cait.extras.screen.progress import hide_noise
+
+    hide_noise()
+
+
+def progress_bar() -> Any:
+    """The bar of a terminal."""
+    from cait.extras.screen.progress import RunProgressBar
+
+    return RunProgressBar()
+
+
+def callbacks(run: Run) -> list[Any]:
+    """The table at the start, a line for each epoch and the results, unless the Trainer's settings turn them off."""
+    from rich.console import Console
+
+    from cait.extras.clock import Clock
+    from cait.extras.screen.banner import Banner
+    from cait.extras.screen.progress import EpochLines
+    from cait.extras.screen.summary import RunSummary
+
+    shown: list[Any] = [clock := Clock()]
+    if run.trainer.enable_progress_bar is not False:
+        shown.append(EpochLines(clock, Console().width if sys.stdout.isatty() else None))
+    if run.trainer.enable_model_summary is not False:
+        run.data.announces = False
+        shown.append(Banner(run.data, None if run.trainer.fast_dev_run else run.folder, clock))
+    keeps_nothing = run.trainer.logger is False and run.trainer.enable_checkpointing is False
+    if not (run.trainer.fast_dev_run or keeps_nothing):
+        shown.append(RunSummary(run, clock))
+    return shown

@@ -1,0 +1,109 @@
+"""The table of what is going to run, warnings, and after some steps an estimate of the time."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import rich
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelSummary
+from rich.console import Console
+from rich.filesize import decimal
+from rich.panel import Panel
+from rich.table import Table
+
+from cait.data.datamodule import ImageNetDataModule
+from cait.extras.clock import Clock, duration
+from cait.extras.gmacs import forward_gmacs
+from cait.extras.screen.doubts import checkpoint_bytes, doubts, peak_rate
+from cait.model import network, talking_heads
+
+MEASURED_STEPS = range(10, 20)
+"""Steps of a process whose pace gives the estimate of its time. The ones before start workers and choose kernels."""
+
+
+class Banner(ModelSummary):
+    """Print a table of what is going to run and warnings when training starts, and an estimate after 20 steps.
+
+    It takes the place of Lightning's summary of the model.
+
+    Args:
+        data: the data module.
+        run_dir: the run's folder; None if nothing is written.
+        clock: comes before this one among the callbacks.
+    """
+
+    def __init__(self, data: ImageNetDataModule, run_dir: Path | None, clock: Clock) -> None:
+        super().__init__()
+        self.data, self.run_dir, self.clock = data, run_dir, clock
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        if trainer.is_global_zero:  # the others print nothing; before the module compiles its blocks
+            self._gmacs = forward_gmacs(pl_module.model, network.input_shape(pl_module.hparams))
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lightning's summary would be printed here."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._first_step = self._last_step = trainer.global_step
+        if not trainer.is_global_zero:
+            return
+        show(self._rows(trainer, pl_module), f"training {self.run_dir.name}" if self.run_dir else "training")
+        for doubt in doubts(trainer, pl_module, self.run_dir):
+            console = Console(markup=False, highlight=False)
+            console.print(f"warning: {doubt}", soft_wrap=not console.is_terminal)  # on one line in a log
+
+    def _rows(self, trainer: Trainer, pl_module: Any) -> dict[str, str]:
+        data, processes, accumulated = self.data, trainer.world_size, trainer.accumulate_grad_batches
+        parameters = sum(parameter.numel() for parameter in pl_module.model.parameters())
+        cost = f", {self._gmacs:.3g} GMACs an image" if self._gmacs else ""
+        order = "shuffled" if data.order.name == "published" else data.order.name
+        repeats = f", {data.repeats} times each" if data.repeats > 1 else ""
+        device = pl_module.device.type.replace("cuda", "GPU").replace("cpu", "CPU")
+        images = data.batch_size * processes * accumulated
+        schedule = pl_module.schedule
+        scaled = f" = {schedule.lr:.3g} × {images:,} / {schedule.lr_base_size}" if schedule.lr_base_size else ""
+        epochs = f"{trainer.max_epochs} epochs, " if trainer.max_steps < 0 else ""
+        steps, peak = int(trainer.estimated_stepping_batches), peak_rate(trainer)
+        attention = talking_heads.in_use(pl_module.model, pl_module.device)
+        rows = {
+            "model": f"{pl_module.name}, {parameters:,} parameters{cost}",
+            "data": data.summary(),
+            "order": f"{order} by seed {data.seed}{repeats}",
+            "decoding": data.how_read(),
+            "batch": f"{images:,} = {processes} process{'es' * (processes > 1)} × {data.batch_size} images"
+            + (f" × {accumulated} accumulated" if accumulated > 1 else ""),
+            "length": f"{epochs}{steps:,} steps; peak learning rate {peak:.3g}{scaled}",
+            "device": f"{device}, {trainer.precision}" + (f", {attention} attention" if attention else ""),
+        }
+        if self.run_dir:
+            needed, free = checkpoint_bytes(trainer, pl_module), shutil.disk_usage(self.run_dir).free
+            checkpoints = f"; the checkpoints take {decimal(needed)} of {decimal(free)} free" if needed else ""
+            rows["folder"] = f"{self.run_dir}{checkpoints}"
+        return rows
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if trainer.global_step == self._last_step or not trainer.is_global_zero:  # gradients accumulate
+            return
+        self._last_step = trainer.global_step
+        done = self._last_step - self._first_step
+        if done == MEASURED_STEPS.start:
+            self._measured_from = self.clock.training
+        elif done == MEASURED_STEPS.stop:
+            seconds = (self.clock.training - self._measured_from) / len(MEASURED_STEPS)
+            left = int(trainer.estimated_stepping_batches) - self._last_step
+            if left > 0:
+                print(f"{seconds:.2g} s a step: about {duration(left * seconds)} to go, and validation", flush=True)
+
+
+def show(rows: dict[str, str], title: str) -> None:
+    """Print the rows in a frame on a terminal, as unwrapped lines in a file or a pipe."""
+    console, table = rich.get_console(), Table.grid(padding=(0, 2))  # the console of the bar, which makes room above it
+    for name, text in rows.items():
+        table.add_row(name, text)
+    if console.is_terminal:
+        console.print(Panel(table, title=title, title_align="left", expand=False))
+    else:
+        print(*(f"{name:10}{text}" for name, text in rows.items()), sep="\n", flush=True)

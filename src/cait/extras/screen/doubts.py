@@ -1,0 +1,74 @@
+"""Settings that are probably mistakes, and a disk too small for the checkpoints: warned of when training starts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+from rich.filesize import decimal
+
+from cait.run import rundir
+from cait.run.checkpoints import BestCheckpoint
+from cait.train.ema import EMA
+
+FILES = 4
+"""Checkpoints on the disk at once: last, previous, best, and one that is being written."""
+VALUES = 3
+"""Numbers of 4 bytes that a checkpoint has for each weight: the weight and AdamW's two moments."""
+
+
+def doubts(trainer: Trainer, pl_module: Any, run_dir: Path | None) -> list[str]:
+    """What is probably a mistake, one line each; nothing about the disk without a `run_dir`."""
+    steps, found = int(trainer.estimated_stepping_batches), []
+    batches: float = trainer.num_training_batches
+    each = math.ceil(batches / trainer.accumulate_grad_batches) if math.isfinite(batches) else steps
+    schedule, peak = pl_module.schedule, peak_rate(trainer)
+    warmup = round(schedule.warmup_epochs * each)
+    if schedule.lr == 0:
+        found.append("--model.lr 0 learns nothing")
+    elif schedule.min_lr > peak:
+        found.append(f"--model.min_lr {schedule.min_lr:g} is above the peak, {peak:.3g}: the learning rate only rises")
+    if warmup >= steps:
+        found.append(
+            f"the warm-up takes {warmup:,} steps (--model.warmup_epochs {schedule.warmup_epochs:g}), "
+            f"the run has {steps:,}: the learning rate only rises"
+        )
+    if trainer.accumulate_grad_batches > batches:
+        found.append(
+            f"--trainer.accumulate_grad_batches {trainer.accumulate_grad_batches} is more than "
+            f"the {batches} batches of an epoch"
+        )
+    every, epochs = trainer.check_val_every_n_epoch, math.ceil(steps / each)
+    if any(isinstance(callback, BestCheckpoint) for callback in trainer.checkpoint_callbacks):
+        if not trainer.enable_validation:
+            found.append("nothing is validated, so there will be no best.ckpt")
+        elif every is not None and every > epochs:
+            found.append(f"--trainer.check_val_every_n_epoch {every} validates never in {epochs} epochs: no best.ckpt")
+    if run_dir and (missing := shortage(run_dir, checkpoint_bytes(trainer, pl_module))):
+        found.append(f"the disk of {run_dir} is {decimal(missing)} short of the checkpoints")
+    return found
+
+
+def peak_rate(trainer: Trainer) -> float:
+    """The largest learning rate that the schedule reaches."""
+    return max(group.get("initial_lr", group["lr"]) for group in trainer.optimizers[0].param_groups)
+
+
+def checkpoint_bytes(trainer: Trainer, pl_module: Any) -> int:
+    """What the run's checkpoints take on the disk while one is being written; 0 if it writes none."""
+    if not trainer.checkpoint_callbacks:
+        return 0
+    average = any(isinstance(callback, EMA) and callback.decay for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    weights = sum(parameter.numel() for parameter in pl_module.model.parameters())
+    return 4 * weights * (VALUES + average) * FILES
+
+
+def shortage(run_dir: Path, needed: int) -> int:
+    """Bytes that are missing on the disk; new checkpoints take the room of the existing ones."""
+    files = itertools.chain(*(run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt{inside}") for inside in ("", "/*")))
+    existing = sum(path.stat().st_size for path in files if path.is_file())
+    return max(0, needed - existing - shutil.disk_usage(run_dir).free)

@@ -1,0 +1,88 @@
+"""What a run prints at its end: its results and what to type next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+from cait import plugins
+from cait.extras.clock import Clock, duration
+from cait.run import rundir
+from cait.run.checkpoints import BestCheckpoint
+
+NAMES = 5
+"""Classes that the summary names."""
+
+
+class RunSummary(Callback):
+    """After training: the best value, where the checkpoints are and what to type next.
+
+    Args:
+        run: its folder, the step that it started from, and the program that it was started with.
+        clock: comes before this one among the callbacks.
+    """
+
+    def __init__(self, run: plugins.Run, clock: Clock) -> None:
+        self.run, self.run_dir, self.clock = run, run.folder, clock
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, KeyboardInterrupt | SystemExit) and trainer.is_global_zero:
+            how = "stopped, saved" if isinstance(exception, SystemExit) else "interrupted"
+            if (self.run_dir / rundir.CHECKPOINTS / rundir.LAST).exists():
+                resume = self.run.program.command("resume", self.run_dir)
+                print(f"{how} at step {trainer.global_step:,}; to continue: {resume}", flush=True)
+            else:
+                print("interrupted before the first checkpoint", flush=True)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and trainer.is_global_zero:
+            table = Table.grid(padding=(0, 2))
+            for row in [*self._results(trainer, pl_module), ("", ""), *self._commands(trainer)]:
+                table.add_row(*row)
+            Console().print(Panel(table, title=f"run {self.run_dir.name}", title_align="left", expand=False))
+
+    def _results(self, trainer: Trainer, pl_module: LightningModule) -> list[tuple[str, str]]:
+        checkpoints, step = self.run_dir / rundir.CHECKPOINTS, trainer.global_step
+        rows = [("trained", f"to step {step:,} in {duration(self.clock.total)}")]
+        if step == self.run.first_step:
+            rows = [("nothing to do", f"the run had finished its {step:,} steps")]
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, BestCheckpoint) and callback.best_model_score is not None:
+                score = float(callback.best_model_score)
+                per_cent = callback.metric.split("/")[-1] in ("acc1", "acc5", "acc1_macro")
+                shown = f"{score:.2f} %" if per_cent else f"{score:.4f}"
+                rows.append(("best", f"{callback.monitor} {shown}   {checkpoints / rundir.BEST}"))
+        if missed := never_right(trainer, pl_module):
+            rows.append(("never right", missed))
+        if (checkpoints / rundir.LAST).exists():
+            rows.append(("last", str(checkpoints / rundir.LAST)))
+        if (self.run_dir / rundir.METRICS).exists():
+            rows.append(("metrics", f"{self.run_dir / rundir.METRICS}, and TensorBoard's events"))
+        return rows
+
+    def _commands(self, trainer: Trainer) -> list[tuple[str, str]]:
+        command = self.run.program.command
+        length, end = ("max_steps", trainer.max_steps) if trainer.max_steps > 0 else ("max_epochs", trainer.max_epochs)
+        in_logs = rundir.run_argument(self.run_dir) == self.run_dir.name
+        folder = "" if in_logs else f' ARGS="--logdir {self.run_dir.parent}"'
+        return [
+            ("evaluate", command("eval", self.run_dir)),
+            *(row for suggest in plugins.of_kind("suggest") for row in suggest(self.run)),
+            ("train longer", command("resume", self.run_dir, f"--trainer.{length} {2 * (end or 0)}")),
+            ("watch all runs", f"make tensorboard{folder}"),
+        ]
+
+
+def never_right(trainer: Trainer, pl_module: Any) -> str:
+    """The classes that the last validation never got right: their number and the first names; "" for none."""
+    counts = pl_module.val_metrics.per_class
+    if counts is None or "val/acc1" not in trainer.callback_metrics:  # no validation, or only the check at the start
+        return ""
+    names: list[str] = trainer.datamodule.class_names  # type: ignore[attr-defined]
+    missed = [name for name, (images, correct) in zip(names, counts.tolist(), strict=True) if images and not correct]
+    first_names = ", ".join(missed[:NAMES]) + (", ..." if len(missed) > NAMES else "")
+    return f"{len(missed)} of {len(names)} classes in the last validation: {first_names}" if missed else ""
