@@ -25,7 +25,7 @@ from cait.data.global_batch import batches_a_step
 from cait.errors import UserError
 from cait.guards import trainer_checks
 from cait.guards.doubts import Doubts, shortage
-from cait.model import talking_heads
+from cait.model import attention
 from cait.model.network import create_model
 from cait.run.clock import Clock, duration
 from cait.run.loggers import run_loggers
@@ -185,7 +185,7 @@ def test_the_banner_says_what_will_run(
 def test_a_network_of_ones_own_may_call_a_layer_talking_heads() -> None:
     net = torch.nn.Module()
     net.backend = net.backends = torch.nn.Linear(2, 2)
-    assert talking_heads.in_use(net, torch.device("cpu")) == ""
+    assert attention.in_use(net, torch.device("cpu")) == ""
 
 
 @pytest.mark.parametrize("more", [["--trainer.enable_checkpointing=false"], ["--trainer.fast_dev_run=1"], []])

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cait import plugins
 from cait.data.datamodule import ImageNetDataModule
-from cait.model import network, talking_heads
+from cait.model import attention, network
 from cait.plugins import Run
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint
@@ -72,7 +72,7 @@ class Banner(Callback):
         scaled = f" = {schedule.lr:.3g} × {images:,} / {schedule.lr_base_size}" if schedule.lr_base_size else ""
         epochs = f"{trainer.max_epochs} epochs, " if trainer.max_steps < 0 else ""
         steps, peak = int(trainer.estimated_stepping_batches), peak_rate(trainer)
-        attention = talking_heads.in_use(pl_module.model, pl_module.device)
+        backends = attention.in_use(pl_module.model, pl_module.device)
         rows = {
             "model": f"{pl_module.name}, {parameters:,} parameters{cost}",
             "data": data.summary(),
@@ -81,7 +81,7 @@ class Banner(Callback):
             "batch": f"{images:,} = {processes} process{'es' * (processes > 1)} × {data.batch_size} images"
             + (f" × {accumulated} accumulated" if accumulated > 1 else ""),
             "length": f"{epochs}{steps:,} steps; peak learning rate {peak:.3g}{scaled}",
-            "device": f"{device}, {trainer.precision}" + (f", {attention} attention" if attention else ""),
+            "device": f"{device}, {trainer.precision}" + (f", {backends} attention" if backends else ""),
         }
         if self.run_dir:
             needed, free = checkpoint_bytes(trainer, pl_module), shutil.disk_usage(self.run_dir).free
