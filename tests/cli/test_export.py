@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,14 +12,15 @@ import timm
 import torch
 from harness import SMALL, Cait, slow
 from networks import DIGITS, TINY, UNLIKE_TIMM, random_network
-from safetensors.torch import load_file
 from timm.data import CustomDatasetInfo, resolve_model_data_config
 
-import cait as package
+from cait import plugins
 from cait.cli import main
 from cait.errors import UserError
 from cait.model import formats
 from cait.model.formats import export
+
+in_timms_formats = pytest.mark.skipif("timm" not in formats.names(), reason="the extra that writes them is not here")
 
 
 def read(path: Path, format: str) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -49,7 +49,9 @@ def told(path: Path, format: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("format", "fields"),
     [
-        *(("timm", DIGITS), ("torch_export", UNLIKE_TIMM), ("timm", {})),
+        pytest.param("timm", DIGITS, marks=in_timms_formats),
+        pytest.param("timm", {}, marks=in_timms_formats),
+        ("torch_export", UNLIKE_TIMM),
         pytest.param("torch_export", {}, marks=pytest.mark.slow),
     ],
 )
@@ -74,110 +76,13 @@ def test_the_reading_library_gives_the_networks_logits(format: str, fields: dict
     assert expected.std() > 1e-2
 
 
-@pytest.mark.parametrize(
-    ("name", "fields", "entry", "differing"),
-    [
-        ("xs36", dict(img_size=64), "cait_xs24_384", dict(depth=36)),
-        *slow(
-            ("xxs36", dict(img_size=64), "cait_xxs36_224", {}),
-            ("s48", dict(img_size=32, num_classes=5), "cait_s24_224", dict(depth=48)),
-        ),
-        ("xxs24", DIGITS, "cait_xxs24_224", dict(embed_dim=96, depth=6, num_heads=2, patch_size=4)),
-        (
-            "xxs24",
-            dict(TINY, qkv_bias=False, mlp_ratio=2.5, depth_token_only=3, in_chans=1),
-            "cait_xxs24_224",
-            dict(embed_dim=16, depth=1, num_heads=2, patch_size=4, qkv_bias=False, depth_token_only=3)
-            | dict(mlp_ratio=2.5, mlp_ratio_token_only=2.5),
-        ),
-    ],
-)
-def test_timm_builds_every_variant_from_its_config(
-    name: str, fields: dict, entry: str, differing: dict, tmp_path: Path
-) -> None:
-    model = random_network(name, **fields)
-    export(model, tmp_path / "out", "timm")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    size, channels = model.config.img_size, model.config.in_chans
-    always = dict(img_size=[size, size], in_chans=channels, num_classes=model.config.num_classes, global_pool="token")
-    assert config["architecture"] == entry
-    assert config["model_args"] == always | differing
-    told = config["pretrained_cfg"]
-    assert told["input_size"] == [channels, size, size]
-    assert (told["fixed_input_size"], told["first_conv"], told["classifier"]) == (True, "patch_embed.proj", "head")
-    assert told.keys().isdisjoint({"tag", "license", "url", "hf_hub_id"})  # the weights are not those that timm has
-    with torch.device("meta"):
-        theirs = timm.create_model(f"local-dir:{tmp_path / 'out'}").eval()
-    theirs.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"), strict=True, assign=True)
-    images = torch.randn(2, channels, size, size)
-    with torch.no_grad():
-        expected = model.eval()(images)
-        assert (theirs(images) - expected).abs().max() <= 1e-5 * max(1, expected.abs().max())
-    assert expected.shape == (2, config["num_classes"])
-
-
-def test_timm_builds_m24_too() -> None:
-    with torch.device("meta"):  # 186 million parameters
-        model = package.create_model("m24", img_size=384)
-        theirs = formats._timm_twin(model.config)
-    shapes, expected = ([(key, value.shape) for key, value in net.state_dict().items()] for net in (theirs, model))
-    assert shapes == expected
-
-
-def test_timm_is_told_how_pictures_are_prepared(tmp_path: Path) -> None:
-    settings = dict(mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7], crop_pct=0.9, interpolation="bilinear")
-    export(random_network(**TINY), tmp_path / "out", "timm", settings)
-    data = resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'out'}"))
-    assert {key: list(data[key]) if key in ("mean", "std") else data[key] for key in settings} == settings
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()}
-    assert len(modes) == 1  # whoever may read the one may read the other
-
-
-def test_the_release_is_read_by_timm(tmp_path: Path) -> None:
-    model = random_network(**DIGITS).eval()
-    export(model, tmp_path / "x.pth", "release", PREPARED)
-    content = torch.load(tmp_path / "x.pth", weights_only=True)
-    assert list(content) == ["model", "metadata"]
-    assert content["metadata"] == {"img_size": 16, **PREPARED}  # of a network whose classes have no names
-    assert list(content["model"]) == [f"module.{key}" for key in model.state_dict()]
-    overlay = dict(file=str(tmp_path / "x.pth"), num_classes=10, input_size=(3, 16, 16))
-    same = dict(embed_dim=96, depth=6, num_heads=2, patch_size=4)
-    theirs = timm.create_model("cait_xxs24_224", pretrained=True, pretrained_cfg_overlay=overlay, **same).eval()
-    images = torch.randn(4, 3, 16, 16)
-    with torch.no_grad():
-        assert (theirs(images) - model(images)).abs().max() <= 1e-5
-
-
-@pytest.mark.parametrize("format", ["timm", "release"])
-@pytest.mark.parametrize(
-    "fields",
-    [
-        *(dict(residual=form) for form in ("plain", "rezero", "skipinit", "scalar", "fixup", "t-fixup", "none")),
-        dict(talking_heads=False),
-        dict(attention="cosine"),
-        dict(cls_in_keys=False),
-        dict(class_token_at=0),
-        dict(global_pool="avg", depth_token_only=0),
-        dict(norm="batchnorm"),
-        dict(act="leaky_relu"),
-        dict(layer_scale_token_only=False),
-        dict(distillation_token=True),
-    ],
-    ids=str,
-)
-def test_what_timm_cannot_be_is_refused_by_the_fields_name(fields: dict, format: str, tmp_path: Path) -> None:
-    field, value = next(iter(fields.items()))
-    with pytest.raises(UserError, match=f"no CaiT of {field} {value}, only of") as caught:
-        export(random_network(**TINY, **fields), tmp_path / formats.format_named(format).file, format)
-    assert "\n" not in str(caught.value)
-    assert not list(tmp_path.iterdir())
-
-
 def everything(path: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize("format", ["timm", "release", *slow("torch_export")])
+@pytest.mark.parametrize(
+    "format", [*(pytest.param(name, marks=in_timms_formats) for name in ("timm", "release")), *slow("torch_export")]
+)
 def test_an_export_that_fails_leaves_what_was_there(
     format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +94,8 @@ def test_an_export_that_fails_leaves_what_was_there(
         (folder / name).write_text("theirs")
     before = everything(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setitem(formats.FORMATS, format, dataclasses.replace(formats.format_named(format), tolerance=-1.0))
+        strict = dataclasses.replace(formats.format_named(format), tolerance=-1.0)
+        patch.setattr(formats, "format_named", lambda name: strict)
         with pytest.raises(UserError, match="a logit differs by"):
             export(model, path, format)
     assert everything(tmp_path) == before
@@ -206,6 +112,7 @@ def test_an_export_that_fails_leaves_what_was_there(
     assert after.keys() == before.keys()
 
 
+@in_timms_formats
 def test_unusable_places_are_told(tmp_path: Path) -> None:
     model = random_network(**TINY)
     (tmp_path / "file").write_text("theirs")
@@ -222,6 +129,7 @@ def test_unusable_places_are_told(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder.pth"}
 
 
+@in_timms_formats
 def test_a_run_is_taken_out_raw_and_averaged(
     cait: Cait, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -293,3 +201,14 @@ def test_a_run_is_taken_out_raw_and_averaged(
         assert err.startswith("cait: error: ")
         assert err.count("\n") == 1
         assert words in err
+
+
+def test_without_extras_the_exported_program_is_the_default(
+    cait: Cait, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cait("fit", *SMALL, "--trainer.max_steps=2", "--run_name=a").returncode == 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plugins, "extras", dict)
+    assert formats.names() == ["torch_export"]
+    main(["export", "a"])
+    assert capfd.readouterr().out.splitlines()[0] == "logs/a/export/model.pt2"

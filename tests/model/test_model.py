@@ -6,19 +6,18 @@ from typing import Any
 import pytest
 import timm
 import torch
+from attention_cases import attention_case
 from harness import slow
 from timm.layers import DropPath as TimmDropPath
 
 import cait
 from cait import plugins
 from cait.errors import UserError
-from cait.model import recompute, talking_heads
+from cait.model import talking_heads
+from cait.model.attention import in_use
 from cait.model.config import VARIANTS
-from cait.model.recompute import TalkingHeads, padded
 from cait.model.residual import DropPath, draw_samples, scaled_linear
-from cait.model.talking_heads import Backends
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from cait.model.talking_heads import attend, choose
 
 # Parameters at 224 with 1,000 classes, as measured on the released code.
 PARAMETERS = {
@@ -144,106 +143,6 @@ def test_expectation_and_variance_of_stochastic_depth(mode: str) -> None:
     assert factors.var(0) == pytest.approx([variance] * B, abs=0.06)
     # The mean over the batch varies by a B-th of that, and not at all where the number is fixed.
     assert factors.mean(1).var().item() == pytest.approx(0 if mode == "subset" else variance / B, abs=0.005)
-
-
-def attention_case(heads: int, N: int, dtype: torch.dtype, width: int = 48, batch: int = 2) -> tuple:
-    generator = torch.Generator().manual_seed(heads * 1000 + N)
-    qkv = torch.randn(batch, N, 3, heads, width, generator=generator, dtype=torch.float64)
-    proj_l, proj_w = torch.nn.Linear(heads, heads), torch.nn.Linear(heads, heads)
-    for parameter in (*proj_l.parameters(), *proj_w.parameters()):
-        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * heads**-0.5
-    d_out = torch.randn(batch, N, heads * width, generator=generator, dtype=torch.float64)
-    place = dict(dtype=dtype, device=DEVICE)
-    return qkv.to(**place).requires_grad_(), proj_l.to(**place), proj_w.to(**place), d_out.to(**place)
-
-
-def attention_results(case: tuple, backend: str) -> list[torch.Tensor]:
-    """Output and every gradient."""
-    qkv, proj_l, proj_w, d_out = case
-    out = Backends().attend(qkv, proj_l, proj_w, qkv.shape[-1] ** -0.5, backend)
-    leaves = (qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias)
-    return [out.detach(), *torch.autograd.grad(out, leaves, d_out)]
-
-
-@pytest.mark.parametrize("heads", [4, 6, 8, 16])
-@pytest.mark.parametrize("N", [1, 7, 196, 197, *(pytest.param(N, marks=pytest.mark.slow) for N in (576, 784))])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4), (torch.bfloat16, None)]
-)
-def test_recomputing_attention_is_the_reference(
-    heads: int, N: int, dtype: torch.dtype, tolerance: float | None
-) -> None:
-    case = attention_case(heads, N, dtype, batch=1 if N > 500 else 2)
-    plain_case = (case[0].detach().requires_grad_(), *case[1:])
-    exact = [
-        tensor.double()
-        for tensor in attention_results(tuple(deepcopy(part).double() for part in plain_case), "reference")
-    ]
-
-    def errors(backend: str) -> list[float]:
-        got = attention_results(case, backend)
-        return [((a.double() - b).norm() / b.norm().clamp(min=1e-6)).item() for a, b in zip(got, exact, strict=True)]
-
-    for number, (error, plain) in enumerate(zip(errors("recompute"), errors("reference"), strict=True)):
-        if number == 3:  # proj_l's bias cancels: what the reference has there is rounding
-            continue
-        # Where precision is lost, no more than the reference loses.
-        assert error <= (tolerance if tolerance else 1.5 * plain + 4e-3), number
-
-
-def test_float16_holds_scores_whose_products_it_does_not() -> None:
-    """q·k passes 65504, scale · q·k does not: timm, which scales first, trains on."""
-    qkv, proj_l, proj_w, weights = attention_case(4, 40, torch.float16)
-    qkv = (qkv.detach() * torch.tensor([100.0, 100.0, 1.0], device=DEVICE).half()[:, None, None]).requires_grad_()
-    assert (qkv[:, :, 0].double() * qkv[:, :, 1].double()).sum(-1).abs().max() > 1.1e5
-    case = (qkv, proj_l, proj_w, weights)
-    exact_case = (qkv.detach().double().requires_grad_(), *(deepcopy(part).double() for part in case[1:]))
-    exact = attention_results(exact_case, "reference")
-    losses = []
-    for backend in ("reference", "recompute"):
-        got = attention_results(case, backend)
-        assert all(tensor.isfinite().all() for tensor in got), backend
-        losses.append([((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, exact, strict=True)])
-    for number, (plain, ours) in enumerate(zip(*losses, strict=True)):
-        assert number == 3 or ours <= 1.5 * plain + 4e-3, (number, ours, plain)  # proj_l's bias cancels
-
-
-@pytest.mark.parametrize(("N", "dtype"), [(7, torch.float64), (33, torch.float64), (20, torch.bfloat16)])
-def test_padded_maps_give_the_same(N: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they are in a GPU's memory."""
-    case = attention_case(4, N, dtype)
-    expected = attention_results(case, "recompute")
-    monkeypatch.setattr(recompute, "_columns", lambda qkv: padded(qkv.shape[1]))
-    for ours, plain in zip(attention_results(case, "recompute"), expected, strict=True):
-        tolerance = 1e-12 if dtype == torch.float64 else 1e-2
-        assert (ours - plain).double().norm() <= tolerance * plain.double().norm() + 1e-12
-
-
-def test_recomputing_attention_passes_gradcheck() -> None:
-    qkv, proj_l, proj_w, _ = attention_case(3, 5, torch.float64, width=4)
-    bias_l = proj_l.bias.detach()  # its gradient is 0, which numerical differences only come near
-    inputs = (qkv, proj_l.weight, bias_l, proj_w.weight, proj_w.bias, 0.5)
-    assert torch.autograd.gradcheck(TalkingHeads.apply, inputs)
-
-
-def test_recomputing_keeps_one_map() -> None:
-    kept: dict[str, int] = {}
-    for backend in ("reference", "recompute"):
-        case = attention_case(4, 196, torch.bfloat16)
-        sizes: dict[int, int] = {}
-
-        def pack(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
-            if tensor.numel() >= 196 * 196:
-                sizes[tensor.untyped_storage().data_ptr()] = tensor.numel() * tensor.element_size()
-            return tensor
-
-        qkv, proj_l, proj_w, _ = case
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), torch.autocast(DEVICE, torch.bfloat16):
-            Backends().attend(qkv * 1, proj_l.float(), proj_w.float(), 0.1, backend)
-        kept[backend] = sum(size for size in sizes.values() if size >= 2 * 4 * 196 * 196 * 2)
-    one = 2 * 4 * 196 * 196 * 2  # a map of bfloat16
-    assert kept["recompute"] == one
-    assert kept["reference"] >= 3 * one
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -376,44 +275,46 @@ class SlowBackend:
         return N > 4
 
     def __call__(self, qkv: torch.Tensor, *weights: Any) -> torch.Tensor:
-        return TalkingHeads.apply(qkv, *weights) * 2
+        return 2 * qkv[:, :, 2].flatten(2)
 
 
 @pytest.fixture
 def slow_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "merged", lambda kind: {"slow": f"{__name__}:SlowBackend"})
     monkeypatch.setattr(SlowBackend, "asked", 0)
+    for known in ("_made", "_chosen"):
+        monkeypatch.setattr(talking_heads, known, {})
 
 
 def test_an_extra_adds_a_backend(slow_backend: None) -> None:
     fields = dict(patch_size=8, embed_dim=32, num_heads=2, depth=1)
     network = cait.create_model("xxs24", 16, 10, attention_backend="slow", **fields)
     given = attention_case(2, 5, torch.float32)[:3]
-    ours, plain = (Backends().attend(*given, 0.5, backend) for backend in ("slow", "recompute"))
-    assert torch.equal(ours, 2 * plain)
-    assert talking_heads.in_use(network, torch.device("cpu")) == "slow"
-    with pytest.raises(UserError, match="attention_backend slow needs at least 2 heads; take auto or recompute"):
-        Backends().attend(*attention_case(1, 5, torch.float32)[:3], 0.5, "slow")
+    assert torch.equal(attend(*given, 0.5, "slow"), 2 * given[0][:, :, 2].flatten(2))
+    assert in_use(network, torch.device("cpu")) == "slow"
+    with pytest.raises(UserError, match="attention_backend slow needs at least 2 heads; take auto or reference"):
+        attend(*attention_case(1, 5, torch.float32)[:3], 0.5, "slow")
 
 
-def test_auto_asks_the_extras_once_for_each_shape_and_never_on_a_cpu(slow_backend: None) -> None:
+def test_auto_asks_the_extras_once_for_each_shape(slow_backend: None) -> None:
     network = cait.create_model("xxs24", 16, 10, patch_size=8, embed_dim=32, num_heads=2, depth=2)
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
-    backends = network.blocks[0].attn.backends
-    assert [talking_heads.in_use(network, device) for device in (cpu, gpu)] == ["recompute", "auto"]
-    assert backends.choose(gpu, torch.bfloat16, 4, 2, 16) == "recompute"
-    assert talking_heads.in_use(network, gpu) == "recompute"
-    assert deepcopy(network).blocks[1].attn.backends.choose(gpu, torch.bfloat16, 5, 2, 16) == "slow"
-    assert talking_heads.in_use(network, gpu) == "slow"
-    assert backends.choose(gpu, torch.bfloat16, 5, 2, 16) == "slow"
+    assert [in_use(network, device) for device in (cpu, gpu)] == ["auto", "auto"]
+    assert choose(gpu, torch.bfloat16, 4, 2, 16) == "reference"
+    assert in_use(network, gpu) == "reference"
+    assert choose(gpu, torch.bfloat16, 5, 2, 16) == "slow"
+    assert in_use(deepcopy(network), gpu) == "reference, slow"
+    assert choose(gpu, torch.bfloat16, 5, 2, 16) == "slow"
     network(torch.zeros(1, 3, 16, 16))
-    assert SlowBackend.asked == 2
+    assert in_use(network, cpu) == "reference"
+    assert SlowBackend.asked == 3
 
 
-def test_a_backend_of_an_absent_extra_gives_way_to_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_of_an_absent_extra_gives_way_to_auto(slow_backend: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "merged", lambda kind: {})
     fields = dict(patch_size=8, embed_dim=32, num_heads=2, depth=1)
-    with pytest.warns(UserWarning, match="attention_backend gone is none of auto, reference, recompute: auto takes"):
+    with pytest.warns(UserWarning, match="attention_backend gone is none of auto, reference: auto takes its place"):
         network = cait.create_model("xxs24", 16, 10, attention_backend="gone", **fields)
     assert network.config.attention_backend == "auto"
-    assert talking_heads.in_use(network, torch.device("cuda", 0)) == "recompute"
+    network(torch.zeros(1, 3, 16, 16))
+    assert in_use(network, torch.device("cpu")) == "reference"

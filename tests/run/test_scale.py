@@ -24,7 +24,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.data.global_batch import batches_a_step
 from cait.errors import UserError
 from cait.guards import trainer_checks
-from cait.model import talking_heads
+from cait.model import attention
 from cait.run.loggers import run_loggers
 from cait.train.accumulation import StepsOfAnotherSize
 
@@ -140,7 +140,7 @@ def test_several_nodes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_network_of_ones_own_may_call_a_layer_talking_heads() -> None:
     net = torch.nn.Module()
     net.backend = net.backends = torch.nn.Linear(2, 2)
-    assert talking_heads.in_use(net, torch.device("cpu")) == ""
+    assert attention.in_use(net, torch.device("cpu")) == ""
 
 
 @pytest.mark.parametrize("more", [["--trainer.enable_checkpointing=false"], ["--trainer.fast_dev_run=1"], []])

@@ -26,7 +26,8 @@ def export(arguments: list[str], program: Program) -> None:
 
     options = Options("export", "Write the best network of a run for other programs.")
     options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")
-    options.add_argument("--format", choices=formats.names(), default="timm", help="default timm")
+    default_format = "timm" if "timm" in formats.names() else "torch_export"
+    options.add_argument("--format", choices=formats.names(), default=default_format, help=f"default {default_format}")
     options.add_argument("--ema", action="store_true", help="the moving average instead of the raw weights")
     options.add_argument("--output", type=Path, metavar="PATH", help="file to write; for timm a directory")
     options.add_trust()

@@ -53,7 +53,7 @@ class CaiTConfig:
     attention: Literal["dot", "cosine"] = "dot"
     """Scores q·k / sqrt(d/h), or q·k / (|q||k| + 1e-6)."""
     attention_backend: str = "auto"
-    """How attention with talking heads is computed; see `cait.model.talking_heads.Backends`."""
+    """How attention with talking heads is computed; see `cait.model.talking_heads.attend`."""
     cls_in_keys: bool = True
     """Whether class attention has the class token and the distillation token among its keys."""
     class_token_at: int | None = None
@@ -130,7 +130,7 @@ def _is_number(value: object) -> bool:
 
 def attention_backends() -> list[str]:
     """The values of `attention_backend`: the core's, then those of extras."""
-    return ["auto", "reference", "recompute", *plugins.merged("ATTENTION_BACKENDS")]
+    return ["auto", "reference", *plugins.merged("ATTENTION_BACKENDS")]
 
 
 # XXS-36 is the one exception to the rule for ε: the released code and weights use 1e-5.

@@ -1,4 +1,4 @@
-"""Networks in other programs' formats: timm's, the release's and PyTorch's exported program; extras add more.
+"""Networks in other programs' formats: PyTorch's exported program, and those that extras add.
 
 Each file is read back by the library that it is for, and must give the network's logits before it appears.
 """
@@ -9,10 +9,9 @@ import contextlib
 import copy
 import json
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -23,22 +22,12 @@ from torch import Tensor, nn
 from cait import plugins
 from cait.errors import UserError
 from cait.model.attention import SelfAttention
-from cait.model.cait import CaiT
-from cait.model.config import VARIANTS, CaiTConfig, variant_config
-from cait.model.weights import ONLY_IN_TRAINING
 
 Forward = Callable[[Tensor], Tensor]
 Metadata = Mapping[str, Any]
 """What travels with the weights: class_names, img_size and how images are prepared."""
 
 CHECKED_BATCHES = (1, 3)
-
-TIMM_FIELDS = (
-    *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "depth_token_only", "num_heads"),
-    *("mlp_ratio", "qkv_bias"),
-)
-"""The fields that timm's CaiT has too, under the same names. In all other fields timm's CaiT is the paper's."""
-TIMM_PREPROCESSING = ("mean", "std", "crop_pct", "interpolation")
 
 
 @dataclass(frozen=True)
@@ -77,17 +66,13 @@ def export(
 
     Args:
         model: the network; it is not changed. If it has several outputs, the first are the logits.
-        output: the file to write, for "timm" the directory. Files of the same name are replaced.
-        format: "timm": `model.safetensors` and `config.json`, for `timm.create_model("local-dir:DIR",
-            pretrained=True)` or the Hugging Face hub; a CaiT or a timm model. "release": a `.pth` as
-            Facebook's, {"model": {"module.<key>": tensor}}; a CaiT. "torch_export": for `torch.export.load`, from
-            "images" [B, C, S, S] of any B to "logits" [B, num_classes]. Extras add others.
+        output: the file to write, or the directory. Files of the same name are replaced.
+        format: "torch_export", for `torch.export.load`: from "images" [B, C, S, S] of any B to "logits"
+            [B, num_classes]; or one that an extra adds.
         preprocessing: how images are prepared: mean, std, crop_pct, interpolation, and anything else to record.
-            What is missing takes timm's defaults in timm's configuration.
         input_shape: (C, S, S); a CaiT knows its own.
-        class_names: in the order of the logits. They go with the weights, and so does the preprocessing: as timm's
-            `label_names`, as "metadata.json" among the `extra_files` of torch_export, as "metadata" beside "model"
-            in the release's form.
+        class_names: in the order of the logits. They go with the weights, and so does the preprocessing: as
+            "metadata.json" among the `extra_files` of torch_export.
 
     Raises:
         UserError: the format cannot hold this network, a package is missing, the place cannot be
@@ -123,60 +108,19 @@ def export(
 
 
 def names() -> list[str]:
-    """The formats by name: the core's, then those of extras."""
-    return [*FORMATS, *plugins.merged("EXPORT_FORMATS")]
+    """The formats by name: those of extras, and the core's."""
+    return [*_paths()]
 
 
 def format_named(name: str) -> Format:
     """A format by its name. Raises UserError if there is none."""
     if name not in names():
         raise UserError(f"unknown format {name!r}; choose one of {', '.join(names())}")
-    return FORMATS.get(name) or plugins.load(plugins.merged("EXPORT_FORMATS")[name])
+    return plugins.load(_paths()[name])
 
 
-def _refuse_timm(model: nn.Module) -> None:
-    if isinstance(model, CaiT):
-        _refuse_what_timm_has_not(model.config)
-    elif not type(model).__module__.startswith("timm."):
-        raise UserError(f"timm holds a CaiT or one of timm's networks, not {type(model).__name__}; {ANY}")
-
-
-def _refuse_release(model: nn.Module) -> None:
-    if not isinstance(model, CaiT):
-        raise UserError(f"release holds a CaiT, not {type(model).__name__}; {ANY}")
-    _refuse_what_timm_has_not(model.config)
-
-
-def _refuse_what_timm_has_not(config: CaiTConfig) -> None:
-    for field in fields(CaiTConfig):
-        value = getattr(config, field.name)
-        if field.name not in (*TIMM_FIELDS, *ONLY_IN_TRAINING) and value != field.default:
-            raise UserError(
-                f"timm and the release have no CaiT of {field.name} {value}, only of {field.default}; {ANY}"
-            )
-
-
-def _write_timm(model: nn.Module, path: Path, metadata: Metadata, shape: Sequence[int]) -> Forward:
-    import timm
-    from timm.models import save_for_hf
-
-    twin = model
-    if isinstance(model, CaiT):
-        with torch.device("meta"):  # timm's initial weights are not wanted
-            twin = _timm_twin(model.config)
-        twin.load_state_dict(model.state_dict(), assign=True)
-    config = {"label_names": metadata["class_names"]} if "class_names" in metadata else {}
-    prepared = {name: metadata[name] for name in TIMM_PREPROCESSING if name in metadata}
-    data_config = {"input_size": tuple(shape), **prepared}
-    save_for_hf(twin, str(path), safe_serialization=True, model_config=config, data_config=data_config)
-    shutil.copymode(path / "config.json", path / "model.safetensors")  # safetensors lets only the owner read it
-    return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
-
-
-def _write_release(model: Any, path: Path, metadata: Metadata, shape: Sequence[int]) -> Forward:
-    weights = {f"module.{key}": value for key, value in model.state_dict().items()}
-    torch.save({"model": weights, "metadata": metadata}, path)
-    return _timm_twin(model.config, path).eval()
+def _paths() -> dict[str, str]:
+    return plugins.merged("EXPORT_FORMATS") | {"torch_export": f"{__name__}:TORCH_EXPORT"}
 
 
 def _write_torch_export(model: nn.Module, path: Path, metadata: Metadata, shape: Sequence[int]) -> Forward:
@@ -186,35 +130,6 @@ def _write_torch_export(model: nn.Module, path: Path, metadata: Metadata, shape:
             node.meta.pop("stack_trace", None)
         torch.export.save(program, path, extra_files={"metadata.json": json.dumps(metadata)})
         return torch.export.load(path).module()
-
-
-def _timm_entry(config: CaiTConfig) -> tuple[str, dict[str, Any]]:
-    """The timm model nearest to this one, and the arguments in which they differ."""
-    import timm
-
-    found: list[tuple[tuple[int, int], str, dict[str, Any]]] = []
-    for entry in timm.list_models("cait_*"):
-        _, name, img_size = entry.split("_")
-        if name in VARIANTS:
-            row = variant_config(name, img_size=int(img_size))
-            differ = {key: getattr(config, key) for key in TIMM_FIELDS if getattr(config, key) != getattr(row, key)}
-            found.append(((len(differ), abs(config.embed_dim - row.embed_dim)), entry, differ))
-    _, entry, differ = min(found, key=lambda candidate: candidate[0])
-    if "mlp_ratio" in differ:
-        differ["mlp_ratio_token_only"] = config.mlp_ratio  # timm has one for each stage
-    return entry, differ
-
-
-def _timm_twin(config: CaiTConfig, weights: Path | None = None) -> nn.Module:
-    """timm's model with the same fields, and `weights` read by timm. Its configuration names none of timm's weights."""
-    import timm
-
-    entry, differ = _timm_entry(config)
-    overlay: dict[str, Any] = dict(url=None, hf_hub_id=None, tag=None, license=None)
-    overlay.update(num_classes=config.num_classes, input_size=(config.in_chans, config.img_size, config.img_size))
-    if weights is not None:
-        overlay["file"] = str(weights)
-    return timm.create_model(entry, pretrained=weights is not None, pretrained_cfg_overlay=overlay, **differ)
 
 
 def _logits(forward: Forward, shape: Sequence[int], batch: int) -> Tensor:
@@ -262,9 +177,4 @@ def _settle(path: Path, output: Path) -> list[Path]:
     return [output.parent / name for name in written]
 
 
-ANY = "torch_export takes any network"
-FORMATS = {
-    "timm": Format(_write_timm, "timm", 1e-5, _refuse_timm),
-    "release": Format(_write_release, "release.pth", 1e-5, _refuse_release),
-    "torch_export": Format(_write_torch_export, "model.pt2", 1e-4),
-}
+TORCH_EXPORT = Format(_write_torch_export, "model.pt2", 1e-4)

@@ -21,13 +21,14 @@ The authors did not release their Fixup and T-Fixup; these follow the original p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from cait.model.config import CaiTConfig, DropPathMode
-from cait.model.recompute import GeluLinear
 
 Sample = tuple[Tensor, Tensor] | None
 """The images of a batch whose branch is computed: their indices and the factor [1] of the branch. None means all."""
@@ -134,6 +135,23 @@ def scaled_linear(linear: nn.Linear, x: Tensor, gamma: Tensor | None, gelu: bool
     else:
         y = F.linear(F.gelu(x) if gelu else x, weight, bias)
     return y if gamma is None else gamma * y
+
+
+class GeluLinear(torch.autograd.Function):
+    """gelu(x) Wᵀ + b. It saves x alone and computes gelu(x) again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(F.gelu(x), weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        flat = d_out.flatten(0, -2)
+        d_weight = flat.t() @ F.gelu(x).flatten(0, -2)
+        return torch.ops.aten.gelu_backward(d_out @ weight, x), d_weight, flat.sum(dim=0)
 
 
 class ScalarBias(nn.Module):

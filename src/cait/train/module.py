@@ -22,7 +22,6 @@ from cait.errors import UserError
 from cait.model import network
 from cait.model.config import VARIANTS
 from cait.model.network import NetworkSettings
-from cait.model.recompute import precise
 from cait.model.weights import InitialWeights
 from cait.settings import Given, flat, save_hyperparameters
 from cait.train.losses import LossSettings
@@ -33,6 +32,11 @@ from cait.train.schedule import ScheduleSettings, warmup_cosine
 from cait.train.teacher import DistillationSettings, Teacher, load_teacher
 
 Batch = tuple[Tensor, Tensor]
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """In float32 at least."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:

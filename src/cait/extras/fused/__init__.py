@@ -1,3 +1,4 @@
-"""Attention with talking heads by a Triton kernel, for a GPU: --model.fields.attention_backend fused."""
+"""Faster attention with talking heads: --model.fields.attention_backend recompute, or fused on a GPU."""
 
-ATTENTION_BACKENDS = {"fused": "cait.extras.fused.backend:Fused"}
+ATTENTION_BACKENDS = {"recompute": "cait.extras.fused.recompute:Recompute", "fused": "cait.extras.fused.backend:Fused"}
+"""The last that is the best for the device and the shape is taken."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from cait.extras.fused import kernels
-from cait.model.recompute import TalkingHeads, heads_first, no_autocast, padded, scaled_product
+from cait.extras.fused.recompute import TalkingHeads, heads_first, no_autocast, padded, scaled_product
 
 
 class Tile(NamedTuple):

@@ -30,6 +30,8 @@ class Fused:
 
     def is_best(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> bool:
         """Whether "fused" runs here, is the fastest, and is right."""
+        if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+            return False  # Triton takes long to import
         if self.refusal(device, dtype, heads):
             return False
         if FASTEST.get(torch.cuda.get_device_capability(device), "fused") != "fused":

@@ -26,7 +26,6 @@ from cait.extras.replay import contact_sheet
 from cait.extras.replay.step_record import KeptRows, StepRecord
 from cait.extras.replay.training_batches import TrainingBatches
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
-from cait.run import rundir
 from cait.train.step_seed import StepSeed
 
 NEVER = 2**31

@@ -18,7 +18,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.extras.clock import Clock, duration
 from cait.extras.gmacs import forward_gmacs
 from cait.extras.screen.doubts import checkpoint_bytes, doubts, peak_rate
-from cait.model import network, talking_heads
+from cait.model import attention, network
 
 MEASURED_STEPS = range(10, 20)
 """Steps of a process whose pace gives the estimate of its time. The ones before start workers and choose kernels."""
@@ -67,7 +67,7 @@ class Banner(ModelSummary):
         scaled = f" = {schedule.lr:.3g} × {images:,} / {schedule.lr_base_size}" if schedule.lr_base_size else ""
         epochs = f"{trainer.max_epochs} epochs, " if trainer.max_steps < 0 else ""
         steps, peak = int(trainer.estimated_stepping_batches), peak_rate(trainer)
-        attention = talking_heads.in_use(pl_module.model, pl_module.device)
+        backends = attention.in_use(pl_module.model, pl_module.device)
         rows = {
             "model": f"{pl_module.name}, {parameters:,} parameters{cost}",
             "data": data.summary(),
@@ -76,7 +76,7 @@ class Banner(ModelSummary):
             "batch": f"{images:,} = {processes} process{'es' * (processes > 1)} × {data.batch_size} images"
             + (f" × {accumulated} accumulated" if accumulated > 1 else ""),
             "length": f"{epochs}{steps:,} steps; peak learning rate {peak:.3g}{scaled}",
-            "device": f"{device}, {trainer.precision}" + (f", {attention} attention" if attention else ""),
+            "device": f"{device}, {trainer.precision}" + (f", {backends} attention" if backends else ""),
         }
         if self.run_dir:
             needed, free = checkpoint_bytes(trainer, pl_module), shutil.disk_usage(self.run_dir).free

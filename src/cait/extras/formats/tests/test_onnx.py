@@ -82,7 +82,7 @@ def test_a_run_is_exported_and_without_this_extra_refused(
     out, err = capfd.readouterr()
     assert out.splitlines()[0] == "logs/a/export/model.onnx"
     assert err == ""
-    kept = {name: module for name, module in plugins.extras().items() if name != "onnx"}
+    kept = {name: module for name, module in plugins.extras().items() if name != "formats"}
     monkeypatch.setattr(plugins, "extras", lambda: kept)
     with pytest.raises(SystemExit) as stop:
         main(["export", "a", "--format", "onnx"])

@@ -1,4 +1,4 @@
-"""Backward passes that compute again what others save: of attention with talking heads, and of a linear layer of GELUs.
+"""Attention with talking heads whose backward pass computes again what autograd would save.
 
 Shapes: B images, N tokens, h heads (g after mixing), k = embed_dim / h channels a head; a map is [B·h, N, columns].
 """
@@ -9,19 +9,23 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def mix_heads(maps_BhNN: Tensor, weight_hh: Tensor, bias_h: Tensor) -> Tensor:
-    """Apply an h×h linear map over the heads: out[b,g,n,m] = Σ_h W[g,h] maps[b,h,n,m] + bias[g].
+class Recompute:
+    """See `cait.model.talking_heads.Backend`: "recompute" runs everywhere."""
 
-    One matrix product over [B, h, N·N]. nn.Linear would need the heads last, and so a copy of the maps.
-    """
-    batch, heads = maps_BhNN.shape[:2]
-    mixed = torch.baddbmm(bias_h[:, None], weight_hh.expand(batch, heads, heads), maps_BhNN.flatten(2))
-    return mixed.view_as(maps_BhNN)
+    def refusal(self, device: torch.device, dtype: torch.dtype, heads: int) -> str | None:
+        return None
+
+    def is_best(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> bool:
+        return True
+
+    def __call__(
+        self, qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
+    ) -> Tensor:
+        return TalkingHeads.apply(qkv, weight_l, bias_l, weight_w, bias_w, scale)
 
 
 class TalkingHeads(torch.autograd.Function):
@@ -75,7 +79,7 @@ class TalkingHeads(torch.autograd.Function):
             dV = _mix(mix_w, P).transpose(1, 2) @ dO
             dA = dO @ v.transpose(1, 2)
             dO_sum = _token_sum(dO, B)
-            d_bias_w = precise(dO_sum * _token_sum(v, B)).view(B, h, -1).sum(dim=(0, 2))
+            d_bias_w = _precise(dO_sum * _token_sum(v, B)).view(B, h, -1).sum(dim=(0, 2))
             d_weight_w = _outer(dA, P, h)
             dP = _mix(mix_w.transpose(1, 2), dA)
             del dA
@@ -92,32 +96,15 @@ class TalkingHeads(torch.autograd.Function):
         return d_qkv, *(grad.to(of.dtype) for grad, of in zip(gradients, parameters, strict=True)), None
 
 
-class GeluLinear(torch.autograd.Function):
-    """gelu(x) Wᵀ + b. It saves x alone and computes gelu(x) again in the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return F.linear(F.gelu(x), weight, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        flat = d_out.flatten(0, -2)
-        d_weight = flat.t() @ F.gelu(x).flatten(0, -2)
-        return torch.ops.aten.gelu_backward(d_out @ weight, x), d_weight, flat.sum(dim=0)
-
-
 def no_autocast(x: Tensor) -> Any:
     """Turn autocast off: its softmax returns float32, which takes twice the memory and is then rounded again."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
-def precise(x: Tensor) -> Tensor:
+def _precise(x: Tensor) -> Tensor:
     """x in float32 at least."""
-    return x if x.dtype == torch.float32 else x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _mixers(batch: int, dtype: torch.dtype, *weights_hh: Tensor) -> list[Tensor]:
@@ -159,7 +146,7 @@ def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
 def _outer(a: Tensor, b: Tensor, heads: int) -> Tensor:
     """Sum a[g] b[h] over images and places of maps [B·h, N, N]: [h, h] in float32 or more."""
     products = a.view(-1, heads, a[0].numel()) @ b.view(-1, heads, b[0].numel()).transpose(1, 2)
-    return precise(products).sum(dim=0)
+    return _precise(products).sum(dim=0)
 
 
 def _per_channel(bias_h: Tensor, heads: Tensor) -> Tensor:
