@@ -46,14 +46,14 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop, v2
 
 from cait import seeds
 from cait.cli import main as cait_main
-from cait.data import decode
-from cait.data.augment import resize
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import seed_generators
 from cait.data.loader import Backend
-from cait.data.ops import on_arrays
 from cait.data.sampler import Key
 from cait.errors import UserError
+from cait.extras.fast_input import decode
+from cait.extras.fast_input.augment import resize
+from cait.extras.fast_input.ops import on_arrays
 
 SIZE, CLASSES, FILE_BYTES = 224, 4, 100_000
 A_TURN = 45

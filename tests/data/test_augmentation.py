@@ -26,7 +26,6 @@ from torchvision import transforms
 from cait import seeds
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import TrainImages, seed_generators
-from cait.data.decode import DecodedImage
 from cait.data.listing import Files
 from cait.data.reading import UnreadableImages, load_rgb
 from cait.data.sampler import Key
@@ -113,8 +112,9 @@ def assert_pixels(images: Path, settings: dict, transform: Callable[[Image.Image
         image = trained_on(exact, key)
         assert torch.equal(image, reference)
         moved = moved or not torch.equal(image, trained_on(plain, key))
-        (pixels, erased), _ = fast.train_images[key]
-        difference = (fast.normalize_and_erase(pixels[None])[0] - reference).abs() * std * 255
+        item, _ = fast.train_images[key]
+        pixels, erased = item if fast.pipeline else (item, None)
+        difference = (finished(fast, (pixels, None) if fast.pipeline else pixels) - reference).abs() * std * 255
         if erased is not None:  # whose noise is another
             _, top, left, height, width = erased
             difference[:, top : top + height, left : left + width] = 0
@@ -348,7 +348,7 @@ def timms_boxes(count: int) -> np.ndarray:
 
 def images_of(image: Image.Image, data: ImageNetDataModule, count: int, seed: int) -> Iterator[Tensor]:
     """The image as it comes in each of `count` epochs."""
-    opened = image if data.backend == "timm" else DecodedImage(np.asarray(image))
+    opened = data.pipeline.open(image, "", True) if data.pipeline else image
     source = TrainImages(Files([("", 0)]), lambda *_: opened, data.train_transform, seed, UnreadableImages(None, 0))
     return (finished(data, source[epoch, 0, 0][0]) for epoch in range(count))
 
@@ -408,7 +408,7 @@ def operations(augment: RandAugment, draws: Iterable[Any]) -> list[list[Operatio
 
 def our_operations(count: int, seed: int, **settings: object) -> list[list[Operation]]:
     data = ImageNetDataModule(**(SHIPPED | dict(img_size=SIDE, erase_prob=0.0) | settings))
-    parts = data.train_transform.transforms if data.backend == "timm" else data.train_transform.array_ops
+    parts: Any = data.train_transform.array_ops if data.pipeline else data.train_transform.transforms
     (augment,) = (part for part in parts if isinstance(part, RandAugment))
     return operations(augment, images_of(Image.new("RGB", (8, 8)), data, count, seed))
 

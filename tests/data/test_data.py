@@ -22,10 +22,9 @@ from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor
 
-from cait import seeds
+from cait import plugins, seeds
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
-from cait.data.decode import choose
 from cait.data.digits import write_digits
 from cait.data.folder import scan
 from cait.data.listing import Files
@@ -409,6 +408,14 @@ def pictures_as_people_have_them(photographs: list[Image.Image], root: Path, pre
             photo.convert("LA").save(folder / "c.png")
 
 
+def readable(backend: Any) -> None:
+    """Skip the test where this backend does not work."""
+    try:
+        _ = ImageNetDataModule(backend=backend).pipeline
+    except UserError as error:
+        pytest.skip(str(error))
+
+
 class OwnTransform(ImageNetDataModule):
     def make_train_transform(self) -> Any:
         return self.preprocessing.transform()
@@ -416,8 +423,8 @@ class OwnTransform(ImageNetDataModule):
 
 @pytest.mark.parametrize("backend", ["nvimgcodec", "torchvision", "pillow", "timm", "own"])
 def test_every_path_sees_what_people_see(photographs: list[Image.Image], tmp_path: Path, backend: str) -> None:
-    if backend == "nvimgcodec" and choose("auto") != "nvimgcodec":
-        pytest.skip("nvImageCodec is not installed")
+    if backend != "own":
+        readable(backend)
     found: list[list[Tensor]] = []
     for prepared in (False, True):
         root = tmp_path / str(prepared)
@@ -451,16 +458,41 @@ def test_decoded_images_keep_their_alpha_channel_and_orientation_in_shards(photo
 
 
 @pytest.mark.parametrize(("suffix", "backend", "words"), [
-    ("png", "auto", "Pillow decodes"),
+    ("png", "pillow", "Pillow decodes"),
+    ("png", "torchvision", "Pillow decodes"),
     ("jpg", "torchvision", "torchvision decodes JPEG files"),
     ("png", "timm", "timm's own transform"),
 ])  # fmt: skip
 def test_what_reads_the_images_is_told_of_those_that_are_there(
     tmp_path: Path, suffix: str, backend: str, words: str
 ) -> None:
+    readable(backend)
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         for number in range(2):
             Image.new("L", (8, 8)).save(tmp_path / name / f"{number}.{suffix}")
     data = ImageNetDataModule(str(tmp_path), backend=backend)  # type: ignore[arg-type]
     assert data.how_read().startswith(words)
+
+
+def test_without_an_extra_for_it_timm_reads_the_images(
+    mixed_root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    data, state = module(mixed_root, num_workers=1), module(mixed_root, backend="timm").state_dict()
+    state["depends_on"]["pixels by"] = "another"
+    monkeypatch.setattr(plugins, "extras", dict)
+    data.setup("fit")
+    theirs = module(mixed_root, backend="timm")
+    theirs.setup("fit")
+    assert torch.equal(next(iter(data.train_dataloader()))[0], next(iter(theirs.train_dataloader()))[0])
+    assert data.how_read() == "timm's own transform"
+    for one in (data, theirs):
+        one.trainer = Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False)
+        one.trainer.training = True
+    data.load_state_dict(state)
+    assert "the run's pixels were by another, an extra that is gone; timm's are nearly the same" in caplog.text
+    with pytest.raises(UserError, match="pixels by was another, is timm"):
+        theirs.load_state_dict(state)
+    with pytest.raises(UserError, match="backend pillow needs an extra that is not here; auto takes timm's transform"):
+        module(mixed_root, backend="pillow").setup("fit")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +13,22 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from cait import cores, disk, plugins, seeds
-from cait.data import augment, decode, folder
-from cait.data.augment import Augment, NormalizeAndErase
-from cait.data.dataset import EvalImages, Samples, TrainImages, Unlabelled, collate, known_labels
+from cait.data import folder
+from cait.data.dataset import EvalImages, Samples, TrainImages, Unlabelled, known_labels
 from cait.data.global_batch import batches_a_step, images_a_batch
 from cait.data.listing import Files
 from cait.data.loader import Loader, Loading, TrainLoader, processes
 from cait.data.reading import RawImage, UnreadableImages, check_headers, load_rgb
 from cait.data.sampler import Order, Published, ShardSampler, TrainBatchSampler
 from cait.data.source import DataSource, FolderSource, Splits, open_source
-from cait.data.transforms import Augmentation, Mixing, Preprocessing
+from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing, TrainPipeline
 from cait.errors import UserError
 from cait.settings import Given, flat
 
-HOW_READ = {
-    "nvimgcodec": "nvImageCodec decodes only the crop of JPEG files",
-    "torchvision": "torchvision decodes JPEG files (nvidia-nvimgcodec-cu13 would be faster)",
-    "pillow": "Pillow decodes",
-    "timm": "timm's own transform",
-}
+PIXELS = "pixels by"
 ORDER = "order of the images"
 """Earlier checkpoints lack this key: their order is "published"."""
 CHECKED_IMAGES = 20_000
@@ -93,7 +88,6 @@ class ImageNetDataModule(LightningDataModule):
         self.root = splits.root.rstrip("/") if "://" in splits.root else Path(splits.root)
         self.img_size, self.seed, self.check_resume = preprocessing.img_size, seed, check_resume
         self.normalize_and_erase = NormalizeAndErase(preprocessing.mean, preprocessing.std)
-        self.backend = "timm" if loading.backend == "timm" else decode.choose(loading.backend)
         self.batch_size, self.eval_batch_size = loading.batch_size, loading.eval_batch_size or loading.batch_size
         self.decode_once, self.num_workers, self.repeats = loading.decode_once, loading.num_workers, loading.repeats
         self.predict_root = Path(predict_root) if predict_root else None
@@ -121,7 +115,7 @@ class ImageNetDataModule(LightningDataModule):
         the device. To stay exact on resume, it draws only from the global generators of `random`, numpy and
         torch: they are seeded for each image.
         """
-        return self.augmentation.transform(self.preprocessing, self.backend)
+        return self.pipeline or self.augmentation.transform(self.preprocessing)
 
     def make_eval_transform(self) -> Callable[[Image.Image], Tensor]:
         """Return the evaluation transform; override it in a subclass. Called once, on first use.
@@ -129,6 +123,22 @@ class ImageNetDataModule(LightningDataModule):
         It takes and returns what a training transform of your own does, without randomness.
         """
         return self.preprocessing.transform()
+
+    @cached_property
+    def pipeline(self) -> TrainPipeline | None:
+        """What an extra brings in place of timm's training transform, unless `backend` is "timm".
+
+        Raises:
+            UserError: the extra cannot read the images with `backend`, or there is none.
+        """
+        backend = self.loading.backend
+        if backend == "timm":
+            return None
+        for offer in plugins.of_kind("train_pipeline"):
+            return offer(backend, self.preprocessing, self.augmentation)
+        if backend != "auto":
+            raise UserError(f"data.backend {backend} needs an extra that is not here; auto takes timm's transform")
+        return None
 
     @property
     def has_own_eval_transform(self) -> bool:
@@ -180,8 +190,8 @@ class ImageNetDataModule(LightningDataModule):
         self.val_images = EvalImages(held_out, self.eval_transform, self.unreadable, self.preprocessing.reading)
         self.predict_samples = held_out
         if stage in ("fit", None):
-            transform = self.train_transform
-            open_image = transform.open if isinstance(transform, Augment) else self._open_rgb
+            transform, pipeline = self.train_transform, self.pipeline
+            open_image = pipeline.open if pipeline and transform is pipeline else self._open_rgb
             self.train_images = TrainImages(self._wrapped(train), open_image, transform, self.seed, self.unreadable)
         if stage == "fit":
             for samples in (train, val):
@@ -216,18 +226,11 @@ class ImageNetDataModule(LightningDataModule):
 
     def how_read(self) -> str:
         """What decodes the training images."""
-        own = type(self).make_train_transform is not ImageNetDataModule.make_train_transform
-        if own:
+        if type(self).make_train_transform is not ImageNetDataModule.make_train_transform:
             return "a training transform of your own"
-        how = HOW_READ[self.backend if self.backend == "timm" or self._may_be_jpeg() else "pillow"]
+        how = self.pipeline.how_read(self.source.train) if self.pipeline else "timm's own transform"
         shrink = self.preprocessing.reading.shrink
         return how if shrink is None else f"Pillow halves large images down to {shrink} pixels; of others {how}"
-
-    def _may_be_jpeg(self) -> bool:
-        """Whether any of up to a thousand training images has a name that ends as JPEG files do, or no suffix."""
-        samples = self.source.train
-        kinds = {Path(samples.name(i)).suffix.lower() for i in range(0, len(samples), 1 + len(samples) // 1000)}
-        return bool(kinds & {".jpg", ".jpeg", ""})
 
     def check_channels(self, channels: int) -> None:
         """Raise UserError if our transforms cannot give a network images of so many channels."""
@@ -267,7 +270,7 @@ class ImageNetDataModule(LightningDataModule):
             "seed": self.seed,
             "repeats": self.repeats,
             "decode_once": self.decode_once,
-            "pixels by": "timm" if self.backend == "timm" else "cait",  # in checkpoints: scripts/rename.py leaves it
+            PIXELS: self.pipeline.name if self.pipeline else "timm",
             "images a batch, over all processes": self.batch_size
             * (trainer.world_size if trainer else 1)
             * whole_steps,
@@ -297,7 +300,9 @@ class ImageNetDataModule(LightningDataModule):
             return
         for name, value in self.state_dict()["depends_on"].items():
             theirs = state_dict["depends_on"].get(name, "published" if name == ORDER else value)
-            if theirs != value:
+            if name == PIXELS and theirs != value == "timm" and self.loading.backend == "auto":
+                rank_zero_info(f"the run's pixels were by {theirs}, an extra that is gone; timm's are nearly the same")
+            elif theirs != value:
                 raise UserError(
                     f"the checkpoint is of a run with other data or settings: {name} was {theirs}, is {value}; "
                     "to continue anyway add --data.check_resume false"
@@ -333,11 +338,8 @@ class ImageNetDataModule(LightningDataModule):
                 f"{len(self.train_images)} training images do not fill one batch of "
                 f"{self.batch_size} on {world_size} process(es); lower --data.batch_size"
             )
-        ours = isinstance(self.train_transform, Augment)
-        # Other transforms may give float32.
-        settings = (
-            self._loading(augment.collate, self.batch_size) if ours else self._loading(collate, self.batch_size, 4)
-        )
+        bytes_a_value = 1 if self.train_transform is self.pipeline else 4  # others may give float32
+        settings = self._loading(self.batch_size, bytes_a_value)
         return TrainLoader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
 
     def class_counts(self) -> list[int]:
@@ -371,7 +373,7 @@ class ImageNetDataModule(LightningDataModule):
         rank, world_size = self.rank_and_world()
         if len(images) < world_size:  # a process without a batch would not join in adding up the metrics
             raise UserError(f"{len(images)} {purpose} images cannot be shared out over {world_size} processes")
-        settings = self._loading(collate, self.eval_batch_size)
+        settings = self._loading(self.eval_batch_size)
         sampler = ShardSampler(len(images), rank, world_size)
         return Loader(images, batch_size=self.eval_batch_size, sampler=sampler, **settings)
 
@@ -409,14 +411,13 @@ class ImageNetDataModule(LightningDataModule):
         """Loader processes for each of the `processes` that train on this node."""
         return self.num_workers if self.num_workers is not None else min(16, cores.share(processes))
 
-    def _loading(self, collate_fn: Callable[..., Any], batch_size: int, itemsize: int = 1) -> dict[str, Any]:
-        """Settings of a loader; `itemsize` is the bytes of a value in its images."""
+    def _loading(self, batch_size: int, bytes_a_value: int = 1) -> dict[str, Any]:
+        """Settings of a loader whose images have values of so many bytes."""
         processes = self.processes()
-        workers, size = processes["num_workers"], batch_size * 3 * self.img_size**2 * itemsize
-        offers = plugins.of_kind("batch_memory") if workers else []
-        memories = [offer(workers, self.loading.prefetch, size) for offer in offers]
+        workers, size = processes["num_workers"], batch_size * 3 * self.img_size**2 * bytes_a_value
+        collates = [offer(workers, self.loading.prefetch, size) for offer in plugins.of_kind("collate")]
         return processes | dict(
-            collate_fn=partial(collate_fn, memory=next(filter(None, memories), None)),
+            collate_fn=next(iter(collates), default_collate),
             prefetch_factor=self.loading.prefetch if workers else None,
             finish=None if self.trainer is not None else self._normalized,
             persistent_workers=workers > 0,

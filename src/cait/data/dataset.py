@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cait import seeds
-from cait.data.loader import BatchMemory, batch
 from cait.data.reading import AS_SEEN, RawImage, Reading, UnreadableImageError, UnreadableImages, load_rgb
 from cait.data.sampler import Key
 from cait.errors import UserError
@@ -208,9 +207,3 @@ class EvalImages(Dataset[tuple[Tensor, int]]):
 def channels_last(pixels: Tensor) -> Tensor:
     """uint8 [3, S, S] as [S, S, 3], which workers send on; float32 stays as it is."""
     return pixels.permute(1, 2, 0) if pixels.dtype == torch.uint8 else pixels
-
-
-def collate(samples: list[tuple[Tensor, int]], memory: BatchMemory | None = None) -> tuple[Any, Any]:
-    """Images [B, ...] and labels [B]."""
-    images, labels = zip(*samples, strict=True)
-    return batch([*images], [*labels], memory)

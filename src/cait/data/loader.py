@@ -8,29 +8,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from cait.data.sampler import TrainBatchSampler
 from cait.errors import UserError
 from cait.settings import check_at_least, check_choice
 
 Backend = Literal["auto", "nvimgcodec", "torchvision", "pillow", "timm"]
-
-
-class BatchMemory(Protocol):
-    """Where loader workers hand over their batches, instead of in PyTorch's way. An extra may provide one."""
-
-    def stack(self, images: list[Tensor]) -> Any:
-        """A batch [B, ...], as what a worker sends."""
-        ...
-
-    def labels(self, labels: list[int]) -> Any:
-        """The labels [B] of a batch, likewise."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -52,9 +39,9 @@ class Loading:
     """The batch of one process in validation, test and prediction; None means `batch_size`."""
     backend: Backend = "auto"
     """What reads the training images. "nvimgcodec" decodes only the crop of JPEG files, "torchvision" and "pillow"
-    decode all of it. These three give the same pixels, and "auto" takes the first that is installed. They make timm's
-    random draws and nearly its pixels: see `cait.data.augment.Augment`. "timm" is timm's own transform, to the last
-    bit. Evaluation always uses timm's pixels."""
+    decode all of it. These three are an extra, give the same pixels, and "auto" takes the first that is installed. They
+    make timm's random draws and nearly its pixels. "timm" is timm's own transform, to the last bit. Evaluation always
+    uses timm's pixels."""
     repeats: int = 3
     """Repeated augmentation: how often each sampled image occurs in an epoch, each time augmented anew. The epoch stays
     as long as without it."""
@@ -121,13 +108,6 @@ class TrainLoader(Loader):
         assert isinstance(sampler, TrainBatchSampler)
         sampler.epoch, sampler.first_batch = self.position()
         yield from super().__iter__()
-
-
-def batch(images: list[Tensor], labels: list[int], memory: BatchMemory | None) -> tuple[Any, Any]:
-    """Images [B, ...] and labels [B], in `memory` if there is one."""
-    if memory is None:
-        return default_collate(images), torch.tensor(labels)
-    return memory.stack(images), memory.labels(labels)
 
 
 def processes(workers: int, under_trainer: bool) -> dict[str, Any]:

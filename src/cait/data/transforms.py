@@ -5,24 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
+from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup, create_transform
+from timm.data.transforms import str_to_interp_mode
 from torch import Tensor
-from torchvision.transforms import Compose
+from torchvision.transforms import Compose, RandomCrop, Resize
 
-from cait.data.augment import Augment, OwnOperation, simple_crop
-from cait.data.decode import Decoder
-from cait.data.reading import AS_SEEN, Reading
-from cait.errors import UserError
+from cait.data.dataset import Samples
+from cait.data.reading import AS_SEEN, RawImage, Reading
+from cait.errors import UserError, kind_and_place
+from cait.references import is_path, locate
 from cait.settings import Settings, check_at_least, check_choice, check_share, values
 
 TrainCrop = Literal["resized", "simple"]
 MixMode = Literal["batch", "pair", "elem"]
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+PADDING = 4
+"""Pixels that DeiT III adds around an image before it crops."""
+Erased = tuple[int, int, int, int, int]
+"""seed of the noise, and the box that it fills: top, left, height, width in pixels"""
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ class Augmentation:
             raise UserError(f"ratio must be two numbers above 0, the smaller first, got {list(self.ratio)}")
         self._check_color_jitter()
         try:
-            create_transform(224, is_training=True, **self._timms())
+            create_transform(224, is_training=True, **self.timms())
         except (AssertionError, KeyError, ValueError) as error:
             raise UserError(f"bad augmentation settings (auto_augment {self.auto_augment!r}): {error}") from error
 
@@ -143,23 +149,25 @@ class Augmentation:
         if jitter is not None and policy and "3a" not in policy:
             rank_zero_info(f"color_jitter {jitter} is left out beside auto_augment {policy}, as in timm")
 
-    def transform(self, preprocessing: Preprocessing, backend: Decoder | Literal["timm"]) -> Augment | Compose:
-        """The training transform: timm's own, or ours, which decodes with `backend`.
+    def transform(self, preprocessing: Preprocessing) -> Compose:
+        """timm's training transform, from a PIL image to float32 [3, img_size, img_size], normalised.
 
         Raises:
             UserError: one of `augment_ops` cannot be imported.
         """
-        settings = preprocessing.timms() | self._timms()
-        simple, own_ops = self.train_crop == "simple", [OwnOperation(path) for path in self.augment_ops or ()]
-        if backend != "timm":
-            return Augment(backend, preprocessing.reading, simple, own_ops, **settings)
-        stages = create_transform(is_training=True, separate=True, **settings)
+        stages = create_transform(is_training=True, separate=True, **preprocessing.timms(), **self.timms())
         first, policy, final = (stage.transforms for stage in stages)
-        if simple:
-            first[:1] = simple_crop(preprocessing.img_size, preprocessing.interpolation)
-        return Compose([*first, *policy, *own_ops, *final])
+        if self.train_crop == "simple":
+            size, resample = preprocessing.img_size, str_to_interp_mode(preprocessing.interpolation)
+            first[:1] = [Resize(size, resample), RandomCrop(size, padding=PADDING, padding_mode="reflect")]
+        return Compose([*first, *policy, *self.own_operations(), *final])
 
-    def _timms(self) -> dict[str, Any]:
+    def own_operations(self) -> list[OwnOperation]:
+        """What `augment_ops` names. Raises UserError if one of them cannot be imported."""
+        return [OwnOperation(path) for path in self.augment_ops or ()]
+
+    def timms(self) -> dict[str, Any]:
+        """Arguments of timm's `create_transform` that training alone has."""
         return dict(
             scale=self.scale,
             ratio=self.ratio,
@@ -169,6 +177,92 @@ class Augmentation:
             re_prob=self.erase_prob,
             re_mode="pixel",
         )
+
+
+class TrainPipeline(Protocol):
+    """A training transform that opens the images itself; an extra may bring one that is faster than timm's."""
+
+    name: str
+    """What a checkpoint says the pixels are by; a run does not resume with another's."""
+    backend: str
+    """The `data.backend` that it is."""
+
+    def open(self, raw: RawImage, name: str, whole: bool) -> Any:
+        """Open an image for one crop, or decode it `whole`, once, for several. Raises UnreadableImageError.
+
+        Args:
+            name: name in errors of an image that has no path.
+        """
+        ...
+
+    def __call__(self, opened: Any) -> tuple[Tensor, Erased | None]:
+        """Augmented pixels, uint8 [S, S, 3], and what to erase when the batch is normalised."""
+        ...
+
+    def how_read(self, samples: Samples) -> str:
+        """What decodes these images, in a few words."""
+        ...
+
+
+class OwnOperation:
+    """An augmentation operation of the user's, a function from PIL image to PIL image.
+
+    Args:
+        path: where it is, as "package.module:function".
+
+    Raises:
+        UserError: there is no such function.
+    """
+
+    def __init__(self, path: str) -> None:
+        if not is_path(path):
+            raise UserError(f"augment_ops takes names such as package.module:function, got {path!r}")
+        self.path, self.function = path, locate(path)
+        if not callable(self.function):
+            raise UserError(f"augment_ops: {path} is not a function")
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """Apply it to an RGB image. Raises UserError if it returns anything but an image of the same size."""
+        try:
+            changed = self.function(image)
+        except Exception as error:
+            raise UserError(f"augment_ops: {self.path} failed: {kind_and_place(error)}") from error
+        if not isinstance(changed, Image.Image) or changed.size != image.size:
+            size = f" of {changed.size}" if isinstance(changed, Image.Image) else ""
+            raise UserError(
+                f"augment_ops: {self.path} must return a PIL image of {image.size}, "
+                f"it returned {type(changed).__name__}{size}"
+            )
+        return changed.convert("RGB")
+
+
+class NormalizeAndErase:
+    """Finish a batch on its device: float32, normalised, boxes filled with noise.
+
+    Args:
+        mean: for each channel, of pixels in [0, 1].
+        std: the same.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        self.mean, self.std = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+
+    def __call__(self, images: Tensor, erased: Sequence[tuple[int, Erased]] = ()) -> Tensor:
+        """uint8 [B, S, S, 3] to float32 [B, 3, S, S].
+
+        Args:
+            erased: (place in the batch, box); each box has noise of its own seed, whatever the batch.
+        """
+        device = images.device
+        if self.mean.device != device:  # once: the copy waits for the device
+            self.mean, self.std = self.mean.to(device), self.std.to(device)
+        images = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+        images = images.div_(255).sub_(self.mean).div_(self.std)
+        noise = torch.Generator(device)
+        for place, (seed, top, left, height, width) in erased:
+            box = images[place, :, top : top + height, left : left + width]
+            box.copy_(torch.randn(box.shape, generator=noise.manual_seed(seed), device=device))
+        return images
 
 
 @dataclass(frozen=True)

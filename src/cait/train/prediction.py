@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from cait import ckpt
-from cait.data.augment import NormalizeAndErase
 from cait.data.dataset import channels_last
 from cait.data.reading import RawImage, Reading, load_rgb
-from cait.data.transforms import Preprocessing
+from cait.data.transforms import NormalizeAndErase, Preprocessing
 from cait.errors import UserError
 from cait.settings import group
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from torchvision.ops import masks_to_boxes
 
 from cait import seeds
-from cait.data.augment import Augment
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import TrainImages
 from cait.data.loader import TrainLoader
@@ -154,7 +153,7 @@ class TrainingBatches:
     def _erased(self, keys: list[Key], raw: Any) -> dict[int, Box]:
         """The erased box by place in the batch."""
         images, transform = self.data.train_images, self.data.train_transform
-        if isinstance(transform, Augment):
+        if transform is self.data.pipeline:
             return {place: tuple(box) for place, (_, *box) in raw[2]}
         erasing = getattr(transform, "transforms", [None])[-1]
         if not isinstance(erasing, RandomErasing):

@@ -41,9 +41,9 @@ def advice(data: ImageNetDataModule, processes: int, world_size: int) -> str:
     workers, cores = data.workers(processes), share(processes)
     if workers < cores:
         return f"each process has {cores} cores and num_workers is {workers}; try --data.num_workers {cores}"
-    if data.backend in ("torchvision", "pillow"):
+    if data.pipeline and data.pipeline.backend in ("torchvision", "pillow"):
         return "nvidia-nvimgcodec-cu13 decodes faster, with the same pixels"
-    if data.backend == "timm":
+    if data.loading.backend == "timm":
         return "--data.backend auto is about twice as fast as timm's own transform"
     if data.repeats > 1 and world_size > 1 and not data.decode_once:
         return "--data.decode_once true decodes an image once for all its repeats"

@@ -12,13 +12,12 @@ import torch
 import yaml
 from encoded_image import encoded
 from harness import LIMIT, start
-from PIL import Image, ImageOps
+from PIL import Image
 from torch.utils.data import Dataset
 
 import cait
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import MapSamples
-from cait.data.decode import open_image
 from cait.data.listing import Files
 from cait.data.reading import Reading, UnreadableImageError, load_rgb
 from cait.data.source import DataSource, SplitSource
@@ -58,24 +57,6 @@ def test_what_a_jpeg_decoder_halves_is_nearly_the_mean_of_the_pixels(
         assert halved.size == whole.size == (82, 55)
         difference = np.abs(np.asarray(halved, float) - np.asarray(whole, float))
         assert 0 < difference.mean() < 1.5
-
-
-@pytest.mark.parametrize("decoder", ["nvimgcodec", "torchvision", "pillow"])
-def test_every_decoder_gives_the_same_halved_pixels(decoder: str, photographs: list[Image.Image]) -> None:
-    if decoder == "nvimgcodec":
-        pytest.importorskip("nvidia.nvimgcodec")
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    for photo in (photographs[0], photographs[1].resize((90, 61))):  # large and small
-        for exif in (None, turned):
-            data = encoded(photo, quality=90, **({"exif": exif} if exif else {}))
-            expected = load_rgb(BytesIO(data), reading=SMALL)
-            upright = ImageOps.exif_transpose(Image.open(BytesIO(data)))
-            assert (expected.width > expected.height) == (upright.width > upright.height)
-            for whole in (True, False):
-                image = open_image(BytesIO(data), "it", whole, decoder, SMALL)  # type: ignore[arg-type]
-                assert image.size == expected.size
-                np.testing.assert_array_equal(image.crop((0, 0, *image.size[::-1])), np.asarray(expected))
 
 
 def folder_of(root: Path, photographs: list[Image.Image]) -> Files:

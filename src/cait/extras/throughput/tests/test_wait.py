@@ -11,7 +11,8 @@ import pytest
 from starving import Time, train_starving
 
 from cait import ImageNetDataModule, cores
-from cait.data import decode, loader
+from cait.data import loader
+from cait.errors import UserError
 from cait.extras import clock as run_clock
 from cait.extras.clock import Clock
 from cait.extras.throughput.wait import WaitHint, advice
@@ -66,12 +67,15 @@ def test_the_advice_is_what_would_help(
     world_size: int,
     words: str,
 ) -> None:
-    if settings.get("backend") == "nvimgcodec" and decode.choose("auto") != "nvimgcodec":
-        pytest.skip("nvImageCodec is not installed")
+    data = ImageNetDataModule(root=str(digits_root), **settings)
+    try:
+        _ = data.pipeline
+    except UserError as error:
+        pytest.skip(str(error))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr(cores, "quota", lambda: math.inf)
     monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
-    assert words in advice(ImageNetDataModule(root=str(digits_root), **settings), processes, world_size)
+    assert words in advice(data, processes, world_size)
 
 
 def test_processes_that_slurm_has_bound_are_not_told_to_use_each_others_cores(

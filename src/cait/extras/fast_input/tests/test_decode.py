@@ -14,10 +14,10 @@ from encoded_image import encoded
 from harness import python, script
 from PIL import ExifTags, Image, ImageOps
 
-from cait.data import decode
-from cait.data.decode import Decoder, JpegStream, open_image
 from cait.data.reading import PUBLISHED, Reading, load_rgb
 from cait.errors import UserError
+from cait.extras.fast_input import decode
+from cait.extras.fast_input.decode import Decoder, JpegStream, open_image
 
 
 def installed() -> list[Any]:
@@ -338,11 +338,27 @@ def test_narrow_boxes_of_subsampled_noise(decoder: Decoder) -> None:
                     np.testing.assert_array_equal(pixels, expected[top:bottom, left:right])
 
 
+@DECODERS
+def test_every_decoder_gives_the_same_halved_pixels(decoder: Decoder, photographs: list[Image.Image]) -> None:
+    turned, small = Image.Exif(), Reading(shrink=50)
+    turned[0x0112] = 6
+    for photo in (photographs[0], photographs[1].resize((90, 61))):  # large and small
+        for exif in (None, turned):
+            data = encoded(photo, quality=90, **({"exif": exif} if exif else {}))
+            expected = load_rgb(BytesIO(data), reading=small)
+            upright = ImageOps.exif_transpose(Image.open(BytesIO(data)))
+            assert (expected.width > expected.height) == (upright.width > upright.height)
+            for whole in (True, False):
+                image = open_image(BytesIO(data), "it", whole, decoder, small)
+                assert image.size == expected.size
+                np.testing.assert_array_equal(image.crop((0, 0, *image.size[::-1])), np.asarray(expected))
+
+
 HUGE = """
 import json, sys
 from pathlib import Path
 from torch.utils.data import DataLoader
-from cait.data.decode import open_image
+from cait.extras.fast_input.decode import open_image
 
 def mebibytes(name):
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from timm.data.auto_augment import LEVEL_TO_ARG, NAME_TO_OP
 
-from cait.data.ops import on_arrays
+from cait.extras.fast_input.ops import on_arrays
 
 SHIFTS = [name for name in NAME_TO_OP if name.startswith(("Shear", "Translate"))]
 

@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from cait import ImageNetDataModule
-from cait.data.augment import collate
-from cait.extras.shared_memory.batches import SharedBatches
+from cait.extras.fast_input.batches import SharedBatches, collate
 
 SHAPE = (5, 6, 3)
 

@@ -1,4 +1,8 @@
-"""Shared memory in which workers hand over their batches, used again and again, as `cait.data.loader.BatchMemory`."""
+"""Memory in which workers hand over their batches, used again and again.
+
+PyTorch sends each batch in new memory, which the system must clear and map page by page: a tenth of a worker's time.
+That memory also lies in /dev/shm, which containers keep small.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,32 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 
+from cait.data.transforms import Erased
+
 KEYS = count()
 HELD = 3
 """Batches that a training process holds besides those that its workers have ready: one is in use, Lightning has
 fetched one ahead, and one is arriving."""
 MEMORIES: weakref.WeakValueDictionary[int, SharedBatches] = weakref.WeakValueDictionary()
+
+
+def collate(samples: list[tuple[Any, int]], memory: SharedBatches | None) -> tuple[Any, ...]:
+    """Images [B, ...] and labels [B], in `memory` if there is any; and what to erase.
+
+    Args:
+        samples: pairs of an image and its class. An image is a tensor, or a tensor and the box to erase.
+
+    Returns:
+        images and labels; and if the images came with boxes, a list of (place in the batch, box).
+    """
+    images, labels = map(list, zip(*samples, strict=True))
+    erased: list[list[tuple[int, Erased]]] = []
+    if isinstance(images[0], tuple):
+        erased = [[(place, box) for place, (_, box) in enumerate(images) if box]]
+        images = [pixels for pixels, _ in images]
+    if memory is None:
+        return default_collate(images), torch.tensor(labels), *erased
+    return memory.stack(images), memory.labels(labels), *erased
 
 
 class SharedBatches:

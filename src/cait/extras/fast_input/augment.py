@@ -1,0 +1,127 @@
+"""timm's training transform with less work: decode only the crop, stay in uint8 until the batch is on its device."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from timm.data import create_transform
+from timm.data.auto_augment import AugmentOp, AutoAugment, RandAugment
+from timm.data.random_erasing import RandomErasing
+from torch import Tensor
+from torchvision.transforms import RandomCrop
+
+from cait.data.dataset import Samples
+from cait.data.reading import RawImage
+from cait.data.transforms import PADDING, Augmentation, Erased, Preprocessing
+from cait.extras.fast_input.decode import Decoder, OpenImage, open_image
+from cait.extras.fast_input.ops import on_arrays
+
+HOW_READ = {
+    "nvimgcodec": "nvImageCodec decodes only the crop of JPEG files",
+    "torchvision": "torchvision decodes JPEG files (nvidia-nvimgcodec-cu13 would be faster)",
+    "pillow": "Pillow decodes",
+}
+RESIZED_BY_TORCH = ("bilinear", "bicubic")
+
+
+class Augment:
+    """timm's training transform as a `cait.data.transforms.TrainPipeline`: the same draws, nearly the same pixels.
+
+    It decodes only the crop and resizes it with torch. RandAugment and AutoAugment use the operations of `ops.py`; timm
+    and Pillow do the other policies. Normalisation and erasing are left to `NormalizeAndErase`. It draws from the
+    global generators of `random`, numpy and torch in timm's order.
+    """
+
+    name = "cait"  # in checkpoints: scripts/rename.py leaves it
+
+    def __init__(self, backend: Decoder, preprocessing: Preprocessing, augmentation: Augmentation) -> None:
+        settings = preprocessing.timms() | augmentation.timms() | {"hflip": 0.0}
+        stages = create_transform(is_training=True, separate=True, **settings)
+        (self.resized_crop,), policy, final = (stage.transforms for stage in stages)
+        self.backend, self.reading, self.size = backend, preprocessing.reading, self.resized_crop.size
+        self.interpolation, self.hflip = preprocessing.interpolation, augmentation.hflip
+        self.crop = self._simple_crop if augmentation.train_crop == "simple" else self._resized_crop
+        self.erasing = next((part for part in final if isinstance(part, RandomErasing)), None)
+        fast = all(isinstance(part, RandAugment | AutoAugment) for part in policy)
+        self.array_ops: list[Any] = policy if fast else []
+        self.image_ops: list[Any] = [*([] if fast else policy), *augmentation.own_operations()]
+        for op in chain.from_iterable(map(_operations, self.array_ops)):
+            op.aug_fn = on_arrays(op.aug_fn)
+
+    def how_read(self, samples: Samples) -> str:
+        """What decodes the images; it looks at the suffixes of up to a thousand names."""
+        kinds = {Path(samples.name(i)).suffix.lower() for i in range(0, len(samples), 1 + len(samples) // 1000)}
+        return HOW_READ[self.backend if kinds & {".jpg", ".jpeg", ""} else "pillow"]
+
+    def open(self, raw: RawImage, name: str, whole: bool) -> OpenImage:
+        """Open an image for `__call__`; see `open_image` in decode.py."""
+        return open_image(raw, name, whole, self.backend, self.reading)
+
+    def __call__(self, image: OpenImage) -> tuple[Tensor, Erased | None]:
+        crop = self.crop(image)
+        if self.hflip > 0 and torch.rand(1).item() < self.hflip:
+            crop = crop.flip(1)
+        pixels = crop.numpy()
+        for op in self.array_ops:
+            pixels = op(pixels)
+        if self.image_ops:
+            augmented = Image.fromarray(pixels)
+            for op in self.image_ops:
+                augmented = op(augmented)
+            pixels = np.array(augmented)
+        return torch.from_numpy(pixels), self._erased()
+
+    def _resized_crop(self, image: OpenImage) -> Tensor:
+        """timm's random crop, resized to uint8 [S, S, 3]; only the crop is decoded."""
+        width, height = image.size
+        timms = self.resized_crop
+        box = timms.get_params(torch.empty(height, width, device="meta"), timms.scale, timms.ratio)
+        # timm's crop of a tiny image may be empty; Pillow makes that black.
+        pixels = image.crop(box) if min(box[2:]) > 0 else np.zeros((1, 1, 3), np.uint8)
+        return resize(pixels, self.size, self.interpolation)
+
+    def _simple_crop(self, image: OpenImage) -> Tensor:
+        """DeiT III's simple random crop, as timm's backend makes it, to uint8 [S, S, 3]."""
+        width, height = image.size
+        side, short = self.size[0], min(width, height)
+        resized = (int(side * height / short), int(side * width / short))
+        pixels = resize(image.crop((0, 0, height, width)), resized, self.interpolation).numpy()
+        padded = np.pad(pixels, ((PADDING, PADDING), (PADDING, PADDING), (0, 0)), mode="reflect")
+        top, left, _, _ = RandomCrop.get_params(torch.empty(padded.shape[:2], device="meta"), self.size)
+        return torch.from_numpy(padded[top : top + side, left : left + side].copy())
+
+    def _erased(self) -> Erased | None:
+        """Draw the box as timm's RandomErasing does. timm also draws the noise at once; this draws its seed."""
+        if self.erasing is None or random.random() > self.erasing.probability:
+            return None
+        height, width = self.size
+        for _ in range(10):
+            area = random.uniform(self.erasing.min_area, self.erasing.max_area) * height * width
+            aspect = math.exp(random.uniform(*self.erasing.log_aspect_ratio))
+            h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if w < width and h < height:
+                top, left = random.randint(0, height - h), random.randint(0, width - w)
+                return random.getrandbits(63), top, left, h, w
+        return None
+
+
+def _operations(part: RandAugment | AutoAugment) -> Iterator[AugmentOp]:
+    yield from part.ops if isinstance(part, RandAugment) else chain.from_iterable(part.policy)
+
+
+def resize(pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> Tensor:
+    """Resize uint8 [height, width, 3] to `size`, antialiased as Pillow does, with torch if it has the filter."""
+    if interpolation in RESIZED_BY_TORCH:
+        image = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)  # channels last: torch's fastest path
+        return F.interpolate(image, size, mode=interpolation, antialias=True)[0].permute(1, 2, 0)
+    resample = getattr(Image.Resampling, interpolation.upper())
+    return torch.from_numpy(np.array(Image.fromarray(pixels).resize(size[::-1], resample)))
