@@ -40,7 +40,8 @@ def demo(arguments: list[str], program: Program) -> None:
     with contextlib.nullcontext() if given.trusted else trust.only_own(folder):
         average = False if given.raw else None
         loaded = loading.from_checkpoint(checkpoint, folder, average, None, program.module, program.data)
-    _check_transform(loaded)
+    if loaded.data.has_own_eval_transform:
+        raise UserError("the page cannot run an evaluation transform of your own; `cait export --format onnx` does")
     output.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".demo-", dir=output.parent) as scratch:
         facts = _facts(loaded, checkpoint, folder) | _write_network(loaded, Path(scratch), given.quantize)
@@ -62,16 +63,6 @@ def _options() -> Options:
     options.add_argument("--runtime", type=Path, metavar="FILE.tgz|DIR", help=runtime)
     options.add_trust()
     return options
-
-
-def _check_transform(loaded: loading.Loaded) -> None:
-    """Refuse what the page cannot repeat."""
-    from cait.model import formats
-
-    if loaded.data.has_own_eval_transform:
-        raise UserError("the page cannot run an evaluation transform of your own; `cait export --format onnx` does")
-    if "onnx" not in formats.names():
-        raise UserError("the page runs ONNX, and no extra that is here exports to it")
 
 
 def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> Facts:

@@ -34,9 +34,6 @@ from cait.settings import as_text, flatten, group
 FROM = "from"
 TEXTS = (FROM, "data.root", "data.train_split", "data.val_split")
 """Settings that stay text where YAML would read a number, as in a folder 2024."""
-COLOUR = "data.background"
-"""For YAML "#8090a0" is a comment."""
-WIDTH = 80
 
 
 def replace_folder(arguments: list[str], program: Program) -> list[str]:
@@ -100,18 +97,15 @@ def _report(source: FolderSource, folder: Survey, recipe: Recipe) -> None:
     """Print what is in the folder, and the reasons of the recipe."""
     held = " (held out, see validation.csv)" if source.holds_out else ""
     colour = "grey" if folder.grey else "colour"
-    images = (
-        f"{folder.images:,} to train on, {folder.val:,} to validate on{held}, {len(folder.counts)} classes, {colour}, "
-        f"about {folder.side} pixels"
-    )
-    lines = [("images", images)]
+    images = f"{folder.images:,} to train on, {folder.val:,} to validate on{held}, {len(folder.counts)} classes, "
+    lines = [("images", f"{images}{colour}, about {folder.side} pixels")]
     splits = split_folders(source.root, source.splits.train_split, source.splits.val_split)
     if others := left_out([split for split in splits if split], source.class_names):
         listed = ", ".join(f"{number:,} {kind}" for kind, number in list(others.items())[:4])
         lines.append(("left out", listed + (f"; {NEEDS_HEIF}" if others.keys() & {*HEIF} else "")))
     print(f"recipe    chosen for {source.root}, because no --config is given")
     for topic, text in [*lines, *recipe.lines]:
-        print(textwrap.fill(text, WIDTH, initial_indent=f"  {topic:10}", subsequent_indent=" " * 12))
+        print(textwrap.fill(text, 80, initial_indent=f"  {topic:10}", subsequent_indent=" " * 12))
     print("            Any setting can be given, as --trainer.max_epochs 50.", flush=True)
 
 
@@ -125,21 +119,22 @@ def _settings(arguments: list[str]) -> dict[str, Any]:
         if not equals and following.startswith("--"):
             found[name] = True
         else:
-            text = text if equals else following
-            found[name] = text if name in TEXTS or (name == COLOUR and text not in ("null", "~")) else _value(text)
+            found[name] = _value(name, text if equals else following)
         if isinstance(found[name], dict):
             found |= {f"{name}.{key}": value for key, value in found[name].items()}
     return found
 
 
-def _value(text: str) -> Any:
+def _value(name: str, text: str) -> Any:
+    """A value as the parser will read it. YAML takes #8090a0 for a comment, and 1e-3 for text."""
+    if name in TEXTS or text.startswith("#"):
+        return text
+    if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):
+        return float(text)
     try:
-        value = yaml.safe_load(text)
+        return yaml.safe_load(text)
     except yaml.YAMLError:
         return text
-    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):  # YAML takes 1e-3 for text
-        return float(value)
-    return value
 
 
 def _without(arguments: list[str], name: str) -> list[str]:

@@ -16,16 +16,13 @@ POWERS = {"sqrt": 0.5, "full": 0.0}
 class Balanced:
     """As many images as the set has, the classes' shares of them closer to each other; as `cait.data.sampler.Order`.
 
-    Images of a small class come several times, augmented anew each time. Within a class, the counts of two images
-    differ by at most one.
-
-    Args:
-        labels: the class of each image.
-        balance: how far the classes are balanced, by `POWERS`.
+    Images of a small class come several times. Within a class, the counts of two images differ by at most one.
     """
 
     labels: Tensor
+    """The class of each image."""
     balance: str
+    """One of `POWERS`."""
     once = False
 
     @property
@@ -34,12 +31,13 @@ class Balanced:
 
     def __call__(self, generator: torch.Generator) -> Tensor:
         """Go through each class in shuffled turns up to its share, cut the last turn, then shuffle all."""
-        members = self.labels.argsort(stable=True).split(self.labels.unique(return_counts=True)[1].tolist())
+        counts = self.labels.unique(return_counts=True)[1].tolist()
+        members = self.labels.argsort(stable=True).split(counts)
         drawn = []
-        wanted = shares([len(images) for images in members], POWERS[self.balance])
-        for images, share in zip(members, wanted, strict=True):
-            turns = [images[torch.randperm(len(images), generator=generator)] for _ in range(-(-share // len(images)))]
-            drawn += [torch.cat(turns)[:share]] if turns else []
+        for images, share in zip(members, shares(counts, POWERS[self.balance]), strict=True):
+            for start in range(0, share, len(images)):
+                turn = images[torch.randperm(len(images), generator=generator)]
+                drawn.append(turn[: share - start])
         order = torch.cat(drawn)
         return order[torch.randperm(len(order), generator=generator)]
 
@@ -47,8 +45,7 @@ class Balanced:
 def shares(counts: Sequence[int], power: float) -> list[int]:
     """`sum(counts)` shared out in the ratio of count ** power, in whole numbers; the largest remainders round up."""
     total, weights = sum(counts), [count**power for count in counts]
-    every = sum(weights)
-    exact = [total * weight / every for weight in weights]
+    exact = [total * weight / sum(weights) for weight in weights]
     whole = [int(share) for share in exact]
     for place in sorted(range(len(exact)), key=lambda place: whole[place] - exact[place])[: total - sum(whole)]:
         whole[place] += 1

@@ -45,17 +45,14 @@ def this_machine(given: Mapping[str, Any]) -> Machine:
 
 @dataclass(frozen=True)
 class Work:
-    """How long parts of a run take, in seconds of a GPU, or of one core where there is none.
-
-    Args:
-        shrink: `data.shrink`.
-        kept: whether copies of the halved images are kept.
-    """
+    """How long parts of a run take, in seconds of a GPU, or of one core where there is none."""
 
     folder: Survey
     machine: Machine
     shrink: int | None = None
+    """As `data.shrink`."""
     kept: bool = False
+    """Whether copies of the halved images are kept."""
 
     def halving(self) -> float:
         """Decode one image and halve it, on a core."""
