@@ -76,7 +76,7 @@ def measure(network: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
             if isinstance(module, _BatchNorm):
                 module.training, module.track_running_stats = True, False
             if isinstance(module, Block):
-                module.run, module.add = type(module).body, partial(add, module)
+                module.run, module.add = type(module).body, partial(add, module)  # type: ignore[method-assign]
         network(images)
     finally:
         for module, values in before:
