@@ -104,13 +104,13 @@ def _empty(described: Any, mesh: DeviceMesh | None) -> Tensor:
     return empty_dtensor(size, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
 
 
-def share_out(
-    checkpoint: dict[str, Any], mesh: DeviceMesh, is_sharded: Callable[[Place, Tensor], bool]
-) -> dict[str, Any]:
-    """A plain checkpoint in which each process keeps only its part of the sharded tensors."""
+def share_out(checkpoint: dict[str, Any], mesh: DeviceMesh, names: set[str]) -> dict[str, Any]:
+    """A plain checkpoint in which each process keeps only its part of the parameters `names` and of their moments."""
 
     def distributed(path: Any, value: Any) -> Any:
-        if not isinstance(value, Tensor) or not is_sharded(_place(path), value):
+        place = _place(path)
+        is_moment = place[0] == "optimizer_states" and isinstance(value, Tensor) and value.ndim > 0  # no step count
+        if not is_moment and place[-1] not in names:
             return value
         return distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None).clone()  # all have it: nothing is sent
 
@@ -124,10 +124,7 @@ def _place(path: Any) -> Place:
 def save(checkpoint: dict[str, Any], beside: Path, publish: Callable[[], None]) -> str | None:
     """Write a checkpoint into the new folder `beside`, flushed to the disk, and then have process 0 call `publish`.
 
-    All processes call it together, with the same folder.
-
-    Returns:
-        Why it could not be written, the same on all processes; None if it was.
+    All processes call it together, with the same folder. Each gets the same reason why it failed, or None.
     """
     tensors: dict[str, Tensor] = {}
     places: dict[str, Place] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,16 @@ import torch.distributed as dist
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from cait import ckpt, disk
 from cait.errors import UserError, one_line
-from cait.extras.fsdp import sharded, sharding
-from cait.model import network
+from cait.extras.fsdp import sharded
+from cait.model import network as networks
 from cait.model.config import VARIANTS
 from cait.run.checkpoints import DurableCheckpointIO
 
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 
 ANOTHER = "take another --model.optimizer, such as adamw"
 PRECISIONS = ("32-true", "bf16-mixed")
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _BatchNorm)
+"""Their activations are float32, and not all of them accept parameters of another type."""
 
 
 class FullyShardedStrategy(ModelParallelStrategy):
@@ -62,18 +68,14 @@ class FullyShardedStrategy(ModelParallelStrategy):
         super().setup_environment()
 
     def shard_module(self, module: CaiTModule) -> None:
-        """Shard the network of a module, once.
-
-        Raises:
-            UserError: the network cannot be sharded.
-        """
+        """Shard the network of a module, once. Raises UserError if it cannot be sharded."""
         if hasattr(module.model, "copy_sharded"):
             return
         half = torch.bfloat16 if self.precision_plugin.precision == "bf16-mixed" else None
-        sharding.shard(module.model, self.device_mesh["data_parallel"], half)
+        shard(module.model, self.device_mesh["data_parallel"], half)
         if module.name not in VARIANTS:  # another network may use a block's parameters outside of the block
             with torch.device(self.device_mesh.device_type), self.precision_plugin.forward_context():
-                network.check(module.model, module.name, network.input_shape(module.hparams), module.num_classes)
+                networks.check(module.model, module.name, networks.input_shape(module.hparams), module.num_classes)
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Refuse batches in which not all processes take part: every batch needs all of them."""
@@ -125,19 +127,64 @@ class FullyShardedStrategy(ModelParallelStrategy):
         """Read a checkpoint, sharded or plain. Each process keeps only its own part."""
         mesh, path = self.device_mesh["data_parallel"], Path(checkpoint_path)
         if not path.is_dir():
-            return sharded.share_out(ckpt.read_checkpoint(path), mesh, self._is_sharded)
+            assert self.lightning_module is not None
+            state = self.lightning_module.state_dict()
+            names = {name for name, value in state.items() if isinstance(value, DTensor)}
+            names |= {name.removeprefix("model.") for name in names}  # those of the moving average
+            return sharded.share_out(ckpt.read_checkpoint(path), mesh, names)
         try:
             return sharded.read(path, mesh)
         except Exception as error:
             raise UserError(f"{path} is not a whole checkpoint of a run") from error
 
-    def _is_sharded(self, place: sharded.Place, tensor: Tensor) -> bool:
-        assert self.lightning_module is not None
-        match place:
-            case ("state_dict", str(name)):
-                return isinstance(self.lightning_module.state_dict().get(name), DTensor)
-            case ("callbacks", ckpt.EMA, str(name)):
-                return isinstance(self.lightning_module.state_dict().get(f"model.{name}"), DTensor)
-            case ("optimizer_states", *_):
-                return tensor.ndim > 0  # not the number of steps
-        return False
+
+def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:
+    """Have each process keep a part of every parameter, of its gradient and of its moments, in place.
+
+    Each block of `cait.model.network.blocks` gathers its parameters when it runs and frees them afterwards, and so does
+    the network with the others. All processes start from the values of process 0. The network gets a method
+    `copy_sharded`, which returns a copy that is sharded in the same way.
+
+    Args:
+        mesh: the processes, in one dimension.
+        compute: type in which the blocks' parameters are gathered and their gradients computed, except in norms.
+            Parameters are kept, and gradients summed, in float32. None computes in float32 too.
+
+    Raises:
+        UserError: the network cannot be sharded.
+    """
+    for tensor in [*network.parameters(), *network.buffers()]:
+        on_device = tensor.detach().to(mesh.device_type).contiguous()
+        dist.broadcast(on_device, 0)
+        tensor.detach().copy_(on_device)
+    meta = {
+        id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+        for parameter in network.parameters()
+    }
+    blank = deepcopy(network, meta)  # a sharded network cannot be deep-copied
+
+    def copy_sharded() -> nn.Module:
+        copied = deepcopy(blank)
+        _shard(copied, mesh, compute)
+        copied.load_state_dict({name: value.clone() for name, value in network.state_dict().items()}, assign=True)
+        return copied
+
+    _shard(network, mesh, compute)
+    network.copy_sharded = copy_sharded
+
+
+def _shard(network: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None) -> None:
+    # Autocast casts what layers read. What is between the blocks stays in float32, as without sharding, because
+    # bfloat16 would lose what a small γ adds. So positions and class token, which are in no block, keep float32.
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    try:
+        for block in networks.blocks(network):
+            for part in block.modules():
+                if compute is not None and isinstance(part, NORMS):
+                    fully_shard(part, mesh=mesh, reshard_after_forward=True)
+            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        fully_shard(network, mesh=mesh, reshard_after_forward=True)
+    except Exception as error:  # whatever another network holds, such as a parameter without a dimension
+        raise UserError(f"the network cannot be sharded: {one_line(error)}") from error
+    if hasattr(network, "forward_heads"):
+        register_fsdp_forward_method(network, "forward_heads")

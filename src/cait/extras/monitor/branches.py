@@ -29,10 +29,7 @@ class Part(NamedTuple):
 
 
 def parts(network: nn.Module) -> list[Part]:
-    """The branches of CaiT, two for each block, in the order of the forward pass; for another network its modules.
-
-    Those are the network's children; the children of a Sequential or a ModuleList take its place.
-    """
+    """The branches of CaiT, two for each block, in the order of the forward pass; for another network its children."""
     if not isinstance(network, CaiT):
         named = [(name, weights) for name, child in children(network) if (weights := list(child.parameters()))]
         return [Part(layer, name, weights) for layer, (name, weights) in enumerate(named, start=1)]
@@ -43,22 +40,22 @@ def parts(network: nn.Module) -> list[Part]:
             (attention, block.gamma_1, block.norm1, block.attn),
             (ffn, block.gamma_2, block.norm2, block.mlp),
         ):
-            own = [] if gamma is None else [gamma]
-            own += [parameter for module in modules for parameter in module.parameters()]
-            found.append(Part(layer, name, own, gamma))
+            own = [parameter for module in modules for parameter in module.parameters()]
+            found.append(Part(layer, name, own if gamma is None else [gamma, *own], gamma))
     return found
 
 
 @torch.no_grad()
 def measure(network: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Measure each branch of CaiT, in the order of `parts`; another network gives [].
+    """Measure each branch of CaiT, in the order of `parts`, in a forward pass of its own; another network gives [].
 
-    It gives two figures for each image, [B] each: ‖γ·f(x)‖ / ‖x‖, and the root mean square of x. x is what the residual
-    connection adds the branch to; in class attention it is the class tokens alone. Norms and means are over the
-    tokens and channels of an image, in float32 at least.
+    The pass draws no random number and changes nothing in the network: the blocks run uncompiled in evaluation mode,
+    and batch norms take the statistics of the batch without recording them.
 
-    It is a forward pass of its own. It draws no random number and changes nothing in the network: the blocks run
-    uncompiled in evaluation mode, and batch norms take the statistics of the batch without recording them.
+    Returns:
+        for each branch and image ‖γ·f(x)‖ / ‖x‖, and the root mean square of x, [B] each. x is what the residual
+        connection adds the branch to, which in class attention is the class tokens alone. Norms and means are over the
+        tokens and channels of an image, in float32 at least.
     """
     found: list[tuple[Tensor, Tensor]] = []
 
@@ -79,7 +76,7 @@ def measure(network: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
             if isinstance(module, _BatchNorm):
                 module.training, module.track_running_stats = True, False
             if isinstance(module, Block):
-                module.run, module.add = type(module).body, partial(add, module)
+                module.run, module.add = type(module).body, partial(add, module)  # type: ignore[method-assign]
         network(images)
     finally:
         for module, values in before:
@@ -97,11 +94,8 @@ def watch_gradients(network: nn.Module, look: Callable[[int, Tensor], None]) -> 
     """Have `look(block, gradient)` called in the next backward pass, once or more for each block of CaiT.
 
     The gradient is the one with respect to the tokens that enter the block: [B, N, d], and the class tokens
-    [B, T, d] in class attention. Blocks count from 0, so the number is `Part.layer` - 1. Compiled blocks and
-    checkpointed activations are watched too; for the latter `look` may be called twice with the same gradient.
-
-    Returns:
-        handles, whose `remove()` ends the watch.
+    [B, T, d] in class attention. Blocks count from 0, so the number is `Part.layer` - 1. With checkpointed activations
+    `look` may be called twice with the same gradient. The watch ends by `remove()` of the handles.
     """
 
     def enter(number: int, block: nn.Module, args: tuple[Tensor, ...]) -> None:

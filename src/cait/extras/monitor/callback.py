@@ -54,8 +54,7 @@ class Monitor(Callback):
         self._activations: list[Tensor] = []  # one a micro-batch: [2 · branches]
         self._input_squares: dict[tuple[int, int], Tensor] = {}  # of (block, micro-batch)
         self._hooks: list[RemovableHandle] = []
-        self._gradients: list[Tensor] = []  # one vector a part
-        self._weights: list[Tensor] = []
+        self._before: list[tuple[branches.Part, Tensor, Tensor]] = []  # gradient and weights, a vector each
         self._figures: dict[tuple[int, str, str], Tensor] = {}  # by layer, part and name
 
     def _measures(self, step: int) -> bool:
@@ -93,11 +92,10 @@ class Monitor(Callback):
         if not self._measures(self._step):
             return
         scale = pl_module.gradient_scale(optimizer)
-        self._gradients, self._weights = [], []
+        self._before = []
         for part in self._parts:
             gradient = _flat([_gradient(weight) for weight in part.parameters]) / scale
-            self._gradients.append(gradient)
-            self._weights.append(_flat(part.parameters))
+            self._before.append((part, gradient, _flat(part.parameters)))
             self._figures[part.layer, part.name, "grad_norm"] = self._norm(gradient)
             if part.gamma is not None:
                 size = whole_tensor(part.gamma.detach()).abs().to(self._dtype)
@@ -135,8 +133,7 @@ class Monitor(Callback):
             self._figures[first.layer, name, "input_grad_norm"] = norms[block]
 
     def _measure_updates(self) -> None:
-        # There are no gradients if a callback in front of this one skipped the step.
-        for part, gradient, before in zip(self._parts, self._gradients, self._weights, strict=False):
+        for part, gradient, before in self._before:  # empty if a callback in front of this one skipped the step
             update = _flat(part.parameters).to(self._dtype) - before.to(self._dtype)
             self._figures[part.layer, part.name, "update_cosine"] = self._cosine(-gradient, update)
             self._figures[part.layer, part.name, "update_ratio"] = self._norm(update) / self._norm(before)

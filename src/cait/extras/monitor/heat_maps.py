@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from cait.errors import UserError
 from cait.extras import curves
 from cait.extras.monitor import FILE
-from cait.extras.plots import grid
+from cait.extras.plots import panels
 
 MODULES = "(modules)"
 """Stands for the part if the network is not CaiT: each of its modules is a layer."""
@@ -38,8 +37,6 @@ MAPS = {
     "input_grad_norm": "norm of the gradient at a block's input",
 }
 """Each figure of monitor.csv that has a heat map."""
-ROWS = (("sa", "ffn"), ("ca", "ca_ffn"), ("block",), ("ca_block",), (MODULES,))
-"""Parts that stand side by side and share their colours."""
 
 
 class Table(NamedTuple):
@@ -93,31 +90,26 @@ def _table(rows: dict[tuple[int, str], dict[int, float]]) -> Table:
 
 
 def draw_map(tables: Tables, name: str, per_epoch: float | None) -> Figure:
-    """The heat map layer × epoch of one figure of `MAPS`: a row of panels for each row of `ROWS` that has it.
+    """The heat map layer × epoch of one figure of `MAPS`, a panel for each part that has it; the first layer on top.
 
     Args:
         per_epoch: optimizer steps of an epoch, to show the epochs that are done; None shows the steps.
     """
-    rows = [[part for part in row if (part, name) in tables] for row in ROWS]
-    rows = [row for row in rows if row]
-    heights = [max(1.1, 0.13 * max(len(tables[part, name].layers) for part in row) + 0.75) for row in rows]
-    columns = max(len(row) for row in rows)
-    figure, axes = grid(len(rows), columns, 4.2 * columns + 0.8, sum(heights) + 0.5, height_ratios=heights)
+    shown = {part: tables[part, name] for part in PARTS if (part, name) in tables}
+    figure, axes = panels(len(shown), 4.6, max(1.6, 0.13 * max(len(table.layers) for table in shown.values()) + 0.75))
     figure.suptitle(MAPS[name], fontsize=11)
-    for line, row in zip(axes, rows, strict=True):
-        norm, colours = _colours(name, np.concatenate([tables[part, name].values.ravel() for part in row]))
-        for panel in line[len(row) :]:
-            panel.set_visible(False)
-        for panel, part in zip(line, row, strict=False):
-            table = tables[part, name]
-            times = [step if per_epoch is None else (step + 1) / per_epoch for step in table.steps]
-            borders = _edges(times), np.arange(len(table.layers) + 1)
-            values = np.ma.masked_invalid(table.values)
-            drawn = panel.pcolormesh(*borders, values, rasterized=True, norm=norm, cmap=colours)
-            _label_layers(panel, table)
-            panel.set(title=PARTS[part], xlabel="step" if per_epoch is None else "epoch")
-            panel.set_ylabel("layer" if part != MODULES else "")
-        figure.colorbar(drawn, ax=list(line[: len(row)]))
+    for panel, (part, table) in zip(axes, shown.items(), strict=True):
+        times = [step if per_epoch is None else (step + 1) / per_epoch for step in table.steps]
+        norm, colours = _colours(name, table.values)
+        borders = _edges(times), np.arange(len(table.layers) + 1)
+        values = np.ma.masked_invalid(table.values)
+        drawn = panel.pcolormesh(*borders, values, rasterized=True, norm=norm, cmap=colours)
+        figure.colorbar(drawn, ax=panel)
+        each = math.ceil(len(table.layers) / 12) if part != MODULES else 1  # names for about a dozen of them
+        panel.set_yticks(np.arange(len(table.layers))[::each] + 0.5, table.layers[::each])
+        panel.invert_yaxis()
+        panel.set(title=PARTS[part], xlabel="step" if per_epoch is None else "epoch")
+        panel.set_ylabel("layer" if part != MODULES else "")
     return figure
 
 
@@ -138,11 +130,3 @@ def _edges(centres: list[float]) -> np.ndarray:
         return np.array([centres[0] - 0.5, centres[0] + 0.5])
     between = (np.array(centres[1:]) + centres[:-1]) / 2
     return np.concatenate([[2 * centres[0] - between[0]], between, [2 * centres[-1] - between[-1]]])
-
-
-def _label_layers(panel: Axes, table: Table) -> None:
-    """The first layer at the top, and names for about a dozen of them."""
-    each = math.ceil(len(table.layers) / 12) if table.layers[0].isdigit() else 1
-    chosen = range(0, len(table.layers), each)
-    panel.set_yticks([i + 0.5 for i in chosen], [table.layers[i] for i in chosen])
-    panel.invert_yaxis()

@@ -21,15 +21,11 @@ class Windowed:
     """Images of at most `window` chunks at a time, as `cait.data.sampler.Order`. It is not as published.
 
     The chunks are put into a seeded order, and each image follows its chunk's turn by a random distance below `window`
-    chunks. So at most `window` chunks are in use at any moment, and each is used once in an epoch. Images of one chunk
-    are always less than `window` chunks apart; the images of each chunk were drawn at random when the shards were made.
-
-    Args:
-        chunks: the chunk of each image, counted from 0.
-        window: chunks that are in use at any moment.
+    chunks. So at most `window` chunks are in use at any moment, and each is used once in an epoch.
     """
 
     chunks: Tensor
+    """The chunk of each image, counted from 0."""
     window: int
     once = True
 

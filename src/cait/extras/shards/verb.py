@@ -31,13 +31,11 @@ def shards(arguments: list[str], program: Program) -> None:
         program.data(root=asked.root, **settings).source if program.data else source.open_source(asked.root, **settings)
     )
     opened.prepare()
-    count = len(opened.train) + len(opened.val)
     splits = {"train": asked.train_split, "val": asked.val_split}
     workers = cores.share(1) if asked.workers is None else asked.workers
-    root = folder.root_name(asked.root)
     with Progress("images", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
-        task = bar.add_task("", total=count)
-        for images in writer.make(opened, root, splits, asked.out, asked.images, workers):
+        task = bar.add_task("", total=len(opened.train) + len(opened.val))
+        for images in writer.make(opened, folder.root_name(asked.root), splits, asked.out, asked.images, workers):
             bar.advance(task, images)
     size = sum(path.stat().st_size for path in asked.out.rglob("*") if path.is_file()) / 1e6
     print(f"{len(opened.train):,} training and {len(opened.val):,} validation images, {size:,.1f} MB: {asked.out}")

@@ -54,8 +54,7 @@ def make(source: DataSource, root: str, splits: dict[str, str], out: Path, image
     processes or on earlier kills, as it would with `litdata.optimize`.
 
     Args:
-        source: a prepared source.
-        root: the name of the data set, with which its images' names begin.
+        source: a prepared source of the data set `root`, with which its images' names begin.
         splits: what the source calls its sets, by "train" and "val".
         images: images in a chunk.
         workers: processes.

@@ -6,9 +6,13 @@ Every verb loads this file, so it imports torch, Lightning and the files beside 
 from __future__ import annotations
 
 import math
+import os
 import socket
 import threading
+import time
 import traceback
+import uuid
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
 
     from cait.extras.watch.watch import Watch
 
+WAIT = 1800.0
+"""Seconds to wait for the other processes to start."""
+STORE: dict[str, Any] = {"timeout": timedelta(seconds=WAIT), "multi_tenant": True, "wait_for_workers": False}
 LINGER = 60.0
 """Seconds that process 0, which serves the store, stays after an error, so that the others can read it."""
 
@@ -39,9 +46,7 @@ class WatchedProcesses(Processes):
         """Whether the processes will agree once more. There they learn that one of them cannot start."""
 
     def agree(self, word: str = "", trouble: str = "") -> list[str]:
-        """Wait for all processes and return the word of each, by rank; [word] if this process is alone.
-
-        All processes call it equally often. A process that cannot go on says why in `trouble`.
+        """Wait for all processes, which call it equally often, and return the word of each, by rank.
 
         Raises:
             UserError: on every process as soon as one has trouble, with the message of the first.
@@ -58,23 +63,21 @@ class WatchedProcesses(Processes):
     def _agree(self, cluster: ClusterEnvironment, word: str, trouble: str) -> list[str]:
         from torch.distributed import PrefixStore
 
-        from cait.extras.watch.store import WAIT, open_store, wait_until
-
         rank, size = cluster.global_rank(), cluster.world_size()
-        self._store = self._store or open_store(cluster)
+        self._store = self._store or _open_store(cluster)
         store = PrefixStore(f"cait/agreement {self._agreements}", self._store)
         self._agreements += 1
         if trouble:
             store.compare_set("trouble", "", f"process {rank} on {socket.gethostname()}: {trouble}")
         store.set(f"word {rank}", word)
         store.add("arrived", 1)
-        wait_until(lambda: store.check(["trouble"]) or store.add("arrived", 0) == size, WAIT)
+        _wait_until(lambda: store.check(["trouble"]) or store.add("arrived", 0) == size, WAIT)
         if store.check(["trouble"]):
             first = store.get("trouble").decode()
             self._starting = False
             store.add("informed", 1)
             if rank == 0:
-                wait_until(lambda: store.add("informed", 0) == size, LINGER)
+                _wait_until(lambda: store.add("informed", 0) == size, LINGER)
             raise UserError(first)
         if (arrived := store.add("arrived", 0)) < size:
             raise UserError(f"only {arrived} of {size} processes started within {WAIT / 60:.0f} minutes")
@@ -83,11 +86,8 @@ class WatchedProcesses(Processes):
     def connect(self, trainer: Trainer, settings: Any, own_timeout: bool) -> None:
         """Have the processes of `trainer` watch each other from their first connection on.
 
-        `settings.collective_timeout_minutes` limits how long a collective operation waits for all processes. After
-        `settings.silence_seconds` without a sign of life a process counts as lost; None waits for ever.
-
         Raises:
-            UserError: one of these settings is not above 0.
+            UserError: one of the settings `collective_timeout_minutes` and `silence_seconds` is not above 0.
         """
         minutes, silence = settings.collective_timeout_minutes, settings.silence_seconds
         if not minutes > 0:
@@ -155,6 +155,54 @@ class WatchedProcesses(Processes):
         elif prints:
             traceback.print_exception(error)
         watch.leave(status)
+
+
+def _open_store(cluster: ClusterEnvironment) -> Store:
+    """Connect to the store that process 0 serves. `torch.distributed` will use it too."""
+    from torch.distributed import TCPStore
+
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store = _replace_torchruns(cluster)
+        os.environ |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+        return store
+    return TCPStore(cluster.main_address, cluster.main_port, **STORE, is_master=cluster.global_rank() == 0)
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait until the condition holds, but no longer than `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def _replace_torchruns(cluster: ClusterEnvironment) -> Any:
+    """A store for this start only.
+
+    torchrun's store outlives the processes. After a restart it still holds the addresses of killed processes, and
+    Gloo and NCCL would connect to them. So process 0 offers a port of its own through torchrun's store. The offer
+    repeats each process's greeting, so that no process takes an old offer for the new one.
+    """
+    from torch.distributed import PrefixStore, TCPStore
+
+    rank, size = cluster.global_rank(), cluster.world_size()
+    torchruns = PrefixStore("cait", TCPStore(cluster.main_address, cluster.main_port, **STORE))
+    if rank > 0:
+        greeting = uuid.uuid4().hex
+        torchruns.set(f"greeting {rank}", greeting)
+        _wait_until(lambda: greeting in torchruns.get("offer").decode(), WAIT)
+        store = TCPStore(cluster.main_address, int(torchruns.get("offer").decode().split()[0]), **STORE)
+        store.add("connected", 1)
+        return store
+    store = TCPStore(cluster.main_address, 0, is_master=True, **STORE)
+
+    def all_connected() -> bool:
+        keys = [f"greeting {other}" for other in range(1, size)]
+        greetings = [torchruns.get(key).decode() for key in keys if torchruns.check([key])]
+        torchruns.set("offer", " ".join([str(store.port), *greetings]))
+        return store.add("connected", 0) == size - 1
+
+    _wait_until(all_connected, WAIT)
+    return store
 
 
 def limit_collectives(limit: timedelta) -> None:

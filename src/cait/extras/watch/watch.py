@@ -89,20 +89,12 @@ class Watch:
             time.sleep(SECONDS / 10)
 
     def fail(self, text: str, status: int = 1) -> bool:
-        """Tell the other processes that this one ends, and why.
-
-        Returns:
-            whether this process prints why. It does not if another has failed before.
-        """
+        """Tell the other processes that this one ends, and why. False if another has failed before and prints why."""
         self._ending.set()
         return self._report(text, status)
 
     def blame(self, error: Exception) -> tuple[Trouble, bool]:
-        """Find the process that broke the connection, and tell the other processes.
-
-        Returns:
-            (the trouble, whether this process prints it)
-        """
+        """Find the process that broke the connection, and tell the others. Also whether this process prints it."""
         self._ending.set()
         before = _within(PATIENCE, self._read)
         end, found = time.monotonic() + PATIENCE, ""
@@ -206,11 +198,7 @@ class Watch:
         return ", ".join(" on ".join([f"process {rank}", *hosts[rank]]) for rank in ranks[:8])
 
     def _report(self, text: str, status: int = 1) -> bool:
-        """Make this the trouble of all processes, unless there is one already.
-
-        Returns:
-            whether this process prints the trouble.
-        """
+        """Make this the trouble of all processes, unless there is one already. Whether this process prints it."""
         found = Trouble(text, self.place.rank, self.host, status)
         first = _within(PATIENCE, lambda: self.store.compare_set("trouble", "", json.dumps(found)))
         self.trouble = Trouble(*json.loads(first)) if first else found
@@ -219,9 +207,8 @@ class Watch:
 
     def _prints(self) -> bool:
         """Whether this process prints the trouble: the one that found it does, and one on every other machine."""
-        trouble = self.trouble
-        assert trouble is not None
-        return trouble.rank == self.place.rank or (trouble.host != self.host and self.place.local_rank == 0)
+        assert self.trouble is not None
+        return self.trouble.rank == self.place.rank or (self.trouble.host != self.host and self.place.local_rank == 0)
 
 
 def print_error(text: str) -> None:
