@@ -23,10 +23,7 @@ UNITS = {"acc1": "top-1 (%)", "acc5": "top-5 (%)", "lr": "learning rate", "grad_
 def read(folder: Path) -> dict[str, Curve]:
     """The curves of a run by metric, as "val/acc1", in the order of the steps; "epoch" is one of them.
 
-    A step that was logged twice, in two rows, counts once. Cells that hold no number are left out.
-
-    Raises:
-        UserError: the run has logged nothing.
+    Cells that hold no number are left out. A run that has logged nothing is a UserError.
     """
     found: dict[str, dict[int, float]] = {}
     for step, cells in rows(folder).items():
@@ -39,11 +36,7 @@ def read(folder: Path) -> dict[str, Curve]:
 
 
 def rows(folder: Path) -> dict[int, dict[str, str]]:
-    """The cells of metrics.csv that are not empty, as they are written, by step and metric.
-
-    Raises:
-        UserError: the run has logged nothing.
-    """
+    """The cells of metrics.csv that are not empty, as they are written, by step and metric."""
     found: dict[int, dict[str, str]] = {}
     for row in csv.DictReader(whole_lines(folder / rundir.METRICS, "the run has logged nothing yet")):
         if (step := row.pop("step", None) or "").isdigit():
@@ -55,7 +48,7 @@ def whole_lines(path: Path, why: str) -> list[str]:
     """The lines of a file that a run may be writing, without the one at the end that is not whole yet.
 
     Raises:
-        UserError: the file is missing, for the reason `why`, or cannot be read.
+        UserError: the file is missing, for the reason `why`, or no text.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -63,8 +56,6 @@ def whole_lines(path: Path, why: str) -> list[str]:
         raise UserError(f"{path} is missing: {why}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is no text") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
     return [line for line in lines if line.endswith("\n")]
 
 

@@ -49,11 +49,7 @@ def panels(count: int, width: float, height: float, below: float = 0.0) -> tuple
 
 
 def write(figure: Figure, path: Path) -> None:
-    """Write the figure in the format that the file's name ends with; the file is whole or as before.
-
-    Raises:
-        UserError: matplotlib does not know the format.
-    """
+    """Write the figure whole, in the format that the file's name ends with; one that nobody knows is a UserError."""
     if path.suffix[1:] not in (formats := figure.canvas.get_supported_filetypes()):
         raise UserError(f"a figure's file ends with one of .{', .'.join(sorted(formats))}; {path} does not")
     path.parent.mkdir(parents=True, exist_ok=True)

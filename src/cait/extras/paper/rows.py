@@ -115,11 +115,7 @@ class Row:
         ]
 
     def network(self) -> CaiTConfig:
-        """The network that the row trains.
-
-        Raises:
-            UserError: a field or a value that does not exist.
-        """
+        """The network that the row trains."""
         settings: Settings = {}
         for file in self.files:
             settings |= _settings_of(file)
@@ -153,11 +149,7 @@ def rows() -> dict[str, Row]:
 
 
 def row_named(id: str, table: str | None = None) -> Row:
-    """A row by its id, or by its name alone within `table`.
-
-    Raises:
-        UserError: there is no such row.
-    """
+    """A row by its id, or by its name alone within `table`; a UserError if there is none."""
     known = rows()
     full = id if "/" in id else f"{table}/{id}"
     if full not in known:

@@ -17,11 +17,9 @@ from cait.run.program import Program
 if TYPE_CHECKING:
     from cait.extras.paper.rows import Row
 
-WIDE = 120
-"""The listing has the costs if the terminal has at least this many columns."""
 WHAT = """\
-List the rows of the paper's tables: what differs, size, cost, published and reproduced accuracy, and the command that
-runs it."""
+List the rows of the paper's tables: what differs, published and reproduced accuracy, and the command that runs it. With
+--json also the size and the cost."""
 
 
 def show(arguments: list[str], program: Program) -> None:
@@ -77,22 +75,18 @@ def _print(chosen: list[Row]) -> None:
 
     from cait.extras.paper.rows import tables
 
-    # A table that is piped into a file keeps its columns.
-    console = Console(width=None if sys.stdout.isatty() else 180)
-    wide = console.width >= WIDE
     grids: dict[str, Table] = {}
     for row in chosen:
         if row.table not in grids:
             grids[row.table] = grid = Table(title=tables()[row.table]["title"], title_justify="left")
             grid.add_column("row", no_wrap=True)
             grid.add_column("what differs")
-            for title in (*(("parameters", "GMACs") if wide else ()), "paper"):
-                grid.add_column(title, justify="right")
+            grid.add_column("paper", justify="right")
             grid.add_column("reproduced")
-        about = _as_dict(row)
-        costs = [f"{about['parameters']:,}", f"{about['gmacs']:.3f}"] if wide else []
         top1 = ("" if row.top1 is None else f"{row.top1}") + "†" * row.failed
-        grids[row.table].add_row(row.id, row.differs, *costs, top1, about["reproduced"])
+        grids[row.table].add_row(row.id, row.differs, top1, _reproduced(row))
+    # A table that is piped into a file keeps its columns.
+    console = Console(width=None if sys.stdout.isatty() else 180)
     for grid in grids.values():
         console.print(grid)
     console.print("paper: top-1 on ImageNet in per cent; † the run broke down before its end.")

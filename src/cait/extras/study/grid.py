@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,12 +43,16 @@ class Grid:
         path: the file; `grid.yaml` beside this module says what stands in one.
         size: one of its sizes.
         data: folder to train on; None takes the embedded digits.
+        more: further arguments of every run.
 
     Raises:
         UserError: the file is missing or not a grid, or it has no such size.
     """
 
-    def __init__(self, path: Path = GRID, size: str = "quick", data: str | None = None) -> None:
+    def __init__(
+        self, path: Path = GRID, size: str = "quick", data: str | None = None, more: Sequence[str] = ()
+    ) -> None:
+        self._more = more
         try:
             self._content = content = yaml.safe_load(path.read_text())
             base = content["data" if data else "digits"]
@@ -93,7 +97,7 @@ class Grid:
     def arguments(self, run: StudyRun) -> list[str]:
         """Arguments of `cait fit` for a run, besides `config` and its folder."""
         settings = self.base | run.settings | {"seed_everything": run.seed} | self._measured
-        return [f"--{name}={as_text(value)}" for name, value in settings.items()]
+        return [*(f"--{name}={as_text(value)}" for name, value in settings.items()), *self._more]
 
 
 @functools.cache

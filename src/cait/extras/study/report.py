@@ -26,26 +26,26 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
     disk.write_csv(path, Result.FIELDS, ([getattr(result, name) for name in Result.FIELDS] for result in results))
 
 
-def write_report(results: Sequence[Result], folders: RunsByMethod, path: Path, title: str) -> None:
-    """The tables as Markdown; `folders` hold the deepest networks, whose gradients are shown."""
-    methods, places = (Table([r for r in results if r.is_place is kind]) for kind in (False, True))
-    lines = [f"# {title}", "", *_depth_table(methods), *_gradient_table(folders), *_place_table(places)]
+def write_report(results: Sequence[Result], path: Path, title: str) -> None:
+    """The tables as Markdown: means over the seeds, and their spread."""
+    methods, places = ([result for result in results if result.is_place is kind] for kind in (False, True))
+    lines = [f"# {title}", ""]
+    if methods:
+        lines += _depth_table(Table(methods))
+    if places:
+        lines += _place_table(Table(places))
     lines += ["† a run ended early: it gave no finite gradient any more.", ""]
     with disk.whole(path) as beside:
         beside.write_text("\n".join(lines), encoding="utf-8")
 
 
 def _markdown(heading: str, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table below a heading; [] if it has no rows."""
-    below = [f"| {' | '.join(cells)} |" for cells in rows]
-    if not below:
-        return []
-    return [f"## {heading}", "", f"| {' | '.join(titles)} |", f"| ---{' | ---:' * (len(titles) - 1)} |", *below, ""]
+    """A table below a heading."""
+    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
+    return [f"## {heading}", "", *(f"| {' | '.join(cells)} |" for cells in lines), ""]
 
 
 def _depth_table(table: Table) -> list[str]:
-    if not table.results:
-        return []
     first, last = table.depths[0], table.depths[-1]
     seeds = len({result.seed for result in table.results})
     rows = []
@@ -55,18 +55,6 @@ def _depth_table(table: Table) -> list[str]:
         rows.append([method, *(_accuracy(table, method, depth) for depth in table.depths), signed])
     titles = ["method", *(f"{depth} blocks" for depth in table.depths), f"{last} against {first}"]
     return _markdown(f"Accuracy by depth: top-1 in per cent, mean ± standard deviation of {seeds} seeds", titles, rows)
-
-
-def _gradient_table(folders: RunsByMethod) -> list[str]:
-    """The measured gradients; [] if no run has measured its layers."""
-    rows = []
-    for method, runs in folders.items():
-        first, last = (_mean_by_layer(runs, "block", "input_grad_norm", step) for step in (FIRST, LAST))
-        if first and last:
-            rows.append([method, *(f"{norm:.2g}" for norm in (first[0], first[-1], last[0], last[-1]))])
-    heading = "Gradient at the blocks' inputs, in the deepest networks"
-    titles = [f"{step} step: {place} block" for step in ("first", "last") for place in ("first", "last")]
-    return _markdown(f"{heading}\n\nNorms of a step's gradient, means over the seeds.", ["method", *titles], rows)
 
 
 def _place_table(table: Table) -> list[str]:

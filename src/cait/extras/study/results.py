@@ -83,11 +83,7 @@ def write_result(folder: Path, settings: list[str], result: Result | None) -> No
 
 
 def read_result(folder: Path) -> tuple[list[str] | None, Result | None]:
-    """(the settings of a run, its result); None for what is not written yet.
-
-    Raises:
-        UserError: the file is not what `write_result` wrote.
-    """
+    """(the settings of a run, its result); None for what is not written yet."""
     path = folder / RESULT
     if not path.is_file():
         return None, None

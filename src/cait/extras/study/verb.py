@@ -31,9 +31,9 @@ resumed. Further options go to every run, as --trainer.max_epochs 5."""
 def study(arguments: list[str], program: Program) -> None:
     """Train the missing runs of the grid and write its tables and figures."""
     given, settings = _parse(arguments)
-    grid = Grid(given.grid, given.size, given.data)
+    grid = Grid(given.grid, given.size, given.data, settings)
     jobs = given.jobs or (1 if given.data else cores.share(1))
-    runs = StudyRuns(grid, given.out, settings, jobs, Runner(program))
+    runs = StudyRuns(grid, given.out, jobs, Runner(program))
     originals = grid.originals()
     wanted = {run.name: run for run in originals.values()}
     results = runs.finished()
@@ -66,8 +66,6 @@ class StudyRuns:
 
     grid: Grid
     folder: Path
-    settings: list[str]
-    """Further arguments of each run."""
     jobs: int
     """Runs at a time, which share the cores."""
     runner: Runner
@@ -78,7 +76,7 @@ class StudyRuns:
         for run in self.grid.runs:
             folder = self.folder / run.name
             settings, result = read_result(folder)
-            if settings is not None and settings != self._settings(run):
+            if settings is not None and settings != self.grid.arguments(run):
                 raise UserError(f"{folder} was trained with other settings; remove {self.folder} or give another --out")
             if result is not None:
                 found[run.name] = result
@@ -91,7 +89,7 @@ class StudyRuns:
         """
         folder, start = self.folder / run.name, time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
-        settings = self._settings(run)
+        settings = self.grid.arguments(run)
         write_result(folder, settings, None)
         # Threads that share cores would wait for each other.
         variables = {"OMP_NUM_THREADS": str(cores.share(self.jobs))} if self.jobs > 1 else {}
@@ -104,9 +102,6 @@ class StudyRuns:
         write_result(folder, settings, result)
         shutil.rmtree(folder / rundir.CHECKPOINTS, ignore_errors=True)
         return result
-
-    def _settings(self, run: StudyRun) -> list[str]:
-        return [*self.grid.arguments(run), *self.settings]
 
 
 def _train(runs: StudyRuns, missing: list[StudyRun]) -> dict[str, Result]:
@@ -138,7 +133,7 @@ def _write(results: list[Result], runs: StudyRuns, data: str | None) -> list[Pat
             deep[run.method].append(folder / run.name)
     written = [folder / "results.csv", folder / "study.md"]
     report.write_csv(results, written[0])
-    report.write_report(results, deep, written[1], f"Depth on {place}")
+    report.write_report(results, written[1], f"Depth on {place}")
     if by_depth:
         written.append(folder / "depth.png")
         report.draw_depth(results, written[-1])

@@ -43,11 +43,7 @@ def compare(arguments: list[str], program: Program) -> None:
 
 
 def settings(folder: Path) -> Settings:
-    """The run's config.yaml as {"model.lr": 0.001, ...}.
-
-    Raises:
-        UserError: there is none, or it is no configuration.
-    """
+    """The run's config.yaml as {"model.lr": 0.001, ...}, without its own name and places."""
     found = flatten(saved.read(rundir.config(folder)))
     return {name: value for name, value in found.items() if name not in NOT_SETTINGS}
 

@@ -80,11 +80,7 @@ def _images(loaded: Loaded, given: argparse.Namespace, output: Path) -> str:
 
 
 def _from_disk(places: Sequence[str], most: int, data: Any) -> Photographs:
-    """The images of files and folders; a line says if they are more than `most`.
-
-    Raises:
-        UserError: there is no such place, no image in it, or an image that cannot be read.
-    """
+    """The images of files and folders; a line says if they are more than `most`."""
     paths: list[Path] = []
     for place in map(Path, places):
         if not place.exists():
@@ -116,11 +112,7 @@ def _one_of_each_class(loaded: Loaded) -> Photographs:
 
 
 def _validation(loaded: Loaded) -> Any:
-    """The validation images of the run.
-
-    Raises:
-        UserError: they cannot be found, or have other classes than the checkpoint.
-    """
+    """The validation images of the run; a UserError if they are not here or have other classes than the checkpoint."""
     data = loaded.data
     data.setup("validate")
     if loaded.data_state is not None:

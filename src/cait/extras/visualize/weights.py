@@ -13,11 +13,7 @@ from cait.model.weights import load_pretrained, load_weights, published_entries,
 
 
 def from_weights(path: str, name: str, ema: bool, img_size: int | None) -> Loaded:
-    """Load a file with the weights of one of the paper's models: the release's, timm's, or any other's.
-
-    Raises:
-        UserError: the file holds no weights, or those of another network.
-    """
+    """Load a file with the weights of one of the paper's models: the release's, timm's, or any other's."""
     state = read_state_dict(path, ema)
     try:
         classes, positions = len(state["head.weight"]), state["pos_embed"].shape[1]
@@ -31,11 +27,7 @@ def from_weights(path: str, name: str, ema: bool, img_size: int | None) -> Loade
 
 
 def from_timm(name: str, img_size: int | None) -> Loaded:
-    """Load the weights that timm publishes for a model, at their lowest resolution unless `img_size` is given.
-
-    Raises:
-        UserError: there are none, or they cannot be fetched.
-    """
+    """Load the weights that timm publishes for a model, at their lowest resolution unless `img_size` is given."""
     size = min(published_entries(name), default=224) if img_size is None else img_size
     built = network.build(name, size, 1000)
     network.require(built, name, "maps", "visualize")  # before anything is fetched

@@ -107,7 +107,7 @@ def test_means_and_spreads_are_numpys(tmp_path: Path) -> None:
     gains = np.subtract(runs["plain", 24], runs["plain", 12])
     assert table.gain("plain", 12, 24) == pytest.approx((gains.mean(), gains.std(ddof=1)))
     assert table.gain("layerscale", 12, 24) is None
-    report.write_report(table.results, {}, tmp_path / "study.md", "Depth")
+    report.write_report(table.results, tmp_path / "study.md", "Depth")
     text = (tmp_path / "study.md").read_text()
     assert f"| plain | 61.57 ± {np.std(runs['plain', 12], ddof=1):.2f} | 54.67 ±" in text
     assert "†" not in text.split("† a run")[0]
@@ -127,7 +127,7 @@ def test_layers_are_read_at_the_first_and_the_last_measured_step(tmp_path: Path)
 
 def test_a_failed_run_is_marked(tmp_path: Path) -> None:
     good, bad = results({("plain", 12): [61.0], ("plain", 24): [math.nan]})
-    report.write_report([good, replace(bad, failed=True)], {}, tmp_path / "study.md", "Depth")
+    report.write_report([good, replace(bad, failed=True)], tmp_path / "study.md", "Depth")
     assert "| plain | 61.00 ± 0.00 |  † |  |" in (tmp_path / "study.md").read_text()
 
 
@@ -163,8 +163,6 @@ def test_a_small_study_to_its_end(
         gradients = report.by_layer(folder, "block", "input_grad_norm", 0)
         assert len(gradients) == 6
         assert min(gradients) > 0
-        shown = [f"{gradients[place]:.2g}" for place in (0, -1)]
-        assert f"| layerscale | {' | '.join(shown)} |" in Path("logs/study/study.md").read_text()
     assert {path.suffix for path in Path("logs/study").glob("*.*")} == {".csv", ".md", ".png"}
 
     before = {path: path.stat().st_mtime_ns for path in Path("logs/study").glob("*-seed0/*")}
@@ -204,7 +202,7 @@ def test_a_run_that_fails_is_told_and_one_that_is_stopped_has_no_result(
     assert "cait: error: the run plain-6-seed0 failed: " in told
     assert "did you mean --model.lr?" in told
     assert "see other/plain-6-seed0/output.txt" in told
-    runs = StudyRuns(Grid(grid_file, "two"), Path("stopped"), [], 1, Runner(Program()))
+    runs = StudyRuns(Grid(grid_file, "two"), Path("stopped"), 1, Runner(Program()))
     runs.runner.stopped.set()
     assert runs.train(runs.grid.runs[0]) is None
     assert json.loads(Path("stopped/plain-6-seed0/result.json").read_text())["result"] is None
