@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 from report import REPO, stamp
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 EPOCHS = 4
 RECIPE = [
@@ -106,6 +105,8 @@ def kill_somewhere(job: Job, run: Path, draw: random.Random, length: float, proc
 
 def outcome(run: Path) -> dict[str, Any]:
     """All that a run has come to."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # tests import this file
+
     checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("throughput/")]  # which measure time

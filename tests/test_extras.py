@@ -10,13 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import LIMIT, REPO, link_digits, slow
+from harness import LIMIT, REPO, environment, link_digits, slow, start
+from runs import wait_for_steps
 
 from cait import plugins
 
@@ -105,38 +105,27 @@ def copy(tmp_path: Path, digits_root: Path) -> Path:
     return tmp_path
 
 
+def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start the `cait` of a copy; not forked, because this tree's is imported there."""
+    env = environment() | {"PYTHONPATH": str(folder / "src")}
+    return start(folder, *arguments, command=(sys.executable,), env=env)
+
+
 def run(folder: Path, *arguments: str) -> str:
     """What `cait` prints in a copy; it must succeed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cait", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(folder / "src"), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    job = started(folder, *arguments)
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 0, output
+    return output
 
 
-def killed(folder: Path, *arguments: str) -> None:
-    """Start `cait` in a copy and kill it once it has saved a checkpoint."""
-    job = subprocess.Popen(
-        [sys.executable, "-m", "cait", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(folder / "src")},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    end = time.monotonic() + LIMIT
-    name = next(word.removeprefix("--run_name=") for word in arguments if word.startswith("--run_name="))
-    saved = folder / "logs" / name / "checkpoints/last.ckpt"
-    while not saved.exists() and time.monotonic() < end and job.poll() is None:
-        time.sleep(0.05)
+def killed(folder: Path, name: str) -> None:
+    """Train a run in a copy and kill it once it has saved a checkpoint."""
+    job = started(folder, "fit", *SMALL, f"--run_name={name}", "--trainer.max_epochs=100")
+    wait_for_steps(folder / "logs" / name, 2, job)
     os.killpg(job.pid, signal.SIGKILL)
-    job.wait()
-    assert saved.exists()
+    job.communicate()
+    assert (folder / "logs" / name / "checkpoints/last.ckpt").exists()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +134,7 @@ def killed(folder: Path, *arguments: str) -> None:
 def test_the_core_works_without(deleted: list[str], copy: Path) -> None:
     verbs = {verb for name in deleted for verb in getattr(plugins.extras()[name], "VERBS", {})}
     # A run that has something of each extra in its configuration.
-    killed(copy, "fit", *SMALL, "--run_name=before", "--trainer.max_epochs=100")
+    killed(copy, "before")
     for name in deleted:
         shutil.rmtree(copy / "src/cait/extras" / name)
     helped = run(copy, "--help")
@@ -166,7 +155,7 @@ def test_the_core_works_without(deleted: list[str], copy: Path) -> None:
     assert not re.search("Be aware|not resumable|resuming from a checkpoint that ended", told)
     assert (copy / "logs/before/checkpoints/best.ckpt").exists()
     assert len((copy / "logs/before/metrics.csv").read_text().splitlines()) > steps
-    killed(copy, "fit", *SMALL, "--run_name=new", "--trainer.max_epochs=100")
+    killed(copy, "new")
     run(copy, "resume", "new", "--trainer.max_epochs=1")
     assert "top-1" in run(copy, "eval", "new")
     image = next((copy / "data/digits/val").rglob("*.png"))

@@ -8,7 +8,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
@@ -21,7 +20,7 @@ from harness import NO_TEXT, SMALL, Cait, checkpoint, ended, environment, rows, 
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from PIL import Image
-from runs import RECIPE, TWO, assert_same, wait_for_steps
+from runs import RECIPE, TWO, assert_same, filled_disk, wait_for_steps
 from torch.utils._pytree import tree_leaves
 
 import cait as package
@@ -63,34 +62,9 @@ def test_killed_amid_an_epoch_and_with_the_newest_checkpoint_torn(
 
 @pytest.mark.slow
 def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, tmp_path: Path, whole: Path) -> None:
-    disk = tmp_path / "logs"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("may not mount a small disk here")
-    try:
-        job = start(tmp_path, "fit", *RECIPE, "--run_name=full")
-        wait_for_steps(disk / "full", 10, job)
-        ballast = disk / "ballast"
-        try:
-            with ballast.open("wb") as file:
-                while True:
-                    file.write(bytes(4096))
-                    file.flush()
-        except OSError:
-            pass
-        output = job.stdout.read()
-        assert job.wait() == 2, output
-        assert "No space left on device" in output
-        assert "Traceback" not in output
-        assert is_whole(disk / "full/checkpoints/last.ckpt")
-        assert not list((disk / "full/checkpoints").glob(".*"))
-        ballast.unlink()
-        resumed = cait("resume", "full")
-        assert resumed.returncode == 0, resumed.stderr
-        assert_same(disk / "full", whole)
-    finally:
-        subprocess.run(["umount", str(disk)])
+    with filled_disk(cait, tmp_path, "8m", RECIPE, lambda run: assert_same(run, whole)) as run:
+        assert is_whole(run / "checkpoints/last.ckpt")
+        assert not list((run / "checkpoints").glob(".*"))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
 import json
 import os
 import signal
@@ -31,6 +32,9 @@ def heed_ctrl_c() -> None:
 
 
 Started = subprocess.Popen
+EXECUTE = inspect.signature(Started._execute_child)  # type: ignore[attr-defined]
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+"""Its arguments, by the names that CPython gives them: their order changes from version to version."""
 
 
 class Forked(Started):
@@ -43,9 +47,11 @@ class Forked(Started):
         if not (isinstance(args, list) and args[0] == sys.executable and (args[1] == "-m" or args[1].endswith(".py"))):
             super()._execute_child(args, *others)  # type: ignore[misc]
             return
-        kept, cwd, env, pipes, session = others[3], others[4], others[5], others[9:15], others[20]
+        given = EXECUTE.bind(self, args, *others).arguments
+        kept, env, pipes = given["pass_fds"], given["env"], [given[name] for name in PIPES]
         streams = [number if pipe < 0 else pipe for number, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
-        request = [args[1:], str(cwd or os.getcwd()), dict(os.environ if env is None else env), session]
+        cwd, session = str(given["cwd"] or os.getcwd()), given["start_new_session"]
+        request = [args[1:], cwd, dict(os.environ if env is None else env), session]
         way = asked or zygote()[0]
         with ASKING:
             socket.send_fds(way, [json.dumps([request, [0, 1, 2, *kept]]).encode()], [*streams, *kept])

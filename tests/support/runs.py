@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import torch
-from harness import LIMIT, SMALL, checkpoint, environment, rows, start
-from torch.utils._pytree import tree_flatten
+import pytest
+from harness import LIMIT, SMALL, Cait, checkpoint, environment, rows, start
+from torture import same
 
 # A step checkpoint every third step, in epochs of 22, with all that a checkpoint could forget.
 RECIPE = [
@@ -28,12 +30,8 @@ TWO = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=d
 def assert_same(run: Path, whole: Path) -> None:
     got, expected = checkpoint(run), checkpoint(whole)
     for part in ("state_dict", "optimizer_states", "lr_schedulers", "loops"):
-        leaves, structure = tree_flatten(got[part])
-        others, other_structure = tree_flatten(expected[part])
-        assert structure == other_structure
-        for ours, theirs in zip(leaves, others, strict=True):
-            assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs, part
-    torch.testing.assert_close(got["callbacks"]["EMA"], expected["callbacks"]["EMA"], rtol=0, atol=0)
+        assert same(got[part], expected[part]), part
+    assert same(got["callbacks"]["EMA"], expected["callbacks"]["EMA"])
     assert rows(run) == rows(whole)
 
 
@@ -49,6 +47,37 @@ def wait_for_steps(run: Path, steps: int, job: subprocess.Popen) -> None:
         assert job.poll() is None, job.stdout.read()
         time.sleep(0.02)
     raise AssertionError("the run does not get on")
+
+
+@contextlib.contextmanager
+def filled_disk(
+    cait: Cait, place: Path, size: str, recipe: list[str], compare: Callable[[Path], None]
+) -> Iterator[Path]:
+    """Fill the disk, of `size`, under a run. Look at the run's folder; then it goes on, and `compare` sees its end."""
+    logs = place / "logs"
+    logs.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(logs)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("may not mount a small disk here")
+    try:
+        job = start(place, "fit", *recipe, "--run_name=full")
+        wait_for_steps(logs / "full", 10, job)
+        ballast = logs / "ballast"
+        with contextlib.suppress(OSError), ballast.open("wb") as file:
+            while True:
+                file.write(bytes(4096))
+                file.flush()
+        output = job.communicate(timeout=LIMIT)[0]
+        assert job.returncode == 2, output
+        assert "No space left on device" in output
+        assert "Traceback" not in output
+        yield logs / "full"
+        ballast.unlink()
+        resumed = cait("resume", "full")
+        assert resumed.returncode == 0, resumed.stderr
+        compare(logs / "full")
+    finally:
+        subprocess.run(["umount", str(logs)])
 
 
 # Long enough never to end by itself.

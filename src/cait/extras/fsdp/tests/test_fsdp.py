@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -17,7 +16,7 @@ import pytest
 import torch
 from harness import KIND, LIMIT, SMALL, Cait, ended, environment, free_port, rows, start
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
-from runs import wait_for_steps
+from runs import filled_disk, wait_for_steps
 from torch.utils._pytree import tree_flatten_with_path
 
 from cait import ckpt, disk
@@ -375,30 +374,9 @@ def test_a_signal_saves(cait: Cait, tmp_path: Path, whole: Path) -> None:
 
 @pytest.mark.slow
 def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, tmp_path: Path, whole: Path) -> None:
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(logs)], capture_output=True).returncode:
-        pytest.skip("may not mount a small disk here")
-    try:
-        job = start(tmp_path, "fit", *RECIPE, "--run_name=full")
-        wait_for_steps(logs / "full", 10, job)
-        ballast = logs / "ballast"
-        with contextlib.suppress(OSError), ballast.open("wb") as file:
-            while True:
-                file.write(bytes(4096))
-                file.flush()
-        output = job.communicate(timeout=LIMIT)[0]
-        assert job.returncode == 2, output
-        assert "No space left on device" in output
-        assert "Traceback" not in output
-        assert newest_whole(logs / "full/checkpoints")
-        assert not [path for path in (logs / "full/checkpoints").glob(".*") if not path.name.endswith(disk.AWAY)]
-        ballast.unlink()
-        resumed = cait("resume", "full")
-        assert resumed.returncode == 0, resumed.stderr
-        assert_same(logs / "full", whole)
-    finally:
-        subprocess.run(["umount", str(logs)])
+    with filled_disk(cait, tmp_path, "16m", RECIPE, lambda run: assert_same(run, whole)) as run:
+        assert newest_whole(run / "checkpoints")
+        assert not [path for path in (run / "checkpoints").glob(".*") if not path.name.endswith(disk.AWAY)]
 
 
 @pytest.mark.slow
