@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
@@ -66,17 +65,6 @@ class Preprocessing:
     def transform(self) -> Compose:
         """timm's evaluation transform, from a PIL image to uint8 [3, img_size, img_size]."""
         return create_transform(is_training=False, crop_pct=self.crop_pct, normalize=False, **self.timms())
-
-    def crop_box(self, width: int, height: int) -> tuple[float, float, float, float]:
-        """(left, top, right, bottom) of what `transform` keeps, in the pixels of an image of width × height."""
-        shorter, resized_shorter = min(width, height), math.floor(self.img_size / self.crop_pct)
-        ends = []
-        for side in (width, height):
-            resized = int(resized_shorter * side / shorter)
-            start = round((resized - self.img_size) / 2)
-            ends.append((start * side / resized, (start + self.img_size) * side / resized))
-        (left, right), (top, bottom) = ends
-        return left, top, right, bottom
 
     def denormalized(self, image: Tensor) -> np.ndarray:
         """A network's input [3, S, S] as the pixels that it was made of, uint8 [S, S, 3]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -119,9 +120,21 @@ def seen(data: Any, pixels: Tensor) -> tuple[Tensor, Any]:
     return image, data.preprocessing.denormalized(image)
 
 
-def crop_box(data: Any, width: int, height: int) -> Any:
-    """What the evaluation transform keeps of an image; None for a transform of your own, which may do anything."""
-    return None if data.has_own_eval_transform else data.preprocessing.crop_box(width, height)
+def crop_box(data: Any, width: int, height: int) -> tuple[float, float, float, float] | None:
+    """(left, top, right, bottom) in pixels of what the evaluation transform keeps of an image of width × height.
+
+    None for a transform of your own, which may do anything.
+    """
+    if data.has_own_eval_transform:
+        return None
+    shorter, resized_shorter = min(width, height), math.floor(data.img_size / data.preprocessing.crop_pct)
+    ends = []
+    for side in (width, height):
+        resized = int(resized_shorter * side / shorter)
+        start = round((resized - data.img_size) / 2)
+        ends.append((start * side / resized, (start + data.img_size) * side / resized))
+    (left, right), (top, bottom) = ends
+    return left, top, right, bottom
 
 
 def _new_path(folder: Path, name: str, written: list[Path]) -> Path:
