@@ -76,9 +76,7 @@ class ImageNetDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         if mixing.is_on and loading.batch_size % 2:
-            raise UserError(
-                f"Mixup and CutMix pair the images of a batch: batch_size must be even, got {loading.batch_size}"
-            )
+            raise UserError(f"Mixup and CutMix pair images: batch_size must be even, got {loading.batch_size}")
         self.given, self.loading = given, loading
         self.preprocessing, self.augmentation, self.mixing = preprocessing, augmentation, mixing
         self.root = splits.root.rstrip("/") if "://" in splits.root else Path(splits.root)
@@ -142,7 +140,7 @@ class ImageNetDataModule(LightningDataModule):
         return self.make_source()
 
     @cached_property
-    def train_transform(self) -> Callable[[Any], Any]:
+    def train_transform(self) -> Any:
         return self.make_train_transform()
 
     @cached_property
@@ -323,13 +321,10 @@ class ImageNetDataModule(LightningDataModule):
         how = (self.batch_size, self.seed, self.repeats, rank, world_size, self.decode_once)
         sampler = TrainBatchSampler(len(self.train_images), *how, self.order, self._accumulated)
         if len(sampler) == 0:
-            raise UserError(
-                f"{len(self.train_images)} training images do not fill one batch of "
-                f"{self.batch_size} on {world_size} process(es); lower --data.batch_size"
-            )
-        bytes_a_value = 1 if self.train_transform is self.pipeline else 4  # others may give float32
-        how_loaded = self._loading(self.batch_size, bytes_a_value)
-        return TrainLoader(self.train_images, batch_sampler=sampler, position=self._position, **how_loaded)
+            lacks = f"do not fill one batch of {self.batch_size} on {world_size} process(es); lower --data.batch_size"
+            raise UserError(f"{len(self.train_images)} training images {lacks}")
+        settings = self._loading(self.batch_size, 1 if self.train_transform is self.pipeline else 4)
+        return TrainLoader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
 
     def class_counts(self) -> list[int]:
         """Training images of each class. Raises UserError if the source knows them only by opening the images."""
@@ -396,7 +391,7 @@ class ImageNetDataModule(LightningDataModule):
         return self.num_workers if self.num_workers is not None else min(16, cores.share(processes))
 
     def _loading(self, batch_size: int, bytes_a_value: int = 1) -> dict[str, Any]:
-        """Settings of a loader whose images have values of so many bytes."""
+        """Settings of a loader of images in uint8; `bytes_a_value` is 4 for float32."""
         how = self.processes()
         workers, size = how["num_workers"], batch_size * 3 * self.img_size**2 * bytes_a_value
         collates = [offer(workers, self.loading.prefetch, size) for offer in plugins.of_kind("collate")]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cait import seeds
-from cait.data.reading import AS_SEEN, RawImage, Reading, UnreadableImageError, UnreadableImages, load_rgb
+from cait.data.reading import RawImage, Reading, UnreadableImageError, UnreadableImages, load_rgb
 from cait.data.sampler import Key
 from cait.errors import UserError
 
@@ -168,20 +168,16 @@ class TrainImages(Dataset[tuple[Any, int]]):
 
 
 class EvalImages(Dataset[tuple[Tensor, int]]):
-    """Images in order, under a deterministic transform: uint8 [S, S, 3].
+    """Images in order, under a deterministic transform: uint8 [S, S, 3], or float32 [3, S, S] that is normalised.
 
-    With `unreadable`, an image that cannot be read is noted there and comes black with the label NO_LABEL.
+    An image that cannot be read is noted in `unreadable` and comes black with the label NO_LABEL.
 
     Args:
-        transform: takes a PIL image and returns uint8 [3, S, S], or float32 [3, S, S] that is normalised already.
+        transform: takes a PIL image and returns [3, S, S].
     """
 
     def __init__(
-        self,
-        samples: Samples,
-        transform: Callable[[Any], Tensor],
-        unreadable: UnreadableImages | None = None,
-        reading: Reading = AS_SEEN,
+        self, samples: Samples, transform: Callable[[Any], Tensor], unreadable: UnreadableImages, reading: Reading
     ) -> None:
         self.samples, self.transform, self.unreadable, self.reading = samples, transform, unreadable, reading
 
@@ -193,8 +189,6 @@ class EvalImages(Dataset[tuple[Tensor, int]]):
             raw, label = self.samples[index]
             image = load_rgb(raw, self.samples.name(index), self.reading)
         except UnreadableImageError as error:
-            if self.unreadable is None:
-                raise UserError(str(error)) from error
             self.unreadable.note(self.samples.name(index), str(error))
             image, label = Image.new("RGB", (8, 8)), NO_LABEL
         return channels_last(self.transform(image)), label

@@ -155,7 +155,8 @@ def _hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:
     by_class: dict[int, list[tuple[str, int]]] = {}
     for sample in samples:
         by_class.setdefault(sample[1], []).append(sample)
-    train, val = [], []
+    train: list[tuple[str, int]] = []
+    val: list[tuple[str, int]] = []
     for members in by_class.values():
         if len(members) < 2:
             raise UserError(f"{Path(members[0][0]).parent} holds one image; two are needed to hold one out")

@@ -112,9 +112,8 @@ class Augmentation:
         check_choice(self, {"train_crop": get_args(TrainCrop)})
         check_share(self, "hflip", "erase_prob")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise UserError(
-                f"scale must be two shares above 0 and at most 1, the smaller first, got {list(self.scale)}"
-            )
+            got = f"got {list(self.scale)}"
+            raise UserError(f"scale must be two shares above 0 and at most 1, the smaller first, {got}")
         if not 0 < self.ratio[0] <= self.ratio[1]:
             raise UserError(f"ratio must be two numbers above 0, the smaller first, got {list(self.ratio)}")
         self._check_color_jitter()
