@@ -105,14 +105,14 @@ def test_steps_are_whole_and_the_logged_loss_is_of_all_their_batches(digits_root
 @pytest.mark.parametrize(
     ("images", "batch_size", "accumulate", "words"),
     [
-        (100, 32, 1, r"100 is not a multiple of 1 process × --data.batch_size 32: take 96 or 128; or a batch_size of "),
-        (20, 32, 1, r"20 is not a multiple of 1 process × --data.batch_size 32: take 32; or a batch_size of "),
+        (100, 32, 1, r"100 is not a multiple of 1 process × --data.batch_size 32: take 96 or 128, or another"),
+        (20, 32, 1, r"20 is not a multiple of 1 process × --data.batch_size 32: take 32, or another batch_size"),
         (64, 32, 2, r"--data.global_batch 64 chooses .*; leave out --trainer.accumulate_grad_batches 2"),
     ],
 )
 def test_a_step_that_cannot_be_filled_is_refused(images: int, batch_size: int, accumulate: int, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        batches_a_step(images, batch_size, True, trainer(accumulate_grad_batches=accumulate))
+        batches_a_step(images, batch_size, trainer(accumulate_grad_batches=accumulate))
 
 
 def test_every_trainer_accumulates(digits_root: Path) -> None:

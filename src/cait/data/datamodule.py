@@ -38,15 +38,11 @@ CHECKED_IMAGES = 20_000
 class ImageNetDataModule(LightningDataModule):
     """ImageNet, a folder of class folders, a built-in data set or your own, under the paper's augmentation.
 
-    Training batches are images [B, 3, img_size, img_size] in float32, normalised, and labels: class indices
-    [B] in int64, or after Mixup or CutMix class probabilities [B, num_classes]. Order, augmentation and
-    mixing depend only on (seed, epoch, step). With the Trainer's `overfit_batches` every epoch repeats the
-    first: the same images, augmented and mixed alike. Workers send uint8; Lightning's hook after the transfer
-    to the device normalises, erases and mixes. `setup("fit")` and the loaders also work without a Trainer:
-    then the loaders normalise and erase, and the caller may mix.
-
-    A subclass changes the transforms or the source by overriding `make_train_transform`,
-    `make_eval_transform` or `make_source`.
+    Training batches are images [B, 3, img_size, img_size] in float32, normalised, and labels: class indices [B] in
+    int64, or after Mixup or CutMix class probabilities [B, num_classes]. Order, augmentation and mixing depend only on
+    (seed, epoch, step); with the Trainer's `overfit_batches` every epoch repeats the first. Workers send uint8, which
+    Lightning's hook after the transfer to the device normalises, erases and mixes. Without a Trainer, after
+    `setup("fit")`, the loaders normalise and erase, and the caller may mix.
 
     The settings are the fields of `Splits`, `Loading`, `Preprocessing`, `Augmentation` and `Mixing`, those that extras
     add, and:
@@ -80,9 +76,7 @@ class ImageNetDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         if mixing.is_on and loading.batch_size % 2:
-            raise UserError(
-                f"Mixup and CutMix pair the images of a batch: batch_size must be even, got {loading.batch_size}"
-            )
+            raise UserError(f"Mixup and CutMix pair images: batch_size must be even, got {loading.batch_size}")
         self.given, self.loading = given, loading
         self.preprocessing, self.augmentation, self.mixing = preprocessing, augmentation, mixing
         self.root = splits.root.rstrip("/") if "://" in splits.root else Path(splits.root)
@@ -104,24 +98,20 @@ class ImageNetDataModule(LightningDataModule):
         self._own_epoch = -1
 
     def make_source(self) -> DataSource:
-        """Return the data source; override it in a subclass. Called once, on first use."""
+        """Return the data source; a subclass may override it. Called once, on first use."""
         return open_source(self.given["root"], **self.given)
 
     def make_train_transform(self) -> Callable[[Any], Any]:
-        """Return the training transform; override it in a subclass. Called once, on first use.
+        """Return the training transform; a subclass may override it. Called once, on first use.
 
-        A transform of your own takes a PIL image in RGB, which Pillow decodes. It returns float32
-        [3, img_size, img_size] that is normalised, or uint8 of the same shape, which the data module normalises on
-        the device. To stay exact on resume, it draws only from the global generators of `random`, numpy and
-        torch: they are seeded for each image.
+        A transform of your own takes a PIL image in RGB. It returns [3, img_size, img_size]: normalised float32, or
+        uint8, which is normalised on the device. To stay exact on resume, it draws only from the global generators of
+        `random`, numpy and torch: they are seeded for each image.
         """
         return self.pipeline or self.augmentation.transform(self.preprocessing)
 
     def make_eval_transform(self) -> Callable[[Image.Image], Tensor]:
-        """Return the evaluation transform; override it in a subclass. Called once, on first use.
-
-        It takes and returns what a training transform of your own does, without randomness.
-        """
+        """Return the evaluation transform, which takes and returns the same; likewise."""
         return self.preprocessing.transform()
 
     @cached_property
@@ -150,7 +140,7 @@ class ImageNetDataModule(LightningDataModule):
         return self.make_source()
 
     @cached_property
-    def train_transform(self) -> Callable[[Any], Any]:
+    def train_transform(self) -> Any:
         return self.make_train_transform()
 
     @cached_property
@@ -187,7 +177,7 @@ class ImageNetDataModule(LightningDataModule):
         allowed = int(self.loading.max_bad_share * (len(train) + len(val)))
         self.unreadable = UnreadableImages(self.unreadable_path, allowed)
         held_out = self._wrapped(val)
-        self.val_images = EvalImages(held_out, self.eval_transform, self.unreadable, self.preprocessing.reading)
+        self.val_images = self._eval_images(held_out, self.unreadable)
         self.predict_samples = held_out
         if stage in ("fit", None):
             transform, pipeline = self.train_transform, self.pipeline
@@ -241,9 +231,7 @@ class ImageNetDataModule(LightningDataModule):
             )
 
     def share_batch(self, trainer: Trainer) -> None:
-        """Divide a global batch: make `batch_size` this process's part of it, or have the Trainer accumulate.
-
-        It does nothing where `global_batch` is false.
+        """Divide a `global_batch`: make `batch_size` this process's part of it, or have the Trainer accumulate.
 
         Raises:
             UserError: the parts are not even.
@@ -254,7 +242,7 @@ class ImageNetDataModule(LightningDataModule):
             self.eval_batch_size = self.loading.eval_batch_size or self.batch_size
         elif wanted is not False and self._shared_with is not trainer:  # it may be called twice
             self._shared_with = trainer
-            self._accumulated = batches_a_step(wanted, self.batch_size, even, trainer)
+            self._accumulated = batches_a_step(wanted, self.batch_size, trainer)
             trainer.accumulate_grad_batches = self._accumulated
 
     def state_dict(self) -> dict[str, Any]:
@@ -262,8 +250,7 @@ class ImageNetDataModule(LightningDataModule):
 
         `load_state_dict` compares by these names, so they must stay as they are.
         """
-        trainer = self.trainer
-        accumulated = trainer.accumulate_grad_batches if trainer else 1
+        accumulated = self.trainer.accumulate_grad_batches if self.trainer else 1
         whole_steps = self._accumulated  # that many batches count as one
         depends = {
             "class of the data module": type(self).__qualname__,
@@ -271,9 +258,7 @@ class ImageNetDataModule(LightningDataModule):
             "repeats": self.repeats,
             "decode_once": self.decode_once,
             PIXELS: self.pipeline.name if self.pipeline else "timm",
-            "images a batch, over all processes": self.batch_size
-            * (trainer.world_size if trainer else 1)
-            * whole_steps,
+            "images a batch, over all processes": self.batch_size * self.rank_and_world()[1] * whole_steps,
             "batches accumulated": accumulated // whole_steps,
             "training pictures": len(self.source.train),
             "digest of the training pictures' names": self._digest,
@@ -310,7 +295,7 @@ class ImageNetDataModule(LightningDataModule):
 
     @cached_property
     def order(self) -> Order:
-        """The order of the training images. Raises UserError if an extra's does not suit the source."""
+        """The order of the training images. Raises UserError if it does not suit the source, or two are asked for."""
         offers = plugins.of_kind("image_order")
         orders = [order for offer in offers if (order := offer(self.source, self.given)) is not None]
         if len(orders) > 1:
@@ -334,12 +319,9 @@ class ImageNetDataModule(LightningDataModule):
         how = (self.batch_size, self.seed, self.repeats, rank, world_size, self.decode_once)
         sampler = TrainBatchSampler(len(self.train_images), *how, self.order, self._accumulated)
         if len(sampler) == 0:
-            raise UserError(
-                f"{len(self.train_images)} training images do not fill one batch of "
-                f"{self.batch_size} on {world_size} process(es); lower --data.batch_size"
-            )
-        bytes_a_value = 1 if self.train_transform is self.pipeline else 4  # others may give float32
-        settings = self._loading(self.batch_size, bytes_a_value)
+            lacks = f"do not fill one batch of {self.batch_size} on {world_size} process(es); lower --data.batch_size"
+            raise UserError(f"{len(self.train_images)} training images {lacks}")
+        settings = self._loading(self.batch_size, 1 if self.train_transform is self.pipeline else 4)
         return TrainLoader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
 
     def class_counts(self) -> list[int]:
@@ -354,39 +336,34 @@ class ImageNetDataModule(LightningDataModule):
     def predict_dataloader(self) -> Loader:
         """Loader of the images to predict. The label is 0, or NO_LABEL for an image that cannot be read."""
         samples = Unlabelled(self.predict_samples)
-        unreadable = UnreadableImages(None, len(samples))
-        images = EvalImages(samples, self.eval_transform, unreadable, self.preprocessing.reading)
+        images = self._eval_images(samples, UnreadableImages(None, len(samples)))
         return self._eval_loader(images, "prediction")
 
     def extra_val_dataloader(self, samples: Samples) -> Loader:
-        """Loader of another evaluation set of the same classes, under the same transform.
-
-        It normalises its batches itself, because the Trainer gets it without the data module and its hooks.
-        """
+        """Loader of another evaluation set of the same classes, under the same transform."""
         unreadable = UnreadableImages(None, int(self.loading.max_bad_share * len(samples)))
-        images = EvalImages(samples, self.eval_transform, unreadable, self.preprocessing.reading)
-        loader = self._eval_loader(images, "extra validation")
-        loader.finish = self._normalized
+        loader = self._eval_loader(self._eval_images(samples, unreadable), "extra validation")
+        loader.finish = self._normalized  # here, because the Trainer gets the loader without this data module's hooks
         return loader
+
+    def _eval_images(self, samples: Samples, unreadable: UnreadableImages) -> EvalImages:
+        return EvalImages(samples, self.eval_transform, unreadable, self.preprocessing.reading)
 
     def _eval_loader(self, images: EvalImages, purpose: str) -> Loader:
         rank, world_size = self.rank_and_world()
         if len(images) < world_size:  # a process without a batch would not join in adding up the metrics
             raise UserError(f"{len(images)} {purpose} images cannot be shared out over {world_size} processes")
-        settings = self._loading(self.eval_batch_size)
-        sampler = ShardSampler(len(images), rank, world_size)
-        return Loader(images, batch_size=self.eval_batch_size, sampler=sampler, **settings)
+        settings = dict(batch_size=self.eval_batch_size) | self._loading(self.eval_batch_size)
+        return Loader(images, sampler=ShardSampler(len(images), rank, world_size), **settings)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Normalise and erase a batch on its device, and mix it if it is a training batch."""
         images, labels = self._normalized(batch)
-        trainer = self.trainer
-        if trainer is None or not trainer.training or not self.mixing.is_on:
+        if self.trainer is None or not self.trainer.training or not self.mixing.is_on:
             return images, labels
-        epoch, step = self._position()  # Lightning has not counted this batch yet
-        return self.mixing(
-            images, labels, self.num_classes, seeds.batch_mixing(self.seed, epoch, step, trainer.global_rank)
-        )
+        # Lightning has not counted this batch yet.
+        seed = seeds.batch_mixing(self.seed, *self._position(), self.trainer.global_rank)
+        return self.mixing(images, labels, self.num_classes, seed)
 
     def _normalized(self, batch: Any) -> tuple[Tensor, Tensor]:
         images, labels, *erased = batch
@@ -412,11 +389,11 @@ class ImageNetDataModule(LightningDataModule):
         return self.num_workers if self.num_workers is not None else min(16, cores.share(processes))
 
     def _loading(self, batch_size: int, bytes_a_value: int = 1) -> dict[str, Any]:
-        """Settings of a loader whose images have values of so many bytes."""
-        processes = self.processes()
-        workers, size = processes["num_workers"], batch_size * 3 * self.img_size**2 * bytes_a_value
+        """Settings of a loader of images in uint8; `bytes_a_value` is 4 for float32."""
+        how = self.processes()
+        workers, size = how["num_workers"], batch_size * 3 * self.img_size**2 * bytes_a_value
         collates = [offer(workers, self.loading.prefetch, size) for offer in plugins.of_kind("collate")]
-        return processes | dict(
+        return how | dict(
             collate_fn=next(iter(collates), default_collate),
             prefetch_factor=self.loading.prefetch if workers else None,
             finish=None if self.trainer is not None else self._normalized,
@@ -426,5 +403,4 @@ class ImageNetDataModule(LightningDataModule):
 
     def processes(self) -> dict[str, Any]:
         """A loader's settings of its processes."""
-        workers = self.workers(self.trainer.num_devices if self.trainer is not None else 1)
-        return processes(workers, under_trainer=self.trainer is not None)
+        return processes(self.workers(self.trainer.num_devices if self.trainer else 1), self.trainer is not None)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cait import seeds
-from cait.data.reading import AS_SEEN, RawImage, Reading, UnreadableImageError, UnreadableImages, load_rgb
+from cait.data.reading import RawImage, Reading, UnreadableImageError, UnreadableImages, load_rgb
 from cait.data.sampler import Key
 from cait.errors import UserError
 
@@ -44,9 +44,7 @@ class MapSamples:
 
     Args:
         root: name of the data set.
-        split: name of the split.
         dataset: pairs of an image and the index of its class; NO_LABEL is for an image without a class.
-        class_names: names of the classes, in order.
     """
 
     def __init__(self, root: str, split: str, dataset: Dataset[Any], class_names: Sequence[str]) -> None:
@@ -70,10 +68,8 @@ class MapSamples:
         except (TypeError, ValueError) as error:
             raise UserError(f"{self.name(index)} is not a pair of an image and a class index") from error
         if not (isinstance(image, str | Path | Image.Image) or hasattr(image, "read")):
-            raise UserError(
-                f"the image of {self.name(index)} is of type {type(image).__name__}; it must be a PIL image, "
-                "a path or an open file"
-            )
+            what = f"is of type {type(image).__name__}; it must be a PIL image, a path or an open file"
+            raise UserError(f"the image of {self.name(index)} {what}")
         if not NO_LABEL <= label < len(self.class_names):
             raise UserError(f"{self.name(index)} has the label {label}, there are {len(self.class_names)} classes")
         return image, label
@@ -111,8 +107,8 @@ def seed_generators(seed: int) -> None:
 class TrainImages(Dataset[tuple[Any, int]]):
     """Augmented images, indexed by (epoch, index, repeat).
 
-    The global generators are seeded anew for every image, so neither the worker nor its history matters. An
-    image that cannot be read is noted in `unreadable`. Another, drawn from the same key, stands in for it.
+    The global generators are seeded anew for every image, so neither the worker nor its history matters. For an image
+    that cannot be read, which is noted in `unreadable`, another stands in, drawn from the same key.
 
     Args:
         open_image: takes an image as it is in `samples`, its name, and whether several crops of it are wanted.
@@ -172,20 +168,16 @@ class TrainImages(Dataset[tuple[Any, int]]):
 
 
 class EvalImages(Dataset[tuple[Tensor, int]]):
-    """Images in order, under a deterministic transform: uint8 [S, S, 3].
+    """Images in order, under a deterministic transform: uint8 [S, S, 3], or float32 [3, S, S] that is normalised.
 
-    With `unreadable`, an image that cannot be read is noted there and comes black with the label NO_LABEL.
+    An image that cannot be read is noted in `unreadable` and comes black with the label NO_LABEL.
 
     Args:
-        transform: takes a PIL image and returns uint8 [3, S, S], or float32 [3, S, S] that is normalised already.
+        transform: takes a PIL image and returns [3, S, S].
     """
 
     def __init__(
-        self,
-        samples: Samples,
-        transform: Callable[[Any], Tensor],
-        unreadable: UnreadableImages | None = None,
-        reading: Reading = AS_SEEN,
+        self, samples: Samples, transform: Callable[[Any], Tensor], unreadable: UnreadableImages, reading: Reading
     ) -> None:
         self.samples, self.transform, self.unreadable, self.reading = samples, transform, unreadable, reading
 
@@ -197,8 +189,6 @@ class EvalImages(Dataset[tuple[Tensor, int]]):
             raw, label = self.samples[index]
             image = load_rgb(raw, self.samples.name(index), self.reading)
         except UnreadableImageError as error:
-            if self.unreadable is None:
-                raise UserError(str(error)) from error
             self.unreadable.note(self.samples.name(index), str(error))
             image, label = Image.new("RGB", (8, 8)), NO_LABEL
         return channels_last(self.transform(image)), label

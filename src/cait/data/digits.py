@@ -1,8 +1,4 @@
-"""The embedded data set: scikit-learn's 1,797 handwritten digits as an image folder.
-
-The images are real: 8×8 pixels, 17 grey levels, from the UCI "Optical Recognition of
-Handwritten Digits" test set. Written as PNG files, they go through ImageNet's pipeline.
-"""
+"""The embedded data set: scikit-learn's 1,797 handwritten digits, 8×8 pixels, as a folder of PNG files."""
 
 from __future__ import annotations
 
@@ -12,8 +8,6 @@ from pathlib import Path
 
 ROOT = Path("data/digits")
 CLASS_NAMES = [str(digit) for digit in range(10)]
-VAL_FRACTION = 0.2
-SPLIT_SEED = 0
 
 
 def is_written(root: Path) -> bool:
@@ -22,10 +16,9 @@ def is_written(root: Path) -> bool:
 
 
 def write_digits(root: Path) -> None:
-    """Write `root/{train,val}/<digit>/<number>.png` unless it is there: 1,437 and 360 images.
+    """Write `root/{train,val}/<digit>/<number>.png` unless it is there: 1,437 and 360 images, always the same split.
 
-    The split is stratified and always the same. One rename puts the folder in place, so it is either whole
-    or absent.
+    One rename puts the folder in place, so it is either whole or absent.
     """
     if is_written(root):
         return
@@ -35,9 +28,8 @@ def write_digits(root: Path) -> None:
     from sklearn.model_selection import train_test_split
 
     digits = load_digits()
-    _, val = train_test_split(
-        np.arange(len(digits.target)), test_size=VAL_FRACTION, random_state=SPLIT_SEED, stratify=digits.target
-    )
+    numbers = np.arange(len(digits.target))
+    _, val = train_test_split(numbers, test_size=0.2, random_state=0, stratify=digits.target)
     held_out = set(val.tolist())
     root.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))

@@ -34,7 +34,9 @@ def split_folders(root: Path, train_split: str, val_split: str) -> tuple[Path, P
     if not root.is_dir():
         raise UserError(f"the data folder {root} does not exist; name yours with --data.root")
     train, val = _named(root, train_split, TRAIN_NAMES), _named(root, val_split, VAL_NAMES)
-    if train is None or (val is None and train.name == "train" and not folder_names(train) and _has_images(train)):
+    if train is None:
+        return root, None
+    if val is None and train.name == "train" and not folder_names(train) and _has_images(train):
         return root, None
     if val is None:
         raise UserError(f"{root / val_split} does not exist; validation images belong in {root / val_split}/<class>/")
@@ -42,8 +44,10 @@ def split_folders(root: Path, train_split: str, val_split: str) -> tuple[Path, P
 
 
 def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
-    if (root / split).is_dir() or split != usual[0]:
-        return root / split if (root / split).is_dir() else None
+    if (root / split).is_dir():
+        return root / split
+    if split != usual[0]:
+        return None
     there = {name.lower(): name for name in folder_names(root)}
     return next((root / there[name] for name in usual if name in there), None)
 
@@ -53,11 +57,7 @@ def _has_images(folder: Path) -> bool:
 
 
 def class_names(root: Path, train_split: str, val_split: str = "val") -> list[str]:
-    """The sorted names of the class folders.
-
-    Raises:
-        UserError: there is no such folder, or it holds fewer than two class folders.
-    """
+    """The sorted names of the class folders. Raises UserError if there are fewer than two."""
     folder, _ = split_folders(root, train_split, val_split)
     names = folder_names(folder)
     if len(names) < 2:
@@ -74,7 +74,7 @@ def scan(
 
     They lie in two folders, see `split_folders`. A `root` that holds the class folders itself is divided: validation
     takes a share of `val_fraction` (at least one image) from every class, evenly over its sorted files. Or it takes
-    the images that the CSV file `val_list` names, see `read_val_list`.
+    the images that the CSV file `val_list` names.
 
     Raises:
         UserError: a folder is missing, a class has no images, the sets have different classes, or `val_list` does not
@@ -93,12 +93,8 @@ def scan(
     return list_classes(train_root, names), list_classes(val_root, names)
 
 
-def read_val_list(path: Path) -> list[str]:
-    """The paths below the data folder in the column `path` of a CSV file, as a run writes it.
-
-    Raises:
-        UserError: there is no such file, or it has no such column.
-    """
+def _read_val_list(path: Path) -> list[str]:
+    """The paths below the data folder in the column `path` of a CSV file, as a run writes it."""
     try:
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as lines:
             return [row["path"] for row in csv.DictReader(lines) if row["path"]]
@@ -109,7 +105,7 @@ def read_val_list(path: Path) -> list[str]:
 
 
 def _hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files]:
-    listed = {os.path.join(root, name) for name in read_val_list(val_list)}
+    listed = {os.path.join(root, name) for name in _read_val_list(val_list)}
     held = Files(sample for sample in images if sample[0] in listed)
     if missing := sorted(listed - {path for path, _ in held}):
         there = f"names images that are not in {root}: {abbreviate(missing)}"
@@ -121,41 +117,14 @@ def _hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, File
 
 
 def scan_flat(root: Path) -> Files:
-    """List every image below `root`, sorted, with the label -1.
-
-    Raises:
-        UserError: there is no such folder, or no image in it.
-    """
-    if root.is_file():
-        raise UserError(f"{root} is a file; name the folder that it is in")
+    """List every image below `root`, sorted, with the label -1. Raises UserError if there is none."""
     if not root.is_dir():
-        raise UserError(f"the folder {root} does not exist")
+        what = "is a file; name the folder that it is in" if root.is_file() else "does not exist"
+        raise UserError(f"the folder {root} {what}")
     paths = sorted(path for path in root.rglob("*") if is_image(path.name) and path.is_file())
     if not paths:
         raise UserError(f"no images below {root}")
     return Files((str(path), -1) for path in paths)
-
-
-def scan_extra_val(root: Path, names: list[str]) -> Files:
-    """List the images of another evaluation set of the same classes, such as ImageNet-V2.
-
-    Its class folders have the classes' names, or as in ImageNet-V2 their indices. Indices sorted as text would
-    be in another order: 0, 1, 10, 100, 101, ...
-
-    Raises:
-        UserError: there is no such folder, or it has other classes than `names`.
-    """
-    if not root.is_dir():
-        raise UserError(f"the folder {root} does not exist")
-    found, indices = set(folder_names(root)), [str(index) for index in range(len(names))]
-    if found == set(names):
-        return list_classes(root, names)
-    if found == set(indices):
-        return list_classes(root, indices)
-    raise UserError(
-        f"{root} holds {len(found)} class folders, which are neither the model's {len(names)} classes by name "
-        f"nor 0 to {len(names) - 1}"
-    )
 
 
 def root_name(root: str) -> str:
@@ -182,6 +151,7 @@ def list_classes(folder: Path, names: list[str]) -> Files:
 
 
 def _hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:
+    """Training and validation images: of each class, validation takes every so many-th."""
     by_class: dict[int, list[tuple[str, int]]] = {}
     for sample in samples:
         by_class.setdefault(sample[1], []).append(sample)

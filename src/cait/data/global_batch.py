@@ -12,11 +12,8 @@ from cait.errors import UserError
 def images_a_batch(images: int, even: bool, trainer: Trainer) -> int:
     """The images of each batch, if a step of `images` images is shared out over processes and accumulated batches.
 
-    Args:
-        even: batches must have an even number of images.
-
     Raises:
-        UserError: the parts are not even.
+        UserError: the parts are not even, or of an odd number of images although `even` is asked for.
     """
     parts = trainer.world_size * trainer.accumulate_grad_batches
     batch_size, left = divmod(images, parts)
@@ -29,14 +26,11 @@ def images_a_batch(images: int, even: bool, trainer: Trainer) -> int:
     return batch_size
 
 
-def batches_a_step(images: int, batch_size: int, even: bool, trainer: Trainer) -> int:
-    """The batches of `batch_size` that each process of `trainer` accumulates for steps of `images` images.
+def batches_a_step(images: int, batch_size: int, trainer: Trainer) -> int:
+    """The batches of `batch_size` that each process accumulates for steps of `images` images over all processes.
 
     Args:
-        images: of one optimizer step, over all processes.
-        batch_size: images in a batch of one process.
-        even: batches must have an even number of images; for the advice alone.
-        trainer: a Trainer that has not started yet.
+        trainer: one that has not started yet.
 
     Raises:
         UserError: the result is not a whole number, or the Trainer already accumulates.
@@ -46,22 +40,13 @@ def batches_a_step(images: int, batch_size: int, even: bool, trainer: Trainer) -
         how = f"--trainer.accumulate_grad_batches {given}" if given != 1 else "a GradientAccumulationScheduler"
         raise UserError(f"--data.global_batch {images} chooses how many batches are accumulated; leave out {how}")
     processes = trainer.world_size
-    batches, left = divmod(images, processes * batch_size)
+    parts = processes * batch_size
+    batches, left = divmod(images, parts)
     if left or not batches:
+        fitting = [str(parts * count) for count in (batches, batches + 1) if count]
         raise UserError(
             f"--data.global_batch {images} is not a multiple of {processes} process{'es' * (processes > 1)} × "
-            f"--data.batch_size {batch_size}{_advice(images, batch_size, even, processes)}"
+            f"--data.batch_size {batch_size}: take {' or '.join(fitting)}, or another batch_size"
         )
     rank_zero_info(f"global batch {images} = {processes} × {batch_size} images × {batches} accumulated")
     return batches
-
-
-def _advice(images: int, batch_size: int, even: bool, processes: int) -> str:
-    parts = processes * batch_size
-    below = images // parts * parts
-    totals = [str(total) for total in (below, below + parts) if total]
-    share, left = divmod(images, processes)
-    sizes = [] if left else [size for size in range(1 + even, share + 1, 1 + even) if share % size == 0]
-    near = sorted(sorted(sizes, key=lambda size: abs(size - batch_size))[:4])
-    fitting = f"; or a batch_size of {' or '.join(map(str, near))}" if near else ""
-    return f": take {' or '.join(totals)}{fitting}"

@@ -92,8 +92,8 @@ class Loader(DataLoader[Any]):
 class TrainLoader(Loader):
     """A loader that asks where to start only when its first batch is fetched.
 
-    Lightning calls `iter()` before it has restored the epoch and the batch of a checkpoint. A loader
-    that started its workers then would replay the wrong epoch.
+    Lightning calls `iter()` before it has restored the epoch and the batch of a checkpoint. A loader that started its
+    workers then would replay the wrong epoch.
 
     Args:
         position: returns (epoch, first batch) of the pass that is about to begin.

@@ -151,11 +151,7 @@ class UnreadableImages:
         """Names of the unreadable images that this process has met."""
 
     def note(self, image: str, reason: str) -> None:
-        """Note an image once.
-
-        Raises:
-            UserError: there are more than `limit`.
-        """
+        """Note an image once. Raises UserError if there are more than `limit`."""
         if image in self.seen:
             return
         self.seen.add(image)
@@ -164,8 +160,7 @@ class UnreadableImages:
             # One short write in append mode, so that processes do not write into each other's lines.
             with self.path.open("a", **TABLE) as file:
                 csv.writer(file).writerow([image, reason])
-        if len(self.seen) > self.limit:
-            self._fail(len(self.seen), reason)
+        self._check(len(self.seen), reason)
 
     def read(self) -> dict[str, str]:
         """Reason by image, from all processes and from earlier parts of the run."""
@@ -175,19 +170,14 @@ class UnreadableImages:
             return {row[0]: row[1] for row in csv.reader(file) if len(row) == 2}
 
     def check(self) -> int:
-        """Number of images that all processes have noted so far; this process notes none of them again.
-
-        Raises:
-            UserError: there are more than `limit`.
-        """
+        """How many images all processes have noted; this one notes none again. Raises UserError past `limit`."""
         reasons = self.read()
         self.seen.update(reasons)  # workers that are started later inherit this, as those of a resumed run
-        if len(reasons) > self.limit:
-            self._fail(len(reasons), next(iter(reasons.values())))
+        self._check(len(reasons), next(iter(reasons.values()), ""))
         return len(reasons)
 
-    def _fail(self, count: int, reason: str) -> None:
-        where = f"; they are listed in {self.path}" if self.path else ""
-        raise UserError(
-            f"{count} images cannot be read, {self.limit} are allowed (data.max_bad_share): {reason}{where}"
-        )
+    def _check(self, count: int, reason: str) -> None:
+        if count > self.limit:
+            where = f"; they are listed in {self.path}" if self.path else ""
+            allowed = f"{self.limit} are allowed (data.max_bad_share)"
+            raise UserError(f"{count} images cannot be read, {allowed}: {reason}{where}")

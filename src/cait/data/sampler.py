@@ -1,7 +1,7 @@
 """The order of a run's images as a function of (seed, epoch, step).
 
-Nothing here keeps state between epochs or depends on workers, so a resumed run sees what the
-uninterrupted run would have seen.
+Nothing here keeps state between epochs or depends on workers, so a resumed run sees what the uninterrupted run would
+have seen.
 """
 
 from __future__ import annotations
@@ -52,22 +52,18 @@ class Published:
 class TrainBatchSampler(Sampler[list[Key]]):
     """Batches of one rank, in the order of the epoch, from any step on.
 
-    The global order of an epoch is a seeded permutation. With repeated augmentation (Hoffer et al.,
-    arXiv 1901.09335) each index appears in it `repeats` times in a row. Rank r of w takes every w-th entry
-    from r on, so the repeats of one image go to different ranks. As published, the epoch is cut at
-    floor(len // 256 · 256 / w) entries a rank, so it is as long as without repeats. A last batch that is
-    not full is left out.
+    With repeated augmentation (Hoffer et al., arXiv 1901.09335) each index of the order comes `repeats` times in a row.
+    Rank r of w takes every w-th entry from r on, so the repeats of one image go to different ranks. As published, the
+    epoch is cut at floor(len // 256 · 256 / w) entries a rank, so it is as long as without repeats. A last batch that
+    is not full is left out. No two keys of an epoch are the same: an image that comes several times in an order has
+    repeat numbers that continue.
 
-    `decode_once` is not as published: rank r takes every w-th image with all its repeats, one after the
-    other, so one process decodes the image, once. Over all ranks the images of a step, and so its gradient,
-    are other draws of the same kind. But a rank's batch, in which Mixup and CutMix pair images, has a third
-    as many different images, each three times. On one process the two are the same.
-
-    An image that comes several times in an order has repeat numbers that continue, so no two keys of an epoch are the
-    same.
+    `decode_once` is not as published: rank r takes every w-th image with all its repeats, one after the other, so one
+    process decodes the image, once. A rank's batch, in which Mixup and CutMix pair images, then has fewer different
+    images. On one process the two are the same.
 
     Args:
-        order: of the images; None is the published one.
+        order: of the images; None is the published one, a seeded permutation.
         accumulated: batches of an optimizer step; an epoch has only whole steps.
     """
 
@@ -96,8 +92,7 @@ class TrainBatchSampler(Sampler[list[Key]]):
 
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
-        generator = torch.Generator().manual_seed(seeds.epoch_order(self.seed, epoch))
-        order = self.order(generator)
+        order = self.order(torch.Generator().manual_seed(seeds.epoch_order(self.seed, epoch)))
         counted = torch.zeros_like(order) if self.order.once else occurrences(order) * self.repeats
         for batch in range(self.first_batch, len(self)):
             entries = torch.arange(batch * self.batch_size, (batch + 1) * self.batch_size)  # of this rank
@@ -114,17 +109,16 @@ def occurrences(order: Tensor) -> Tensor:
     """How often each entry has occurred in `order` before: [5, 7, 5, 5] gives [0, 0, 1, 2]."""
     places = torch.argsort(order, stable=True)
     ranked = order[places]
-    first = torch.searchsorted(ranked, ranked)
     counted = torch.empty_like(order)
-    counted[places] = torch.arange(len(order)) - first
+    counted[places] = torch.arange(len(order)) - torch.searchsorted(ranked, ranked)
     return counted
 
 
 class ShardSampler(SequentialSampler):
     """Every index exactly once over all ranks: rank r of w takes r, r + w, r + 2w, ...
 
-    Unlike DistributedSampler it repeats no index to make the ranks even, so that accuracies are exact.
-    It is a SequentialSampler because Lightning replaces all others under `overfit_batches`.
+    Unlike DistributedSampler it repeats no index to make the ranks even, so that accuracies are exact. It is a
+    SequentialSampler because Lightning replaces all others under `overfit_batches`.
     """
 
     def __init__(self, length: int, rank: int = 0, world_size: int = 1) -> None:

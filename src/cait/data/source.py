@@ -52,22 +52,18 @@ class Splits:
 
 
 class DataSource(Protocol):
-    """The classes, the training images and the validation images of a run."""
+    """The classes, the training images and the validation images of a run; UserError if they cannot be used."""
 
     @property
     def class_names(self) -> list[str]:
-        """Names of the classes in the order of their indices; known before `prepare`. Raises UserError."""
+        """Names of the classes in the order of their indices; known before `prepare`."""
         ...
 
     @property
-    def train(self) -> Samples:
-        """The training images. Raises UserError if they cannot be used."""
-        ...
+    def train(self) -> Samples: ...
 
     @property
-    def val(self) -> Samples:
-        """The validation images. Raises UserError if they cannot be used."""
-        ...
+    def val(self) -> Samples: ...
 
     def prepare(self) -> None:
         """Write or unpack what is not there yet; any number of processes may call it."""

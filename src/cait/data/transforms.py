@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
@@ -67,17 +66,6 @@ class Preprocessing:
         """timm's evaluation transform, from a PIL image to uint8 [3, img_size, img_size]."""
         return create_transform(is_training=False, crop_pct=self.crop_pct, normalize=False, **self.timms())
 
-    def crop_box(self, width: int, height: int) -> tuple[float, float, float, float]:
-        """(left, top, right, bottom) of what `transform` keeps, in the pixels of an image of width × height."""
-        shorter, resized_shorter = min(width, height), math.floor(self.img_size / self.crop_pct)
-        ends = []
-        for side in (width, height):
-            resized = int(resized_shorter * side / shorter)
-            start = round((resized - self.img_size) / 2)
-            ends.append((start * side / resized, (start + self.img_size) * side / resized))
-        (left, right), (top, bottom) = ends
-        return left, top, right, bottom
-
     def denormalized(self, image: Tensor) -> np.ndarray:
         """A network's input [3, S, S] as the pixels that it was made of, uint8 [S, S, 3]."""
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self.mean, self.std))
@@ -124,9 +112,8 @@ class Augmentation:
         check_choice(self, {"train_crop": get_args(TrainCrop)})
         check_share(self, "hflip", "erase_prob")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise UserError(
-                f"scale must be two shares above 0 and at most 1, the smaller first, got {list(self.scale)}"
-            )
+            got = f"got {list(self.scale)}"
+            raise UserError(f"scale must be two shares above 0 and at most 1, the smaller first, {got}")
         if not 0 < self.ratio[0] <= self.ratio[1]:
             raise UserError(f"ratio must be two numbers above 0, the smaller first, got {list(self.ratio)}")
         self._check_color_jitter()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cait.data.folder import abbreviate, folder_names, list_classes, scan_extra_val
+from cait.data.folder import abbreviate, folder_names, list_classes
 from cait.data.listing import Files
 from cait.errors import UserError
 
@@ -86,6 +86,28 @@ def _set(root: Path, names: Sequence[str]) -> ExtraSet:
     samples, only = list_classes(root, found), [places[name] for name in found]
     samples.labels = array("q", (only[label] for label in samples.labels))
     return ExtraSet(samples, only)
+
+
+def scan_extra_val(root: Path, names: list[str]) -> Files:
+    """List the images of another evaluation set of the same classes, such as ImageNet-V2.
+
+    Its class folders have the classes' names, or as in ImageNet-V2 their indices. Indices sorted as text would
+    be in another order: 0, 1, 10, 100, 101, ...
+
+    Raises:
+        UserError: there is no such folder, or it has other classes than `names`.
+    """
+    if not root.is_dir():
+        raise UserError(f"the folder {root} does not exist")
+    found, indices = set(folder_names(root)), [str(index) for index in range(len(names))]
+    if found == set(names):
+        return list_classes(root, names)
+    if found == set(indices):
+        return list_classes(root, indices)
+    raise UserError(
+        f"{root} holds {len(found)} class folders, which are neither the model's {len(names)} classes by name "
+        f"nor 0 to {len(names) - 1}"
+    )
 
 
 def mce(errors: Mapping[str, float]) -> float | None:

@@ -16,12 +16,11 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from cait.cli.evaluate import Row, Scores, Scoring
-from cait.data.folder import scan_extra_val
 from cait.errors import UserError
 from cait.extras import plots
 from cait.extras.evaluation import calibration, report
 from cait.extras.evaluation.counts import Counts
-from cait.extras.evaluation.extra_sets import SEVERITIES, Corruptions, ExtraSet, mce, open_extra
+from cait.extras.evaluation.extra_sets import SEVERITIES, Corruptions, ExtraSet, mce, open_extra, scan_extra_val
 from cait.extras.evaluation.real_labels import is_imagenet, real_labels
 from cait.train.ema import EMA
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -64,8 +65,7 @@ def _images(loaded: Loaded, given: argparse.Namespace, output: Path) -> str:
     for name, photograph, label in itertools.islice(chosen, given.num_images):
         image, pixels = _seen(data, channels_last(data.eval_transform(photograph)))
         view = attention.look(loaded.network, image, given.self_attention, given.query)
-        # A transform of your own may cut out anything.
-        box = None if data.has_own_eval_transform else data.preprocessing.crop_box(*photograph.size)
+        box = crop_box(data, *photograph.size)
         figure = attention.figure(view, photograph, pixels, box, names)
         written.append(_new_path(output, name, written))
         plots.write(figure, written[-1])
@@ -126,6 +126,23 @@ def _seen(data: Any, pixels: Tensor) -> tuple[Tensor, Any]:
     """The network's input [3, S, S] of an image as `EvalImages` has it, and the same as uint8 [S, S, 3]."""
     (image,), _ = data.on_after_batch_transfer((pixels[None], None), 0)
     return image, data.preprocessing.denormalized(image)
+
+
+def crop_box(data: Any, width: int, height: int) -> tuple[float, float, float, float] | None:
+    """(left, top, right, bottom) in pixels of what the evaluation transform keeps of an image of width × height.
+
+    None for a transform of your own, which may do anything.
+    """
+    if data.has_own_eval_transform:
+        return None
+    shorter, resized_shorter = min(width, height), math.floor(data.img_size / data.preprocessing.crop_pct)
+    ends = []
+    for side in (width, height):
+        resized = int(resized_shorter * side / shorter)
+        start = round((resized - data.img_size) / 2)
+        ends.append((start * side / resized, (start + data.img_size) * side / resized))
+    (left, right), (top, bottom) = ends
+    return left, top, right, bottom
 
 
 def _new_path(folder: Path, name: str, written: list[Path]) -> Path:

@@ -15,12 +15,11 @@ from timm.data import ImageNetInfo
 from timm.data.real_labels import RealLabelsImagenet
 from torchmetrics.classification import MulticlassCalibrationError
 
-from cait.data.folder import scan_extra_val
 from cait.data.listing import Files
 from cait.errors import UserError
 from cait.extras.evaluation import calibration
 from cait.extras.evaluation.counts import CLASSES_IN_MATRIX, Counts, RealAccuracy
-from cait.extras.evaluation.extra_sets import ALEXNET, mce, open_extra
+from cait.extras.evaluation.extra_sets import ALEXNET, mce, open_extra, scan_extra_val
 from cait.extras.evaluation.real_labels import real_labels
 from cait.extras.evaluation.scorer import Evaluation
 

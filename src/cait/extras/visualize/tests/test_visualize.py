@@ -32,6 +32,7 @@ from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.extras.visualize import attention, mistakes, page
+from cait.extras.visualize.sections import crop_box
 
 SMALL_CAIT = dict(depth=2, embed_dim=48, patch_size=8, num_heads=4)
 EVIL = "<b>&\"cat'$_{$"
@@ -129,7 +130,7 @@ def test_the_crop_box_is_where_timms_pixels_come_from(size: tuple[int, int], cro
     x, y = np.meshgrid((np.arange(width) + 0.5) / width, (np.arange(height) + 0.5) / height)
     image = Image.fromarray((np.stack((x, y, 0 * x), axis=2) * 255).round().astype(np.uint8))
     seen = create_transform(48, is_training=False, crop_pct=crop_pct, interpolation="bilinear", normalize=False)(image)
-    left, top, right, bottom = ImageNetDataModule(img_size=48, crop_pct=crop_pct).preprocessing.crop_box(width, height)
+    left, top, right, bottom = crop_box(ImageNetDataModule(img_size=48, crop_pct=crop_pct), width, height)
     centres = (torch.arange(48) + 0.5) / 48
     inside = slice(12, 36)  # the filter has nothing to read beyond the edges
     for channel, (start, end, side) in enumerate([(left, right, width), (top, bottom, height)]):
@@ -170,7 +171,7 @@ def test_saliency_lands_on_the_object(width: int, height: int, crop_pct: float) 
     pixels = data.eval_transform(photograph).permute(1, 2, 0)
     (image,), _ = data.on_after_batch_transfer((pixels[None], None), 0)
     assert (data.preprocessing.denormalized(image) == pixels.numpy()).all()
-    box = data.preprocessing.crop_box(width, height)
+    box = crop_box(data, width, height)
     view = attention.look(bright_seeker(64), image)
     figure = attention.figure(view, photograph, pixels.numpy(), box, ["a", "b"])
     figure.draw_without_rendering()
