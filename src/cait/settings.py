@@ -138,7 +138,8 @@ def documented(kind: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if is_dataclass(base):
-            found |= {field.arg_name: " ".join(field.description.split()) for field in parse_from_object(base).params}
+            for field in parse_from_object(base).params:
+                found[field.arg_name] = " ".join((field.description or "").split())
     for inner in get_type_hints(kind).values():
         found |= documented(inner) if is_dataclass(inner) else {}
     return found
