@@ -54,7 +54,7 @@ def age(run: Path, steps: int) -> int:
             state["step"] *= times
     DurableCheckpointIO().save_checkpoint(checkpoint, run / "checkpoints/last.ckpt")
     table = RunCSVWriter(str(run))
-    row = next(row for row in table.rows() if row["train/loss"])
+    row = next(row for row in table.rows_before(float("inf")) if row["train/loss"])
     table.replace_rows([row | {"step": step} for step in range(0, checkpoint["global_step"], LOGGED)], list(row))
     return checkpoint["global_step"]
 

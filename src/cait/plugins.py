@@ -45,7 +45,7 @@ KINDS = {
     "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module:Backend"}; see `cait.model.talking_heads.Backend`',
     "STRATEGIES": 'dict[str, str]: {"name": "module:Strategy"}: strategies of the Trainer, made without arguments',
     "CHECKPOINT_FOLDERS": '"module": its read(folder, without) and is_whole(folder) serve checkpoints that are folders',
-    "PROCESSES": '"module:class": the subclass of cait.run.processes.Processes that connects several processes',
+    "PROCESSES": '"module:class": the subclass of cait.run.program.Processes that connects several processes',
     "figures": "(folder) -> dict[str, Figure]: figures of a run for `cait plot`; a UserError says why there are none",
     "suggest": "(run) -> list[(what, command)]: what to type after training, for the summary",
     "SCORES": "Sequence[str]: names of scores in evaluation.json, which no metric of the user's own may have",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,14 @@ class RunCSVWriter(ExperimentWriter):
         pass
 
     def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
-        self.replace_rows(self.rows(), fieldnames)
+        self.replace_rows(self.rows_before(math.inf), fieldnames)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows_before(self, step: float) -> list[dict[str, Any]]:
         path = Path(self.metrics_file_path)
         lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
         if lines and not lines[-1].endswith("\n"):  # torn by a crash
             lines.pop()
-        return list(csv.DictReader(lines))
-
-    def rows_before(self, step: int) -> list[dict[str, Any]]:
-        return [row for row in self.rows() if int(row["step"]) < step]
+        return [row for row in csv.DictReader(lines) if int(row["step"]) < step]
 
     def replace_rows(self, rows: list[dict[str, Any]], fieldnames: list[str]) -> None:
         path = Path(self.metrics_file_path)

@@ -2,17 +2,77 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from cait.errors import UserError
 from cait.run import rundir
-from cait.run.processes import Processes
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.plugins.environments import ClusterEnvironment
+
     from cait.data.datamodule import ImageNetDataModule
     from cait.train.module import CaiTModule
+
+
+class Processes:
+    """One process, or several that only Lightning connects, for training.
+
+    An extra may replace it by a subclass (`PROCESSES` in `cait.plugins`) whose processes also agree before they train
+    and end together.
+    """
+
+    def cluster(self) -> ClusterEnvironment | None:
+        """The launcher of this process: torchrun (also inside SLURM) or SLURM; None if neither started it.
+
+        Raises:
+            UserError: SLURM's variables do not fit together.
+        """
+        if not os.environ.keys() & {"TORCHELASTIC_RUN_ID", "SLURM_NTASKS"}:  # the usual case; do not import Lightning
+            return None
+        from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+
+        if TorchElasticEnvironment.detect():
+            return TorchElasticEnvironment()
+        try:  # Lightning would have SLURM save and requeue by itself
+            return SLURMEnvironment(auto_requeue=False) if SLURMEnvironment.detect() else None
+        except RuntimeError as error:
+            raise UserError(str(error)) from error
+
+    def several(self) -> bool:
+        """Whether torchrun or SLURM started more than this one process."""
+        cluster = self.cluster()
+        return cluster is not None and cluster.world_size() > 1
+
+    def agree(self, word: str = "", trouble: str = "") -> list[str]:
+        """What each process tells the others, by rank; here [word], as nothing connects them before they train.
+
+        Raises:
+            UserError: `trouble` says why this process cannot go on.
+        """
+        if trouble:
+            raise UserError(trouble)
+        return [word]
+
+    def connect(self, trainer: Trainer, settings: Any, own_timeout: bool) -> None:
+        """Prepare a Trainer, which has not started yet, for several processes.
+
+        `settings` are those of `cait fit`; `own_timeout` says whether the strategy brings a time limit of its own.
+        """
+
+    def disconnect(self) -> None:
+        """Tell the other processes that this one has finished."""
+
+    def fail(self, error: Exception, line: str | None) -> str | None:
+        """End the other processes too after an error; a subclass may end this one at once. Return the line to print.
+
+        `line` is what the user reads about it, None for an error that is not the user's.
+        """
+        return line
 
 
 @dataclass

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cait.errors import UserError, kind_and_place, one_line
-from cait.run.processes import Processes
+from cait.run.program import Processes
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
