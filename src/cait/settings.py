@@ -138,11 +138,18 @@ def documented(kind: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     bases: list[Any] = [base for base in reversed(kind.__mro__) if is_dataclass(base)]
     for base in bases:
-        for field, text in itertools.pairwise(_classes(base.__module__).get(base.__name__, [])):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+        found |= sentences(_classes(base.__module__).get(base.__name__, []))
     for inner in get_type_hints(kind).values():
         found |= documented(inner) if is_dataclass(inner) else {}
+    return found
+
+
+def sentences(body: list[ast.stmt]) -> dict[str, str]:
+    """The string below each field in the source of a class, by the field's name."""
+    found = {}
+    for field, text in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
     return found
 
 

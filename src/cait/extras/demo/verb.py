@@ -36,10 +36,9 @@ def demo(arguments: list[str], program: Program) -> None:
     runtime = web_runtime.files(given.runtime)
     from cait.guards import trust
 
-    with contextlib.nullcontext() if given.trusted else trust.only_own(folder):
-        loaded = loading.from_checkpoint(
-            checkpoint, folder, False if given.raw else None, None, program.module, program.data
-        )
+    with trust.only_own(folder, given.trusted):
+        ema = False if given.raw else None
+        loaded = loading.from_checkpoint(checkpoint, folder, ema, None, program.module, program.data)
     _check_transform(loaded)
     try:
         with TemporaryDirectory(prefix=".demo-", dir=_create(output.parent)) as scratch:
