@@ -75,8 +75,8 @@ def main() -> None:
     given = parser.parse_args()
     columns: dict[str, dict[str, float]] = {}
     for name in given.runs:
-        checkpoint, folder = checkpoint_of(name)
-        loaded = from_checkpoint(checkpoint, folder, False, None, None, None)
+        checkpoint, folder = checkpoint_of(name, "measure")
+        loaded = from_checkpoint(checkpoint, folder, ema=False)
         loaded.data.setup("validate")
         columns[name] = measure(loaded.network, loaded.data)
         if name == given.runs[0]:

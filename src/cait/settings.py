@@ -6,6 +6,7 @@ A group is a dataclass of defaults, each with its sentence as a string below it,
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import itertools
@@ -13,9 +14,8 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from typing import Any, get_type_hints
-
-from docstring_parser import parse_from_object
 
 from cait import plugins
 from cait.errors import UserError, did_you_mean
@@ -136,13 +136,29 @@ def values(held: Any) -> Settings:
 def documented(kind: Any) -> dict[str, str]:
     """The string below each field of a dataclass, by the field's name, with those of dataclasses in it."""
     found: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if is_dataclass(base):
-            for field in parse_from_object(base).params:
-                found[field.arg_name] = " ".join((field.description or "").split())
+    bases: list[Any] = [base for base in reversed(kind.__mro__) if is_dataclass(base)]
+    for base in bases:
+        found |= sentences(_classes(base.__module__).get(base.__name__, []))
     for inner in get_type_hints(kind).values():
         found |= documented(inner) if is_dataclass(inner) else {}
     return found
+
+
+def sentences(body: list[ast.stmt]) -> dict[str, str]:
+    """The string below each field in the source of a class, by the field's name."""
+    found = {}
+    for field, text in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    return found
+
+
+@functools.cache
+def _classes(module: str) -> dict[str, list[ast.stmt]]:
+    """What the classes of a module consist of; nothing without its source."""
+    file = getattr(sys.modules[module], "__file__", None)
+    tree = ast.parse(Path(file).read_text() if file else "")
+    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def save_hyperparameters(module: Any, given: Given) -> None:

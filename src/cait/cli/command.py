@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from contextlib import suppress
 from io import TextIOWrapper
@@ -143,20 +142,10 @@ def _run(argv: list[str], program: Program) -> None:
         print(f"cait {cait.__version__}")
         return
     name, rest, known = argv[0], argv[1:], verbs()
-    if name in ("validate", "test"):  # LightningCLI's, of earlier versions
-        raise UserError(f"`cait {name}` is `cait eval` now, with the same options: cait eval {shlex.join(rest)}")
     if name not in known:
-        alike = {"train": "fit", "validation": "eval"}.get(name)
+        alike = {"train": "fit", "validate": "eval", "validation": "eval", "test": "eval"}.get(name)
         hint = f"; did you mean {alike}?" if alike else did_you_mean(name, known, "; `cait --help` lists them")
         raise UserError(f"unknown verb {name!r}{hint}")
-    if name == "fit" and any(argument.startswith(("-h", "--help")) for argument in rest):
-        from cait.cli import help
-
-        topic = help.topic(rest)
-        if topic in ("fit", "model"):
-            print(help.fit() if topic == "fit" else help.fields())
-            return
-        rest = ["--help"] if topic else rest
     sys.argv[1:] = argv  # the processes that Lightning starts for DDP repeat this command line
     for processes in plugins.of_kind("PROCESSES"):
         program.processes = plugins.load(processes)()

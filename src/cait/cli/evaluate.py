@@ -129,7 +129,8 @@ class Scoring:
 
     def __init__(self, cli: Any) -> None:
         self.config, self.trainer, self.module, self.data = cli.config.validate, cli.trainer, cli.model, cli.datamodule
-        self.epoch, self.step = (cli.checkpoint_epoch, cli.checkpoint_step) if self.config.ckpt_path else (None, None)
+        known = self.config.ckpt_path is not None
+        self.epoch, self.step = cli.checkpoint_epoch if known else None, cli.checkpoint_step if known else None
         self.output = Path(self.config.output or rundir.EVALUATION)
         self.scorers: list[Scorer] = []
 

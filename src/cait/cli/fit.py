@@ -25,11 +25,19 @@ the path of a folder. What you give now wins over the run's own settings.
 
 def fit(arguments: list[str], program: Program) -> None:
     """Train. Extras may replace arguments first, such as a row of a table by its settings."""
+    if any(argument.split("=")[0] in ("-h", "--help") for argument in arguments):
+        from cait.cli import help
+
+        topic = help.topic(arguments)
+        if topic != "all":
+            print(help.fields() if topic else help.fit())
+            return
+        arguments = ["--help"]
     check_one_name(arguments)
-    arguments = ["fit", *replaced("fit", arguments, program)]
+    settings = replaced("fit", arguments, program)
     from cait.cli.lightning import CaiTCLI, drive
 
-    drive(CaiTCLI, arguments, program)
+    drive(CaiTCLI, ["fit", *settings], program)
 
 
 def resume(arguments: list[str], program: Program) -> None:
@@ -38,7 +46,12 @@ def resume(arguments: list[str], program: Program) -> None:
         print(USAGE)
         return
     trusted, given = split_trust(arguments)
-    arguments = _arguments(given, program)
+    try:
+        arguments = _continue(*split_run("resume", given))
+    except UserError as error:
+        if program.processes.several():
+            raise UserError(f"{error}; all nodes must share {rundir.LOGS}/") from error
+        raise
     from cait.cli.lightning import CaiTCLI, drive
     from cait.guards import trust
 
@@ -51,17 +64,8 @@ def resume(arguments: list[str], program: Program) -> None:
         drive(CaiTCLI, arguments, program)
 
 
-def _arguments(given: list[str], program: Program) -> list[str]:
-    """The arguments of `fit` that continue the run named first."""
-    try:
-        return _continue(*split_run("resume", given))
-    except UserError as error:
-        raise UserError(
-            f"{error}; all nodes must share {rundir.LOGS}/" if program.processes.several() else str(error)
-        ) from error
-
-
 def _continue(folder: Path, overrides: list[str]) -> list[str]:
+    """The arguments of `fit` that continue a run."""
     # The folder may have been moved or renamed since its configuration was written.
     place = ["--trainer.default_root_dir", str(folder.parent), "--run_name", folder.name]
     if not any(override.split("=")[0] == "--ckpt_path" for override in overrides):

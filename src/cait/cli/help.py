@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import inspect
+import itertools
 import json
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -17,6 +16,7 @@ from cait import plugins
 from cait.cli.options import SETTINGS
 from cait.errors import UserError
 from cait.model.config import VARIANTS, CaiTConfig, attention_backends
+from cait.settings import documented, sentences
 
 HEAD = """\
 usage: cait fit --config FILE [--config FILE ...] [--NAME VALUE ...]
@@ -50,24 +50,23 @@ LIGHTNINGS = {
     "trainer.callbacks": ("null", "+=CLASS adds a callback; yours as package.module.Class."),
 }
 """Settings that no group of this package has, with their defaults."""
-TOPICS = {"": "fit", "all": "all", "model": "model"}
+TOPICS = ("", "model", "all")
 
 
-def topic(arguments: list[str]) -> str | None:
-    """What `--help` asks for: "fit", "all" or "model"; None if nothing does.
+def topic(arguments: list[str]) -> str:
+    """What `--help` asks for: "model", "all", or "" for the settings that runs use most.
 
     Raises:
         UserError: there is no help of that name.
     """
-    for place, argument in enumerate(arguments):
+    for argument, following in itertools.pairwise([*arguments, ""]):
         option, _, word = argument.partition("=")
         if option in ("-h", "--help"):
-            following = arguments[place + 1] if place + 1 < len(arguments) else ""
             word = word or (following if following in TOPICS else "")
             if word not in TOPICS:
                 raise UserError(f"there is no --help={word}; there is --help, --help=model and --help=all")
-            return TOPICS[word]
-    return None
+            return word
+    return ""
 
 
 def fit() -> str:
@@ -97,27 +96,24 @@ def _fields_of(group: str) -> Iterator[tuple[str, tuple[str, str]]]:
     for file in (file for room in rooms for file in sorted(Path(__file__).parents[1].joinpath(room).glob("*.py"))):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and node.decorator_list and node.name != CaiTConfig.__name__:
-                for name, field in _documented(node).items():
-                    yield f"{group}.{name}", field
+                about = sentences(node.body)
+                for field in node.body:
+                    if isinstance(field, ast.AnnAssign) and (name := ast.unparse(field.target)) in about:
+                        yield f"{group}.{name}", (_shown(field.value), about[name])
 
 
-def _documented(node: ast.ClassDef) -> dict[str, tuple[str, str]]:
-    """(default, sentence) of each field of a class that has a string below it."""
-    found = {}
-    for field, text in zip(node.body, node.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            default = ast.unparse(field.value) if field.value else ""
-            with suppress(ValueError):  # an expression stays as it is written
-                default = json.dumps(ast.literal_eval(default)).strip('"')
-            found[ast.unparse(field.target)] = default, " ".join(str(text.value.value).split())
-    return found
+def _shown(default: ast.expr | None) -> str:
+    if default is None:
+        return ""
+    try:
+        return json.dumps(ast.literal_eval(default)).strip('"')
+    except ValueError:  # an expression stays as it is written
+        return ast.unparse(default)
 
 
 def fields() -> str:
     """The fields of the network: name, type, default and what they mean."""
-    (tree,) = ast.parse(inspect.getsource(CaiTConfig)).body
-    assert isinstance(tree, ast.ClassDef)
-    hints, about = get_type_hints(CaiTConfig), _documented(tree)
+    hints, about = get_type_hints(CaiTConfig), documented(CaiTConfig)
     lines = [
         "The fields of CaiT, given as --model.fields.NAME VALUE or in a configuration as",
         "model: {fields: {depth: 36}}. A named model sets some of them:",
@@ -133,6 +129,5 @@ def fields() -> str:
         kind = choices or (hint.__name__ if isinstance(hint, type) else str(hint).replace("None", "null"))
         default = json.dumps(field.default).strip('"')
         lines += textwrap.wrap(f"{field.name}: {kind} [{default}]", 76, initial_indent="  ", subsequent_indent="      ")
-        sentence = about.get(field.name, ("", ""))[1]
-        lines += textwrap.wrap(sentence, 76, initial_indent="      ", subsequent_indent="      ")
+        lines += textwrap.wrap(about.get(field.name, ""), 76, initial_indent="      ", subsequent_indent="      ")
     return "\n".join(lines)

@@ -26,7 +26,6 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from cait import ckpt, disk, plugins, signature
-from cait.cli import saved
 from cait.cli.options import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import DISK_FULL, UserError, one_line
@@ -185,6 +184,8 @@ class CaiTCLI(LightningCLI):
         if path.name != rundir.CONFIG:
             configurations.check_config(path)
             return None
+        from cait.cli import saved
+
         strategies = {"auto", *StrategyRegistry, *plugins.merged("STRATEGIES")}
         config, left_out = saved.without_absent(saved.read(path), self._known(), strategies)
         if left_out:
@@ -193,6 +194,7 @@ class CaiTCLI(LightningCLI):
 
     def plain_configuration(self, path: Path) -> dict[str, Any]:
         """What `configuration` gives, without settings that build an object or write elsewhere."""
+        from cait.cli import saved
         from cait.guards import trust
 
         kept, left_out = trust.plain(CaiTCLI.configuration(self, path) or saved.read(path))
@@ -252,7 +254,7 @@ class CaiTCLI(LightningCLI):
         if config.trainer.fast_dev_run:  # it writes nothing
             return Path(config.trainer.default_root_dir or rundir.LOGS)
         run_dir = self._name_run()
-        if _rank() == 0:
+        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # set from the launcher's variables
             self.lock = RunLock(run_dir)
             if config.ckpt_path is None and any(run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt")):
                 resume = self.program.command("resume", run_dir)
@@ -433,10 +435,6 @@ def _listed(value: Any) -> list[Any]:
 def _recipe(configs: Iterable[str]) -> str:
     """The name of the last file that is no overlay; overlays only say where a run trains and logs."""
     return next((path.stem for path in reversed([*map(Path, configs)]) if not configurations.is_overlay(path)), "")
-
-
-def _rank() -> int:
-    return rank_zero_only.rank  # type: ignore[attr-defined]  # set by Lightning from the launcher's variables
 
 
 def _new_folder(root: Path, base: str) -> str:

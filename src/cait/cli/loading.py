@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 from collections import Counter
@@ -58,48 +57,11 @@ def load(
     path, folder = checkpoint_of(str(source), "load")
     from cait.guards import trust
 
-    with contextlib.nullcontext() if trust_config else trust.only_own(folder):
-        loaded = from_checkpoint(path, folder, False if raw else None, None, module, data)
+    with trust.only_own(folder, trust_config):
+        loaded = from_checkpoint(path, folder, False if raw else None, module=module, data=data)
     loaded.module.class_names = loaded.class_names
     loaded.module.prepare_as(loaded.data.preprocessing, loaded.data.eval_transform)
     return loaded.module
-
-
-def build_module(path: Path, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> Any:
-    """The LightningModule in a checkpoint, in evaluation, built as the checkpoint says.
-
-    Args:
-        path: of the checkpoint, for errors; Lightning reads it again.
-        checkpoint: its content.
-        ema: whether to take the moving average of the weights.
-        kind: the LightningModule's class; None takes the package's own.
-
-    Raises:
-        UserError: it cannot be built, or the checkpoint holds no moving average where one is asked for.
-    """
-    import torch
-
-    from cait.train.module import CaiTModule
-
-    if "name" not in checkpoint.get("hyper_parameters", {}):
-        raise UserError(f"{path} does not say what its network is: 'name' is missing")
-    average = ckpt.average(checkpoint) if ema else {}
-    if average is None:
-        raise UserError(f"{path} holds no moving average of the weights")
-    source: Any = path
-    if path.is_dir():  # Lightning reads only files
-        source = io.BytesIO()
-        torch.save({key: value for key, value in checkpoint.items() if key != "optimizer_states"}, source)
-        source.seek(0)
-    try:
-        module = (kind or CaiTModule).load_from_checkpoint(source, map_location="cpu", weights_only=True)
-    except UserError:
-        raise
-    except Exception as error:  # a stranger's hyper-parameters may cause any error
-        raise UserError(f"{path} cannot be loaded: {one_line(error)}") from error
-    if ema:
-        module.model.load_state_dict(average)
-    return module.eval()
 
 
 def device(folder: Path | None) -> Any:
@@ -129,15 +91,19 @@ def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
 
 
 def from_checkpoint(
-    path: Path, folder: Path | None, ema: bool | None, img_size: int | None, module: Any, data: Any
+    path: Path,
+    folder: Path | None,
+    ema: bool | None = None,
+    img_size: int | None = None,
+    module: Any = None,
+    data: Any = None,
 ) -> Loaded:
     """Load a run's checkpoint. Images are prepared as in its `folder`, or without one as the checkpoint says.
 
     Args:
         ema: whether to take the moving average of the weights; None takes it if there is one.
         img_size: side of the images, to which positions are resized; None takes the checkpoint's.
-        module: the LightningModule's class; None takes the package's own.
-        data: the data module's class; likewise.
+        module, data: classes in the place of the package's own, as `load` takes them.
 
     Raises:
         UserError: the checkpoint or the run's configuration cannot be used.
@@ -150,9 +116,11 @@ def from_checkpoint(
     try:
         checkpoint = ckpt.read_checkpoint(path, without=["optimizer_states"])
     except UserError as error:
+        if folder is not None:
+            raise
         raise UserError(f"{error}; of a file of weights say the model: --name, as --name xxs24") from error
     ema = ckpt.average(checkpoint) is not None if ema is None else ema
-    built = build_module(path, checkpoint, ema, module)
+    built = _module(path, checkpoint, ema, module)
     network, (_, _, size) = built.model, input_shape(built.hparams)
     hparams, state = checkpoint["hyper_parameters"], ckpt.data_state(checkpoint)
     if img_size not in (None, size):
@@ -162,8 +130,9 @@ def from_checkpoint(
     for part in network.modules():
         if isinstance(part, SelfAttention):
             part.backend = "auto"  # this machine may not have the run's
+    source: Path = path
     if folder is not None:
-        settings = saved.data_settings(folder)
+        source, settings = rundir.config(folder), saved.data_settings(folder)
     else:
         settings = {key: hparams[key] for key in ("mean", "std") if key in hparams}
         settings |= (state or {}).get("preprocessing") or {}
@@ -171,10 +140,37 @@ def from_checkpoint(
     try:
         images = kind(**saved.accepted(kind, settings | {"img_size": size}))
     except TypeError as error:
-        raise UserError(f"the run does not say how images are prepared: {one_line(error)}") from error
+        raise UserError(f"{source} does not say how images are prepared: {one_line(error)}") from error
     about = f"{path}{AVERAGE * ema}, step {checkpoint['global_step']:,}"
     names = readable_names(ckpt.class_names(checkpoint), hparams["num_classes"])
     return Loaded(network, hparams["name"], about, names, images, state, ema, built)
+
+
+def _module(path: Path, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> Any:
+    """The LightningModule in a checkpoint, in evaluation, built as the checkpoint says."""
+    import torch
+
+    from cait.train.module import CaiTModule
+
+    if "name" not in checkpoint.get("hyper_parameters", {}):
+        raise UserError(f"{path} does not say what its network is: 'name' is missing")
+    average = ckpt.average(checkpoint) if ema else {}
+    if average is None:
+        raise UserError(f"{path} holds no moving average of the weights")
+    source: Any = path
+    if path.is_dir():  # Lightning reads only files
+        source = io.BytesIO()
+        torch.save(checkpoint, source)
+        source.seek(0)
+    try:
+        module = (kind or CaiTModule).load_from_checkpoint(source, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
+    except Exception as error:  # a stranger's hyper-parameters may cause any error
+        raise UserError(f"{path} cannot be loaded: {one_line(error)}") from error
+    if ema:
+        module.model.load_state_dict(average)
+    return module.eval()
 
 
 def readable_names(names: list[str] | None, num_classes: int) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import itertools
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -68,12 +68,10 @@ def asks_for_help(arguments: list[str]) -> bool:
 
 def check_one_name(arguments: list[str]) -> None:
     """Raise UserError if a run gets two names: make's RUN=a together with ARGS="--run_name b"."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--run_name", action="append", default=[])
-    with contextlib.suppress(argparse.ArgumentError):  # no value; the real parser reports it
-        names = parser.parse_known_args(arguments)[0].run_name
-        if len(set(names)) > 1:
-            raise UserError(f"the run is given {len(names)} names, {' and '.join(names)}; keep RUN= or --run_name")
+    words = itertools.pairwise([*arguments, ""])
+    names = [word.partition("=")[2] or following for word, following in words if word.split("=")[0] == "--run_name"]
+    if len(set(names)) > 1:
+        raise UserError(f"the run is given {len(names)} names, {' and '.join(names)}; keep RUN= or --run_name")
 
 
 def replaced(verb: str, arguments: list[str], program: Program) -> list[str]:

@@ -11,9 +11,12 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
+
+from rich.console import Console
+from rich.progress import Progress
 
 from cait import disk
 from cait.cli import loading
@@ -23,14 +26,8 @@ from cait.run.program import Program
 
 WIDEST = 48
 """Letters of a name in the table; a longer name shows only its end."""
-
-
-class Row(NamedTuple):
-    """The result for an image: its most probable classes, or why it cannot be read."""
-
-    path: str
-    best: list[dict[str, Any]]
-    error: str | None
+Row = dict[str, Any]
+"""The result for an image, as docs/predict.schema.json says: "path", and "predictions" or "error"."""
 
 
 def predict(arguments: list[str], program: Program) -> None:
@@ -42,10 +39,9 @@ def predict(arguments: list[str], program: Program) -> None:
     samples = _samples(given.images)
     from cait.guards import trust
 
-    with contextlib.nullcontext() if given.trusted else trust.only_own(folder):
-        loaded = loading.from_checkpoint(
-            checkpoint, folder, False if given.raw else None, None, program.module, program.data
-        )
+    with trust.only_own(folder, given.trusted):
+        ema = False if given.raw else None
+        loaded = loading.from_checkpoint(checkpoint, folder, ema, None, program.module, program.data)
         rows = _rows(loaded, samples, loading.device(folder), given.top_k)
         if not _write(rows, samples, loaded.class_names, given):
             raise UserError(f"none of the {len(samples):,} images can be read")
@@ -121,7 +117,7 @@ def _rows(loaded: loading.Loaded, samples: Any, device: Any, top_k: int) -> Iter
             error = _why_unreadable(samples, index) if label < 0 else None
             if not error and not probabilities[index - done].isfinite().all():
                 raise UserError(f"the network has no finite probabilities for {samples.name(index)}")
-            yield Row(samples.name(index), [] if error else classes, error)
+            yield {"path": samples.name(index)} | ({"error": error} if error else {"predictions": classes})
         done += len(best)
 
 
@@ -139,25 +135,30 @@ def _why_unreadable(samples: Any, index: int) -> str:
 
 def _write(rows: Iterator[Row], samples: Any, class_names: list[str], given: argparse.Namespace) -> int:
     """Write the rows to the file or to the screen; returns how many images could be read."""
-    total, count, unreadable, reported = len(samples), 0, 0, 0.0
-    start = time.monotonic()
-    moving = sys.stderr.isatty() and (given.output is not None or not sys.stdout.isatty())
-    clear = "\r\033[K" if moving else ""
-    with _file(given.output) as file:
-        write = FORMATS[given.format](file, samples, class_names, given.top_k)
-        for count, row in enumerate(rows, 1):
-            write(row)
-            if row.error:
-                unreadable += 1
-                print(f"{clear}cannot read {printable(row.path)}: {row.error}", file=sys.stderr)
-            elif moving and time.monotonic() - reported > 0.2:
-                reported = time.monotonic()
-                print(f"{clear}{count:,} of {total:,} images", end="", file=sys.stderr, flush=True)
-    end = f", {unreadable:,} unreadable" if unreadable else ""
-    print(f"{clear}{count:,} image{'s' * (count != 1)} in {time.monotonic() - start:.1f} s{end}", file=sys.stderr)
+    start, console = time.monotonic(), Console(stderr=True)
+    moving = console.is_terminal and (given.output is not None or not sys.stdout.isatty())
+    readable: list[bool] = []
+    with (
+        Progress(console=console, transient=True, redirect_stdout=False, disable=not moving) as progress,
+        _file(given.output) as file,
+    ):
+        told = _tell(progress.track(rows, len(samples), description="images"), readable)
+        FORMATS[given.format](file, told, samples, class_names, given.top_k)
+    count = len(readable)
+    end = "" if all(readable) else f", {readable.count(False):,} unreadable"
+    print(f"{count:,} image{'s' * (count != 1)} in {time.monotonic() - start:.1f} s{end}", file=sys.stderr)
     if given.output:
         print(os.path.relpath(given.output))
-    return count - unreadable
+    return readable.count(True)
+
+
+def _tell(rows: Iterable[Row], readable: list[bool]) -> Iterator[Row]:
+    """The rows, after those that are unreadable were reported, and `readable` was extended."""
+    for row in rows:
+        readable.append("error" not in row)
+        if "error" in row:
+            print(f"cannot read {printable(row['path'])}: {row['error']}", file=sys.stderr)
+        yield row
 
 
 @contextlib.contextmanager
@@ -166,61 +167,44 @@ def _file(output: Path | None) -> Iterator[IO[str]]:
     if output is None:
         yield sys.stdout
         return
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with disk.whole(output) as beside, beside.open("w", **disk.TABLE) as file:
-            yield file
-    except OSError as error:
-        raise UserError(f"cannot write {output}: {error.strerror or error}") from error
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with disk.whole(output) as beside, beside.open("w", **disk.TABLE) as file:
+        yield file
 
 
-Write = Callable[[Row], None]
-
-
-def _table(file: IO[str], samples: Any, class_names: list[str], top_k: int) -> Write:
+def _table(file: IO[str], rows: Iterable[Row], samples: Any, class_names: list[str], top_k: int) -> None:
     """Rows as they come, in columns that fit a terminal."""
     width = min(max(len(samples.name(index)) for index in range(len(samples))), WIDEST)
     label = min(max(map(len, class_names)), WIDEST // 2)
     columns = shutil.get_terminal_size().columns if file.isatty() else None
-
-    def write(row: Row) -> None:
-        path = printable(row.path)
+    for row in rows:
+        path = printable(row["path"])
         path = path if len(path) <= width else f"…{path[1 - width :]}"
-        if row.error:
+        if "error" in row:
             line = f"{path:<{width}}  unreadable"
         else:
-            first, *others = row.best
+            first, *others = row["predictions"]
             more = ", ".join(f"{other['class']} {other['probability']:.1%}" for other in others)
             line = f"{path:<{width}}  {first['class']:<{label}} {first['probability']:6.1%}  {more}".rstrip()
         if columns and len(line) > columns:
             line = f"{line[: columns - 1]}…"
         print(line, file=file)
 
-    return write
 
-
-def _csv(file: IO[str], samples: Any, class_names: list[str], top_k: int) -> Write:
+def _csv(file: IO[str], rows: Iterable[Row], samples: Any, class_names: list[str], top_k: int) -> None:
     """path, class, probability, class_2, probability_2, ..., error"""
     places = range(1, min(top_k, len(class_names)) + 1)
     ends = ["" if place == 1 else f"_{place}" for place in places]
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["path", *(f"{name}{end}" for end in ends for name in ("class", "probability")), "error"])
-
-    def write(row: Row) -> None:
-        cells = [cell for best in row.best for cell in (best["class"], f"{best['probability']:.4f}")]
-        writer.writerow([row.path, *(cells or [""] * 2 * len(places)), row.error or ""])
-
-    return write
+    for row in rows:
+        cells = [cell for best in row.get("predictions", ()) for cell in (best["class"], f"{best['probability']:.4f}")]
+        writer.writerow([row["path"], *(cells or [""] * 2 * len(places)), row.get("error", "")])
 
 
-def _jsonl(file: IO[str], samples: Any, class_names: list[str], top_k: int) -> Write:
-    """A line for each image, as docs/predict.schema.json says."""
-
-    def write(row: Row) -> None:
-        result = {"error": row.error} if row.error else {"predictions": row.best}
-        print(json.dumps({"path": row.path, **result}), file=file)
-
-    return write
+def _jsonl(file: IO[str], rows: Iterable[Row], samples: Any, class_names: list[str], top_k: int) -> None:
+    for row in rows:
+        print(json.dumps(row), file=file)
 
 
 FORMATS = {"table": _table, "csv": _csv, "jsonl": _jsonl}

@@ -49,7 +49,7 @@ def show(arguments: list[str], program: Program) -> None:
 def _settings_of_fit(program: Program) -> list[argparse.Action]:
     from cait.cli.lightning import CaiTCLI
 
-    settings = []
+    settings: list[argparse.Action] = []
 
     class OnlyParser(CaiTCLI):
         def parse_arguments(self, *_: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import shlex
 from pathlib import Path
@@ -28,7 +27,7 @@ def visualize(arguments: list[str], program: Program) -> None:
     from cait.extras.visualize import sections, weights
     from cait.guards import trust
 
-    with contextlib.nullcontext() if given.trusted else trust.only_own(folder):
+    with trust.only_own(folder, given.trusted):
         if given.pretrained:
             loaded = weights.from_timm(given.source, given.img_size)
         elif checkpoint is None:
