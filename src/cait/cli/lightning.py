@@ -42,7 +42,6 @@ from cait.run.progress import EpochLines, RunProgressBar, UnreadableReport, hide
 from cait.run.run_lock import RunLock, shared
 from cait.run.summary import Banner, RunSummary
 from cait.run.threads import CPUThreads
-from cait.train.accumulation import StepsOfAnotherSize
 from cait.train.ema import EMA
 from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
@@ -363,7 +362,7 @@ class CaiTCLI(LightningCLI):
             kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *named, *added]
         callbacks += [callback for make in plugins.of_kind("callbacks") for callback in make(run)]
         callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
-        callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize(), CPUThreads(self.datamodule)]
+        callbacks += [UnreadableReport(self.datamodule), CPUThreads(self.datamodule)]
         if given.enable_checkpointing is not False and not given.fast_dev_run:
             callbacks += self._checkpoints(run, kwargs)
         return callbacks

@@ -60,9 +60,10 @@ def load(
 
     with contextlib.nullcontext() if trust_config else trust.only_own(folder):
         loaded = from_checkpoint(path, folder, False if raw else None, None, module, data)
-    loaded.module.class_names = loaded.class_names
-    loaded.module.prepare_as(loaded.data.preprocessing, loaded.data.eval_transform)
-    return loaded.module
+    module, data = loaded.module, loaded.data
+    module.class_names, module.reading = loaded.class_names, data.preprocessing.reading
+    module.eval_transform = data.eval_transform
+    return module
 
 
 def build_module(path: Path, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> Any:
