@@ -26,7 +26,6 @@ from cait.errors import UserError
 from cait.guards import trainer_checks
 from cait.model import attention
 from cait.run.loggers import run_loggers
-from cait.train.accumulation import StepsOfAnotherSize
 
 STEPS = 50
 
@@ -66,7 +65,7 @@ def train(root: Path, *callbacks: Callback, ckpt_path: Path | None = None, **set
     """The losses of STEPS steps, or of those after a checkpoint's."""
     torch.manual_seed(0)
     given, losses = data(root, **settings), Losses()
-    all_callbacks = [losses, StepsOfAnotherSize(), *callbacks]
+    all_callbacks = [losses, *callbacks]
     settings_of_trainer: dict[str, Any] = dict(limit_val_batches=0, enable_checkpointing=True)
     settings_of_trainer["default_root_dir"] = root.parent  # where Lightning's own checkpoint goes
     fit = trainer(max_steps=STEPS, max_epochs=-1, callbacks=all_callbacks, **settings_of_trainer)

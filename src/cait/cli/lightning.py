@@ -36,7 +36,6 @@ from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckp
 from cait.run.loggers import run_loggers
 from cait.run.program import Program
 from cait.run.run_lock import RunLock, shared
-from cait.train.accumulation import StepsOfAnotherSize
 from cait.train.ema import EMA
 from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
@@ -358,7 +357,7 @@ class CaiTCLI(LightningCLI):
             kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *named, *added]
         callbacks += [callback for make in plugins.of_kind("callbacks") for callback in make(run)]
         callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
-        callbacks += [UnreadableReport(self.datamodule), StepsOfAnotherSize()]
+        callbacks.append(UnreadableReport(self.datamodule))
         callbacks += [callback for make in plugins.of_kind("step_callbacks") for callback in make(self.datamodule)]
         if given.enable_checkpointing is not False and not given.fast_dev_run:
             callbacks += self._checkpoints(run, kwargs)

@@ -59,9 +59,10 @@ def load(
 
     with trust.only_own(folder, trust_config):
         loaded = from_checkpoint(path, folder, False if raw else None, module=module, data=data)
-    loaded.module.class_names = loaded.class_names
-    loaded.module.prepare_as(loaded.data.preprocessing, loaded.data.eval_transform)
-    return loaded.module
+    module, data = loaded.module, loaded.data
+    module.class_names, module.reading = loaded.class_names, data.preprocessing.reading
+    module.eval_transform = data.eval_transform
+    return module
 
 
 def device(folder: Path | None) -> Any:

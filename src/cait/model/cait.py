@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -138,8 +137,8 @@ class ClassAttentionBlock(Block):
 def compiled(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A block's `body`, compiled for any number of images from the first call on.
 
-    By default torch compiles the first call for its own size only. That kernel may round differently. A resumed
-    run starts with it, so it would end with other bits.
+    By default torch compiles the first call for its own size, which may round differently: a resumed run, which
+    starts with it, would end with other bits.
     """
     fast = torch.compile(body, fullgraph=True)
 
@@ -159,10 +158,6 @@ class Maps(NamedTuple):
     """[B, h, N, N] each, mixed over the heads."""
     class_attention: list[Tensor]
     """[B, h, T, T + N] each, class tokens first; [B, h, T, N] with `cls_in_keys` off."""
-
-
-def _append_maps(maps: list[Tensor], attn: Any, arguments: tuple[Tensor, ...]) -> None:
-    maps.append(attn.maps(arguments[0]))
 
 
 class CaiT(nn.Module):
@@ -243,8 +238,8 @@ class CaiT(nn.Module):
         """The samples of stochastic depth in each block, drawn at once for all blocks; () outside training."""
         if not self.training:
             return [()] * len(self.blocks)
-        drop_paths: list[Any] = [block.drop_path for block in self.blocks]
-        both = draw_samples([drop_path for drop_path in drop_paths for _ in range(2)], x)
+        blocks: Any = self.blocks
+        both = draw_samples([block.drop_path for block in blocks for _ in range(2)], x)
         return list(zip(both[::2], both[1::2], strict=True))
 
     @torch.no_grad()
@@ -254,28 +249,29 @@ class CaiT(nn.Module):
         Memory grows with depth · h · N².
         """
         found, was_training = Maps([], []), self.training
-        blocks: tuple[Any, Any] = self.blocks, self.blocks_token_only
-        runs = {block: block.run for kind in blocks for block in kind}
-        hooks = []
-        for maps, kind in zip(found, blocks, strict=True):
-            for block in kind:
-                block.run = type(block).body  # compiled code calls no hooks
-                hooks.append(block.attn.register_forward_pre_hook(partial(_append_maps, maps)))
+        blocks: list[Any] = [*self.blocks, *self.blocks_token_only]
+        runs = [block.run for block in blocks]
+
+        def look(attn: Any, arguments: tuple[Tensor, ...]) -> None:
+            maps = found.self_attention if isinstance(attn, SelfAttention) else found.class_attention
+            maps.append(attn.maps(arguments[0]))
+
+        hooks = [block.attn.register_forward_pre_hook(look) for block in blocks]
         try:
+            for block in blocks:
+                block.run = type(block).body  # compiled code calls no hooks
             self.eval()(images)
         finally:
             self.train(was_training)
-            for hook in hooks:
-                hook.remove()
-            for block, run in runs.items():
+            for block, run, hook in zip(blocks, runs, hooks, strict=True):
                 block.run = run
+                hook.remove()
         return found
 
     def compile_blocks(self) -> None:
         """Compile the blocks with torch.compile: each kind once for all its blocks and all batch sizes.
 
-        Stochastic depth draws outside the compiled code, so the number of images that it keeps causes no graph
-        break and no recompilation.
+        Stochastic depth draws outside the compiled code, so it causes no graph break and no recompilation.
 
         Raises:
             UserError: there is no C++ compiler. torch.compile needs one on the CPU and beside a GPU.

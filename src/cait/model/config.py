@@ -13,6 +13,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from cait import plugins
 from cait.errors import UserError, did_you_mean
 
+TIMM = "timm/"
+"""Before the name of a network of timm's."""
 DropPathMode = Literal["mask", "skip", "subset"]
 Residual = Literal["layerscale", "plain", "rezero", "skipinit", "scalar", "fixup", "t-fixup", "none"]
 
@@ -66,21 +68,9 @@ class CaiTConfig:
     act: Literal["gelu", "leaky_relu"] = "gelu"
 
     def __post_init__(self) -> None:
-        for name, least in _WHOLE_NUMBERS.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UserError(f"{name} must be a whole number of at least {least}, got {value!r}")
         hints = get_type_hints(CaiTConfig)
         for field in dataclasses.fields(self):
-            value, hint = getattr(self, field.name), hints[field.name]
-            if get_origin(hint) is Literal and value not in get_args(hint):
-                raise UserError(f"{field.name} must be one of {', '.join(get_args(hint))}, got {value!r}")
-            if float in (hint, *get_args(hint)) and not _is_number(value) and (value is not None or hint is float):
-                raise UserError(f"{field.name} must be a number, got {value!r}")
-            if hint is str and not isinstance(value, str):
-                raise UserError(f"{field.name} must be a name, got {value!r}")
-            if hint is bool and not isinstance(value, bool):
-                raise UserError(f"{field.name} must be true or false, got {value!r}")
+            _check(field.name, getattr(self, field.name), hints[field.name])
         if self.img_size % self.patch_size:
             raise UserError(f"img_size {self.img_size} is not a multiple of patch_size {self.patch_size}")
         if self.embed_dim % self.num_heads:
@@ -92,13 +82,11 @@ class CaiTConfig:
         at = self.class_token_at
         if at is not None and (not _is_number(at) or at not in range(self.depth)):
             raise UserError(f"class_token_at must be null or the number of one of the {self.depth} blocks, got {at!r}")
-        if self.global_pool == "avg" and (at is not None or self.depth_token_only):
-            raise UserError("global_pool avg has no class token: depth_token_only must be 0 and class_token_at null")
+        if self.global_pool == "avg" and (at is not None or self.depth_token_only or self.distillation_token):
+            wanted = "depth_token_only must be 0, class_token_at null and distillation_token false"
+            raise UserError(f"global_pool avg has no class token: {wanted}")
         if self.global_pool == "token" and at is None and not self.depth_token_only:
             raise UserError("the class token is never updated: set class_token_at or depth_token_only")
-
-        if self.global_pool == "avg" and self.distillation_token:
-            raise UserError("global_pool avg has no class token, beside which a distillation_token could stand")
 
     @property
     def epsilon(self) -> float:
@@ -120,8 +108,19 @@ class CaiTConfig:
         return (self.global_pool == "token") + self.distillation_token
 
 
-_WHOLE_NUMBERS = dict(img_size=1, patch_size=1, in_chans=1, num_classes=1, embed_dim=1, num_heads=1)
-_WHOLE_NUMBERS |= dict(depth=0, depth_token_only=0)
+LEAST = dict(img_size=1, patch_size=1, in_chans=1, num_classes=1, embed_dim=1, num_heads=1, depth=0, depth_token_only=0)
+
+
+def _check(name: str, value: Any, hint: Any) -> None:
+    """Raise UserError if a field has a value of another type than `hint`."""
+    if hint is int and (type(value) is not int or value < LEAST[name]):
+        raise UserError(f"{name} must be a whole number of at least {LEAST[name]}, got {value!r}")
+    if get_origin(hint) is Literal and value not in get_args(hint):
+        raise UserError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}")
+    if float in (hint, *get_args(hint)) and not _is_number(value) and (value is not None or hint is float):
+        raise UserError(f"{name} must be a number, got {value!r}")
+    if hint in (str, bool) and not isinstance(value, hint):
+        raise UserError(f"{name} must be {'a name' if hint is str else 'true or false'}, got {value!r}")
 
 
 def _is_number(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -35,37 +36,36 @@ def draw(network: Any) -> None:
 def scale_as_fixup(blocks: list[Any], heads: tuple[nn.Linear, ...]) -> None:
     """Fixup: set the classifiers and the last layer of every branch to 0, scale its first layer by L^(-1/(2m-2)).
 
-    L is the number of residual branches, two a block. Each has m = 2 layers in sequence (qkv and proj, fc1
-    and fc2), so the factor is L^(-1/2).
+    L is the number of branches, two a block, of m = 2 layers each (qkv and proj, fc1 and fc2).
     """
-    factor = (2 * len(blocks)) ** -0.5
     for head in heads:
         nn.init.zeros_(head.weight)
-    for block in blocks:
-        for name, module in block.named_modules():
-            if isinstance(module, nn.Linear):
-                if name in ("attn.proj", "mlp.fc2"):
-                    nn.init.zeros_(module.weight)
-                elif name in ("attn.qkv", "attn.q", "attn.k", "attn.v", "mlp.fc1"):
-                    module.weight.mul_(factor)
+    for name, layer in _linear_layers(blocks):
+        if name in ("attn.proj", "mlp.fc2"):
+            nn.init.zeros_(layer.weight)
+        elif name in ("attn.qkv", "attn.q", "attn.k", "attn.v", "mlp.fc1"):
+            layer.weight.mul_((2 * len(blocks)) ** -0.5)
 
 
 @torch.no_grad()
 def scale_as_t_fixup(blocks: list[Any]) -> None:
     """T-Fixup: Xavier, then scale value, attention output and FFN weights by 0.67 · L^(-1/4) for L blocks."""
     factor = 0.67 * len(blocks) ** -0.25
+    for name, layer in _linear_layers(blocks):
+        if name == "attn.qkv":
+            for part in layer.weight.chunk(3):
+                nn.init.xavier_uniform_(part)
+            layer.weight.chunk(3)[2].mul_(factor)
+        elif name not in ("attn.proj_l", "attn.proj_w"):
+            nn.init.xavier_uniform_(layer.weight)
+            if name in ("attn.v", "attn.proj", "mlp.fc1", "mlp.fc2"):
+                layer.weight.mul_(factor)
+
+
+def _linear_layers(blocks: list[Any]) -> Iterator[tuple[str, nn.Linear]]:
+    """The linear layers of each block by their name in it."""
     for block in blocks:
-        for name, module in block.named_modules():
-            if not isinstance(module, nn.Linear) or name in ("attn.proj_l", "attn.proj_w"):
-                continue
-            if name == "attn.qkv":
-                for part in module.weight.chunk(3):
-                    nn.init.xavier_uniform_(part)
-                module.weight.chunk(3)[2].mul_(factor)
-            else:
-                nn.init.xavier_uniform_(module.weight)
-                if name in ("attn.v", "attn.proj", "mlp.fc1", "mlp.fc2"):
-                    module.weight.mul_(factor)
+        yield from ((name, layer) for name, layer in block.named_modules() if isinstance(layer, nn.Linear))
 
 
 def fit(state: dict[str, Tensor], network: Any) -> list[str]:
@@ -104,6 +104,15 @@ def _fit_distillation_token(state: dict[str, Tensor], network: Any) -> list[str]
         kept = before[:, :1], after[:, 1 : 1 + has].to(before), before[:, 1 + had :]
         state["pos_embed"] = torch.cat(kept, dim=1)
     return ["the distillation token and its head " + ("start anew" if has else "left out")]
+
+
+def difference(own: dict[str, Tensor], state: dict[str, Tensor]) -> str | None:
+    """The first name or shape in which `state` is not that of the model, in words."""
+    for key in [*own, *state]:
+        ours, theirs = (tuple(side[key].shape) if key in side else "missing" for side in (own, state))
+        if ours != theirs:
+            return f"{key} is {theirs} in it, {ours} in the model"
+    return None
 
 
 def resize_positions(pos_embed: Tensor, num_patches: int) -> Tensor:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from cait import references
 from cait.errors import UserError, did_you_mean, kind_and_place, one_line
 from cait.model.cait import CaiT
-from cait.model.config import VARIANTS, variant_config
-from cait.model.weights import TIMM, load_pretrained
+from cait.model.config import TIMM, VARIANTS, variant_config
 
 NOT_FIELDS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "features_only")
 """Arguments of `timm.create_model` that read files or return something other than a classifier."""
@@ -72,11 +71,39 @@ class NetworkSettings:
             UserError: there is no such network, or it does not take these arguments or cannot run in this way.
         """
         built = build(self.name, self.img_size, self.num_classes, self.drop_path_rate, **(self.fields or {}))
-        if self.grad_checkpointing:
-            set_grad_checkpointing(built, self.name)
+        if self.grad_checkpointing and not _set_grad_checkpointing(built):
+            raise UserError(f"{self.name} cannot checkpoint its activations: set model.grad_checkpointing to false")
         if self.compile:
             require(built, self.name, "compile_blocks", "model.compile true")
         return built
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """The weights that training starts from. A run that is resumed does not read them."""
+
+    weights: str | None = None
+    """File to start from: the release's, timm's, safetensors or a checkpoint of ours; see
+    `cait.model.weights.load_weights`."""
+    weights_ema: bool = False
+    """Take the moving average out of that file."""
+    pretrained: bool = False
+    """Start from timm's published weights of the model instead."""
+
+    def __post_init__(self) -> None:
+        if self.pretrained and self.weights is not None:
+            source = f"from {self.weights} (weights)"
+            raise UserError(f"start from the published weights (pretrained) or {source}, not from both")
+
+    def load(self, model: nn.Module, name: str, own_classes: Sequence[str] | None = None) -> list[str]:
+        """Load them into `model`, the network `name`; a line for the source and for each thing that was fitted."""
+        if not self.pretrained and self.weights is None:
+            return []
+        from cait.model import weights
+
+        if self.weights is None:
+            return weights.load_pretrained(model, name)
+        return [self.weights, *weights.load_weights(model, self.weights, self.weights_ema, own_classes)]
 
 
 def create_model(
@@ -91,12 +118,11 @@ def create_model(
     """Build one of the paper's models, with fresh weights or the ones that timm publishes.
 
     Args:
-        name: a row of `cait.model.config.VARIANTS`: xxs24, xxs36, xs24, xs36, s24, s36, s48, m24, m36, m48.
+        name: xxs24, xxs36, xs24, xs36, s24, s36, s48, m24, m36 or m48.
         img_size: side of the square input in pixels, a multiple of the patch size.
         num_classes: width of the head.
         drop_path_rate: stochastic depth; None takes the paper's rate for this model.
-        pretrained: load timm's weights of this model from the Hugging Face hub; see
-            `cait.model.weights.load_pretrained`.
+        pretrained: load timm's weights, see `cait.model.weights.load_pretrained`.
         fields: any other field of `cait.model.config.CaiTConfig`.
 
     Raises:
@@ -105,6 +131,8 @@ def create_model(
     given = dict(img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate, **fields)
     model = CaiT(variant_config(name, **given))
     if pretrained:
+        from cait.model.weights import load_pretrained
+
         load_pretrained(model, name)
     return model
 
@@ -128,24 +156,18 @@ def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | No
     arguments = dict(img_size=img_size, num_classes=num_classes, **fields)
     try:
         takes = inspect.signature(factory)
-    except ValueError:  # no signature, as of classes in C
-        takes = None
-    if takes is not None:
-        if drop_path_rate is not None and _takes(takes, "drop_path_rate"):
+        any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.parameters.values())
+        if drop_path_rate is not None and (any_name or "drop_path_rate" in takes.parameters):
             arguments["drop_path_rate"] = drop_path_rate  # a recipe sets it for any network
-        try:
-            takes.bind(**arguments)
-        except TypeError as error:
-            raise UserError(f"{name} is called with {', '.join(arguments)}: {error}{_hint(fields)}") from error
+        takes.bind(**arguments)
+    except ValueError:  # no signature, as of classes in C
+        pass
+    except TypeError as error:
+        raise UserError(f"{name} is called with {', '.join(arguments)}: {error}{_hint(fields)}") from error
     network = factory(**arguments)
     if not isinstance(network, nn.Module):
         raise UserError(f"{name} must return an nn.Module, got {type(network).__name__}")
     return network
-
-
-def _takes(signature: inspect.Signature, name: str) -> bool:
-    any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-    return any_name or name in signature.parameters
 
 
 def _hint(fields: Mapping[str, Any]) -> str:
@@ -196,17 +218,17 @@ def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int)
 
 
 def rebuild(hyper_parameters: Mapping[str, Any]) -> nn.Module:
-    """Build the network of a checkpoint, from the hyper-parameters that it holds; the weights are fresh.
+    """Build the network of a checkpoint with fresh weights, from the hyper-parameters that it holds.
 
     Raises:
         UserError: there are none, or its network cannot be built.
     """
     try:
-        names = ("name", "img_size", "num_classes", "drop_path_rate")
-        arguments = {name: hyper_parameters[name] for name in names} | (hyper_parameters["fields"] or {})
+        arguments = {name: hyper_parameters[name] for name in ("name", "img_size", "num_classes", "drop_path_rate")}
+        fields = hyper_parameters["fields"] or {}
     except KeyError as error:
         raise UserError(f"the checkpoint does not say what its network is: {error} is missing") from error
-    return build(**arguments)
+    return build(**arguments, **fields)
 
 
 def input_shape(hyper_parameters: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -221,33 +243,33 @@ def forward_heads(network: Any, images: Tensor) -> tuple[Tensor, ...]:
     return heads if isinstance(heads, tuple) else (heads,)
 
 
-def has_distillation_head(network: nn.Module) -> bool:
-    return isinstance(getattr(network, "head_dist", None), nn.Module)
-
-
-def train_distillation_head(network: Any) -> None:
-    """Have a network of timm's return the logits of both heads in training; CaiT's `forward_heads` always does."""
-    if has_distillation_head(network) and hasattr(network, "set_distilled_training"):
-        network.set_distilled_training(True)
-
-
-def set_grad_checkpointing(network: Any, name: str) -> None:
-    """Compute activations again in the backward pass instead of saving them.
+def has_distillation_head(network: Any, trained: bool) -> bool:
+    """Whether the network has a distillation head. If it is `trained`, have timm's networks return its logits too.
 
     Raises:
-        UserError: the network cannot.
+        UserError: it has one that could learn only from a teacher, and there is none.
     """
-    try:
-        if hasattr(network, "set_grad_checkpointing"):
+    if not isinstance(getattr(network, "head_dist", None), nn.Module):
+        return False
+    if trained and hasattr(network, "set_distilled_training"):
+        network.set_distilled_training(True)
+    if not trained and hasattr(network, "forward_heads"):
+        raise UserError("a distillation_token learns from a teacher alone: set distillation to hard or soft")
+    return True
+
+
+def _set_grad_checkpointing(network: Any) -> bool:
+    """Compute activations again in the backward pass instead of saving them; False if the network cannot."""
+    if hasattr(network, "set_grad_checkpointing"):
+        try:
             network.set_grad_checkpointing(True)
-            return
-    except AssertionError:  # timm's way to say that it cannot
-        pass
+        except AssertionError:  # timm's way to say that it cannot
+            return False
+    elif hasattr(network, "grad_checkpointing"):
+        network.grad_checkpointing = True
     else:
-        if hasattr(network, "grad_checkpointing"):
-            network.grad_checkpointing = True
-            return
-    raise UserError(f"{name} cannot checkpoint its activations: set model.grad_checkpointing to false")
+        return False
+    return True
 
 
 def require(network: nn.Module, name: str, part: str, wanted_by: str) -> None:

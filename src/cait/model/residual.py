@@ -55,11 +55,10 @@ class DropPath(nn.Module):
     dropped. The modes:
 
     - mask: compute the branch for every image and multiply the dropped ones by 0, as published.
-    - skip: the same distribution, but compute the branch for the kept images only. It saves a share of
-      `rate` of the block. The draw is on the CPU, so the number of images is known without a GPU sync.
-    - subset: keep round(keep · B) images of the B, at random, and divide by their share, as in DINOv2. The
-      expectation stays the same, and the variance too where keep · B is whole; a rate below 1 / (2 B) drops
-      nothing. Within a batch the draws are negatively correlated. The shapes never change, which suits torch.compile.
+    - skip: the same distribution, but compute the branch for the kept images only. The draw is on the CPU, so the
+      number of images is known without a GPU sync.
+    - subset: keep round(keep · B) images of the B, at random, and divide by their share, as in DINOv2. The shapes
+      never change, which suits torch.compile, and the expectation stays; a rate below 1 / (2 B) drops nothing.
     """
 
     def __init__(self, rate: float = 0.0, mode: DropPathMode = "mask") -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,48 +14,19 @@ from torch import Tensor, nn
 
 from cait import ckpt
 from cait.errors import UserError, one_line
-from cait.model.config import VARIANTS, CaiTConfig, variant_config
+from cait.model.config import TIMM, VARIANTS, CaiTConfig, variant_config
+from cait.model.initialization import difference
 
 StateDict = dict[str, Tensor]
-TIMM = "timm/"
 
 ONLY_IN_TRAINING = (
-    "attention_backend",
-    "drop_path_mode",
-    "layer_scale_init",
-    "layer_scale_dist",
-    "drop_path_rate",
-    "drop_path_schedule",
+    *("attention_backend", "drop_path_mode", "layer_scale_init", "layer_scale_dist"),
+    *("drop_path_rate", "drop_path_schedule"),
 )
 """Fields that the output of a trained CaiT does not depend on."""
 
 FITTED = ("img_size", "num_classes", "distillation_token")
 """Fields in which a CaiT may differ from the one whose weights it starts from."""
-
-
-@dataclass(frozen=True)
-class InitialWeights:
-    """The weights that training starts from. A run that is resumed does not read them."""
-
-    weights: str | None = None
-    """File to start from: the release's, timm's, safetensors or a checkpoint of ours; see `load_weights`."""
-    weights_ema: bool = False
-    """Take the moving average out of that file."""
-    pretrained: bool = False
-    """Start from timm's published weights of the model instead."""
-
-    def __post_init__(self) -> None:
-        if self.pretrained and self.weights is not None:
-            source = f"from {self.weights} (weights)"
-            raise UserError(f"start from the published weights (pretrained) or {source}, not from both")
-
-    def load(self, model: nn.Module, name: str, own_classes: Sequence[str] | None = None) -> list[str]:
-        """Load them into `model`, the network `name`; a line for the source and for each thing that was fitted."""
-        if self.pretrained:
-            return load_pretrained(model, name)
-        if self.weights is not None:
-            return [self.weights, *load_weights(model, self.weights, self.weights_ema, own_classes)]
-        return []
 
 
 def read_state_dict(path: str | Path, ema: bool = False) -> StateDict:
@@ -91,23 +61,17 @@ def _read(path: str | Path) -> Any:
 
 
 def _state_dict(content: Any, path: str | Path, ema: bool) -> StateDict:
-    state = _unwrap(content, ema)
-    if state is None:
-        raise UserError(f"{path} holds no {'moving average of the ' if ema else ''}weights")
-    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
-        raise UserError(f"{path} holds no weights")
-    return {key.removeprefix("module."): value for key, value in state.items()}
-
-
-def _unwrap(content: Any, ema: bool) -> StateDict | None:
-    if not isinstance(content, dict):
-        return None
     if ckpt.is_checkpoint(content):
-        return ckpt.average(content) if ema else ckpt.weights(content)
-    for key in ("state_dict_ema", "model_ema") if ema else ("state_dict", "model"):
-        if key in content:
-            return content[key]
-    return None if ema or not content else content
+        state = ckpt.average(content) if ema else ckpt.weights(content)
+    elif isinstance(content, dict):
+        keys = ("state_dict_ema", "model_ema") if ema else ("state_dict", "model")
+        state = next((content[key] for key in keys if key in content), None if ema else content)
+    else:
+        state = None
+    whole = isinstance(state, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items())
+    if not state or not whole:
+        raise UserError(f"{path} holds no {'moving average of the ' if ema else ''}weights")
+    return {key.removeprefix("module."): value for key, value in state.items()}
 
 
 def load_weights(
@@ -139,9 +103,11 @@ def _take_known_classes(model: nn.Module, state: StateDict, theirs: Sequence[str
     known = {row: rows[name] for row, name in enumerate(ours) if name in rows}
     own = model.state_dict()
     heads = [key for key in classifier_keys(model) if key in state]
-    shapes = [tuple(side[key].shape) for side in (own, state) for key in heads]
-    fitting = [(count, *own[key].shape[1:]) for count in (len(ours), len(theirs)) for key in heads]
-    if not known or list(ours) == list(theirs) or shapes != fitting:
+    fitting = all(
+        (len(own[key]), len(state[key])) == (len(ours), len(theirs)) and own[key].shape[1:] == state[key].shape[1:]
+        for key in heads
+    )
+    if not known or list(ours) == list(theirs) or not fitting:
         return []  # nothing to sort, or another network, which `_load` refuses
     for key in heads:
         head = own[key].clone()
@@ -174,10 +140,8 @@ def load_pretrained(model: nn.Module, name: str) -> list[str]:
     try:
         state = timm.create_model(entry, pretrained=True).state_dict()
     except Exception as error:
-        reason = one_line(error)
-        raise UserError(
-            f"the weights of timm's {entry} could not be fetched from the Hugging Face hub: {reason}"
-        ) from error
+        source = f"the weights of timm's {entry}"
+        raise UserError(f"{source} could not be fetched from the Hugging Face hub: {one_line(error)}") from error
     return [f"timm's {entry}", *_load(model, state, f"timm's {entry}")]
 
 
@@ -185,9 +149,7 @@ def _published(model: Any, name: str) -> str:
     """timm's entry with the weights of one of the paper's models, at the resolution nearest to `model`'s."""
     entries = published_entries(name)
     if not entries:
-        import timm
-
-        published = dict.fromkeys(entry.split("_")[1] for entry in timm.list_models("cait_*", pretrained=True))
+        published = [variant for variant in VARIANTS if published_entries(variant)]
         raise UserError(f"timm has no weights of {name}, only of {', '.join(published)}")
     row = variant_config(name)
     for field in dataclasses.fields(CaiTConfig):
@@ -198,57 +160,46 @@ def _published(model: Any, name: str) -> str:
 
 
 def published_entries(name: str) -> dict[int, str]:
-    """timm's entries with weights of one of the paper's models, by their resolution."""
+    """timm's entries with weights of one of the paper's models, as "cait_xs24_384.fb_dist_in1k", by resolution."""
     import timm
 
-    return {_resolution(entry): entry for entry in timm.list_models(f"cait_{name}_*", pretrained=True)}
-
-
-def _resolution(entry: str) -> int:
-    """384 of "cait_xs24_384.fb_dist_in1k"."""
-    return int(entry.split(".")[0].split("_")[-1])
+    entries = timm.list_models(f"cait_{name}_*", pretrained=True)
+    return {int(entry.split(".")[0].split("_")[-1]): entry for entry in entries}
 
 
 def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
     state, own = dict(state), model.state_dict()
     try:
-        notes = fit_state_dict(model, state)
+        notes = _fit(model, state)
     except UserError as error:
         raise UserError(f"{source} is of another network: {error}") from error
-    heads = _heads_of_other_classes(model, state)
-    if heads:
+    heads = classifier_keys(model)
+    if any(key in state and len(state[key]) != len(own[key]) for key in heads):
         notes.append(f"the head's {len(state[heads[0]])} classes left out; it starts anew")
         state.update({key: own[key] for key in heads})
-    for key in [*own, *state]:
-        shapes = [tuple(side[key].shape) if key in side else "missing" for side in (own, state)]
-        if shapes[0] != shapes[1]:
-            raise UserError(f"{source} is of another network: {key} is {shapes[1]} in it, {shapes[0]} in the model")
+    if differs := difference(own, state):
+        raise UserError(f"{source} is of another network: {differs}")
     model.load_state_dict(state)
     return notes
-
-
-def _heads_of_other_classes(model: nn.Module, state: StateDict) -> list[str]:
-    """Names of the head's parameters if `state` has them for another number of classes; else none."""
-    own, heads = model.state_dict(), classifier_keys(model)
-    return heads if any(key in state and len(state[key]) != len(own[key]) for key in heads) else []
 
 
 def classifier_keys(network: Any) -> list[str]:
     """Names of the parameters whose rows are the classes."""
     if hasattr(network, "get_classifier"):
         found = network.get_classifier()
-        layers = list(found) if isinstance(found, tuple | list) else [found]
+        layers = found if isinstance(found, tuple | list) else [found]
     else:
         layers = [module for module in network.modules() if isinstance(module, nn.Linear)][-1:]
     parameters = {id(parameter) for layer in layers for parameter in layer.parameters()}
     return [name for name, parameter in network.named_parameters() if id(parameter) in parameters]
 
 
-def fit_state_dict(network: Any, state: dict[str, Tensor]) -> list[str]:
+def _fit(network: Any, state: StateDict) -> list[str]:
     """Have the network fit weights of its own kind, say of another resolution, in place; a line for each change."""
     if hasattr(network, "fit_state_dict"):
         return network.fit_state_dict(state)
-    resize = _timm_filter(network)
+    place = type(network).__module__
+    resize = getattr(sys.modules[place], "checkpoint_filter_fn", None) if place.startswith("timm.models.") else None
     if resize is None:
         return []
     with torch.no_grad():
@@ -257,10 +208,3 @@ def fit_state_dict(network: Any, state: dict[str, Tensor]) -> list[str]:
     state.clear()
     state.update(fitted)
     return [f"{key} fitted by timm" for key in changed]
-
-
-def _timm_filter(network: nn.Module) -> Callable[..., dict[str, Tensor]] | None:
-    """timm's `checkpoint_filter_fn` in the file that defines a network of timm's."""
-    if not type(network).__module__.startswith("timm.models."):
-        return None
-    return getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)

@@ -16,12 +16,11 @@ from cait.train.metrics import EvalMetrics
 
 
 class EMA(Callback):
-    """Average `module.model` after every optimizer step; score the average as `val_ema/...` and `test_ema/...`.
+    """Average `module.model` after every optimizer step; score the average as `val_ema/...`.
 
-    The average starts from the initial weights, as timm's ModelEma does. It is saved in this callback's
-    part of the checkpoint, and `cait eval` scores it from there. Nothing is ever swapped: every other part
-    sees the raw weights. The average is kept and scored in float32 at least, because bfloat16 would round
-    its small steps away.
+    It starts from the initial weights, as timm's ModelEma does, is saved in this callback's part of the checkpoint,
+    and is kept and scored in float32 at least, because bfloat16 would round its small steps away. Nothing is ever
+    swapped: every other part sees the raw weights.
 
     Args:
         decay: share of the average that each step keeps; None turns the average off.
@@ -51,19 +50,19 @@ class EMA(Callback):
         if self.average is None and self._loaded:  # a checkpoint is scored
             self._start(pl_module)
 
-    on_test_start = on_validation_start
-
     def _start(self, pl_module: Any) -> None:
         if self.decay is None:
             return
         self._dtype = torch.promote_types(pl_module.dtype, torch.float32)
-        self.average = _copy(pl_module.model).to(self._dtype).eval().requires_grad_(False)
+        network = pl_module.model
+        # One that is sharded cannot be deep-copied and brings a method for it.
+        average = network.copy_sharded() if hasattr(network, "copy_sharded") else deepcopy(network)
+        self.average = average.to(self._dtype).eval().requires_grad_(False)
         if self._loaded:
             self.average.load_state_dict(self._loaded)
             self._loaded = {}
-        self.metrics = EvalMetrics(pl_module.num_classes, pl_module.own_metrics, pl_module.per_class).to(
-            pl_module.device
-        )
+        metrics = EvalMetrics(pl_module.num_classes, pl_module.own_metrics, pl_module.per_class)
+        self.metrics = metrics.to(pl_module.device)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._last_step = trainer.global_step
@@ -81,16 +80,9 @@ class EMA(Callback):
                 self.logits = self.average(images.to(self._dtype))
                 self.metrics.update(self.logits, labels)
 
-    def on_test_batch_end(self, *arguments: Any) -> None:
-        self.on_validation_batch_end(*arguments)
-
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         if self.average is not None:
             pl_module.log_dict(self.metrics.compute("val_ema"))
-
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if self.average is not None:
-            pl_module.log_dict(self.metrics.compute("test_ema"))
 
     def state_dict(self) -> dict[str, Any]:
         return self.average.state_dict() if self.average is not None else {}
@@ -112,11 +104,6 @@ def update(average: nn.Module, model: nn.Module, decay: float) -> None:
     torch._foreach_lerp_(means, weights, 1 - decay)
     for buffer, copied in zip(average.buffers(), model.buffers(), strict=True):
         buffer.copy_(copied)
-
-
-def _copy(network: Any) -> nn.Module:
-    """A copy of a network; one that is sharded cannot be deep-copied and brings a method for it."""
-    return network.copy_sharded() if hasattr(network, "copy_sharded") else deepcopy(network)
 
 
 def _local_part(tensor: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""Losses: of the labels, and of a teacher's judgement."""
+"""Losses: of the labels, and of a teacher's judgement; their settings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cait import references
 from cait.errors import UserError
+from cait.settings import check_choice
 
 ClassWeights = Literal["balanced"]
 Distillation = Literal["none", "soft", "hard"]
@@ -105,7 +106,7 @@ class LossSettings:
             raise UserError(f"{self.loss} must return a function of logits and targets, got {type(loss).__name__}")
         return loss
 
-    def weighted(self, counts: Sequence[int]) -> Loss:
+    def weighted(self, counts: Sequence[int]) -> nn.Module:
         """The "balanced" cross entropy, for classes of these numbers of images."""
         return WeightedCrossEntropy(balanced_weights(counts), self.label_smoothing)
 
@@ -122,3 +123,38 @@ def distillation_loss(logits: Tensor, teacher_logits: Tensor, kind: Distillation
         return F.cross_entropy(logits, teacher_logits.argmax(dim=1))
     student, teacher = ((side / tau).log_softmax(dim=1) for side in (logits, teacher_logits))
     return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * tau**2
+
+
+@dataclass(frozen=True)
+class DistillationSettings:
+    """Whether and how the student learns from a teacher."""
+
+    distillation: Distillation = "none"
+    """"hard" or "soft" adds a teacher to the loss; see `cait.train.losses.distillation_loss`."""
+    distillation_alpha: float = 0.5
+    """α, the teacher's share of the loss."""
+    distillation_tau: float = 1.0
+    """τ, the temperature of soft distillation."""
+    teacher: str = "regnety_160.deit_in1k"
+    """A checkpoint (.ckpt) of a run, or any name that `name` takes; timm's may come without "timm/"."""
+    teacher_path: str | None = None
+    """File with the teacher's weights; None takes the published ones."""
+    teacher_fields: dict[str, Any] | None = None
+    """Further arguments of the teacher's network."""
+    teacher_img_size: int | None = None
+    """Side of the images that the teacher sees; None means the student's, or the teacher's own where it takes no
+    other."""
+
+    def __post_init__(self) -> None:
+        check_choice(self, {"distillation": get_args(Distillation)})
+        if not 0 <= self.distillation_alpha <= 1 or self.distillation_tau <= 0:
+            raise UserError("distillation_alpha must be in [0, 1] and distillation_tau above 0")
+
+    @property
+    def is_on(self) -> bool:
+        return self.distillation != "none"
+
+    def loss(self, of_labels: Tensor, logits: Tensor, teacher_logits: Tensor) -> Tensor:
+        """(1 - α) · `of_labels` + α · the teacher's part, on logits [B, num_classes] of both."""
+        judged = distillation_loss(logits, teacher_logits, self.distillation, self.distillation_tau)
+        return (1 - self.distillation_alpha) * of_labels + self.distillation_alpha * judged

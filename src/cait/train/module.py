@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
@@ -21,15 +21,13 @@ from cait import ckpt, disk
 from cait.errors import UserError
 from cait.model import network
 from cait.model.config import VARIANTS
-from cait.model.network import NetworkSettings
-from cait.model.weights import InitialWeights
+from cait.model.initialization import difference
+from cait.model.network import InitialWeights, NetworkSettings
 from cait.settings import Given, flat, save_hyperparameters
-from cait.train.losses import LossSettings
+from cait.train.losses import DistillationSettings, LossSettings
 from cait.train.metrics import EvalMetrics
 from cait.train.optim import OptimizerSettings
-from cait.train.prediction import Predicts
 from cait.train.schedule import ScheduleSettings, warmup_cosine
-from cait.train.teacher import DistillationSettings, Teacher, load_teacher
 
 Batch = tuple[Tensor, Tensor]
 
@@ -48,15 +46,15 @@ class SkipStep(Exception):  # noqa: N818  # it is no error
     """Raised from a hook before the optimizer's step: leave weights and optimizer as they are and go on."""
 
 
-class CaiTModule(Predicts, LightningModule):
-    """A network with its optimizer, per-step warm-up and cosine, label smoothing or soft targets, distillation.
+class CaiTModule(LightningModule):
+    """A network with its loss, optimizer and schedule.
 
     With a teacher the loss is (1 - α) · loss of the labels + α · `cait.train.losses.distillation_loss`. Both
     read the same class output, as released. With the network's field `distillation_token` the second reads that
     token's head, as in DeiT. Neither checkpoints nor the moving average include the teacher.
 
     Args:
-        metrics: further metrics of validation and test by name, as
+        metrics: further metrics of validation by name, as
             {"f1": "torchmetrics.classification:MulticlassF1Score"}; see `cait.train.metrics.EvalMetrics`.
         per_class: log val/acc1_macro, the mean of the classes' recalls, and write those of the last validation to
             per_class.csv in the folder of the run.
@@ -66,6 +64,15 @@ class CaiTModule(Predicts, LightningModule):
     Raises:
         UserError: a model, field, loss, optimizer or metric that does not exist, or a setting out of its range.
     """
+
+    class_names: list[str] | None = None
+    """Names of the classes in the order of the logits; known once a checkpoint is loaded."""
+    preprocessing: dict[str, Any] | None = None
+    """The checkpoint's settings of how images are prepared."""
+    reading: Any = None
+    """How a file becomes RGB, a `cait.data.reading.Reading`; None takes the checkpoint's."""
+    eval_transform: Any = None
+    """A PIL image in RGB to uint8 [3, S, S], or to normalised float32 [3, S, S]; None takes the checkpoint's."""
 
     @flat()
     def __init__(
@@ -89,11 +96,7 @@ class CaiTModule(Predicts, LightningModule):
         self.name, self.num_classes = architecture.name, architecture.num_classes
         self._at_start = True
         self.model = architecture.build()
-        self.has_distillation_head = network.has_distillation_head(self.model)
-        if self.has_distillation_head and not distillation.is_on and hasattr(self.model, "forward_heads"):
-            raise UserError("a distillation_token learns from a teacher alone: set distillation to hard or soft")
-        if self.has_distillation_head and distillation.is_on:
-            network.train_distillation_head(self.model)
+        self.has_distillation_head = network.has_distillation_head(self.model, trained=distillation.is_on)
         self.optimizer_settings = optimizer
         optimizer.build(self.model, schedule.lr)  # a wrong setting fails here, not later
         if self.name not in VARIANTS:
@@ -108,23 +111,21 @@ class CaiTModule(Predicts, LightningModule):
         """Loss and accuracy of the last training batch, [2]."""
         self.own_metrics, self.per_class = dict(metrics or {}), per_class
         self.val_metrics = EvalMetrics(self.num_classes, metrics, per_class)
-        self.test_metrics = EvalMetrics(self.num_classes, metrics, per_class)
 
     def setup(self, stage: str) -> None:
         self._load_initial_weights()
-        if stage == "fit" and self.architecture.compile:
+        if stage != "fit":
+            return
+        if self.architecture.compile:
             self.model.compile_blocks()  # type: ignore[operator]
-        if stage == "fit" and self.loss_settings.class_weights is not None:
-            self._weight_classes()
-        if stage == "fit" and self.distillation.is_on:
+        if self.loss_settings.class_weights is not None:
+            data = self.trainer.datamodule  # type: ignore[attr-defined]
+            if data is None:
+                raise UserError("class_weights counts the images of a data module; without one set it to null")
+            self.loss = self.loss_settings.weighted(data.class_counts()).to(self.device)
+        if self.distillation.is_on:
             # Not registered as a submodule, so that it is not saved, trained, averaged or put into train mode.
             self.__dict__["teacher"] = self._load_teacher()
-
-    def _weight_classes(self) -> None:
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
-        if data is None:
-            raise UserError("class_weights counts the images of a data module; without one set it to null")
-        self.loss = self.loss_settings.weighted(data.class_counts()).to(self.device)  # type: ignore[attr-defined]
 
     def configure_model(self) -> None:
         """Let a strategy that shards networks shard this one, in its method `shard_module`."""
@@ -147,7 +148,9 @@ class CaiTModule(Predicts, LightningModule):
         except (AttributeError, UserError):
             return None
 
-    def _load_teacher(self) -> Teacher:
+    def _load_teacher(self) -> nn.Module:
+        from cait.train.teacher import load_teacher
+
         return load_teacher(self.distillation, self.architecture, self.hparams["mean"], self.hparams["std"])
 
     def on_fit_start(self) -> None:
@@ -161,8 +164,7 @@ class CaiTModule(Predicts, LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One step on images and labels [B] or class probabilities [B, num_classes].
 
-        Under Mixup and CutMix `train/acc1` counts the class with the larger share. With a distillation
-        token it counts the class head alone.
+        `train/acc1` counts the class with the larger share, and the class head alone.
         """
         images, targets = batch
         inputs = images.to(self.dtype)
@@ -202,8 +204,7 @@ class CaiTModule(Predicts, LightningModule):
     def is_logged(self) -> bool:
         """Whether to log the metrics of this step: every `log_every_n_steps`, and at the last step of an epoch.
 
-        Other steps log nothing, because Lightning takes 0.1 ms for each metric. The last step's metrics are for
-        callbacks that read `trainer.callback_metrics`.
+        Other steps log nothing, because Lightning takes 0.1 ms for each metric.
         """
         trainer = self.trainer
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
@@ -258,35 +259,35 @@ class CaiTModule(Predicts, LightningModule):
         return logits
 
     def on_validation_epoch_end(self) -> None:
-        values = self.val_metrics.compute("val")
-        self.log_dict(values, prog_bar=True)
-        if self.per_class and self.val_metrics.per_class is not None and self.trainer.is_global_zero and self._writes():
+        self.log_dict(self.val_metrics.compute("val"), prog_bar=True)
+        trainer: Any = self.trainer
+        has_folder = trainer.state.fn == "fit" and not trainer.sanity_checking and not trainer.fast_dev_run
+        if self.per_class and self.val_metrics.per_class is not None and trainer.is_global_zero and has_folder:
             self._write_per_class(self.val_metrics.per_class)
 
-    def _writes(self) -> bool:
-        """Whether this is the validation of a run that has a folder."""
-        trainer = self.trainer
-        return trainer.state.fn == "fit" and not trainer.sanity_checking and not trainer.fast_dev_run  # type: ignore[attr-defined]
-
     def _write_per_class(self, counts: Tensor) -> None:
-        names = self._class_names() or [str(index) for index in range(self.num_classes)]
-        rows = [
-            (name, images, correct, f"{100 * correct / images:.2f}" if images else "")
-            for name, (images, correct) in zip(names, counts.tolist(), strict=True)
-        ]
+        rows = []
+        names = self._class_names() or map(str, range(self.num_classes))
+        for name, (images, correct) in zip(names, counts.tolist(), strict=True):
+            rows.append((name, images, correct, f"{100 * correct / images:.2f}" if images else ""))
         path = Path(self.trainer.default_root_dir, "per_class.csv")
         disk.write_csv(path, ["class", "images", "correct", "recall"], rows)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        images, labels = batch
-        self.test_metrics.update(self(images), labels)
-
-    def on_test_epoch_end(self) -> None:
-        self.log_dict(self.test_metrics.compute("test"))
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Class probabilities [B, num_classes] in float32."""
         return self(batch[0]).float().softmax(dim=1)
+
+    def transform(self, image: Any) -> Tensor:
+        """The network's input for an image, prepared as in evaluation; see `cait.train.prediction.transform`."""
+        from cait.train import prediction
+
+        return prediction.transform(self, image)
+
+    def predict(self, images: Any, top_k: int = 5) -> Any:
+        """The most probable classes of an image, or of each of a list; see `cait.train.prediction.predict`."""
+        from cait.train import prediction
+
+        return prediction.predict(self, images, top_k)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         trainer = self.trainer
@@ -300,7 +301,11 @@ class CaiTModule(Predicts, LightningModule):
         if schedule.warmup_epochs and not math.isfinite(batches):
             raise UserError("the warm-up counts epochs, and the loader has no length: set limit_train_batches")
         steps_per_epoch = math.ceil(batches / trainer.accumulate_grad_batches) if schedule.warmup_epochs else 0
-        peak = schedule.lr if schedule.lr_base_size is None else schedule.peak(self._global_batch())
+        loader: Any = trainer.train_dataloader
+        peak = schedule.lr
+        if schedule.lr_base_size is not None:
+            batch = loader.batch_size or loader.batch_sampler.batch_size
+            peak = schedule.peak(batch * trainer.world_size * trainer.accumulate_grad_batches)
         optimizer = self.optimizer_settings.build(self.model, peak)
         scheduler = warmup_cosine(
             optimizer,
@@ -314,30 +319,37 @@ class CaiTModule(Predicts, LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse another network's weights; let this run's optimizer settings win, as its schedule does."""
         self._at_start = False
-        self.remember(checkpoint)
-        if self._trainer is not None and self._trainer.datamodule is not None:  # type: ignore[attr-defined]
-            ckpt.rename_data_state(checkpoint, type(self._trainer.datamodule).__qualname__)  # type: ignore[attr-defined]
-        known = ckpt.class_names(checkpoint)
+        known = self.class_names = ckpt.class_names(checkpoint)
+        data = ckpt.data_state(checkpoint) or {}
+        self.preprocessing, self.reading, self.eval_transform = data.get("preprocessing"), None, None
+        trainer: Any = self._trainer
+        if trainer is not None and trainer.datamodule is not None:
+            ckpt.rename_data_state(checkpoint, type(trainer.datamodule).__qualname__)
         if known is not None and len(known) != self.num_classes:
             raise UserError(
                 f"the checkpoint knows {len(known)} classes, the data has {self.num_classes}; "
                 "to train on these from its weights start a new run with --model.weights"
             )
-        ours, theirs = self.state_dict(), checkpoint["state_dict"]
-        for key in [*ours, *theirs]:
-            shapes = [tuple(state[key].shape) if key in state else None for state in (ours, theirs)]
-            if shapes[0] != shapes[1]:
-                raise UserError(
-                    f"the checkpoint is of another network: {key} is {shapes[1] or 'missing'} in it, "
-                    f"{shapes[0] or 'missing'} in the configured model"
-                )
-        states = checkpoint.get("optimizer_states")
-        if states and self._trainer is not None and self._trainer.state.fn == "fit":
+        if differs := difference(self.state_dict(), checkpoint["state_dict"]):
+            raise UserError(f"the checkpoint is of another network: {differs}")
+        if trainer is None or trainer.state.fn != "fit":
+            return
+        if states := checkpoint.get("optimizer_states"):
             before = checkpoint.get("hyper_parameters", {}).get("optimizer", "adamw")
             self.optimizer_settings.apply(states, before, self.model, self.schedule.lr)
+        if "loops" in checkpoint:
+            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+            _count_in_batches_of_today(progress, data.get("accumulated"), trainer.accumulate_grad_batches)
 
-    def _global_batch(self) -> int:
-        """Images that go into one optimizer step."""
-        loader: Any = self.trainer.train_dataloader
-        batch = loader.batch_size or loader.batch_sampler.batch_size
-        return batch * self.trainer.world_size * self.trainer.accumulate_grad_batches
+
+def _count_in_batches_of_today(progress: dict[str, Any], before: int | None, now: int) -> None:
+    """Lightning counts batches: a run that accumulates another number of them goes on at the step it had reached.
+
+    Checkpoints are saved after whole steps. With `--data.global_batch N` an epoch has only whole steps, unless
+    `--trainer.limit_train_batches` cuts it within one.
+    """
+    if before in (None, now):
+        return
+    for counts in (progress["total"], progress["current"]):
+        more = counts["ready"] * now // before - counts["ready"]
+        counts.update({name: count + more for name, count in counts.items()})  # "completed" lags by a batch

@@ -46,14 +46,14 @@ class OptimizerSettings:
             UserError: there is no such optimizer, or it does not take these arguments.
         """
         name, given = self.optimizer, dict(self.optimizer_args or {})
+        decay: dict[str, Any] = dict(weight_decay=self.weight_decay, layer_decay=self.layer_decay)
         try:
             if name == "adamw":
                 given = {"betas": tuple(self.betas), "eps": self.eps, "fused": True, **given}
-                optimizer: Any = torch.optim.AdamW(self._groups(network), lr=lr, **given)
+                optimizer: Any = torch.optim.AdamW(param_groups(network, **decay), lr=lr, **given)
             elif references.is_path(name):
-                optimizer = references.locate(name)(self._groups(network), lr=lr, **given)
+                optimizer = references.locate(name)(param_groups(network, **decay), lr=lr, **given)
             else:
-                decay = dict(weight_decay=self.weight_decay, layer_decay=self.layer_decay)
                 optimizer = _timms(network, name, given | dict(lr=lr) | decay)
         except UserError:
             raise
@@ -83,14 +83,10 @@ class OptimizerSettings:
         for state in states:
             now, before = ([len(group["params"]) for group in side] for side in (groups, state["param_groups"]))
             if now != before:
-                raise UserError(
-                    f"the checkpoint's optimizer has groups of {before} parameters, this one of {now}; {remedy}"
-                )
+                has = f"the checkpoint's optimizer has groups of {before} parameters"
+                raise UserError(f"{has}, this one of {now}; {remedy}")
             for group, new in zip(state["param_groups"], groups, strict=True):
                 group.update({key: new[key] for key in settings & new.keys()})
-
-    def _groups(self, network: nn.Module) -> list[dict[str, Any]]:
-        return param_groups(network, self.weight_decay, self.layer_decay)
 
 
 def _timms(network: nn.Module, name: str, given: Mapping[str, Any]) -> Optimizer:

@@ -52,10 +52,9 @@ def warmup_cosine(
         t < W:   warmup_lr + (p - warmup_lr) · t / (W - 1)      (warmup_lr where W = 1)
         t >= W:  min_lr + (p - min_lr) · (1 + cos(π (t - W) / (T - W))) / 2
 
-    times the group's `lr_scale`, if it has one. The schedule is lightning-bolts' `LinearWarmupCosineAnnealingLR`,
-    in its closed form instead of its recursion, so that W = 0 works and rounding does not build up. The rate is a
-    function of the step alone, so a checkpoint holds only the step. A resumed run follows the rate, the warm-up and
-    the length that it is given now.
+    times the group's `lr_scale`, if it has one. This is lightning-bolts' `LinearWarmupCosineAnnealingLR` in its closed
+    form, so that W = 0 works and rounding does not build up. A checkpoint holds only the step: a resumed run follows
+    the rate, the warm-up and the length that it is given now.
     """
 
     class WarmupCosine(_bolts_schedule()):  # type: ignore[misc]
@@ -88,11 +87,7 @@ def warmup_cosine(
 
 
 def _bolts_schedule() -> type[LRScheduler]:
-    """lightning-bolts' schedule, loaded from its file alone.
-
-    Importing the package would take seconds, warn, set warning filters, take over Lightning's messages and put names
-    back into numpy that numpy has removed.
-    """
+    """lightning-bolts' schedule, loaded from its file alone: the package would take seconds, warn and patch numpy."""
     file = distribution("lightning-bolts").locate_file("pl_bolts/optimizers/lr_scheduler.py")
     # All that the file takes from its package is a decorator that warns.
     stability = types.ModuleType("pl_bolts.utils.stability")

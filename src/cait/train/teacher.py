@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,46 +16,10 @@ from torch import Tensor, nn
 from cait import ckpt, references, signature
 from cait.errors import UserError
 from cait.model import network
-from cait.model.config import VARIANTS
+from cait.model.config import TIMM, VARIANTS
 from cait.model.network import NetworkSettings
-from cait.model.weights import TIMM, load_pretrained, load_weights
-from cait.settings import check_choice
-from cait.train.losses import Distillation, distillation_loss
-
-
-@dataclass(frozen=True)
-class DistillationSettings:
-    """Whether and how the student learns from a teacher."""
-
-    distillation: Distillation = "none"
-    """"hard" or "soft" adds a teacher to the loss; see `cait.train.losses.distillation_loss`."""
-    distillation_alpha: float = 0.5
-    """α, the teacher's share of the loss."""
-    distillation_tau: float = 1.0
-    """τ, the temperature of soft distillation."""
-    teacher: str = "regnety_160.deit_in1k"
-    """A checkpoint (.ckpt) of a run, or any name that `name` takes; timm's may come without "timm/"."""
-    teacher_path: str | None = None
-    """File with the teacher's weights; None takes the published ones."""
-    teacher_fields: dict[str, Any] | None = None
-    """Further arguments of the teacher's network."""
-    teacher_img_size: int | None = None
-    """Side of the images that the teacher sees; None means the student's, or the teacher's own where it takes no
-    other."""
-
-    def __post_init__(self) -> None:
-        check_choice(self, {"distillation": get_args(Distillation)})
-        if not 0 <= self.distillation_alpha <= 1 or self.distillation_tau <= 0:
-            raise UserError("distillation_alpha must be in [0, 1] and distillation_tau above 0")
-
-    @property
-    def is_on(self) -> bool:
-        return self.distillation != "none"
-
-    def loss(self, of_labels: Tensor, logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """(1 - α) · `of_labels` + α · the teacher's part, on logits [B, num_classes] of both."""
-        judged = distillation_loss(logits, teacher_logits, self.distillation, self.distillation_tau)
-        return (1 - self.distillation_alpha) * of_labels + self.distillation_alpha * judged
+from cait.model.weights import load_pretrained, load_weights
+from cait.train.losses import DistillationSettings
 
 
 class Teacher(nn.Module):
@@ -86,12 +49,10 @@ class Teacher(nn.Module):
         super().__init__()
         self.network = network.requires_grad_(False)
         self.img_size = img_size
-        theirs, ours = (
-            [torch.tensor(x).view(3, 1, 1) for x in pair] for pair in ((mean, std), (student_mean, student_std))
-        )
+        means, stds = (torch.tensor(pair).view(2, 3, 1, 1) for pair in ((mean, student_mean), (std, student_std)))
         # ((x · std_s + mean_s) - mean_t) / std_t
-        self.register_buffer("scale", ours[1] / theirs[1])
-        self.register_buffer("shift", (ours[0] - theirs[0]) / theirs[1])
+        self.register_buffer("scale", stds[1] / stds[0])
+        self.register_buffer("shift", (means[1] - means[0]) / stds[0])
         self.eval()
 
     @torch.no_grad()
@@ -111,31 +72,29 @@ def load_teacher(
         UserError: there is no such teacher, its weights cannot be loaded, or it knows other classes.
     """
     name, path, fields = settings.teacher, settings.teacher_path, settings.teacher_fields or {}
-    classes, img_size = student.num_classes, settings.teacher_img_size
-    teacher_mean, teacher_std = mean, std
+    known, img_size = student.num_classes, settings.teacher_img_size
+    its_mean, its_std = mean, std
     if name.endswith(".ckpt"):
         teacher, theirs = _of_run(name, student.name)
-        known, img_size = theirs["num_classes"], theirs["img_size"]
-        teacher_mean, teacher_std = theirs["mean"], theirs["std"]
+        known, img_size, its_mean, its_std = (theirs[key] for key in ("num_classes", "img_size", "mean", "std"))
     elif name in VARIANTS or references.is_path(name):
-        known = classes
-        teacher = network.build(name, img_size or student.img_size, classes, **fields)
+        teacher = network.build(name, img_size or student.img_size, known, **fields)
         if path is not None:
             load_weights(teacher, path)
         elif name in VARIANTS:
             load_pretrained(teacher, name)
-            teacher_mean, teacher_std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+            its_mean, its_std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
         else:
             rank_zero_info(f"the teacher {name} has the weights that it is made with: there is no --model.teacher_path")
     else:
-        teacher = _of_timm(name.removeprefix(TIMM), path, classes, fields)
-        known, cfg = teacher.num_classes, teacher.pretrained_cfg
-        teacher_mean, teacher_std = cfg["mean"], cfg["std"]
+        teacher = _of_timm(name.removeprefix(TIMM), path, known, fields)
+        cfg = teacher.pretrained_cfg
+        known, its_mean, its_std = teacher.num_classes, cfg["mean"], cfg["std"]
         if img_size is None and cfg.get("fixed_input_size"):
             img_size = cfg["input_size"][-1]
-    if known != classes:
-        raise UserError(f"the teacher {name} knows {known} classes, the data has {classes}")
-    return Teacher(teacher, teacher_mean, teacher_std, img_size, mean, std)
+    if known != student.num_classes:
+        raise UserError(f"the teacher {name} knows {known} classes, the data has {student.num_classes}")
+    return Teacher(teacher, its_mean, its_std, img_size, mean, std)
 
 
 def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
@@ -148,7 +107,8 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
         name = theirs["name"]
     except (UserError, KeyError) as error:
         raise UserError(f"the teacher {path} is not a whole checkpoint of a run") from error
-    if references.is_path(name) and name not in (student, *_named_by_own_run(path)):  # the file may be a stranger's
+    own = references.paths_in(signature.own_text(Path(path).absolute().parent.parent / "config.yaml"))
+    if references.is_path(name) and name not in (student, *own):  # the file may be a stranger's
         fields = f" --model.teacher_fields '{json.dumps(theirs['fields'])}'" if theirs.get("fields") else ""
         raise UserError(
             f"the network of the teacher {path} is {name}, code that may do anything: if you trust it, "
@@ -160,11 +120,6 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
     except (UserError, RuntimeError) as error:
         raise UserError(f"the teacher {path} is not a whole checkpoint of a run: {error}") from error
     return teacher, theirs
-
-
-def _named_by_own_run(path: str) -> list[str]:
-    """The `package.module:name` parts of this account's own run that wrote the checkpoint at `path`; else none."""
-    return references.paths_in(signature.own_text(Path(path).absolute().parent.parent / "config.yaml"))
 
 
 def _of_timm(name: str, path: str | None, num_classes: int, fields: dict[str, Any]) -> Any:
