@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -32,7 +32,7 @@ KINDS = {
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
     "quieten": "() -> None: before a verb trains or scores, to hide some of Lightning's messages",
     "progress_bar": "() -> ProgressBar: what takes the place of Lightning's bar on a terminal",
-    "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
+    "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train; two extras may give the same one",
     "step_callbacks": "(data) -> list[Callback]: what decides how steps are computed, in training and when repeated",
     "loggers": "(run) -> list[Logger]: loggers of a run that is about to train",
     "checkpoint_io": "(run) -> CheckpointIO or None: what writes the checkpoints of a run",
@@ -105,6 +105,7 @@ class Run:
         module: the LightningModule.
         first_step: optimizer steps that the run has done; 0 in a new run.
         program: what `cait` was started with, a `cait.run.program.Program`.
+        shared: what several extras use in this run, by its class.
     """
 
     config: Any
@@ -114,6 +115,7 @@ class Run:
     module: Any
     first_step: int
     program: Any
+    shared: dict[type, Any] = field(default_factory=dict)
 
 
 @functools.cache

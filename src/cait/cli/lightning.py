@@ -355,7 +355,8 @@ class CaiTCLI(LightningCLI):
         if given.logger is not False:
             named = [] if given.logger is True else _listed(given.logger)
             kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *named, *added]
-        callbacks += [callback for make in plugins.of_kind("callbacks") for callback in make(run)]
+        # Once each: two extras may share one.
+        callbacks += dict.fromkeys(callback for make in plugins.of_kind("callbacks") for callback in make(run))
         callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
         callbacks.append(UnreadableReport(self.datamodule))
         callbacks += [callback for make in plugins.of_kind("step_callbacks") for callback in make(self.datamodule)]

@@ -8,6 +8,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from cait.plugins import Run
+
 
 class Clock(Callback):
     """Measure the training of this process. The callbacks that read it come after it."""
@@ -20,8 +22,13 @@ class Clock(Callback):
         self._waited_before = 0.0
 
     @classmethod
+    def of_run(cls, run: Run) -> Clock:
+        """The clock that the callbacks of a run share."""
+        return run.shared.setdefault(cls, cls())
+
+    @classmethod
     def of(cls, trainer: Trainer) -> Clock | None:
-        """The first clock among the Trainer's callbacks; None if there is none."""
+        """The clock among the Trainer's callbacks; None if there is none."""
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         return next((callback for callback in callbacks if isinstance(callback, cls)), None)
 

@@ -36,7 +36,7 @@ def callbacks(run: Run) -> list[Any]:
     from cait.extras.screen.progress import EpochLines
     from cait.extras.screen.summary import RunSummary
 
-    shown: list[Any] = [clock := Clock()]
+    shown: list[Any] = [clock := Clock.of_run(run)]
     if run.trainer.enable_progress_bar is not False:
         shown.append(EpochLines(clock, Console().width if sys.stdout.isatty() else None))
     if run.trainer.enable_model_summary is not False:

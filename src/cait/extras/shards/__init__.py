@@ -27,7 +27,7 @@ PLAN = ".plan.json"
 
 @dataclass(frozen=True)
 class Shards:
-    """How shards are read. `root` may also be a folder of shards, or "s3://bucket/folder".
+    """How shards are read. `root` may also be a folder of shards, "s3://bucket/folder" or "gs://bucket/folder".
 
     Raises:
         UserError: a setting is out of range.
@@ -58,8 +58,8 @@ def open_source(root: str, settings: Mapping[str, Any]) -> Any:
         UserError: this kind of address is not supported, or the shards in the folder are not finished.
     """
     if "://" in root:
-        if not root.startswith("s3://"):
-            raise UserError(f"{root}: shards are read from a folder or s3://BUCKET/FOLDER")
+        if not root.startswith(("s3://", "gs://")):
+            raise UserError(f"{root}: shards are read from a folder, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER")
     elif not (Path(root) / INDEX).is_file():
         if (Path(root) / PLAN).is_file():
             raise UserError(f"the shards in {root} are not finished: give the same `cait shards` command again")

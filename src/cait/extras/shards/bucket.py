@@ -18,6 +18,7 @@ ATTEMPTS_AT_FIRST, ATTEMPTS = 3, 8
 without the network."""
 CONNECT_SECONDS, READ_SECONDS = 10, 60
 """How long one try may wait for a connection, and for the next bytes."""
+GOOGLE = "https://storage.googleapis.com"
 
 
 class Piece(NamedTuple):
@@ -44,7 +45,7 @@ class Bucket:
     its checksum, removes the chunks used longest ago until there is room, and puts it there by a rename.
 
     Args:
-        url: s3://bucket/folder.
+        url: s3://bucket/folder or gs://bucket/folder.
         cache_dir: folder of the cache.
         limit: bytes that the chunks in it may take.
     """
@@ -83,10 +84,11 @@ class Bucket:
         if size == 0:
             return b""
         address = f"{self.url}/{name}"
-        bucket, _, key = address.removeprefix("s3://").partition("/")
+        scheme, _, place = address.partition("://")
+        bucket, _, key = place.partition("/")
         part = f"bytes={start}-{'' if size is None else start + size - 1}"
         try:
-            answer = _client(os.getpid(), attempts).get_object(Bucket=bucket, Key=key, Range=part)
+            answer = client(os.getpid(), scheme, attempts).get_object(Bucket=bucket, Key=key, Range=part)
             return answer["Body"].read()
         except ImportError as error:
             raise UserError(f"{address} is read by boto3: .venv/bin/pip install --editable '.[stream]'") from error
@@ -131,11 +133,12 @@ def _cached(path: Path, start: int, size: int) -> bytes | None:
 
 
 @cache
-def _client(process: int, attempts: int) -> Any:
-    """A client of S3; each process has its own."""
+def client(process: int, scheme: str, attempts: int) -> Any:
+    """A client of S3, or of Google's buckets, which speak its language too; each process has its own."""
     import boto3
     from botocore.config import Config
 
     retries: Any = {"total_max_attempts": attempts, "mode": "standard"}
     config = Config(retries=retries, connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS)
-    return boto3.Session().client("s3", config=config)
+    endpoint = os.environ.get("AWS_ENDPOINT_URL") or GOOGLE if scheme == "gs" else None  # None is boto3's own
+    return boto3.Session().client("s3", config=config, endpoint_url=endpoint)

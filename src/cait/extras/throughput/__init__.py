@@ -21,6 +21,6 @@ def callbacks(run: Run) -> list[Any]:
     from cait.extras.throughput.log import ThroughputLog
     from cait.extras.throughput.wait import WaitHint
 
-    clock = Clock()
+    clock = Clock.of_run(run)
     hints = [] if run.trainer.enable_progress_bar is False else [WaitHint(run.data, clock)]
     return [clock, *hints, ThroughputLog(run.data, clock, run.config.throughput_every_n_steps)]

@@ -288,7 +288,7 @@ FIT = ["fit", *SMALL, "--trainer.max_steps=2", "--trainer.limit_val_batches=1", 
         ("s3://pictures/digits", dict(AWS_ENDPOINT_URL="nonsense"), "Invalid endpoint: nonsense"),
         ("s3://pictures/digits", dict(AWS_ACCESS_KEY_ID=None), "Unable to locate credentials"),
         ("s3://pictures/digits", dict(boto3=None), "by boto3: .venv/bin/pip install --editable '.[stream]'"),
-        ("http://pictures/digits", {}, "shards are read from a folder or s3://BUCKET/FOLDER"),
+        ("http://pictures/digits", {}, "shards are read from a folder, s3://BUCKET/FOLDER or gs://"),
     ],
 )
 def test_an_address_that_cannot_be_read_is_told_in_one_line(
@@ -308,15 +308,31 @@ def test_an_address_that_cannot_be_read_is_told_in_one_line(
             monkeypatch.setenv("HOME", str(tmp_path))  # no ~/.aws
         else:
             monkeypatch.setenv(name, value)
-    bucket._client.cache_clear()
+    bucket.client.cache_clear()
     try:
         with pytest.raises(UserError) as told:
             module(root, data_dir=str(tmp_path))
     finally:
-        bucket._client.cache_clear()
+        bucket.client.cache_clear()
     assert words in str(told.value)
     assert root in str(told.value)
     assert "\n" not in str(told.value)
+
+
+def test_googles_buckets_are_read_in_the_language_of_s3(
+    digits_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.client.cache_clear()
+    data = module(digits_address.replace("s3://", "gs://"), data_dir=str(tmp_path))
+    data.setup("fit")
+    assert len(data.source.train) == len(module(digits_address, data_dir=str(tmp_path)).source.train)
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    bucket.client.cache_clear()
+    try:
+        assert bucket.client(0, "gs", 1).meta.endpoint_url == "https://storage.googleapis.com"
+        assert "amazonaws.com" in bucket.client(0, "s3", 1).meta.endpoint_url
+    finally:
+        bucket.client.cache_clear()
 
 
 def test_a_run_on_what_cannot_be_read_ends_in_one_line(
