@@ -250,6 +250,7 @@ class ImageNetDataModule(LightningDataModule):
 
         `load_state_dict` compares by these names, so they must stay as they are.
         """
+        processes = self.trainer.world_size if self.trainer else 1
         accumulated = self.trainer.accumulate_grad_batches if self.trainer else 1
         whole_steps = self._accumulated  # that many batches count as one
         depends = {
@@ -258,7 +259,7 @@ class ImageNetDataModule(LightningDataModule):
             "repeats": self.repeats,
             "decode_once": self.decode_once,
             PIXELS: self.pipeline.name if self.pipeline else "timm",
-            "images a batch, over all processes": self.batch_size * self.rank_and_world()[1] * whole_steps,
+            "images a batch, over all processes": self.batch_size * processes * whole_steps,
             "batches accumulated": accumulated // whole_steps,
             "training pictures": len(self.source.train),
             "digest of the training pictures' names": self._digest,
