@@ -76,8 +76,8 @@ def draw(runs: Mapping[str, dict[str, Curve]]) -> Any:
     from cait.extras import plots
 
     metrics = sorted({metric for curves in runs.values() for metric in curves} - {"epoch"})
-    titles = dict.fromkeys(metric.rpartition("/")[2] for metric in metrics)
-    titles = [*(title for title in FIRST if title in titles), *(title for title in titles if title not in FIRST)]
+    found = dict.fromkeys(metric.rpartition("/")[2] for metric in metrics)
+    titles = [*(title for title in FIRST if title in found), *(title for title in found if title not in FIRST)]
     per_epoch = {label: steps_per_epoch(curves) for label, curves in runs.items()}
     in_epochs = all(per_epoch.values())
     figure, axes = plots.panels(len(titles), 3.6, 2.6, below=0.4)
@@ -90,6 +90,7 @@ def draw(runs: Mapping[str, dict[str, Curve]]) -> Any:
                 time = [step if each is None else (step + 1) / each for step in steps]
                 split = name.rpartition("/")[0] or "train"
                 place = SPLITS.index(split) if split in SPLITS else len(SPLITS)
+                style: dict[str, Any]
                 if len(runs) > 1:
                     words, style = f"{label} {split}", {"color": f"C{number}", "linestyle": DASHES[place]}
                 else:

@@ -83,7 +83,8 @@ class RunWandb(SendOnce, WandbLogger):
     def __init__(self, run_dir: Path, sent: SentSteps, **settings: Any) -> None:
         self.sent = sent
         id = sent.id or uuid.uuid4().hex[:8]
-        super().__init__(**{"name": run_dir.name, "project": PROJECT, "save_dir": run_dir} | settings, id=id)
+        defaults: dict[str, Any] = {"name": run_dir.name, "project": PROJECT, "save_dir": run_dir}
+        super().__init__(**defaults | settings, id=id)
         if sent.id:
             sent.last = _stored_by_wandb(Path(self.save_dir or "."), id)
         sent.save(id)
@@ -98,7 +99,7 @@ class RunMLFlow(SendOnce, MLFlowLogger):
         self.sent = sent
         database = f"sqlite:///{(run_dir.parent / 'mlflow.db').resolve()}"
         uri = os.environ.get("MLFLOW_TRACKING_URI") or database
-        defaults = {"experiment_name": PROJECT, "run_name": run_dir.name, "tracking_uri": uri}
+        defaults: dict[str, Any] = {"experiment_name": PROJECT, "run_name": run_dir.name, "tracking_uri": uri}
         super().__init__(**defaults | settings, run_id=sent.id)
         sent.save(str(self.run_id))
 
@@ -119,7 +120,8 @@ class RunComet(SendOnce, CometLogger):
     def __init__(self, run_dir: Path, sent: SentSteps, **settings: Any) -> None:
         self.sent = sent
         key = sent.id or uuid.uuid4().hex
-        defaults = {"name": run_dir.name, "project": PROJECT, "offline_directory": str(run_dir / "comet")}
+        folder = str(run_dir / "comet")
+        defaults: dict[str, Any] = {"name": run_dir.name, "project": PROJECT, "offline_directory": folder}
         super().__init__(**defaults | settings, experiment_key=key)
         sent.save(key)
 

@@ -123,7 +123,7 @@ def figure(
     width = max(WIDTH, columns * 0.9)
     heights = WIDTH / 4 + 0.3, rows * (width / columns + 0.15)
     whole = Figure(figsize=(width, sum(heights)), layout="constrained")
-    above, below = whole.subfigures(2, 1, height_ratios=heights)
+    above, below = whole.subfigures(2, 1, squeeze=False, height_ratios=heights)[:, 0]
 
     panels = [*["photograph"] * (box is not None), "seen", *TOKENS[:tokens], "classes"]
     upper = dict(zip(panels, above.subplots(1, len(panels)), strict=True))

@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 from pathlib import Path
+from typing import Any
 
 from cait.cli import loading
 from cait.cli.options import Options, check_folder, run_missing
@@ -56,9 +57,9 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options.add_argument(
         "--pretrained", action="store_true", help="RUN is a model, as xxs24: take the weights that timm publishes"
     )
-    blocks = {"type": whole_numbers, "default": [], "metavar": "BLOCK[,BLOCK]"}
+    blocks: dict[str, Any] = {"type": whole_numbers, "default": [], "metavar": "BLOCK[,BLOCK]"}
     options.add_argument("--self_attention", **blocks, help="show these blocks too, from 0")
-    patch = {"type": whole_numbers, "metavar": "ROW,COLUMN"}
+    patch: dict[str, Any] = {"type": whole_numbers, "metavar": "ROW,COLUMN"}
     options.add_argument("--query", **patch, help="the patch that asks there; default the centre")
     options.add_argument("--no_validation", action="store_true", help="do not score the run's validation set")
     options.add_argument("--output", type=Path, metavar="DIR", help="default logs/RUN/visualize, or visualize")
