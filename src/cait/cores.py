@@ -16,16 +16,16 @@ def share(processes: int) -> int:
     The processes share the cores that this one may use, unless SLURM has bound each to its own. A bound process
     has fewer cores than the job step, and gets at most an equal share of them.
     """
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     of_step = os.environ.get("SLURM_CPUS_ON_NODE", "")
-    together = min(int(of_step) if of_step.isdecimal() else mine, quota())
-    return max(1, min(mine, int(together / processes)))
+    together = min(int(of_step) if of_step.isdecimal() else bound, quota())
+    return max(1, min(bound, int(together / processes)))
 
 
 def quota() -> float:
     """Processor time that this process's control groups allow, in cores; inf without a limit."""
-    own = [line.removeprefix("0::/") for line in _read(OWN_GROUP).splitlines() if line.startswith("0::/")]
-    folders = [folder for group in own for folder in (GROUPS / group, *(GROUPS / group).parents)]
+    groups = [line.removeprefix("0::/") for line in _read(OWN_GROUP).splitlines() if line.startswith("0::/")]
+    folders = [folder for group in groups for folder in (GROUPS / group, *(GROUPS / group).parents)]
     limits = [_read(folder / "cpu.max") for folder in folders]
     limits.append(" ".join(_read(GROUPS / f"cpu/cpu.cfs_{name}_us") for name in ("quota", "period")))  # version 1
     return min(map(_cores, limits))

@@ -172,8 +172,8 @@ class ImageNetDataModule(LightningDataModule):
             return
         train, val = self.source.train, self.source.val
         if self.num_classes != len(self.source.class_names):
-            there = len(self.source.class_names)
-            raise UserError(f"class_names has {self.num_classes} names, {self.root} has {there} classes; leave it out")
+            listed = len(self.source.class_names)
+            raise UserError(f"class_names has {self.num_classes} names, {self.root} has {listed} classes; leave it out")
         allowed = int(self.loading.max_bad_share * (len(train) + len(val)))
         self.unreadable = UnreadableImages(self.unreadable_path, allowed)
         held_out = self._wrapped(val)
@@ -278,19 +278,19 @@ class ImageNetDataModule(LightningDataModule):
         Raises:
             UserError: the classes differ; in training also data, seed or batch, unless `check_resume` is off.
         """
-        theirs, ours = state_dict["class_names"], self.class_names
-        if theirs != ours:
-            odd = folder.abbreviate(sorted(set(theirs) ^ set(ours)))
-            raise UserError(f"the checkpoint's {len(theirs)} classes are not the {len(ours)} of {self.root}: {odd}")
+        saved, present = state_dict["class_names"], self.class_names
+        if saved != present:
+            odd = folder.abbreviate(sorted(set(saved) ^ set(present)))
+            raise UserError(f"the checkpoint's {len(saved)} classes are not the {len(present)} of {self.root}: {odd}")
         if not self.check_resume or self.trainer is None or not self.trainer.training:
             return
         for name, value in self.state_dict()["depends_on"].items():
-            theirs = state_dict["depends_on"].get(name, "published" if name == ORDER else value)
-            if name == PIXELS and theirs != value == "timm" and self.loading.backend == "auto":
-                rank_zero_info(f"the run's pixels were by {theirs}, an extra that is gone; timm's are nearly the same")
-            elif theirs != value:
+            saved = state_dict["depends_on"].get(name, "published" if name == ORDER else value)
+            if name == PIXELS and saved != value == "timm" and self.loading.backend == "auto":
+                rank_zero_info(f"the run's pixels were by {saved}, an extra that is gone; timm's are nearly the same")
+            elif saved != value:
                 raise UserError(
-                    f"the checkpoint is of a run with other data or settings: {name} was {theirs}, is {value}; "
+                    f"the checkpoint is of a run with other data or settings: {name} was {saved}, is {value}; "
                     "to continue anyway add --data.check_resume false"
                 )
 

@@ -48,8 +48,8 @@ def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
         return root / split
     if split != usual[0]:
         return None
-    there = {name.lower(): name for name in folder_names(root)}
-    return next((root / there[name] for name in usual if name in there), None)
+    folders = {name.lower(): name for name in folder_names(root)}
+    return next((root / folders[name] for name in usual if name in folders), None)
 
 
 def _has_images(folder: Path) -> bool:
@@ -108,8 +108,8 @@ def _hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, File
     listed = {os.path.join(root, name) for name in _read_val_list(val_list)}
     held = Files(sample for sample in images if sample[0] in listed)
     if missing := sorted(listed - {path for path, _ in held}):
-        there = f"names images that are not in {root}: {abbreviate(missing)}"
-        raise UserError(f"--data.val_list {val_list} {there}; put them back, or take their lines out of the file")
+        problem = f"names images that are not in {root}: {abbreviate(missing)}"
+        raise UserError(f"--data.val_list {val_list} {problem}; put them back, or take their lines out of the file")
     train = Files(sample for sample in images if sample[0] not in listed)
     if set(train.labels) != set(images.labels) or not len(held):
         raise UserError(f"--data.val_list {val_list} leaves a class without training images, or nothing held out")

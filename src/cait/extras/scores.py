@@ -33,6 +33,6 @@ def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:
     root = root_name(str(saved.data_settings(folder).get("root")))
     scored = about.get("step"), about.get("root")
     if scored != (step, root):
-        there = "step {} of {}".format(*scored)
-        raise UserError(f"{path} is of {there}, the run of step {step} of {root}: score it again with `{again}`")
+        scored_of = "step {} of {}".format(*scored)
+        raise UserError(f"{path} is of {scored_of}, the run of step {step} of {root}: score it again with `{again}`")
     return about

@@ -67,8 +67,8 @@ def _missing(root: Path, folders: dict[str, Path]) -> list[str]:
         return []
     needed = [ARCHIVES[part] for part in (*missing, *(["devkit"] if "val" in missing else []))]
     if absent := [name for name in needed if not (root / name).is_file()]:
-        there, wanted = " and ".join(found), " and ".join(absent)
-        raise UserError(f"{root} holds {there}, but to unpack ImageNet it needs {wanted} too")
+        present, wanted = " and ".join(found), " and ".join(absent)
+        raise UserError(f"{root} holds {present}, but to unpack ImageNet it needs {wanted} too")
     return missing
 
 

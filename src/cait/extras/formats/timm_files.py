@@ -55,18 +55,18 @@ def _nearest(config: CaiTConfig) -> tuple[str, dict[str, Any]]:
 
 def _in_timm(cait: CaiT) -> nn.Module:
     with torch.device("meta"):  # timm's initial weights are not wanted
-        theirs = twin(cait.config)
-    theirs.load_state_dict(cait.state_dict(), assign=True)
-    return theirs
+        network = twin(cait.config)
+    network.load_state_dict(cait.state_dict(), assign=True)
+    return network
 
 
 def _write_timm(model: nn.Module, path: Path, metadata: Metadata, shape: Sequence[int]) -> Forward:
     """`model.safetensors` and `config.json`, for `timm.create_model("local-dir:DIR", pretrained=True)` or the hub."""
-    theirs = _in_timm(model) if isinstance(model, CaiT) else model
+    network = _in_timm(model) if isinstance(model, CaiT) else model
     config = {"label_names": metadata["class_names"]} if "class_names" in metadata else {}
     prepared = {name: metadata[name] for name in TIMM_PREPROCESSING if name in metadata}
     data_config = {"input_size": tuple(shape), **prepared}
-    save_for_hf(theirs, str(path), safe_serialization=True, model_config=config, data_config=data_config)
+    save_for_hf(network, str(path), safe_serialization=True, model_config=config, data_config=data_config)
     shutil.copymode(path / "config.json", path / "model.safetensors")  # safetensors lets only the owner read it
     return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
 

@@ -40,8 +40,8 @@ def parts(network: nn.Module) -> list[Part]:
             (attention, block.gamma_1, block.norm1, block.attn),
             (ffn, block.gamma_2, block.norm2, block.mlp),
         ):
-            own = [parameter for module in modules for parameter in module.parameters()]
-            found.append(Part(layer, name, own if gamma is None else [gamma, *own], gamma))
+            parameters = [parameter for module in modules for parameter in module.parameters()]
+            found.append(Part(layer, name, parameters if gamma is None else [gamma, *parameters], gamma))
     return found
 
 

@@ -104,8 +104,8 @@ class Row:
             trained = variant_config(hparams.get("name", ""), **sizes, **(hparams.get("fields") or {}))
         except (TypeError, UserError):  # another kind of network
             return False
-        own = self.network()
-        return dataclasses.replace(trained, drop_path_rate=own.drop_path_rate) == own
+        network = self.network()
+        return dataclasses.replace(trained, drop_path_rate=network.drop_path_rate) == network
 
     def arguments(self) -> list[str]:
         """The row as arguments of `cait fit` and other verbs: configurations and settings, without weights."""

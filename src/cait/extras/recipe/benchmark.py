@@ -52,8 +52,8 @@ def main() -> None:
         data = ImageNetDataModule(**saved.data_settings(folder))
         data.setup()
         images = f"{len(data.source.train):,} + {len(data.source.val):,}"
-        theirs, ours = regress(data), (last["val/acc1"], last.get("val/acc1_macro", float("nan")))
-        scores = " | ".join(f"{accuracy:.1f} ({macro:.1f})" for accuracy, macro in (theirs, ours))
+        regression, run = regress(data), (last["val/acc1"], last.get("val/acc1_macro", float("nan")))
+        scores = " | ".join(f"{accuracy:.1f} ({macro:.1f})" for accuracy, macro in (regression, run))
         print(f"| {name} | {images} | {data.num_classes} | {data.img_size} | {scores} |", flush=True)
 
 

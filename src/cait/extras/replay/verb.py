@@ -118,12 +118,12 @@ def _run(asked: Namespace, settings: list[str], given: list[str], trusted: bool,
     from cait.extras.replay.retraining import ReplayCLI
     from cait.guards import trust
 
-    own = [signature.own_text(path) for path in config_files(settings)]
+    signed = [signature.own_text(path) for path in config_files(settings)]
     limits: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if asked.data_only:
         limits = trust.only_importing(trust.named(given), "the configuration", "give it on the command line")
-    elif not (trusted or own[0]):  # the run's own file; others may follow it
+    elif not (trusted or signed[0]):  # the run's file; others may follow it
         paths = [*trust.PACKAGES, *trust.named(given)]
         limits = trust.only_importing(paths, str(asked.folder / rundir.CONFIG), f"if you trust it add {TRUST}")
-    with limits, contextlib.nullcontext() if trusted else trust.only_objects([*given, *own]):
+    with limits, contextlib.nullcontext() if trusted else trust.only_objects([*given, *signed]):
         drive(partial(ReplayCLI, asked), ["fit", *settings], program)

@@ -64,9 +64,9 @@ def hide_noise() -> None:
 
 def shown_metrics(metrics: dict[str, Any]) -> dict[str, str]:
     """The metrics of `SHOWN`, in its order, then validation metrics of your own, formatted."""
-    own = {name: (name, "{:.4f}") for name in metrics if name.startswith("val/") and name not in (*SHOWN, *NOT_SHOWN)}
+    added = {name: (name, "{:.4f}") for name in metrics if name.startswith("val/") and name not in (*SHOWN, *NOT_SHOWN)}
     return {
-        label: form.format(float(metrics[name])) for name, (label, form) in (SHOWN | own).items() if name in metrics
+        label: form.format(float(metrics[name])) for name, (label, form) in (SHOWN | added).items() if name in metrics
     }
 
 
