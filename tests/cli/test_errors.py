@@ -131,7 +131,6 @@ ROWS = [
     *((["fit", "--config", file], words) for file, words in CONFIGS.items()),
     *((line.split(" "), words) for line, words in VERBS.items()),
     (["eval", ""], "which run?"),
-    (["imagenet-check", ""], "needs a folder: `make imagenet-check DATA=FOLDER`"),
 ]
 
 

@@ -38,9 +38,9 @@ def grid(rows: int, columns: int, width: float, height: float, **options: Any) -
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def panels(count: int, width: float, height: float, below: float = 0.0) -> tuple[Figure, list[Axes]]:
-    """A figure and axes of width × height inches each, three in a row, with room `below` for a legend."""
-    columns = min(3, count)
+def panels(count: int, width: float, height: float, below: float = 0.0, in_a_row: int = 3) -> tuple[Figure, list[Axes]]:
+    """A figure and axes of width × height inches each, with room `below` for a legend."""
+    columns = min(in_a_row, count)
     rows = math.ceil(count / columns)
     figure, axes = grid(rows, columns, width * columns, height * rows + below)
     for empty in axes.flat[count:]:

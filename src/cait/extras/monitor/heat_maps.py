@@ -96,7 +96,8 @@ def draw_map(tables: Tables, name: str, per_epoch: float | None) -> Figure:
         per_epoch: optimizer steps of an epoch, to show the epochs that are done; None shows the steps.
     """
     shown = {part: tables[part, name] for part in PARTS if (part, name) in tables}
-    figure, axes = panels(len(shown), 4.6, max(1.6, 0.13 * max(len(table.layers) for table in shown.values()) + 0.75))
+    height = max(2.6, 0.13 * max(len(table.layers) for table in shown.values()) + 0.75)
+    figure, axes = panels(len(shown), 4.6, height, in_a_row=2)
     figure.suptitle(MAPS[name], fontsize=11)
     for panel, (part, table) in zip(axes, shown.items(), strict=True):
         times = [step if per_epoch is None else (step + 1) / per_epoch for step in table.steps]
