@@ -108,17 +108,24 @@ def _quantize(path: Path, output: Path) -> None:
 
 def _accuracy_of_both(loaded: loading.Loaded, before: Path, after: Path) -> str:
     """What 8 bits do to the accuracy on the validation images, or on an even sample of them."""
+    try:
+        counted, right = _score(loaded, [before, after])
+    except UserError as error:
+        return f"the accuracy is not measured: {error}"
+    was, now = (100 * count / counted for count in right)
+    return f"{now:.2f} % of {counted:,} validation images right, {was:.2f} % before"
+
+
+def _score(loaded: loading.Loaded, paths: list[Path]) -> tuple[int, list[int]]:
+    """(validation images, how many of them each of the networks gets right)"""
     import onnxruntime
     import torch
 
     data = loaded.data
-    try:
-        data.setup("validate")
-        if loaded.data_state is not None:
-            data.load_state_dict(loaded.data_state)  # which refuses other classes
-    except UserError as error:
-        return f"the accuracy is not measured: {error}"
-    sessions = [onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in (before, after)]
+    data.setup("validate")
+    if loaded.data_state is not None:
+        data.load_state_dict(loaded.data_state)  # which refuses other classes
+    sessions = [onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in paths]
     images = data.val_images
     indices = range(0, len(images), -(-len(images) // SAMPLE))
     counted, right = 0, [0, 0]
@@ -130,8 +137,9 @@ def _accuracy_of_both(loaded: loading.Loaded, before: Path, after: Path) -> str:
         for place, session in enumerate(sessions):
             logits = torch.from_numpy(session.run(["logits"], {"images": batch.numpy()})[0])
             right[place] += int((logits.argmax(dim=1) == true).sum())
-    was, now = (100 * count / max(1, counted) for count in right)
-    return f"{now:.2f} % of {counted:,} validation images right, {was:.2f} % before"
+    if not counted:
+        raise UserError(f"no validation image of {data.root} has a label")
+    return counted, right
 
 
 def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> Facts:

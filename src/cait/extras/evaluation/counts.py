@@ -65,8 +65,9 @@ class Guesses(Metric):
     def compute(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(true classes [N], predicted classes [N], probabilities of these [N])"""
         cells, confidence = (dim_zero_cat(values).cpu().numpy() for values in (self.cells, self.confidence))
-        true, predicted = np.divmod(cells[cells >= 0], self.num_classes)
-        return true, predicted, confidence[cells >= 0]
+        counted = (cells >= 0) & np.isfinite(confidence)  # logits may be NaN
+        true, predicted = np.divmod(cells[counted], self.num_classes)
+        return true, predicted, confidence[counted]
 
 
 class Counts(nn.Module):

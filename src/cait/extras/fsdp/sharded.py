@@ -109,8 +109,9 @@ def share_out(checkpoint: dict[str, Any], mesh: DeviceMesh, names: set[str]) -> 
 
     def distributed(path: Any, value: Any) -> Any:
         place = _place(path)
-        is_moment = place[0] == "optimizer_states" and isinstance(value, Tensor) and value.ndim > 0  # no step count
-        if not is_moment and place[-1] not in names:
+        if not isinstance(value, Tensor) or value.ndim == 0:  # as a step count
+            return value
+        if place[0] != "optimizer_states" and not (place[0] in ("state_dict", "callbacks") and place[-1] in names):
             return value
         return distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None).clone()  # all have it: nothing is sent
 

@@ -49,6 +49,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(tensor_parallel_size=1, **settings)
+        self._states_checked = False
 
     def check(self, precision: str, sync_batchnorm: bool, optimizer: str) -> None:
         """Raise UserError if FSDP2 cannot train with these settings."""
@@ -96,21 +97,28 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().optimizer_step(*args, **kwargs)
+            result = super().optimizer_step(*args, **kwargs)
         except RuntimeError as error:
             if "mixed torch.Tensor and DTensor" not in str(error):
                 raise
             raise UserError(f"fsdp2 cannot run this step: {one_line(error)}; {ANOTHER}") from error
+        if not self._states_checked:  # now, not when the first checkpoint is due
+            self._check_states(self.optimizers[0])
+        return result
 
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        found = Strategy.optimizer_state(self, optimizer)
-        for state in found["state"].values():
+    def _check_states(self, optimizer: Any) -> None:
+        """Refuse moments that are not sharded as their parameters are: a checkpoint cannot hold them."""
+        for parameter, state in optimizer.state.items():
+            self._states_checked = True
             for name, value in state.items():
-                if isinstance(value, Tensor) and value.ndim and getattr(value, "placements", None) != (Shard(0),):
+                sharded_alike = getattr(value, "placements", None) == (Shard(0),) and value.shape == parameter.shape
+                if isinstance(value, Tensor) and value.ndim and not sharded_alike:
                     raise UserError(
                         f"fsdp2 cannot save the optimizer's {name}: it is not shared out as its parameter is; {ANOTHER}"
                     )
-        return found
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        return Strategy.optimizer_state(self, optimizer)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """`storage_options` may be {"previous": folder}: the checkpoint that was at `filepath` is kept there."""

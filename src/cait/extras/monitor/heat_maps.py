@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 from pathlib import Path
@@ -76,8 +77,9 @@ def read(folder: Path) -> Tables:
     for row in csv.DictReader(lines):
         part, layer = row["part"], row["layer"]
         kind, label = (part, layer) if part in PARTS else (MODULES, part)
-        rows = found.setdefault((kind, row["name"]), {})
-        rows.setdefault((int(layer), label), {})[int(row["step"])] = float(row["value"])
+        with contextlib.suppress(ValueError, TypeError):  # a crash of the machine has garbled the row
+            number, step, value = int(layer), int(row["step"]), float(row["value"])
+            found.setdefault((kind, row["name"]), {}).setdefault((number, label), {})[step] = value
     if not found:
         raise UserError(f"{path} holds no figures yet")
     return {key: _table(rows) for key, rows in found.items()}

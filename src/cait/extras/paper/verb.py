@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,10 @@ def _reproduced(row: Row) -> str:
     hparams = row.run_dir / "hparams.yaml"
     if (row.run_dir / rundir.METRICS).is_file() and hparams.is_file():
         scored = [line for line in curves.rows(row.run_dir).values() if "val/acc1" in line]
-        if scored and row.is_of(yaml.safe_load(hparams.read_text()) or {}):
+        trained = None
+        with contextlib.suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
+            trained = yaml.safe_load(hparams.read_text())
+        if scored and isinstance(trained, dict) and row.is_of(trained):
             return f"{float(scored[-1]['val/acc1']):.2f} after {int(scored[-1]['epoch']) + 1} epochs"
     return "not run"
 

@@ -95,6 +95,8 @@ def write(
         title += f", the first {len(cells):,}"
     if any(cell.boxes for cell in cells):
         title += " (blue: pasted by CutMix, orange: erased)"
+    for stale in stem.parent.glob(f"{stem.name}-*.png"):  # of a replay that drew more
+        stale.unlink()
     written = []
     for number, figure in enumerate(pages(cells, title), 1):
         written.append(stem.with_name(f"{stem.name}-{number}.png" if number > 1 else f"{stem.name}.png"))

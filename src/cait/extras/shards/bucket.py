@@ -34,8 +34,9 @@ class Piece(NamedTuple):
 
 def read_part(path: Path, start: int, size: int) -> bytes:
     """At most `size` bytes of a file. The file is not kept open, so a worker holds none and a cache may remove it."""
-    with path.open("rb", buffering=0) as file:
-        return os.pread(file.fileno(), size, start)
+    with path.open("rb") as file:  # buffered: one call of the system reads 2 GiB at most
+        file.seek(start)
+        return file.read(size)
 
 
 class Bucket:
@@ -95,8 +96,14 @@ class Bucket:
         except Exception as error:  # of many kinds: the bucket's, the network's, the credentials'
             raise UserError(f"cannot read {address}: {one_line(error) or type(error).__name__}") from error
 
+    def forget(self, piece: Piece) -> None:
+        """Remove a file from the cache, because it is damaged there."""
+        (self.folder / piece.name).unlink(missing_ok=True)
+
     def _download(self, piece: Piece, path: Path) -> bytes:
         data = self._fetch(piece.name)
+        if not piece.is_in(data):
+            data = self._fetch(piece.name)  # the transfer may have damaged it
         if not piece.is_in(data):
             raise UserError(f"{self.url}/{piece.name} is damaged: its checksum is not the one in {INDEX}")
         try:

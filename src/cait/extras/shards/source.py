@@ -53,7 +53,11 @@ class Folder:
 
     def index(self) -> bytes:
         """The bytes of shards.json."""
-        return (self.root / INDEX).read_bytes()
+        path = self.root / INDEX
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from error
 
     def read(self, piece: Piece, start: int, size: int) -> bytes:
         """`size` bytes of a file from `start` on."""
@@ -140,6 +144,9 @@ class ShardSource:
 
     def _whole(self, piece: Piece) -> bytes:
         data = self.place.read(piece, 0, piece.size)
+        if not piece.is_in(data) and isinstance(self.place, Bucket):
+            self.place.forget(piece)
+            data = self.place.read(piece, 0, piece.size)
         if not piece.is_in(data):
             raise UserError(f"{self.root}/{piece.name} is damaged: its checksum is not the one in {INDEX}")
         return data

@@ -37,6 +37,8 @@ PRUNERS = {
     "median": ("n_startup_trials", "n_warmup_steps", "interval_steps"),
     "hyperband": ("min_resource", "max_resource", "reduction_factor"),
 }
+MOST = 10_000
+"""Points of a grid that is tried whole."""
 MODES = {"maximize": "max", "minimize": "min"}
 OF_THE_SWEEP = ("run_name", "ckpt_path", "config", "best_metric", "best_mode", "trainer.default_root_dir")
 """Settings that each trial gets from the sweep."""
@@ -77,6 +79,8 @@ class SearchSpace:
         self.mode = MODES[self.direction]
         self.seed = self._whole("seed", given["seed"], 0)
         points = math.prod(map(len, self.grid.values())) if self.sampler == "grid" else None
+        if points and points > MOST and given["trials"] is None:
+            raise UserError(f"{path}: the grid has {points:,} points; `sampler: random` takes some of them")
         wanted = self._whole("trials", points if given["trials"] is None else given["trials"], 1)
         self.trials = min(wanted, points or wanted)
 

@@ -19,13 +19,14 @@ from cait.extras.runner import Runner, failure
 from cait.extras.sweep import VARIABLE, table, trials
 from cait.extras.sweep.search_space import SearchSpace
 from cait.file_lock import file_lock
+from cait.run import rundir
 
 LOCKS = ".claims"
 """Folder of locks in the folder of a sweep; they say who trains which trial."""
 POLL = 1.0
 """Seconds between checks of the sweep's other processes."""
-STARTS = 3
-"""Times that this process starts a trial that is killed, before it counts as failed."""
+KILLS = 3
+"""Times in a row that a trial may be killed without a new checkpoint; then it counts as failed."""
 _print = partial(print, flush=True)
 
 
@@ -119,17 +120,19 @@ class Workers:
         variables = {VARIABLE: str(number)} if self.search.pruner != "none" else {}
         if self.jobs > 1 and (devices := _devices()):  # a GPU for each
             variables["CUDA_VISIBLE_DEVICES"] = devices[worker % len(devices)]
-        status = 0
-        for _ in range(STARTS):
-            if trials.STOPPED in self.study.trials[number].user_attrs:
-                return 0
+        kills, checkpoint = 0, 0
+        while trials.STOPPED not in self.study.trials[number].user_attrs:
             status = self.runner.run(folder, settings, variables, [file.fileno()])
             if status and self.runner.stopped.is_set():
                 return None
             if 0 <= status < 128:
-                break
+                return status
+            newest = max((path.stat().st_mtime_ns for path in (folder / rundir.CHECKPOINTS).glob("*.ckpt")), default=0)
+            kills, checkpoint = (kills + 1 if newest == checkpoint else 1), newest
             _print(f"{folder.name}  was killed (exit status {status})")
-        return status
+            if kills == KILLS:
+                return status
+        return 0
 
     def _end(self, number: int, folder: Path, status: int, seconds: float) -> None:
         """Note the end of a trial.

@@ -161,6 +161,15 @@ def test_what_is_not_counted() -> None:
     assert figures["real"] == {"acc1": 50.0, "acc5": 100.0, "images": 2}
 
 
+def test_images_whose_logits_are_not_finite_are_left_out_of_the_calibration() -> None:
+    counts, clean = Counts(3), Counts(3)
+    logits, labels = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+    clean.update(logits, labels, None)
+    counts.update(torch.cat([logits, torch.full((2, 3), float("nan"))]), torch.cat([labels, labels[:2]]), None)
+    names = ["a", "b", "c"]
+    assert counts.compute(names, with_real=False) == clean.compute(names, with_real=False)
+
+
 def test_many_classes_are_counted_without_a_matrix() -> None:
     classes = 100_000  # whose matrix would be 80 GB
     counts = Counts(classes)

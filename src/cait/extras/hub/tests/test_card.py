@@ -289,6 +289,9 @@ def test_a_run_that_was_not_scored_has_no_card(scored: Path, capfd: pytest.Captu
         assert " of others, the run of step 4 of data/digits: score it again" in refused("card", "mine", capfd=capfd)
         path.write_text(json.dumps(json.loads(kept) | {"step": 3}))
         assert "is of step 3 of data/digits, the run of step 4 of" in refused("card", "mine", capfd=capfd)
+        lacking = {key: value for key, value in json.loads(kept).items() if key != "class_names"}
+        path.write_text(json.dumps(lacking))
+        assert "evaluation.json is not what `make eval RUN=mine` writes" in refused("card", "mine", capfd=capfd)
         path.write_text("{}")
         assert "is of step None of None, the run of step 4 of" in refused("card", "mine", capfd=capfd)
         path.write_text("{")

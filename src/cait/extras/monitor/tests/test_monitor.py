@@ -260,7 +260,7 @@ def test_a_run_resumed_after_any_step_writes_the_same_file(tmp_path: Path, digit
         cut = tmp_path / f"cut-{step}"
         cut.mkdir()
         # The run went on a little after the checkpoint, and the kill tore a row.
-        (cut / "monitor.csv").write_text((whole / "monitor.csv").read_text() + "8,1,sa,grad_no")
+        (cut / "monitor.csv").write_text((whole / "monitor.csv").read_text() + "\0\0,1,sa\n8,1,sa,grad_no")
         fit(cut, whole / f"{step}.ckpt")
         assert (cut / "monitor.csv").read_text() == (whole / "monitor.csv").read_text(), step
 

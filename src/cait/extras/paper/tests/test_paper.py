@@ -276,6 +276,9 @@ def test_the_listing(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
         "command": "make train PAPER=table1/layerscale-36",
     }
     assert listed["rezero-12"]["reproduced"] == "78.25 after 2 epochs"
+    (tmp_path / "logs/table1-rezero-12/hparams.yaml").write_text("scale: !!python/tuple [1, 2]\n")
+    main(["paper", "table1", "--json"])
+    assert {row["row"]: row for row in json.loads(capsys.readouterr().out)}["rezero-12"]["reproduced"] == "not run"
     main(["paper", "table8"])
     shown = capsys.readouterr().out
     assert "69.9†" in shown

@@ -335,6 +335,15 @@ def test_googles_buckets_are_read_in_the_language_of_s3(
         bucket.client.cache_clear()
 
 
+def test_a_table_that_is_damaged_in_the_cache_is_fetched_again(digits_address: str, tmp_path: Path) -> None:
+    module(digits_address, data_dir=str(tmp_path)).setup("fit")
+    (table,) = tmp_path.glob("*/train/images.npz")
+    sound = table.read_bytes()
+    damage(table)
+    module(digits_address, data_dir=str(tmp_path)).setup("fit")
+    assert table.read_bytes() == sound
+
+
 def test_a_run_on_what_cannot_be_read_ends_in_one_line(
     digits_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
