@@ -23,14 +23,19 @@ def scratch(path: Path) -> Path:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A file to write, which then takes the place of `path`: a kill leaves the old file or the new one."""
+    """A file to write, which then takes the place of `path`: a kill leaves the old file or the new one.
+
+    An OSError names `path`, for which somebody asked.
+    """
     beside = scratch(path)
     try:
         yield beside
         beside.replace(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             beside.unlink()
+        if isinstance(error, OSError) and error.filename in (None, str(beside)):
+            error.filename = str(path)
         raise
 
 

@@ -14,6 +14,7 @@ from modules import FIELDS, module
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras.clock import Clock
+from cait.extras.gmacs import ForwardCost
 from cait.extras.screen.banner import Banner
 from cait.extras.screen.progress import RunProgressBar
 from cait.extras.throughput import log
@@ -60,7 +61,7 @@ def run(
 
     clock = Clock()
     callbacks = [Mark(), StepSeed(0), clock, RunProgressBar(), NonFiniteGuard(folder, 10), EMA(0.9)]
-    callbacks += [Banner(data, folder, clock), ThroughputLog(data, clock, 1)]
+    callbacks += [Banner(data, folder, clock, cost := ForwardCost()), ThroughputLog(data, clock, cost, 1)]
     fit = Trainer(
         accelerator=FakeCUDAAccelerator(),
         strategy=FakeCUDAStrategy(spy),

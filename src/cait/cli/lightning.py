@@ -30,7 +30,8 @@ from cait.cli.options import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import DISK_FULL, UserError, one_line
 from cait.guards import configurations, trainer_checks
-from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
+from cait.guards.nonfinite import NonFiniteGuard
+from cait.guards.unreadable import UnreadableReport
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.run.loggers import run_loggers
@@ -351,12 +352,12 @@ class CaiTCLI(LightningCLI):
             self.datamodule.validation_path = self.run_dir / rundir.VALIDATION
         if given.max_steps > 0:  # a trial of a few steps logs metrics too
             kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
-        added = [logger for make in plugins.of_kind("loggers") for logger in make(run)]
+        loggers = [logger for make in plugins.of_kind("loggers") for logger in make(run)]
         if given.logger is not False:
             named = [] if given.logger is True else _listed(given.logger)
-            kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *named, *added]
-        # Once each: two extras may share one.
-        callbacks += dict.fromkeys(callback for make in plugins.of_kind("callbacks") for callback in make(run))
+            kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *named, *loggers]
+        added = [callback for make in plugins.of_kind("callbacks") for callback in make(run)]
+        callbacks += {id(callback): callback for callback in added}.values()  # two extras may share one
         callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
         callbacks.append(UnreadableReport(self.datamodule))
         callbacks += [callback for make in plugins.of_kind("step_callbacks") for callback in make(self.datamodule)]

@@ -125,7 +125,8 @@ class ImageNetDataModule(LightningDataModule):
         if backend == "timm":
             return None
         for offer in plugins.of_kind("train_pipeline"):
-            return offer(backend, self.preprocessing, self.augmentation)
+            if (pipeline := offer(backend, self.preprocessing, self.augmentation)) is not None:
+                return pipeline
         if backend != "auto":
             raise UserError(f"data.backend {backend} needs an extra that is not here; auto takes timm's transform")
         return None
@@ -289,9 +290,11 @@ class ImageNetDataModule(LightningDataModule):
             if name == PIXELS and saved != value == "timm" and self.loading.backend == "auto":
                 rank_zero_info(f"the run's pixels were by {saved}, an extra that is gone; timm's are nearly the same")
             elif saved != value:
+                go_on = "to continue anyway add --data.check_resume false"
+                if name == PIXELS and saved == "timm":
+                    go_on = "to continue with the same add --data.backend timm"
                 raise UserError(
-                    f"the checkpoint is of a run with other data or settings: {name} was {saved}, is {value}; "
-                    "to continue anyway add --data.check_resume false"
+                    f"the checkpoint is of a run with other data or settings: {name} was {saved}, is {value}; {go_on}"
                 )
 
     @cached_property

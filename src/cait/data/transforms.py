@@ -220,7 +220,7 @@ class OwnOperation:
                 f"augment_ops: {self.path} must return a PIL image of {image.size}, "
                 f"it returned {type(changed).__name__}{size}"
             )
-        return changed.convert("RGB")
+        return changed if changed.mode == "RGB" else changed.convert("RGB")
 
 
 class NormalizeAndErase:

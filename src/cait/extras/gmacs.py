@@ -5,27 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-_counted: WeakKeyDictionary[nn.Module, float | None] = WeakKeyDictionary()
-"""Several callbacks ask, and counting takes up to seconds."""
+from cait.model import network
+from cait.plugins import Run
+
+
+class ForwardCost:
+    """10⁹ multiply-adds of a run's network, counted once for all callbacks, because it takes up to seconds."""
+
+    def __init__(self) -> None:
+        self._gmacs: float | None = None
+        self._is_counted = False
+
+    @classmethod
+    def of_run(cls, run: Run) -> ForwardCost:
+        """The one that the callbacks of a run share."""
+        return run.shared.setdefault(cls, cls())
+
+    def of_module(self, pl_module: Any) -> float | None:
+        """Of a forward pass on an image; None if it cannot be counted. Ask before the network is compiled."""
+        if not self._is_counted:
+            self._gmacs = forward_gmacs(pl_module.model, network.input_shape(pl_module.hparams))
+            self._is_counted = True
+        return self._gmacs
 
 
 def forward_gmacs(model: nn.Module, shape: Sequence[int]) -> float | None:
-    """10⁹ multiply-adds of a network's forward pass on an image of `shape`; None if it cannot run without weights.
-
-    Ask before the network is compiled, and always for one shape.
-    """
-    if model not in _counted:
-        _counted[model] = _count(model, shape)
-    return _counted[model]
-
-
-def _count(model: nn.Module, shape: Sequence[int]) -> float | None:
+    """10⁹ multiply-adds of a network's forward pass on an image of `shape`; None if it cannot run without weights."""
     tensors = [*model.parameters(), *model.buffers()]
     bare: dict[int, Any] = {id(tensor): torch.empty_like(tensor, device="meta") for tensor in tensors}
     bare |= {id(weight): nn.Parameter(bare[id(weight)], requires_grad=False) for weight in model.parameters()}

@@ -34,7 +34,7 @@ class Fused:
             return False  # Triton takes long to import
         if self.refusal(device, dtype, heads):
             return False
-        if FASTEST.get(torch.cuda.get_device_capability(device), "fused") != "fused":
+        if device.type == "cuda" and FASTEST.get(torch.cuda.get_device_capability(device), "fused") != "fused":
             return False
         return self.is_right(device, dtype, N, heads, k)
 

@@ -32,6 +32,7 @@ def callbacks(run: Run) -> list[Any]:
     from rich.console import Console
 
     from cait.extras.clock import Clock
+    from cait.extras.gmacs import ForwardCost
     from cait.extras.screen.banner import Banner
     from cait.extras.screen.progress import EpochLines
     from cait.extras.screen.summary import RunSummary
@@ -41,7 +42,7 @@ def callbacks(run: Run) -> list[Any]:
         shown.append(EpochLines(clock, Console().width if sys.stdout.isatty() else None))
     if run.trainer.enable_model_summary is not False:
         run.data.announces = False
-        shown.append(Banner(run.data, None if run.trainer.fast_dev_run else run.folder, clock))
+        shown.append(Banner(run.data, None if run.trainer.fast_dev_run else run.folder, clock, ForwardCost.of_run(run)))
     keeps_nothing = run.trainer.logger is False and run.trainer.enable_checkpointing is False
     if not (run.trainer.fast_dev_run or keeps_nothing):
         shown.append(RunSummary(run, clock))

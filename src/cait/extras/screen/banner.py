@@ -16,9 +16,9 @@ from rich.table import Table
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras.clock import Clock, duration
-from cait.extras.gmacs import forward_gmacs
+from cait.extras.gmacs import ForwardCost
 from cait.extras.screen.doubts import checkpoint_bytes, doubts, peak_rate
-from cait.model import attention, network
+from cait.model import attention
 
 MEASURED_STEPS = range(10, 20)
 """Steps of a process whose pace gives the estimate of its time. The ones before start workers and choose kernels."""
@@ -33,15 +33,16 @@ class Banner(ModelSummary):
         data: the data module.
         run_dir: the run's folder; None if nothing is written.
         clock: comes before this one among the callbacks.
+        cost: of the network.
     """
 
-    def __init__(self, data: ImageNetDataModule, run_dir: Path | None, clock: Clock) -> None:
+    def __init__(self, data: ImageNetDataModule, run_dir: Path | None, clock: Clock, cost: ForwardCost) -> None:
         super().__init__()
-        self.data, self.run_dir, self.clock = data, run_dir, clock
+        self.data, self.run_dir, self.clock, self.cost = data, run_dir, clock, cost
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         if trainer.is_global_zero:  # the others print nothing; before the module compiles its blocks
-            self._gmacs = forward_gmacs(pl_module.model, network.input_shape(pl_module.hparams))
+            self._gmacs = self.cost.of_module(pl_module)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lightning's summary would be printed here."""

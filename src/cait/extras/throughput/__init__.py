@@ -18,9 +18,10 @@ MOVED = {"cait.callbacks.throughput": "cait.extras.throughput.log"}
 def callbacks(run: Run) -> list[Any]:
     """The log, and a hint about the wait for images unless the screen shows no progress."""
     from cait.extras.clock import Clock
+    from cait.extras.gmacs import ForwardCost
     from cait.extras.throughput.log import ThroughputLog
     from cait.extras.throughput.wait import WaitHint
 
-    clock = Clock.of_run(run)
+    clock, cost = Clock.of_run(run), ForwardCost.of_run(run)
     hints = [] if run.trainer.enable_progress_bar is False else [WaitHint(run.data, clock)]
-    return [clock, *hints, ThroughputLog(run.data, clock, run.config.throughput_every_n_steps)]
+    return [clock, *hints, ThroughputLog(run.data, clock, cost, run.config.throughput_every_n_steps)]

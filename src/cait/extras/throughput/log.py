@@ -18,8 +18,7 @@ from lightning.pytorch.loggers import CSVLogger
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.extras.clock import Clock
-from cait.extras.gmacs import forward_gmacs
-from cait.model import network
+from cait.extras.gmacs import ForwardCost
 
 FILE = "throughput.csv"
 """Its name in the run's folder."""
@@ -40,18 +39,21 @@ class ThroughputLog(Callback):
     Args:
         data: the data module.
         clock: comes before this one among the callbacks.
+        cost: of the network.
         every_n_steps: optimizer steps between two rows; None takes trainer.log_every_n_steps, 0 measures nothing.
     """
 
-    def __init__(self, data: ImageNetDataModule, clock: Clock, every_n_steps: int | None = None) -> None:
+    def __init__(
+        self, data: ImageNetDataModule, clock: Clock, cost: ForwardCost, every_n_steps: int | None = None
+    ) -> None:
         if every_n_steps is not None and every_n_steps < 0:
             raise UserError(f"throughput_every_n_steps must be at least 0 or null, got {every_n_steps}")
-        self.data, self.clock, self.every_n_steps = data, clock, every_n_steps
+        self.data, self.clock, self.cost, self.every_n_steps = data, clock, cost, every_n_steps
         self._gmacs: float | None = None
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         if trainer.is_global_zero:  # the others write nothing; before the module compiles its blocks
-            self._gmacs = forward_gmacs(pl_module.model, network.input_shape(pl_module.hparams))
+            self._gmacs = self.cost.of_module(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._every = trainer.log_every_n_steps if self.every_n_steps is None else self.every_n_steps  # type: ignore[attr-defined]

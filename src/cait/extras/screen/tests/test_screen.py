@@ -19,7 +19,7 @@ from cait.data import loader as loading
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras import clock
 from cait.extras.clock import Clock
-from cait.extras.gmacs import forward_gmacs
+from cait.extras.gmacs import ForwardCost, forward_gmacs
 from cait.extras.screen.banner import Banner
 from cait.extras.screen.doubts import checkpoint_bytes, doubts, shortage
 from cait.extras.screen.progress import EpochLines, fitting
@@ -96,7 +96,7 @@ def said(root: Path, folder: Path, capsys: pytest.CaptureFixture[str], **setting
     given = data(root, batch_size=64)
     given.announces = False
     folder.mkdir(exist_ok=True)
-    callbacks = [clock := Clock(), Banner(given, folder, clock), EMA(0.9)]
+    callbacks = [clock := Clock(), Banner(given, folder, clock, ForwardCost()), EMA(0.9)]
     fit = trainer(callbacks=callbacks, max_epochs=2, limit_val_batches=0, default_root_dir=folder, **settings)
     fit.fit(module(num_classes=10, lr_base_size=512, lr=8e-3), given)
     return capsys.readouterr().out.splitlines()

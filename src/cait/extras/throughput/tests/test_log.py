@@ -15,7 +15,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.extras import clock
 from cait.extras.clock import Clock
-from cait.extras.gmacs import forward_gmacs
+from cait.extras.gmacs import ForwardCost, forward_gmacs
 from cait.extras.throughput import log
 from cait.extras.throughput.log import COLUMNS, ThroughputLog
 from cait.model.network import create_model
@@ -32,7 +32,7 @@ def test_the_speed_is_in_a_file_of_its_own_and_goes_on(digits_root: Path, tmp_pa
 
     def fit(steps: int, every: int | None) -> None:
         given = data(digits_root, batch_size=16)
-        speed = ThroughputLog(given, measure := Clock(), every)
+        speed = ThroughputLog(given, measure := Clock(), ForwardCost(), every)
         settings: dict[str, Any] = dict(logger=run_loggers(run, 0), log_every_n_steps=4, default_root_dir=run)
         trainer(max_steps=steps, max_epochs=-1, callbacks=[measure, speed], limit_val_batches=1, **settings).fit(
             module(num_classes=10), given
@@ -49,7 +49,7 @@ def test_the_speed_is_in_a_file_of_its_own_and_goes_on(digits_root: Path, tmp_pa
     assert {row["mfu"] for row in measured} == {""}
     assert not set(rows(run)[0]) & {*COLUMNS[1:], *(f"throughput/{name}" for name in COLUMNS)}
     with pytest.raises(UserError, match="throughput_every_n_steps must be at least 0"):
-        ThroughputLog(data(digits_root), Clock(), -1)
+        ThroughputLog(data(digits_root), Clock(), ForwardCost(), -1)
 
 
 def test_the_speed_is_the_images_over_the_time_without_validation(
@@ -72,7 +72,7 @@ def test_the_speed_is_the_images_over_the_time_without_validation(
 
     given = data(digits_root, batch_size=64)
     monkeypatch.setattr(log, "get_available_flops", lambda *_: 1e9)
-    speed = ThroughputLog(given, measure := Clock(), 1)
+    speed = ThroughputLog(given, measure := Clock(), ForwardCost(), 1)
     fit = trainer(
         max_steps=6, max_epochs=-1, callbacks=[time, measure, speed], val_check_interval=2, default_root_dir=tmp_path
     )
