@@ -6,7 +6,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from cait import signature
+from cait import plugins, signature
 from cait.cli.options import TRUST, asks_for_help, check_one_name, replaced, split_run, split_trust
 from cait.errors import UserError
 from cait.run import rundir
@@ -26,11 +26,8 @@ the path of a folder. What you give now wins over the run's own settings.
 def fit(arguments: list[str], program: Program) -> None:
     """Train. Extras may replace arguments first, such as a row of a table by its settings."""
     if any(argument.split("=")[0] in ("-h", "--help") for argument in arguments):
-        from cait.cli import help
-
-        topic = help.topic(arguments)
-        if topic != "all":
-            print(help.fields() if topic else help.fit())
+        if text := "".join(explain(arguments) for explain in plugins.of_kind("fit_help")):
+            print(text)
             return
         arguments = ["--help"]
     check_one_name(arguments)
