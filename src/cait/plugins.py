@@ -30,6 +30,7 @@ KINDS = {
     "MOVED": "dict[str, str]: modules of earlier versions and where they are now, for the class paths of saved runs",
     "update_config": "(config) -> config: a step after a run's config.yaml is read, as for settings that have changed",
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
+    "fit_help": "(arguments) -> str: what `cait fit --help` prints for these; empty lists every setting, as without it",
     "quieten": "() -> None: before a verb trains or scores, to hide some of Lightning's messages",
     "progress_bar": "() -> ProgressBar: what takes the place of Lightning's bar on a terminal",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train; two extras may give the same one",

@@ -19,11 +19,11 @@ from modules import module, trainer
 from runs import TWO, wait_for_steps
 
 from cait.cli import main
-from cait.cli.lightning import CaiTCLI, _recipe
+from cait.cli.lightning import CaiTCLI
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.global_batch import batches_a_step
 from cait.errors import UserError
-from cait.guards import trainer_checks
+from cait.guards import configurations, trainer_checks
 from cait.model import attention
 from cait.run.loggers import run_loggers
 
@@ -123,11 +123,10 @@ def test_every_trainer_accumulates(digits_root: Path) -> None:
 
 
 def test_an_overlay_of_the_trainer_does_not_name_the_run() -> None:
-    assert _recipe(["configs/digits.yaml", "configs/trainer/debug.yaml"]) == "digits"
-    assert _recipe(["configs/trainer/gpu.yaml", "configs/imagenet/xxs24_224.yaml", "finetune_384.yaml"]) == (
-        "finetune_384"
-    )
-    assert _recipe([]) == ""
+    assert configurations.recipe(["--config=configs/digits.yaml", "--config=configs/trainer/debug.yaml"]) == "digits"
+    files = ["configs/trainer/gpu.yaml", "configs/imagenet/xxs24_224.yaml", "finetune_384.yaml"]
+    assert configurations.recipe([f"--config={file}" for file in files]) == "finetune_384"
+    assert configurations.recipe([]) == ""
 
 
 def test_several_nodes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

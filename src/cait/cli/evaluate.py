@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import textwrap
@@ -10,10 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from cait import disk, plugins, signature
+from cait import disk, plugins
 from cait.cli.options import asks_for_help, replaced, split_run, split_trust
 from cait.errors import UserError
-from cait.guards.configurations import config_files
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -30,9 +28,6 @@ evaluation.json in the run's folder, or --output FILE, also has the accuracy of 
 
 """
 TRUSTED = "Run your own parts, package.module:name, that config.yaml names. Code in a stranger's run may do anything."
-
-WHOLE = ["--trainer.limit_val_batches=null", "--trainer.overfit_batches=0"]
-"""Score every image, whatever part training looked at."""
 
 Scores = dict[str, Any]
 """Figures by name; a figure that cannot be computed is None, because JSON knows neither NaN nor infinity."""
@@ -78,31 +73,7 @@ def evaluate(arguments: list[str], program: Program) -> None:
         settings = replaced("eval", given, program)
     else:
         folder, given = split_run("eval", given)
-        place = [f"--ckpt_path={rundir.best_checkpoint(folder, 'score')}", f"--output={folder / rundir.EVALUATION}"]
-        settings = [f"--config={rundir.config(folder)}", *WHOLE, *_held_out(folder, given), *place, *given]
-    _validate(settings, given, trusted, program)
-
-
-def _usage() -> str:
-    options = {setting.name: setting.help for setting in plugins.settings() if "eval" in setting.verbs}
-    options["trust-config"] = TRUSTED
-    width = max(map(len, options)) + 6
-    lines = [
-        textwrap.fill(text, 88, initial_indent=f"  --{name}".ljust(width), subsequent_indent=" " * width)
-        for name, text in options.items()
-    ]
-    return USAGE + "\n".join(lines)
-
-
-def _held_out(folder: Path, overrides: list[str]) -> list[str]:
-    """The images that training held out, even if the data folder has grown since."""
-    held = folder / rundir.VALIDATION
-    others = any(override.split("=")[0] in ("--data.root", "--data.val_list") for override in overrides)
-    return [f"--data.val_list={held}"] if held.is_file() and not others else []
-
-
-def _validate(settings: list[str], given: list[str], trusted: bool, program: Program) -> None:
-    """Run LightningCLI's `validate`; only what is `given` on the command line may name classes."""
+        settings = [*_settings_of(folder, given), *given]
     from cait.cli.lightning import CaiTCLI, drive
     from cait.guards import trust
 
@@ -112,34 +83,46 @@ def _validate(settings: list[str], given: list[str], trusted: bool, program: Pro
         def validate(self, **arguments: Any) -> None:
             Scoring(self).run(arguments)
 
-    own = [signature.own_text(path) for path in config_files(settings)]
-    with (
-        trust.only_importing(trust.named(given), "the configuration", "give it on the command line"),
-        contextlib.nullcontext() if trusted else trust.only_objects([*given, *own]),
-    ):
+    with trust.only_known(settings, given, trusted, builds=False):
         drive(ScoringCLI, ["validate", *settings], program)
 
 
-class Scoring:
-    """A network that is about to be scored.
+def _usage() -> str:
+    options = {setting.name: setting.help for setting in plugins.settings() if "eval" in setting.verbs}
+    options["trust-config"] = TRUSTED
+    indent = " " * (max(map(len, options)) + 6)
+    heads = {name: f"  --{name}".ljust(len(indent)) for name in options}
+    return USAGE + "\n".join(
+        textwrap.fill(text, 88, initial_indent=heads[name], subsequent_indent=indent) for name, text in options.items()
+    )
 
-    Args:
-        cli: LightningCLI with the settings, the Trainer, the LightningModule and the data module.
-    """
+
+def _settings_of(folder: Path, given: list[str]) -> list[str]:
+    """The settings that score the best checkpoint of a run on every image that its training held out."""
+    settings = [
+        f"--config={rundir.config(folder)}",
+        "--trainer.limit_val_batches=null",  # whatever part training looked at
+        "--trainer.overfit_batches=0",
+        f"--ckpt_path={rundir.best_checkpoint(folder, 'score')}",
+        f"--output={folder / rundir.EVALUATION}",
+    ]
+    held_out = folder / rundir.VALIDATION  # the data folder may have grown since
+    if held_out.is_file() and not {word.split("=")[0] for word in given} & {"--data.root", "--data.val_list"}:
+        settings.append(f"--data.val_list={held_out}")
+    return settings
+
+
+class Scoring:
+    """The settings, Trainer, LightningModule and data module of a LightningCLI that is about to score."""
 
     def __init__(self, cli: Any) -> None:
         self.config, self.trainer, self.module, self.data = cli.config.validate, cli.trainer, cli.model, cli.datamodule
-        known = self.config.ckpt_path is not None
-        self.epoch, self.step = cli.checkpoint_epoch if known else None, cli.checkpoint_step if known else None
+        self.epoch, self.step = cli.checkpoint_epoch, cli.checkpoint_step
         self.output = Path(self.config.output or rundir.EVALUATION)
         self.scorers: list[Scorer] = []
 
     def run(self, arguments: Mapping[str, Any]) -> None:
-        """Score, print and write.
-
-        Args:
-            arguments: of Trainer.validate, for the validation set.
-        """
+        """Score the validation set, given as the arguments of Trainer.validate; print and write."""
         # Refuse now what cannot work, not after an hour.
         if self.trainer.limit_val_batches == 0:
             raise UserError("--trainer.limit_val_batches 0 scores nothing")
@@ -160,11 +143,7 @@ class Scoring:
                 scorer.show(result)
 
     def validate(self, **arguments: Any) -> dict[str, Scores]:
-        """The scores of the raw weights, under "raw", and of their moving average, under "ema", if there is one.
-
-        Args:
-            arguments: of Trainer.validate.
-        """
+        """Trainer.validate's scores of the raw weights, as "raw", and of their moving average, if any, as "ema"."""
         from cait.train.ema import EMA
 
         self.trainer.validate(**arguments | {"verbose": False})  # the table has the figures of Lightning's
@@ -196,12 +175,12 @@ class Scoring:
 
     def _about(self) -> Scores:
         """What is scored."""
-        config, name = self.config, self.module.name
+        config = self.config
         about = {
-            "weights": config.ckpt_path or config.model.weights or f"timm's {name}",
+            "weights": config.ckpt_path or config.model.weights or f"timm's {self.module.name}",
             "epoch": self.epoch,
             "step": self.step,
-            "model": name,
+            "model": self.module.name,
             "img_size": self.data.img_size,
             "crop_pct": config.data.crop_pct,
             "root": str(self.data.root),
@@ -245,10 +224,9 @@ def show(result: Scores, rows: Sequence[Row]) -> None:
 
 def _cell(form: str, scores: Scores, place: Sequence[str]) -> str:
     """The figure at a place in the scores; empty if there is none."""
-    *keys, last = place
-    for key in keys:
-        scores = scores.get(key, {})
-    figure = scores.get(last)
+    figure: Any = scores
+    for key in place:
+        figure = (figure or {}).get(key)
     return "" if figure is None else form.format(figure)
 
 

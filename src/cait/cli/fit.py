@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 
-from cait import signature
-from cait.cli.options import TRUST, asks_for_help, check_one_name, replaced, split_run, split_trust
+from cait import plugins
+from cait.cli.options import asks_for_help, check_one_name, replaced, split_run, split_trust
 from cait.errors import UserError
 from cait.run import rundir
 from cait.run.program import Program
@@ -26,11 +25,8 @@ the path of a folder. What you give now wins over the run's own settings.
 def fit(arguments: list[str], program: Program) -> None:
     """Train. Extras may replace arguments first, such as a row of a table by its settings."""
     if any(argument.split("=")[0] in ("-h", "--help") for argument in arguments):
-        from cait.cli import help
-
-        topic = help.topic(arguments)
-        if topic != "all":
-            print(help.fields() if topic else help.fit())
+        if text := "".join(explain(arguments) for explain in plugins.of_kind("fit_help")):
+            print(text)
             return
         arguments = ["--help"]
     check_one_name(arguments)
@@ -55,12 +51,7 @@ def resume(arguments: list[str], program: Program) -> None:
     from cait.cli.lightning import CaiTCLI, drive
     from cait.guards import trust
 
-    own = signature.own_text(Path(arguments[2]))
-    limits: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if not (trusted or own):
-        paths = [*trust.PACKAGES, *trust.named(given)]
-        limits = trust.only_importing(paths, arguments[2], f"if you trust it add {TRUST}")
-    with limits, contextlib.nullcontext() if trusted else trust.only_objects([*given, own]):
+    with trust.only_known(arguments, given, trusted, builds=True):
         drive(CaiTCLI, arguments, program)
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import sys
-import threading
-import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning
 import yaml
 from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -23,13 +19,12 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from cait import ckpt, disk, plugins, signature
 from cait.cli.options import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
-from cait.errors import DISK_FULL, UserError, one_line
-from cait.guards import configurations, trainer_checks
+from cait.errors import UserError, one_line
+from cait.guards import configurations, failures, trainer_checks
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.guards.unreadable import UnreadableReport
 from cait.run import rundir
@@ -86,6 +81,8 @@ class CaiTCLI(LightningCLI):
     """
 
     lock: RunLock | None = None
+    checkpoint_epoch: int | None = None
+    checkpoint_step: int | None = None
     _not_made: str | None = None
 
     def __init__(self, arguments: list[str], program: Program) -> None:
@@ -237,13 +234,10 @@ class CaiTCLI(LightningCLI):
         launched = "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ  # by torchrun, SLURM or Lightning
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
-            base = (
-                _recipe(configurations.configurations_of(self.arguments))
-                or self.program.default_name
-                or re.sub(r"[/:]", "-", config.model.name)
-            )
+            model = re.sub(r"[/:]", "-", config.model.name)
+            base = configurations.recipe(self.arguments) or self.program.default_name or model
             # Processes that were launched separately cannot agree on a number.
-            name = base if launched else _new_folder(root, base)
+            name = base if launched else rundir.new_folder(root, base).name
         if not re.fullmatch(r"\w[\w.=+-]*", name):
             raise UserError(f"a run's name is made of letters, digits and . _ - + =, and is not a path: {name!r}")
         os.environ[RUN_VARIABLE] = config.run_name = name
@@ -376,74 +370,19 @@ class CaiTCLI(LightningCLI):
 
     def _first_step(self) -> int:
         """Steps of this run that the checkpoint has done; 0 in a new run, whatever checkpoint it starts from."""
-        resumed = self.config.fit.ckpt_path is not None and any(self.run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt"))
-        return self.checkpoint_step if resumed else 0
+        continued = any(self.run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt"))
+        return (self.checkpoint_step or 0) if continued else 0
 
 
-def drive(
-    kind: Callable[..., CaiTCLI],
-    arguments: list[str],
-    program: Program,
-) -> None:
+def drive(kind: Callable[..., CaiTCLI], arguments: list[str], program: Program) -> None:
     """Run a verb of LightningCLI with its options.
 
     Raises:
         UserError: bad input, or a setting that Lightning refuses.
     """
-    try:
-        with _full_disk_reported_once():
-            kind(arguments, program)
-    except MisconfigurationException as error:
-        raise UserError(one_line(error)) from error
-    except (ValueError, RuntimeError) as error:  # settings that do not go with the data, or with each other
-        if re.search(r"out of memory|can't allocate memory", str(error)):
-            size = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
-            raise UserError(
-                f"out of memory{f' ({size[0].lower()})' if size else ''}: lower --data.batch_size or --data.img_size, "
-                "take a smaller model, or add --model.grad_checkpointing true"
-            ) from error
-        if isinstance(error, UserError) or not _is_lightnings(error):
-            raise
-        raise UserError(one_line(error)) from error
-
-
-def _is_lightnings(error: Exception) -> bool:
-    """Whether Lightning itself raised the error, and not code that it calls."""
-    *_, last = traceback.extract_tb(error.__traceback__)
-    return Path(lightning.__file__).parent in Path(last.filename).parents
-
-
-@contextlib.contextmanager
-def _full_disk_reported_once() -> Iterator[None]:
-    """Hide the traceback of TensorBoard's writing thread: the run itself reports a full disk in one line."""
-    before = threading.excepthook
-
-    def tell(given: threading.ExceptHookArgs) -> None:
-        if not (isinstance(given.exc_value, OSError) and given.exc_value.errno in DISK_FULL):
-            before(given)
-
-    threading.excepthook = tell
-    try:
-        yield
-    finally:
-        threading.excepthook = before
+    with failures.in_one_line():
+        kind(arguments, program)
 
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def _recipe(configs: Iterable[str]) -> str:
-    """The name of the last file that is no overlay; overlays only say where a run trains and logs."""
-    return next((path.stem for path in reversed([*map(Path, configs)]) if not configurations.is_overlay(path)), "")
-
-
-def _new_folder(root: Path, base: str) -> str:
-    """Make the first folder of `base`, `base-2`, `base-3`, ... that is not there yet, for this run alone."""
-    root.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        name = base if number == 1 else f"{base}-{number}"
-        with contextlib.suppress(FileExistsError):
-            (root / name).mkdir()
-            break
-    return name

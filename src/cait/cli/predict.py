@@ -36,15 +36,15 @@ def predict(arguments: list[str], program: Program) -> None:
     if given.output and given.output.exists():
         raise UserError(f"{given.output} exists; move it away or name another file with --output")
     checkpoint, folder = loading.checkpoint_of(given.run, "predict with")
-    samples = _samples(given.images)
     from cait.guards import trust
 
+    paths = [path for place in given.images for path in _paths(place)]
+    if not paths:
+        raise UserError("no names on standard input")
     with trust.only_own(folder, given.trusted):
         ema = False if given.raw else None
         loaded = loading.from_checkpoint(checkpoint, folder, ema, None, program.module, program.data)
-        rows = _rows(loaded, samples, loading.device(folder), given.top_k)
-        if not _write(rows, samples, loaded.class_names, given):
-            raise UserError(f"none of the {len(samples):,} images can be read")
+        _write(loaded, paths, loading.device(folder), given)
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -69,21 +69,12 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return given
 
 
-def _samples(places: list[str]) -> Any:
-    """The images of files, folders and patterns, in their order.
+def _paths(place: str) -> Iterable[str]:
+    """The images of a file, a folder, a pattern or standard input, in their order.
 
     Raises:
-        UserError: a pattern matches nothing, a folder holds no image, or there is no image at all.
+        UserError: a pattern matches nothing, or a folder holds no image.
     """
-    from cait.data.listing import Files
-
-    samples = Files((path, -1) for place in places for path in _paths(place))
-    if not len(samples):
-        raise UserError("no names on standard input")
-    return samples
-
-
-def _paths(place: str) -> Iterable[str]:
     from cait.data.folder import scan_flat
 
     if place == "-":
@@ -99,66 +90,64 @@ def _paths(place: str) -> Iterable[str]:
     return list(dict.fromkeys(paths))  # ** matches a folder and what lies in it
 
 
-def _rows(loaded: loading.Loaded, samples: Any, device: Any, top_k: int) -> Iterator[Row]:
-    """A row for each image, in order."""
+def _rows(loaded: loading.Loaded, paths: list[str], device: Any, top_k: int, unreadable: list[str]) -> Iterator[Row]:
+    """A row for each image, in order. Those that are unreadable are reported, and added to the list."""
     import torch
 
+    from cait.data.listing import Files
     from cait.train.prediction import best_classes
 
     data, network = loaded.data, loaded.network.to(device)
-    data.num_workers = min(data.workers(1), len(samples) // data.eval_batch_size)  # a few images need no workers
-    data.predict_samples = samples
-    done = 0
+    data.num_workers = min(data.workers(1), len(paths) // data.eval_batch_size)  # a few images need no workers
+    data.predict_samples = Files((path, -1) for path in paths)
+    remaining = iter(paths)
     for images, labels in data.predict_dataloader():
         with torch.inference_mode():
             probabilities = network(images.to(device)).float().softmax(dim=1).cpu()
         best = best_classes(probabilities, loaded.class_names, top_k)
-        for index, (classes, label) in enumerate(zip(best, labels.tolist(), strict=True), done):
-            error = _why_unreadable(samples, index) if label < 0 else None
-            if not error and not probabilities[index - done].isfinite().all():
-                raise UserError(f"the network has no finite probabilities for {samples.name(index)}")
-            yield {"path": samples.name(index)} | ({"error": error} if error else {"predictions": classes})
-        done += len(best)
+        finite = probabilities.isfinite().all(dim=1).tolist()
+        for label, classes, is_finite in zip(labels.tolist(), best, finite, strict=True):
+            path = next(remaining)
+            if label < 0:
+                error = _why_unreadable(path)
+                unreadable.append(path)
+                print(f"cannot read {printable(path)}: {error}", file=sys.stderr)
+                yield {"path": path, "error": error}
+            elif is_finite:
+                yield {"path": path, "predictions": classes}
+            else:
+                raise UserError(f"the network has no finite probabilities for {path}")
 
 
-def _why_unreadable(samples: Any, index: int) -> str:
+def _why_unreadable(path: str) -> str:
     """Why an image cannot be read. Loader processes tell only that it cannot, so read it once more."""
     from cait.data.reading import UnreadableImageError, load_rgb
 
-    name = samples.name(index)
     try:
-        load_rgb(samples[index][0], name)
+        load_rgb(path)
     except UnreadableImageError as error:
-        return str(error).removeprefix(f"cannot read the image {name}: ")
+        return str(error).removeprefix(f"cannot read the image {path}: ")
     return "it could not be read at first"
 
 
-def _write(rows: Iterator[Row], samples: Any, class_names: list[str], given: argparse.Namespace) -> int:
-    """Write the rows to the file or to the screen; returns how many images could be read."""
+def _write(loaded: loading.Loaded, paths: list[str], device: Any, given: argparse.Namespace) -> None:
+    """Write the rows to the file or to the screen."""
     start, console = time.monotonic(), Console(stderr=True)
     moving = console.is_terminal and (given.output is not None or not sys.stdout.isatty())
-    readable: list[bool] = []
+    count, unreadable = len(paths), list[str]()
+    rows = _rows(loaded, paths, device, given.top_k, unreadable)
     with (
         Progress(console=console, transient=True, redirect_stdout=False, disable=not moving) as progress,
         _file(given.output) as file,
     ):
-        told = _tell(progress.track(rows, len(samples), description="images"), readable)
-        FORMATS[given.format](file, told, samples, class_names, given.top_k)
-    count = len(readable)
-    end = "" if all(readable) else f", {readable.count(False):,} unreadable"
+        tracked = progress.track(rows, count, description="images")
+        FORMATS[given.format](file, tracked, paths, loaded.class_names, given.top_k)
+    end = f", {len(unreadable):,} unreadable" if unreadable else ""
     print(f"{count:,} image{'s' * (count != 1)} in {time.monotonic() - start:.1f} s{end}", file=sys.stderr)
     if given.output:
         print(os.path.relpath(given.output))
-    return readable.count(True)
-
-
-def _tell(rows: Iterable[Row], readable: list[bool]) -> Iterator[Row]:
-    """The rows, after those that are unreadable were reported, and `readable` was extended."""
-    for row in rows:
-        readable.append("error" not in row)
-        if "error" in row:
-            print(f"cannot read {printable(row['path'])}: {row['error']}", file=sys.stderr)
-        yield row
+    if len(unreadable) == count:
+        raise UserError(f"none of the {count:,} images can be read")
 
 
 @contextlib.contextmanager
@@ -172,9 +161,9 @@ def _file(output: Path | None) -> Iterator[IO[str]]:
         yield file
 
 
-def _table(file: IO[str], rows: Iterable[Row], samples: Any, class_names: list[str], top_k: int) -> None:
+def _table(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: list[str], top_k: int) -> None:
     """Rows as they come, in columns that fit a terminal."""
-    width = min(max(len(samples.name(index)) for index in range(len(samples))), WIDEST)
+    width = min(max(map(len, paths)), WIDEST)
     label = min(max(map(len, class_names)), WIDEST // 2)
     columns = shutil.get_terminal_size().columns if file.isatty() else None
     for row in rows:
@@ -191,7 +180,7 @@ def _table(file: IO[str], rows: Iterable[Row], samples: Any, class_names: list[s
         print(line, file=file)
 
 
-def _csv(file: IO[str], rows: Iterable[Row], samples: Any, class_names: list[str], top_k: int) -> None:
+def _csv(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: list[str], top_k: int) -> None:
     """path, class, probability, class_2, probability_2, ..., error"""
     places = range(1, min(top_k, len(class_names)) + 1)
     ends = ["" if place == 1 else f"_{place}" for place in places]
@@ -202,7 +191,7 @@ def _csv(file: IO[str], rows: Iterable[Row], samples: Any, class_names: list[str
         writer.writerow([row["path"], *(cells or [""] * 2 * len(places)), row.get("error", "")])
 
 
-def _jsonl(file: IO[str], rows: Iterable[Row], samples: Any, class_names: list[str], top_k: int) -> None:
+def _jsonl(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: list[str], top_k: int) -> None:
     for row in rows:
         print(json.dumps(row), file=file)
 

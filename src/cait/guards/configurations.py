@@ -52,6 +52,12 @@ def config_files(arguments: Iterable[str]) -> list[Path]:
     return [path for path in named if len(path.name) < 256 and path.is_file()]
 
 
+def recipe(arguments: Iterable[str]) -> str:
+    """The name of the last file of `--config` that is no overlay; empty if there is none."""
+    named = map(Path, reversed(configurations_of(arguments)))
+    return next((path.stem for path in named if not is_overlay(path)), "")
+
+
 def is_overlay(path: Path) -> bool:
     """Whether a configuration says where a run trains and logs, and not what it is.
 

@@ -15,6 +15,7 @@ from jsonargparse._common import parsing_settings
 
 from cait import references, signature
 from cait.errors import UserError
+from cait.guards.configurations import config_files
 from cait.run import rundir
 
 PACKAGES = ("cait", "lightning", "torch", "torchmetrics", "torchvision")
@@ -63,6 +64,30 @@ def _parsing_settings(**settings: Any) -> Iterator[None]:
 def only_objects(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
     """Refuse every part `package.module:name` that is neither in these arguments nor in `PUBLIC`."""
     return references.only([*references.paths_in(" ".join(arguments)), *_public()], REMEDY)
+
+
+@contextlib.contextmanager
+def only_known(settings: Sequence[str], given: Sequence[str], trusted: bool, builds: bool) -> Iterator[None]:
+    """While a run's settings are used, refuse code that neither this account nor the command line names.
+
+    Args:
+        settings: the whole command line; its first configuration is the run's.
+        given: what the user typed of it.
+        trusted: whether --trust-config is given. Parts `package.module:name` are then free, and so are the classes of
+            the Trainer if the verb `builds` them; otherwise only the command line may name such a class.
+        builds: whether the verb takes the Trainer's classes from the configuration.
+    """
+    configs = config_files(settings)
+    own = [signature.own_text(path) for path in configs]
+    with contextlib.ExitStack() as limits:
+        if not builds:
+            limits.enter_context(only_importing(named(given), "the configuration", "give it on the command line"))
+        elif not (trusted or own[0]):
+            paths = [*PACKAGES, *named(given)]
+            limits.enter_context(only_importing(paths, str(configs[0]), "if you trust it add --trust-config"))
+        if not trusted:
+            limits.enter_context(only_objects([*given, *own]))
+        yield
 
 
 @contextlib.contextmanager

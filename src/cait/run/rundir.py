@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from pathlib import Path
 
 from cait.disk import AWAY
@@ -35,6 +37,17 @@ def folder_of(name: str) -> Path:
     runs = sorted(path.parent.name for path in LOGS.glob(f"*/{CONFIG}"))
     others = f"; {'runs: ' + ', '.join(runs) if runs else 'there are none yet'}"
     raise UserError(f"there is no run {LOGS / name}{did_you_mean(name, runs, others)}")
+
+
+def new_folder(root: Path, base: str) -> Path:
+    """Make the first folder of `base`, `base-2`, `base-3`, ... that is not there yet, for this run alone."""
+    root.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = root / (base if number == 1 else f"{base}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            break
+    return folder
 
 
 def run_argument(folder: Path) -> str:

@@ -73,7 +73,7 @@ class ReplayCLI(CaiTCLI):
         kwargs |= dict(enable_model_summary=False, profiler=None, max_time=None, min_epochs=None, min_steps=None)
         if self.asked.data_only:
             return self._any_trainer(kwargs | dict(logger=False, callbacks=[]))
-        start = 0 if self.asked.start is None else self.checkpoint_step
+        start = self.checkpoint_step or 0
         if start > self.asked.step:
             raise UserError(f"{self.asked.start} is of step {start:,}, after step {self.asked.step:,}")
         self.kept, self.record = KeptRows(), StepRecord(start, self.steps)

@@ -12,10 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cait import ckpt, disk, signature
+from cait import ckpt, disk
 from cait.cli.options import TRUST, Options, check_folder, replaced, split_trust
 from cait.errors import UserError
-from cait.guards.configurations import config_files
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -118,12 +117,5 @@ def _run(asked: Namespace, settings: list[str], given: list[str], trusted: bool,
     from cait.extras.replay.retraining import ReplayCLI
     from cait.guards import trust
 
-    signed = [signature.own_text(path) for path in config_files(settings)]
-    limits: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if asked.data_only:
-        limits = trust.only_importing(trust.named(given), "the configuration", "give it on the command line")
-    elif not (trusted or signed[0]):  # the run's file; others may follow it
-        paths = [*trust.PACKAGES, *trust.named(given)]
-        limits = trust.only_importing(paths, str(asked.folder / rundir.CONFIG), f"if you trust it add {TRUST}")
-    with limits, contextlib.nullcontext() if trusted else trust.only_objects([*given, *signed]):
+    with trust.only_known(settings, given, trusted, builds=not asked.data_only):
         drive(partial(ReplayCLI, asked), ["fit", *settings], program)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from cait.cli import help, main
+from cait.cli import main
 from cait.cli.lightning import CaiTCLI
+from cait.extras.short_help import text as short
 from cait.run.program import Program
 
 
@@ -21,13 +22,13 @@ def test_the_short_help_says_what_the_parser_says(capsys: pytest.CaptureFixture[
     known: dict[str, Any] = {}
     with pytest.raises(SystemExit):
         Known(["fit"], Program())
-    text = " ".join(help.fit().split("\n\n", 2)[2].split())
+    text = " ".join(short.fit().split("\n\n", 2)[2].split())
     named = re.findall(r" --([\w.]+) ((?:(?! --).)*?)\[([^\[\]]*)\]", text)
-    assert {name for name, *_ in named} == {name for names in help.SHOWN.values() for name in names.split()}
+    assert {name for name, *_ in named} == {name for names in short.SHOWN.values() for name in names.split()}
     for name, _, default in named:
         shown = default if default != "null" else "None"
         assert name == "model.fields" or str(known[name]).lower() in (shown.lower(), f"{shown}.0"), name
-    assert max(map(len, help.fit().splitlines())) <= 80
+    assert max(map(len, short.fit().splitlines())) <= 80
     main(["fit", "--help=model"])
     listed = capsys.readouterr().out
     assert max(map(len, listed.splitlines())) <= 100

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
+import cait
 from cait import plugins
 from cait.cli.options import SETTINGS
 from cait.errors import UserError
@@ -51,6 +52,7 @@ LIGHTNINGS = {
 }
 """Settings that no group of this package has, with their defaults."""
 TOPICS = ("", "model", "all")
+SOURCE = Path(cait.__file__).parent
 
 
 def topic(arguments: list[str]) -> str:
@@ -93,7 +95,7 @@ def _row(name: str, default: str, sentence: str) -> Iterable[str]:
 def _fields_of(group: str) -> Iterator[tuple[str, tuple[str, str]]]:
     """(name, (default, sentence)) of each setting of a group, from the source of its dataclasses."""
     rooms = {"model": ("model", "train"), "data": ("data",)}[group]
-    for file in (file for room in rooms for file in sorted(Path(__file__).parents[1].joinpath(room).glob("*.py"))):
+    for file in (file for room in rooms for file in sorted(SOURCE.joinpath(room).glob("*.py"))):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and node.decorator_list and node.name != CaiTConfig.__name__:
                 about = sentences(node.body)
