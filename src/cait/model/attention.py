@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cait.model import talking_heads
 from cait.model.config import CaiTConfig
 from cait.model.residual import scalar_bias, scaled_linear
+from cait.model.talking_heads import Backends, mixed_softmax
 
 COSINE_EPS = 1e-6
 
@@ -22,12 +22,12 @@ class SelfAttention(nn.Module):
     The maps are mixed over the heads before the softmax (proj_l) and after it (proj_w).
     """
 
-    def __init__(self, config: CaiTConfig) -> None:
+    def __init__(self, config: CaiTConfig, backends: Backends) -> None:
         super().__init__()
         d, self.num_heads = config.embed_dim, config.num_heads
         self.scale = (d // self.num_heads) ** -0.5
         self.cosine = config.attention == "cosine"
-        self.talking_heads, self.backend = config.talking_heads, config.attention_backend
+        self.talking_heads, self.backend, self.backends = config.talking_heads, config.attention_backend, backends
         self.bias_qkv, self.bias_proj = scalar_bias(config), scalar_bias(config)
         self.qkv = nn.Linear(d, d * 3, bias=config.qkv_bias)
         self.proj = nn.Linear(d, d)
@@ -39,7 +39,7 @@ class SelfAttention(nn.Module):
         """γ · attention(x); no γ means 1."""
         qkv = self.qkv(self.bias_qkv(x)).unflatten(-1, (3, self.num_heads, -1))  # [B, N, 3, h, k]
         if self.talking_heads and not self.cosine:
-            out = talking_heads.attend(qkv, self.proj_l, self.proj_w, self.scale, self.backend)
+            out = self.backends.attend(qkv, self.proj_l, self.proj_w, self.scale, self.backend)
         else:
             q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
             if self.talking_heads:
@@ -58,7 +58,7 @@ class SelfAttention(nn.Module):
         maps = scores(q, k, self.scale, self.cosine)
         if not self.talking_heads:
             return maps.softmax(dim=-1)
-        return talking_heads.mixed_softmax(maps, self.proj_l, self.proj_w)
+        return mixed_softmax(maps, self.proj_l, self.proj_w)
 
 
 class ClassAttention(nn.Module):
@@ -124,6 +124,5 @@ def in_use(network: nn.Module, device: torch.device) -> str:
     names: set[str] = set()
     for layer in network.modules():
         if isinstance(layer, SelfAttention) and layer.talking_heads and not layer.cosine:
-            auto = layer.backend == "auto"
-            names |= talking_heads.chosen(device, layer.num_heads) if auto else {layer.backend}
+            names |= layer.backends.chosen(device) if layer.backend == "auto" else {layer.backend}
     return ", ".join(sorted(names))
