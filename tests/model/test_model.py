@@ -13,7 +13,6 @@ from timm.layers import DropPath as TimmDropPath
 import cait
 from cait import plugins
 from cait.errors import UserError
-from cait.model.attention import in_use
 from cait.model.config import VARIANTS
 from cait.model.residual import DropPath, draw_samples, scaled_linear
 from cait.model.talking_heads import Backends
@@ -288,23 +287,24 @@ def test_an_extra_adds_a_backend(slow_backend: None) -> None:
     network = cait.create_model("xxs24", 16, 10, attention_backend="slow", **fields)
     given = attention_case(2, 5, torch.float32)[:3]
     assert torch.equal(Backends().attend(*given, 0.5, "slow"), 2 * given[0][:, :, 2].flatten(2))
-    assert in_use(network, torch.device("cpu")) == "slow"
+    assert {block.attn.backend for block in network.blocks} == {"slow"}
     with pytest.raises(UserError, match="attention_backend slow needs at least 2 heads; take auto or reference"):
         Backends().attend(*attention_case(1, 5, torch.float32)[:3], 0.5, "slow")
 
 
 def test_auto_asks_the_extras_once_for_each_shape(slow_backend: None) -> None:
     network = cait.create_model("xxs24", 16, 10, patch_size=8, embed_dim=32, num_heads=2, depth=2)
-    choose = network.blocks[0].attn.backends.choose
+    (backends,) = {block.attn.backends for block in (*network.blocks, *deepcopy(network).blocks)}
+    choose, chosen = backends.choose, backends.chosen
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
-    assert [in_use(network, device) for device in (cpu, gpu)] == ["auto", "auto"]
+    assert [chosen(device) for device in (cpu, gpu)] == [{"auto"}, {"auto"}]
     assert choose(gpu, torch.bfloat16, 4, 2, 16) == "reference"
-    assert in_use(network, gpu) == "reference"
+    assert chosen(gpu) == {"reference"}
     assert choose(gpu, torch.bfloat16, 5, 2, 16) == "slow"
-    assert in_use(deepcopy(network), gpu) == "reference, slow"
+    assert chosen(gpu) == {"reference", "slow"}
     assert choose(gpu, torch.bfloat16, 5, 2, 16) == "slow"
     network(torch.zeros(1, 3, 16, 16))
-    assert in_use(network, cpu) == "reference"
+    assert chosen(cpu) == {"reference"}
     assert SlowBackend.asked == 3
 
 
@@ -315,4 +315,4 @@ def test_a_backend_of_an_absent_extra_gives_way_to_auto(slow_backend: None, monk
         network = cait.create_model("xxs24", 16, 10, attention_backend="gone", **fields)
     assert network.config.attention_backend == "auto"
     network(torch.zeros(1, 3, 16, 16))
-    assert in_use(network, torch.device("cpu")) == "reference"
+    assert network.blocks[0].attn.backends.chosen(torch.device("cpu")) == {"reference"}
