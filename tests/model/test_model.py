@@ -13,11 +13,9 @@ from timm.layers import DropPath as TimmDropPath
 import cait
 from cait import plugins
 from cait.errors import UserError
-from cait.model import talking_heads
-from cait.model.attention import in_use
 from cait.model.config import VARIANTS
 from cait.model.residual import DropPath, draw_samples, scaled_linear
-from cait.model.talking_heads import attend, choose
+from cait.model.talking_heads import Backends
 
 # Parameters at 224 with 1,000 classes, as measured on the released code.
 PARAMETERS = {
@@ -282,31 +280,31 @@ class SlowBackend:
 def slow_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "merged", lambda kind: {"slow": f"{__name__}:SlowBackend"})
     monkeypatch.setattr(SlowBackend, "asked", 0)
-    for known in ("_made", "_chosen"):
-        monkeypatch.setattr(talking_heads, known, {})
 
 
 def test_an_extra_adds_a_backend(slow_backend: None) -> None:
     fields = dict(patch_size=8, embed_dim=32, num_heads=2, depth=1)
     network = cait.create_model("xxs24", 16, 10, attention_backend="slow", **fields)
     given = attention_case(2, 5, torch.float32)[:3]
-    assert torch.equal(attend(*given, 0.5, "slow"), 2 * given[0][:, :, 2].flatten(2))
-    assert in_use(network, torch.device("cpu")) == "slow"
+    assert torch.equal(Backends().attend(*given, 0.5, "slow"), 2 * given[0][:, :, 2].flatten(2))
+    assert {block.attn.backend for block in network.blocks} == {"slow"}
     with pytest.raises(UserError, match="attention_backend slow needs at least 2 heads; take auto or reference"):
-        attend(*attention_case(1, 5, torch.float32)[:3], 0.5, "slow")
+        Backends().attend(*attention_case(1, 5, torch.float32)[:3], 0.5, "slow")
 
 
 def test_auto_asks_the_extras_once_for_each_shape(slow_backend: None) -> None:
     network = cait.create_model("xxs24", 16, 10, patch_size=8, embed_dim=32, num_heads=2, depth=2)
+    (backends,) = {block.attn.backends for block in (*network.blocks, *deepcopy(network).blocks)}
+    choose, chosen = backends.choose, backends.chosen
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
-    assert [in_use(network, device) for device in (cpu, gpu)] == ["auto", "auto"]
+    assert [chosen(device) for device in (cpu, gpu)] == [{"auto"}, {"auto"}]
     assert choose(gpu, torch.bfloat16, 4, 2, 16) == "reference"
-    assert in_use(network, gpu) == "reference"
+    assert chosen(gpu) == {"reference"}
     assert choose(gpu, torch.bfloat16, 5, 2, 16) == "slow"
-    assert in_use(deepcopy(network), gpu) == "reference, slow"
+    assert chosen(gpu) == {"reference", "slow"}
     assert choose(gpu, torch.bfloat16, 5, 2, 16) == "slow"
     network(torch.zeros(1, 3, 16, 16))
-    assert in_use(network, cpu) == "reference"
+    assert chosen(cpu) == {"reference"}
     assert SlowBackend.asked == 3
 
 
@@ -317,4 +315,4 @@ def test_a_backend_of_an_absent_extra_gives_way_to_auto(slow_backend: None, monk
         network = cait.create_model("xxs24", 16, 10, attention_backend="gone", **fields)
     assert network.config.attention_backend == "auto"
     network(torch.zeros(1, 3, 16, 16))
-    assert in_use(network, torch.device("cpu")) == "reference"
+    assert network.blocks[0].attn.backends.chosen(torch.device("cpu")) == {"reference"}

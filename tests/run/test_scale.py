@@ -24,7 +24,6 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.data.global_batch import batches_a_step
 from cait.errors import UserError
 from cait.guards import configurations, trainer_checks
-from cait.model import attention
 from cait.run.loggers import run_loggers
 
 STEPS = 50
@@ -133,12 +132,6 @@ def test_several_nodes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(UserError, match="num_nodes 2: start it on every machine with torchrun or srun"):
         trainer_checks.check_trainer(trainer(num_nodes=2, devices=1, strategy="ddp"), module(), True, False)
-
-
-def test_a_network_of_ones_own_may_call_a_layer_talking_heads() -> None:
-    net = torch.nn.Module()
-    net.backend = net.backends = torch.nn.Linear(2, 2)
-    assert attention.in_use(net, torch.device("cpu")) == ""
 
 
 @pytest.mark.parametrize("more", [["--trainer.enable_checkpointing=false"], ["--trainer.fast_dev_run=1"], []])

@@ -5,13 +5,12 @@ Shapes: B images, N patches, T class tokens, d = embed_dim, h heads, k = d / h c
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cait.model import talking_heads
 from cait.model.config import CaiTConfig
 from cait.model.residual import scalar_bias, scaled_linear
+from cait.model.talking_heads import Backends, mixed_softmax
 
 COSINE_EPS = 1e-6
 
@@ -22,12 +21,12 @@ class SelfAttention(nn.Module):
     The maps are mixed over the heads before the softmax (proj_l) and after it (proj_w).
     """
 
-    def __init__(self, config: CaiTConfig) -> None:
+    def __init__(self, config: CaiTConfig, backends: Backends) -> None:
         super().__init__()
         d, self.num_heads = config.embed_dim, config.num_heads
         self.scale = (d // self.num_heads) ** -0.5
         self.cosine = config.attention == "cosine"
-        self.talking_heads, self.backend = config.talking_heads, config.attention_backend
+        self.talking_heads, self.backend, self.backends = config.talking_heads, config.attention_backend, backends
         self.bias_qkv, self.bias_proj = scalar_bias(config), scalar_bias(config)
         self.qkv = nn.Linear(d, d * 3, bias=config.qkv_bias)
         self.proj = nn.Linear(d, d)
@@ -37,28 +36,26 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, gamma: Tensor | None = None) -> Tensor:
         """γ · attention(x); no γ means 1."""
-        qkv = self.qkv(self.bias_qkv(x)).unflatten(-1, (3, self.num_heads, -1))  # [B, N, 3, h, k]
+        qkv = self._qkv(x)
         if self.talking_heads and not self.cosine:
-            out = talking_heads.attend(qkv, self.proj_l, self.proj_w, self.scale, self.backend)
+            out = self.backends.attend(qkv, self.proj_l, self.proj_w, self.scale, self.backend)
         else:
             q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
-            if self.talking_heads:
-                out = merge_heads(self._weights(q, k) @ v)
-            else:
-                out = merge_heads(attend(q, k, v, self.scale, self.cosine))
+            mixed = self.talking_heads
+            out = merge_heads(self._weights(q, k) @ v if mixed else attend(q, k, v, self.scale, self.cosine))
         return scaled_linear(self.proj, self.bias_proj(out), gamma)
 
     def maps(self, x: Tensor) -> Tensor:
         """The weights that `forward` gives the values for the input x, [B, h, N, N]: a row for each query."""
-        qkv = self.qkv(self.bias_qkv(x)).unflatten(-1, (3, self.num_heads, -1))
-        q, k, _ = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, _ = self._qkv(x).permute(2, 0, 3, 1, 4).unbind(0)
         return self._weights(q, k)
+
+    def _qkv(self, x: Tensor) -> Tensor:
+        return self.qkv(self.bias_qkv(x)).unflatten(-1, (3, self.num_heads, -1))  # [B, N, 3, h, k]
 
     def _weights(self, q: Tensor, k: Tensor) -> Tensor:
         maps = scores(q, k, self.scale, self.cosine)
-        if not self.talking_heads:
-            return maps.softmax(dim=-1)
-        return talking_heads.mixed_softmax(maps, self.proj_l, self.proj_w)
+        return mixed_softmax(maps, self.proj_l, self.proj_w) if self.talking_heads else maps.softmax(dim=-1)
 
 
 class ClassAttention(nn.Module):
@@ -81,19 +78,20 @@ class ClassAttention(nn.Module):
 
     def forward(self, z: Tensor, gamma: Tensor | None = None) -> Tensor:
         """γ · attention(z); no γ means 1."""
-        z = self.bias_qkv(z)
-        keys = z if self.cls_in_keys else z[:, self.queries :]
-        q = self._split_heads(self.q(z[:, : self.queries]))
-        k, v = self._split_heads(self.k(keys)), self._split_heads(self.v(keys))
+        queries, keys = self._queries_and_keys(z)
+        q, k, v = (self._split_heads(y) for y in (self.q(queries), self.k(keys), self.v(keys)))
         out = attend(q, k, v, self.scale, self.cosine)  # [B, h, T, k]
         return scaled_linear(self.proj, self.bias_proj(merge_heads(out)), gamma)
 
     def maps(self, z: Tensor) -> Tensor:
         """The weights that `forward` gives the values for the input z, [B, h, T, keys]: the paper's pictures."""
-        z = self.bias_qkv(z)
-        keys = z if self.cls_in_keys else z[:, self.queries :]
-        q, k = self._split_heads(self.q(z[:, : self.queries])), self._split_heads(self.k(keys))
+        queries, keys = self._queries_and_keys(z)
+        q, k = self._split_heads(self.q(queries)), self._split_heads(self.k(keys))
         return scores(q, k, self.scale, self.cosine).softmax(dim=-1)
+
+    def _queries_and_keys(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.bias_qkv(z)
+        return z[:, : self.queries], z if self.cls_in_keys else z[:, self.queries :]
 
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, h, tokens, k]
@@ -117,13 +115,3 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, cosine: bool) -> Tenso
     if cosine:
         return scores(q, k, scale, cosine).softmax(dim=-1) @ v
     return F.scaled_dot_product_attention(q, k, v, scale=scale)
-
-
-def in_use(network: nn.Module, device: torch.device) -> str:
-    """The backends of attention with talking heads on `device`: "auto" until the first pass, empty without any."""
-    names: set[str] = set()
-    for layer in network.modules():
-        if isinstance(layer, SelfAttention) and layer.talking_heads and not layer.cosine:
-            auto = layer.backend == "auto"
-            names |= talking_heads.chosen(device, layer.num_heads) if auto else {layer.backend}
-    return ", ".join(sorted(names))

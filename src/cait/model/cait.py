@@ -30,7 +30,7 @@ from cait.model.residual import (
     scalar_bias,
     scaled_linear,
 )
-from cait.model.talking_heads import known_backend
+from cait.model.talking_heads import Backends, known_backend
 
 
 class PatchEmbed(nn.Module):
@@ -103,8 +103,8 @@ class Block(nn.Module):
 class SelfAttentionBlock(Block):
     """x + drop_path(γ₁ · attention(norm(x))), then x + drop_path(γ₂ · mlp(norm(x))), on tokens [B, N, d]."""
 
-    def __init__(self, config: CaiTConfig, drop_path_rate: float) -> None:
-        super().__init__(config, SelfAttention(config), drop_path_rate)
+    def __init__(self, config: CaiTConfig, drop_path_rate: float, backends: Backends) -> None:
+        super().__init__(config, SelfAttention(config, backends), drop_path_rate)
 
     def forward(self, x: Tensor, *samples: Sample) -> Tensor:
         """`samples` are the draws of stochastic depth for the two branches; if not given, they are drawn here."""
@@ -152,7 +152,7 @@ def compiled(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class Maps(NamedTuple):
-    """Attention maps of a batch, one tensor for each block: the weights that a query (row) gives the values."""
+    """Attention maps of a batch, a tensor for each block: the weights that a query (row) gives the values."""
 
     self_attention: list[Tensor]
     """[B, h, N, N] each, mixed over the heads."""
@@ -177,7 +177,8 @@ class CaiT(nn.Module):
         positions = config.num_patches + (config.num_class_tokens if config.class_token_at == 0 else 0)
         self.pos_embed = nn.Parameter(torch.zeros(1, positions, d))
         self.patch_embed = PatchEmbed(config.in_chans, config.patch_size, d)
-        self.blocks = nn.Sequential(*(SelfAttentionBlock(config, rate) for rate in drop_path_rates(config)))
+        rates, backends = drop_path_rates(config), Backends()
+        self.blocks = nn.Sequential(*(SelfAttentionBlock(config, rate, backends) for rate in rates))
         self.blocks_token_only = nn.ModuleList(ClassAttentionBlock(config) for _ in range(config.depth_token_only))
         self.norm = norm_layer(config)
         self.head = nn.Linear(d, config.num_classes)
@@ -205,14 +206,16 @@ class CaiT(nn.Module):
         if self.config.class_token_at == 0:
             x = self.prepend_class_tokens(x)
         x = x + self.pos_embed
-        samples = self.draw_samples(x)
+        drops: list[Any] = [block.drop_path for block in self.blocks for _ in range(2)]
+        drawn = draw_samples(drops, x)  # for all blocks at once: the indices travel in one copy
         for i, block in enumerate(self.blocks):
             if i > 0 and i == self.config.class_token_at:
                 x = self.prepend_class_tokens(x)
+            samples = drawn[2 * i : 2 * i + 2]
             if self.grad_checkpointing and self.training and torch.is_grad_enabled():
-                x = checkpoint(block, x, *samples[i], use_reentrant=False)
+                x = checkpoint(block, x, *samples, use_reentrant=False)
             else:
-                x = block(x, *samples[i])
+                x = block(x, *samples)
         if self.config.global_pool == "avg":
             return normed(self.norm, x)
         if self.config.class_token_at is None:
@@ -234,20 +237,9 @@ class CaiT(nn.Module):
         """[B, N, d] to [B, T + N, d]"""
         return torch.cat((self.class_tokens().expand(x.shape[0], -1, -1), x), dim=1)
 
-    def draw_samples(self, x: Tensor) -> list[tuple[Sample, ...]]:
-        """The samples of stochastic depth in each block, drawn at once for all blocks; () outside training."""
-        if not self.training:
-            return [()] * len(self.blocks)
-        blocks: Any = self.blocks
-        both = draw_samples([block.drop_path for block in blocks for _ in range(2)], x)
-        return list(zip(both[::2], both[1::2], strict=True))
-
     @torch.no_grad()
     def maps(self, images: Tensor) -> Maps:
-        """The attention maps of images [B, in_chans, img_size, img_size], without dropping anything.
-
-        Memory grows with depth · h · N².
-        """
+        """The attention maps of images [B, in_chans, img_size, img_size], as in evaluation."""
         found, was_training = Maps([], []), self.training
         blocks: list[Any] = [*self.blocks, *self.blocks_token_only]
         runs = [block.run for block in blocks]

@@ -90,10 +90,7 @@ class CaiTConfig:
 
     @property
     def epsilon(self) -> float:
-        """The initial value of LayerScale and of the scalar form: the given one, else by the paper's rule.
-
-        The rule follows the total depth: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 deeper.
-        """
+        """The initial value of LayerScale and of the scalar form; the paper's rule follows the depth."""
         if self.layer_scale_init is not None:
             return self.layer_scale_init
         return 0.1 if self.depth <= 18 else 1e-5 if self.depth <= 24 else 1e-6
@@ -148,9 +145,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def variant_config(name: str, **fields: Any) -> CaiTConfig:
-    """The configuration of a named variant; `fields` replace values of its row.
+    """The configuration of a named variant; `fields` that are not None replace values of its row.
 
-    A field given as None keeps the row's value. When `depth` is changed, ε follows the new depth.
+    When `depth` is changed, ε follows the new depth.
 
     Raises:
         UserError: the name is not one of the ten, or a field does not exist.

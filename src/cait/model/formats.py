@@ -24,6 +24,7 @@ from cait.errors import UserError
 from cait.model.attention import SelfAttention
 
 Forward = Callable[[Tensor], Tensor]
+"""Images [B, C, S, S] to logits [B, num_classes]."""
 Metadata = Mapping[str, Any]
 """What travels with the weights: class_names, img_size and how images are prepared."""
 
@@ -32,20 +33,16 @@ CHECKED_BATCHES = (1, 3)
 
 @dataclass(frozen=True)
 class Format:
-    """A format to write networks in.
-
-    Args:
-        write: called with (network, path, metadata, input shape); writes it and returns it as the reading library
-            gives it: a function from images [B, C, S, S] to logits [B, num_classes].
-        file: default name of the file, or of the directory if it has no suffix.
-        tolerance: largest accepted difference of a logit, as a share of the largest logit or of 1.
-        refuse: called with a network; raises UserError if the format cannot hold it.
-    """
+    """A format to write networks in."""
 
     write: Callable[[Any, Path, Metadata, Sequence[int]], Forward]
+    """Called with (network, path, metadata, input shape); returns what the reading library reads."""
     file: str
+    """Default name of the file, or of the directory if it has no suffix."""
     tolerance: float
+    """Largest accepted difference of a logit, as a share of the largest logit or of 1."""
     refuse: Callable[[nn.Module], None] = lambda _: None
+    """Called with a network; raises UserError if the format cannot hold it."""
 
 
 class Exported(NamedTuple):
@@ -67,16 +64,15 @@ def export(
     Args:
         model: the network; it is not changed. If it has several outputs, the first are the logits.
         output: the file to write, or the directory. Files of the same name are replaced.
-        format: "torch_export", for `torch.export.load`: from "images" [B, C, S, S] of any B to "logits"
-            [B, num_classes]; or one that an extra adds.
+        format: "torch_export", for `torch.export.load`: images [B, C, S, S] of any B to logits [B, num_classes];
+            or one that an extra adds.
         preprocessing: how images are prepared: mean, std, crop_pct, interpolation, and anything else to record.
         input_shape: (C, S, S); a CaiT knows its own.
-        class_names: in the order of the logits. They go with the weights, and so does the preprocessing: as
-            "metadata.json" among the `extra_files` of torch_export.
+        class_names: in the order of the logits. They and the preprocessing go with the weights: in torch_export as
+            "metadata.json" among the `extra_files`.
 
     Raises:
-        UserError: the format cannot hold this network, a package is missing, the place cannot be
-            written to, or what was written gives other logits.
+        UserError: the format cannot hold this network, the place cannot be written to, or the logits are others.
     """
     chosen, output = format_named(format), Path(output).resolve()
     folder = not Path(chosen.file).suffix
@@ -90,18 +86,23 @@ def export(
     for module in model.modules():
         if isinstance(module, SelfAttention):
             module.backend = "auto"  # others may need a GPU
-    logits = [_logits(model, shape, batch) for batch in CHECKED_BATCHES]
     metadata: dict[str, Any] = {"class_names": list(class_names)} if class_names else {}
     metadata |= {"img_size": shape[-1], **(preprocessing or {})}
-    if not all(expected.isfinite().all() for expected in logits):
+    expected = _logits(model, shape)
+    if not all(logits.isfinite().all() for logits in expected):
         raise UserError("the network's logits are not finite: there is nothing to export")
+    differences = []
     try:
-        with _aside(output) as path:
-            written = chosen.write(model, path, metadata, shape)
-            differences = [_difference(written, shape, expected) for expected in logits]
-            for difference, expected in zip(differences, logits, strict=True):
-                if not difference <= chosen.tolerance * max(1.0, expected.abs().max().item()):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the place, hidden: on one disk, so moving is one step.
+        with TemporaryDirectory(prefix=".export-", dir=output.parent) as scratch:
+            path = Path(scratch) / output.name
+            written = _logits(chosen.write(model, path, metadata, shape), shape)
+            for ours, theirs in zip(expected, written, strict=True):
+                difference = (theirs - ours).abs().max().item() if theirs.shape == ours.shape else float("inf")
+                if not difference <= chosen.tolerance * max(1.0, ours.abs().max().item()):
                     raise UserError(f"read back from {format}, a logit differs by {difference:.1e}; nothing was kept")
+                differences.append(difference)
             return Exported(_settle(path, output), max(differences))
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error.strerror or error}") from error
@@ -109,7 +110,7 @@ def export(
 
 def names() -> list[str]:
     """The formats by name: those of extras, and the core's."""
-    return [*_paths()]
+    return list(_paths())
 
 
 def format_named(name: str) -> Format:
@@ -132,17 +133,14 @@ def _write_torch_export(model: nn.Module, path: Path, metadata: Metadata, shape:
         return torch.export.load(path).module()
 
 
-def _logits(forward: Forward, shape: Sequence[int], batch: int) -> Tensor:
-    """The logits of `batch` random images, the same in every call."""
-    generator = torch.Generator().manual_seed(batch)
-    with torch.no_grad():
-        outputs: Any = forward(torch.randn((batch, *shape), generator=generator))
-    return outputs[0] if isinstance(outputs, tuple) else outputs
-
-
-def _difference(forward: Forward, shape: Sequence[int], expected: Tensor) -> float:
-    logits = _logits(forward, shape, len(expected))
-    return (logits - expected).abs().max().item() if logits.shape == expected.shape else float("inf")
+@torch.no_grad()
+def _logits(forward: Forward, shape: Sequence[int]) -> list[Tensor]:
+    """The logits of two batches of random images, the same in every call."""
+    found = []
+    for batch in CHECKED_BATCHES:
+        outputs: Any = forward(torch.randn((batch, *shape), generator=torch.Generator().manual_seed(batch)))
+        found.append(outputs[0] if isinstance(outputs, tuple) else outputs)
+    return found
 
 
 def example(shape: Sequence[int]) -> dict[str, Any]:
@@ -156,14 +154,6 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         warnings.simplefilter("ignore")
         yield
-
-
-@contextlib.contextmanager
-def _aside(output: Path) -> Iterator[Path]:
-    """A path of the same name in a hidden directory beside `output`: on one disk, so moving it is one step."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".export-", dir=output.parent) as scratch:
-        yield Path(scratch) / output.name
 
 
 def _settle(path: Path, output: Path) -> list[Path]:

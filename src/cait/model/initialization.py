@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -62,20 +61,16 @@ def scale_as_t_fixup(blocks: list[Any]) -> None:
                 layer.weight.mul_(factor)
 
 
-def _linear_layers(blocks: list[Any]) -> Iterator[tuple[str, nn.Linear]]:
+def _linear_layers(blocks: list[Any]) -> list[tuple[str, nn.Linear]]:
     """The linear layers of each block by their name in it."""
-    for block in blocks:
-        yield from ((name, layer) for name, layer in block.named_modules() if isinstance(layer, nn.Linear))
+    named = (pair for block in blocks for pair in block.named_modules())
+    return [(name, layer) for name, layer in named if isinstance(layer, nn.Linear)]
 
 
 def fit(state: dict[str, Tensor], network: Any) -> list[str]:
     """Fit weights to a CaiT, in place: their resolution, and whether they have a distillation token.
 
-    Returns:
-        A line for each change.
-
-    Raises:
-        UserError: the positions do not form a square grid.
+    Returns a line for each change. Raises UserError if the positions do not form a square grid.
     """
     notes, after = _fit_distillation_token(state, network), network.pos_embed
     before = state.get("pos_embed")
@@ -118,11 +113,7 @@ def difference(own: dict[str, Tensor], state: dict[str, Tensor]) -> str | None:
 def resize_positions(pos_embed: Tensor, num_patches: int) -> Tensor:
     """Resize positions [1, N, d] of a square grid to another square grid, [1, num_patches, d].
 
-    Bicubic without antialiasing, as the released code did for fine-tuning. timm's `resample_abs_pos_embed`
-    antialiases by default.
-
-    Raises:
-        UserError: either number is not a square.
+    Bicubic without antialiasing, as the released code did; timm's `resample_abs_pos_embed` antialiases by default.
     """
     before, after = (int(n**0.5) for n in (pos_embed.shape[1], num_patches))
     if before**2 != pos_embed.shape[1] or after**2 != num_patches:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,14 +65,10 @@ class NetworkSettings:
             raise UserError(f"{name} is a setting beside `fields`, not one of them")
 
     def build(self) -> nn.Module:
-        """Build the network with fresh weights.
-
-        Raises:
-            UserError: there is no such network, or it does not take these arguments or cannot run in this way.
-        """
+        """Build the network with fresh weights; raise UserError if it does not exist or cannot run in this way."""
         built = build(self.name, self.img_size, self.num_classes, self.drop_path_rate, **(self.fields or {}))
-        if self.grad_checkpointing and not _set_grad_checkpointing(built):
-            raise UserError(f"{self.name} cannot checkpoint its activations: set model.grad_checkpointing to false")
+        if self.grad_checkpointing:
+            _checkpoint_activations(built, self.name)
         if self.compile:
             require(built, self.name, "compile_blocks", "model.compile true")
         return built
@@ -92,8 +88,7 @@ class InitialWeights:
 
     def __post_init__(self) -> None:
         if self.pretrained and self.weights is not None:
-            source = f"from {self.weights} (weights)"
-            raise UserError(f"start from the published weights (pretrained) or {source}, not from both")
+            raise UserError(f"start from the published weights (pretrained) or from {self.weights}, not from both")
 
     def load(self, model: nn.Module, name: str, own_classes: Sequence[str] | None = None) -> list[str]:
         """Load them into `model`, the network `name`; a line for the source and for each thing that was fitted."""
@@ -115,21 +110,19 @@ def create_model(
     pretrained: bool = False,
     **fields: Any,
 ) -> CaiT:
-    """Build one of the paper's models, with fresh weights or the ones that timm publishes.
+    """Build one of the paper's ten models, xxs24 to m48, with fresh weights.
 
     Args:
-        name: xxs24, xxs36, xs24, xs36, s24, s36, s48, m24, m36 or m48.
         img_size: side of the square input in pixels, a multiple of the patch size.
-        num_classes: width of the head.
         drop_path_rate: stochastic depth; None takes the paper's rate for this model.
-        pretrained: load timm's weights, see `cait.model.weights.load_pretrained`.
+        pretrained: load the weights that timm publishes, see `cait.model.weights.load_pretrained`.
         fields: any other field of `cait.model.config.CaiTConfig`.
 
     Raises:
         UserError: unknown name or field, sizes that do not fit together, or weights that cannot be loaded.
     """
-    given = dict(img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate, **fields)
-    model = CaiT(variant_config(name, **given))
+    sizes = dict(img_size=img_size, num_classes=num_classes)
+    model = CaiT(variant_config(name, **sizes, drop_path_rate=drop_path_rate, **fields))
     if pretrained:
         from cait.model.weights import load_pretrained
 
@@ -138,20 +131,20 @@ def create_model(
 
 
 def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None = None, **fields: Any) -> nn.Module:
-    """Build a network with fresh weights. The arguments are those of `NetworkSettings`.
-
-    A timm model that takes any size is not given `img_size`, nor one without stochastic depth `drop_path_rate`.
+    """Build a network with fresh weights; the arguments are those of `NetworkSettings`.
 
     Raises:
         UserError: no network has this name, or it does not take these arguments.
     """
+    hint = "; --model.fields null gives it none of the fields" if fields else ""
     if name in VARIANTS:
         return create_model(name, img_size, num_classes, drop_path_rate, **fields)
     if name.startswith(TIMM):
-        return _build_timm(name, img_size, num_classes, drop_path_rate, fields)
+        sizes = dict(img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate)
+        return _build_timm(name, sizes | fields, hint)
     if not references.is_path(name):
-        hint = did_you_mean(name, VARIANTS, f"; choose one of {', '.join(VARIANTS)},")
-        raise UserError(f"unknown model {name!r}{hint} or timm/<name>, or package.module:factory")
+        known = did_you_mean(name, VARIANTS, f"; choose one of {', '.join(VARIANTS)},")
+        raise UserError(f"unknown model {name!r}{known} or timm/<name>, or package.module:factory")
     factory = references.locate(name)
     arguments = dict(img_size=img_size, num_classes=num_classes, **fields)
     try:
@@ -163,27 +156,22 @@ def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | No
     except ValueError:  # no signature, as of classes in C
         pass
     except TypeError as error:
-        raise UserError(f"{name} is called with {', '.join(arguments)}: {error}{_hint(fields)}") from error
+        raise UserError(f"{name} is called with {', '.join(arguments)}: {error}{hint}") from error
     network = factory(**arguments)
     if not isinstance(network, nn.Module):
         raise UserError(f"{name} must return an nn.Module, got {type(network).__name__}")
     return network
 
 
-def _hint(fields: Mapping[str, Any]) -> str:
-    return "; --model.fields null gives it none of the fields" if fields else ""
-
-
-def _build_timm(name: str, img_size: int, num_classes: int, drop_path_rate: float | None, fields: Any) -> nn.Module:
+def _build_timm(name: str, arguments: dict[str, Any], hint: str) -> nn.Module:
     import timm
 
     entry = name.removeprefix(TIMM)
     if not timm.is_model(entry):
         raise UserError(f"timm has no model {entry!r}{did_you_mean(entry, timm.list_models(), most=3)}")
     for field in NOT_FIELDS:
-        if field in fields:
+        if field in arguments:
             raise UserError(f"{name} takes no field {field}; weights come by --model.weights or --model.pretrained")
-    arguments = dict(img_size=img_size, drop_path_rate=drop_path_rate, num_classes=num_classes, **fields)
     optional = ["img_size", "drop_path_rate"]  # some take any size, some have no stochastic depth
     while True:
         try:
@@ -191,17 +179,13 @@ def _build_timm(name: str, img_size: int, num_classes: int, drop_path_rate: floa
         except Exception as error:  # of many kinds: unknown arguments, sizes that do not fit together
             refused = [argument for argument in optional if f"argument '{argument}'" in str(error)]
             if not refused:
-                raise UserError(f"{name}: {one_line(error) or type(error).__name__}{_hint(fields)}") from error
+                raise UserError(f"{name}: {one_line(error) or type(error).__name__}{hint}") from error
             arguments.pop(refused[0])
             optional.remove(refused[0])
 
 
 def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int) -> None:
-    """Try the network on two images, as in evaluation; no random number is drawn.
-
-    Raises:
-        UserError: it fails, it does not give logits [2, num_classes], or nothing in it is trainable.
-    """
+    """Try the network on two images; raise UserError if it fails, gives no logits, or has nothing to train."""
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise UserError(f"{name} has no parameter to train")
     was_training = network.training
@@ -218,11 +202,7 @@ def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int)
 
 
 def rebuild(hyper_parameters: Mapping[str, Any]) -> nn.Module:
-    """Build the network of a checkpoint with fresh weights, from the hyper-parameters that it holds.
-
-    Raises:
-        UserError: there are none, or its network cannot be built.
-    """
+    """Build the network of a checkpoint with fresh weights; raise UserError if its hyper-parameters do not say how."""
     try:
         arguments = {name: hyper_parameters[name] for name in ("name", "img_size", "num_classes", "drop_path_rate")}
         fields = hyper_parameters["fields"] or {}
@@ -244,11 +224,7 @@ def forward_heads(network: Any, images: Tensor) -> tuple[Tensor, ...]:
 
 
 def has_distillation_head(network: Any, trained: bool) -> bool:
-    """Whether the network has a distillation head. If it is `trained`, have timm's networks return its logits too.
-
-    Raises:
-        UserError: it has one that could learn only from a teacher, and there is none.
-    """
+    """Whether the network has a distillation head. If it is `trained`, have timm's networks return its logits too."""
     if not isinstance(getattr(network, "head_dist", None), nn.Module):
         return False
     if trained and hasattr(network, "set_distilled_training"):
@@ -258,18 +234,15 @@ def has_distillation_head(network: Any, trained: bool) -> bool:
     return True
 
 
-def _set_grad_checkpointing(network: Any) -> bool:
-    """Compute activations again in the backward pass instead of saving them; False if the network cannot."""
-    if hasattr(network, "set_grad_checkpointing"):
-        try:
+def _checkpoint_activations(network: Any, name: str) -> None:
+    try:
+        if hasattr(network, "set_grad_checkpointing"):
             network.set_grad_checkpointing(True)
-        except AssertionError:  # timm's way to say that it cannot
-            return False
-    elif hasattr(network, "grad_checkpointing"):
-        network.grad_checkpointing = True
-    else:
-        return False
-    return True
+        else:
+            assert hasattr(network, "grad_checkpointing")
+            network.grad_checkpointing = True
+    except AssertionError as error:  # timm's way to say that a network cannot
+        raise UserError(f"{name} cannot checkpoint its activations: set model.grad_checkpointing to false") from error
 
 
 def require(network: nn.Module, name: str, part: str, wanted_by: str) -> None:
@@ -279,16 +252,6 @@ def require(network: nn.Module, name: str, part: str, wanted_by: str) -> None:
 
 
 def blocks(network: nn.Module) -> list[Any]:
-    """The blocks of CaiT; for another network the children of its Sequential and ModuleList children."""
-    if isinstance(network, CaiT):
-        return [*network.blocks, *network.blocks_token_only]
-    return [module for name, module in children(network) if "." in name]
-
-
-def children(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The children of a network by name; the children of a Sequential or a ModuleList take its place."""
-    for name, child in network.named_children():
-        if isinstance(child, nn.Sequential | nn.ModuleList):
-            yield from ((f"{name}.{inner}", module) for inner, module in child.named_children())
-        else:
-            yield name, child
+    """The children of the network's Sequential and ModuleList children: of CaiT all its blocks."""
+    stacks = [child for child in network.children() if isinstance(child, nn.Sequential | nn.ModuleList)]
+    return [block for stack in stacks for block in stack]

@@ -57,8 +57,8 @@ class DropPath(nn.Module):
     - mask: compute the branch for every image and multiply the dropped ones by 0, as published.
     - skip: the same distribution, but compute the branch for the kept images only. The draw is on the CPU, so the
       number of images is known without a GPU sync.
-    - subset: keep round(keep · B) images of the B, at random, and divide by their share, as in DINOv2. The shapes
-      never change, which suits torch.compile, and the expectation stays; a rate below 1 / (2 B) drops nothing.
+    - subset: keep round(keep · B) images of the B, at random, and divide by their share, as in DINOv2: the shapes
+      never change. A rate below 1 / (2 B) drops nothing.
     """
 
     def __init__(self, rate: float = 0.0, mode: DropPathMode = "mask") -> None:
@@ -121,9 +121,8 @@ def sampled_scale(gamma: Tensor | None, sample: Sample) -> Tensor | None:
 def scaled_linear(linear: nn.Linear, x: Tensor, gamma: Tensor | None, gelu: bool = False) -> Tensor:
     """γ · linear(x), or with `gelu` γ · linear(gelu(x)), for tokens x [B, N, d] and γ [d] or [1].
 
-    γ(Wx + b) = (γW)x + γb: scaling the weights costs less than scaling the output, which would be read and
-    saved once more. There are two exceptions. One or two class tokens are smaller than the weights. In
-    float16 a small γ would make γW vanish.
+    γ(Wx + b) = (γW)x + γb: scaling the weights costs less than scaling the output, except where one or two class
+    tokens are smaller than the weights. In float16 a small γ would make γW vanish.
     """
     weight: Tensor = linear.weight
     bias: Tensor = linear.bias

@@ -9,7 +9,7 @@ Shapes: B images, N tokens, h heads (g after mixing), k = embed_dim / h channels
 from __future__ import annotations
 
 import warnings
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -34,37 +34,64 @@ class Backend(Protocol):
         """qkv [B, N, 3, h, k], weights [h, h] and biases [h] to [B, N, h·k]."""
 
 
-Shape = tuple[torch.device, torch.dtype, int, int, int]
-"""Device, dtype, N, h and k."""
+class Backends:
+    """The backends of one network: its blocks and its copies share them, so "auto" checks each shape once."""
 
-_made: dict[str, Backend] = {}
-_chosen: dict[Shape, str] = {}
-"""What "auto" takes."""
+    def __init__(self) -> None:
+        self._made: dict[str, Backend] = {}
+        self._chosen: dict[tuple[torch.device, torch.dtype, int, int, int], str] = {}
+        """What "auto" takes, by device, dtype, N, h and k."""
 
+    def __deepcopy__(self, memo: Any) -> Backends:
+        return self
 
-def attend(qkv: Tensor, proj_l: nn.Linear, proj_w: nn.Linear, scale: float, backend: str = "auto") -> Tensor:
-    """Attention among all tokens. proj_l mixes the heads before the softmax, proj_w after it.
+    def attend(self, qkv: Tensor, proj_l: nn.Linear, proj_w: nn.Linear, scale: float, backend: str = "auto") -> Tensor:
+        """Attention among all tokens. proj_l mixes the heads before the softmax, proj_w after it.
 
-    Args:
-        qkv: queries, keys and values, [B, N, 3, h, k].
-        backend: one of `cait.model.config.attention_backends`. "auto" takes the best for the device and the shape.
+        Args:
+            qkv: queries, keys and values, [B, N, 3, h, k].
+            backend: one of `cait.model.config.attention_backends`. "auto" takes the best for the device and the shape.
 
-    Returns:
-        [B, N, h·k].
+        Returns:
+            [B, N, h·k].
 
-    Raises:
-        UserError: the backend that is asked for cannot run here.
-    """
-    if torch.compiler.is_exporting() or qkv.is_meta:  # only operators that every format knows; no backward pass
-        backend = "reference"
-    elif backend == "auto":
-        backend = choose(qkv.device, qkv.dtype, qkv.shape[1], qkv.shape[3], qkv.shape[4])
-    elif backend != "reference":
-        _require(backend, qkv.device, qkv.dtype, qkv.shape[3])
-    if backend != "reference":
-        return _made[backend](qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias, scale)
-    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
-    return (mixed_softmax((q * scale) @ k.transpose(-2, -1), proj_l, proj_w) @ v).transpose(1, 2).flatten(2)
+        Raises:
+            UserError: the backend that is asked for cannot run here.
+        """
+        if torch.compiler.is_exporting() or qkv.is_meta:  # only operators that every format knows; no backward pass
+            backend = "reference"
+        elif backend == "auto":
+            backend = self.choose(qkv.device, qkv.dtype, qkv.shape[1], qkv.shape[3], qkv.shape[4])
+        elif backend != "reference":
+            self._require(backend, qkv.device, qkv.dtype, qkv.shape[3])
+        if backend != "reference":
+            return self._made[backend](qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias, scale)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
+        return (mixed_softmax((q * scale) @ k.transpose(-2, -1), proj_l, proj_w) @ v).transpose(1, 2).flatten(2)
+
+    @torch.compiler.assume_constant_result  # torch.compile need not trace a device's properties
+    def choose(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> str:
+        """The backend that "auto" takes: of the extras' the last that is the best, else the reference."""
+        shape = device, dtype, N, heads, k
+        if shape not in self._chosen:
+            added = reversed(plugins.merged("ATTENTION_BACKENDS"))  # an installed package's before ours
+            best = (name for name in added if self._make(name).is_best(*shape))
+            self._chosen[shape] = next(best, "reference")
+        return self._chosen[shape]
+
+    def chosen(self, device: torch.device) -> set[str]:
+        """What "auto" has taken there so far; "auto" itself before the first pass."""
+        return {name for shape, name in self._chosen.items() if shape[0] == device} or {"auto"}
+
+    @torch.compiler.assume_constant_result
+    def _require(self, name: str, device: torch.device, dtype: torch.dtype, heads: int) -> None:
+        if reason := self._make(name).refusal(device, dtype, heads):
+            raise UserError(f"attention_backend {name} needs {reason}; take auto or reference")
+
+    def _make(self, name: str) -> Backend:
+        if name not in self._made:
+            self._made[name] = plugins.load(plugins.merged("ATTENTION_BACKENDS")[name])()
+        return self._made[name]
 
 
 def mixed_softmax(scores: Tensor, proj_l: nn.Linear, proj_w: nn.Linear) -> Tensor:
@@ -81,33 +108,6 @@ def mix_heads(maps_BhNN: Tensor, weight_hh: Tensor, bias_h: Tensor) -> Tensor:
     batch, heads = maps_BhNN.shape[:2]
     mixed = torch.baddbmm(bias_h[:, None], weight_hh.expand(batch, heads, heads), maps_BhNN.flatten(2))
     return mixed.view_as(maps_BhNN)
-
-
-@torch.compiler.assume_constant_result  # torch.compile need not trace a device's properties
-def choose(device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> str:
-    """The backend that "auto" takes: of the extras' the last that is the best, else the reference."""
-    shape = device, dtype, N, heads, k
-    if shape not in _chosen:
-        added = reversed(plugins.merged("ATTENTION_BACKENDS"))  # an installed package's before those that come with us
-        _chosen[shape] = next((name for name in added if _make(name).is_best(*shape)), "reference")
-    return _chosen[shape]
-
-
-def chosen(device: torch.device, heads: int) -> set[str]:
-    """What "auto" has taken there so far; "auto" itself before the first pass."""
-    return {name for shape, name in _chosen.items() if (shape[0], shape[3]) == (device, heads)} or {"auto"}
-
-
-@torch.compiler.assume_constant_result
-def _require(name: str, device: torch.device, dtype: torch.dtype, heads: int) -> None:
-    if reason := _make(name).refusal(device, dtype, heads):
-        raise UserError(f"attention_backend {name} needs {reason}; take auto or reference")
-
-
-def _make(name: str) -> Backend:
-    if name not in _made:
-        _made[name] = plugins.load(plugins.merged("ATTENTION_BACKENDS")[name])()
-    return _made[name]
 
 
 def known_backend(name: str) -> str:

@@ -30,14 +30,10 @@ FITTED = ("img_size", "num_classes", "distillation_token")
 
 
 def read_state_dict(path: str | Path, ema: bool = False) -> StateDict:
-    """Read the weights of a network, whatever they are wrapped in.
+    """Read the weights of a network, or with `ema` their moving average. Loading never executes code.
 
     Reads the released `.pth` (`model`, keys behind `module.`), timm's training checkpoints (`state_dict`,
-    `state_dict_ema`), bare state dicts, `.safetensors` and checkpoints of our runs. With `ema` it takes the
-    moving average. Loading never executes code.
-
-    Raises:
-        UserError: no such file, no weights in it, or no moving average where one is asked for.
+    `state_dict_ema`), bare state dicts, `.safetensors` and checkpoints of our runs. Raises UserError otherwise.
     """
     return _state_dict(_read(path), path, ema)
 
@@ -63,11 +59,10 @@ def _read(path: str | Path) -> Any:
 def _state_dict(content: Any, path: str | Path, ema: bool) -> StateDict:
     if ckpt.is_checkpoint(content):
         state = ckpt.average(content) if ema else ckpt.weights(content)
-    elif isinstance(content, dict):
-        keys = ("state_dict_ema", "model_ema") if ema else ("state_dict", "model")
-        state = next((content[key] for key in keys if key in content), None if ema else content)
     else:
-        state = None
+        keys = ("state_dict_ema", "model_ema") if ema else ("state_dict", "model")
+        wrapped = [content[key] for key in keys if key in content] if isinstance(content, dict) else []
+        state = next(iter(wrapped), None if ema else content)
     whole = isinstance(state, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items())
     if not state or not whole:
         raise UserError(f"{path} holds no {'moving average of the ' if ema else ''}weights")
@@ -84,17 +79,13 @@ def load_weights(
       some of them: rows follow their classes by name, and new classes keep the rows that `model` has.
     - Otherwise a head for another number of classes: it keeps the values that `model` has.
 
-    Returns:
-        A line for each exception that was made.
-
-    Raises:
-        UserError: the file cannot be used, or is of another network.
+    Returns a line for each exception that was made. Raises UserError if the file is of no use.
     """
     content = _read(path)
     state = _state_dict(content, path, ema)
     theirs = ckpt.class_names(content) if ckpt.is_checkpoint(content) else None
     notes = _take_known_classes(model, state, theirs or [], own_classes or [])
-    return [*_load(model, state, str(path)), *notes]
+    return _load(model, state, str(path)) + notes
 
 
 def _take_known_classes(model: nn.Module, state: StateDict, theirs: Sequence[str], ours: Sequence[str]) -> list[str]:
@@ -120,11 +111,10 @@ def _take_known_classes(model: nn.Module, state: StateDict, theirs: Sequence[str
 def load_pretrained(model: nn.Module, name: str) -> list[str]:
     """Load the weights that timm publishes of the network `name`, one of the paper's or "timm/<name>".
 
-    The paper's are the release's, distilled on ImageNet-1k, at the model's resolution or the nearest there is.
-    Either is fitted as in `load_weights`.
+    The paper's are the release's, distilled on ImageNet-1k, at the resolution nearest to the model's.
 
     Returns:
-        timm's name of the weights, then a line for each thing that was fitted.
+        timm's name of the weights, then a line for each thing that was fitted as in `load_weights`.
 
     Raises:
         UserError: timm has none of this network, its fields were changed, or the hub cannot be reached.
@@ -140,8 +130,7 @@ def load_pretrained(model: nn.Module, name: str) -> list[str]:
     try:
         state = timm.create_model(entry, pretrained=True).state_dict()
     except Exception as error:
-        source = f"the weights of timm's {entry}"
-        raise UserError(f"{source} could not be fetched from the Hugging Face hub: {one_line(error)}") from error
+        raise UserError(f"timm's {entry} could not be fetched from the Hugging Face hub: {one_line(error)}") from error
     return [f"timm's {entry}", *_load(model, state, f"timm's {entry}")]
 
 
@@ -168,28 +157,26 @@ def published_entries(name: str) -> dict[int, str]:
 
 
 def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
-    state, own = dict(state), model.state_dict()
+    own, heads = model.state_dict(), classifier_keys(model)
     try:
         notes = _fit(model, state)
+        if any(key in state and len(state[key]) != len(own[key]) for key in heads):
+            notes.append(f"the head's {len(state[heads[0]])} classes left out; it starts anew")
+            state.update({key: own[key] for key in heads})
+        if differs := difference(own, state):
+            raise UserError(differs)
     except UserError as error:
         raise UserError(f"{source} is of another network: {error}") from error
-    heads = classifier_keys(model)
-    if any(key in state and len(state[key]) != len(own[key]) for key in heads):
-        notes.append(f"the head's {len(state[heads[0]])} classes left out; it starts anew")
-        state.update({key: own[key] for key in heads})
-    if differs := difference(own, state):
-        raise UserError(f"{source} is of another network: {differs}")
     model.load_state_dict(state)
     return notes
 
 
 def classifier_keys(network: Any) -> list[str]:
     """Names of the parameters whose rows are the classes."""
+    layers = [module for module in network.modules() if isinstance(module, nn.Linear)][-1:]
     if hasattr(network, "get_classifier"):
         found = network.get_classifier()
         layers = found if isinstance(found, tuple | list) else [found]
-    else:
-        layers = [module for module in network.modules() if isinstance(module, nn.Linear)][-1:]
     parameters = {id(parameter) for layer in layers for parameter in layer.parameters()}
     return [name for name, parameter in network.named_parameters() if id(parameter) in parameters]
 
@@ -199,12 +186,11 @@ def _fit(network: Any, state: StateDict) -> list[str]:
     if hasattr(network, "fit_state_dict"):
         return network.fit_state_dict(state)
     place = type(network).__module__
-    resize = getattr(sys.modules[place], "checkpoint_filter_fn", None) if place.startswith("timm.models.") else None
-    if resize is None:
+    if not place.startswith("timm.models.") or not hasattr(sys.modules[place], "checkpoint_filter_fn"):
         return []
+    before = dict(state)
     with torch.no_grad():
-        fitted = resize(dict(state), network)
-    changed = [key for key in fitted if key in state and fitted[key].shape != state[key].shape]
+        fitted = sys.modules[place].checkpoint_filter_fn(dict(state), network)
     state.clear()
     state.update(fitted)
-    return [f"{key} fitted by timm" for key in changed]
+    return [f"{key} fitted by timm" for key in fitted if key in before and fitted[key].shape != before[key].shape]

@@ -18,9 +18,8 @@ from cait.train.metrics import EvalMetrics
 class EMA(Callback):
     """Average `module.model` after every optimizer step; score the average as `val_ema/...`.
 
-    It starts from the initial weights, as timm's ModelEma does, is saved in this callback's part of the checkpoint,
-    and is kept and scored in float32 at least, because bfloat16 would round its small steps away. Nothing is ever
-    swapped: every other part sees the raw weights.
+    It starts from the initial weights, as timm's ModelEma does, and is kept and scored in float32 at least, because
+    bfloat16 would round its small steps away. Nothing is ever swapped: every other part sees the raw weights.
 
     Args:
         decay: share of the average that each step keeps; None turns the average off.

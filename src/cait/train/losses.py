@@ -24,9 +24,6 @@ class BinaryCrossEntropy(nn.Module):
     """Each class is a yes or no, as in DeiT III (arXiv 2204.07118): a mean over images and classes.
 
     For an image that is mixed from two, both classes count in full, whatever their shares.
-
-    Args:
-        label_smoothing: ε of (1 - ε) · target + ε / num_classes.
     """
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
@@ -42,9 +39,7 @@ class BinaryCrossEntropy(nn.Module):
 class WeightedCrossEntropy(nn.Module):
     """Cross entropy in which each class counts by its weight: a mean over the images, whatever their classes.
 
-    Args:
-        weights: of the classes, [num_classes]; checkpoints do not hold them.
-        label_smoothing: ε of (1 - ε) · target + ε / num_classes, before the weights.
+    The labels are smoothed before they are weighted. Checkpoints do not hold the weights, [num_classes].
     """
 
     weights: Tensor
@@ -61,10 +56,7 @@ class WeightedCrossEntropy(nn.Module):
 
 
 def balanced_weights(counts: Sequence[int]) -> Tensor:
-    """Weights in inverse ratio to the numbers of images, so that every class has the same share of the loss.
-
-    Their mean over all images is 1, as without weights.
-    """
+    """Weights in inverse ratio to the numbers of images: each class has the same share. Their mean over images is 1."""
     images = torch.tensor(counts, dtype=torch.float32)
     return images.sum() / (len(counts) * images.clamp(min=1))
 
@@ -90,11 +82,7 @@ class LossSettings:
             raise UserError(f"class_weights is balanced or null, with the loss cross_entropy; got {given}")
 
     def build(self) -> Loss:
-        """Build the loss, without the weights of classes.
-
-        Raises:
-            UserError: there is no such loss.
-        """
+        """Build the loss, without the weights of classes. Raises UserError if there is no such loss."""
         if self.loss == "cross_entropy":
             return nn.CrossEntropyLoss(label_smoothing=self.label_smoothing)
         if self.loss == "bce":
@@ -107,16 +95,15 @@ class LossSettings:
         return loss
 
     def weighted(self, counts: Sequence[int]) -> nn.Module:
-        """The "balanced" cross entropy, for classes of these numbers of images."""
+        """Build the "balanced" cross entropy, for classes of these numbers of images."""
         return WeightedCrossEntropy(balanced_weights(counts), self.label_smoothing)
 
 
 def distillation_loss(logits: Tensor, teacher_logits: Tensor, kind: Distillation, tau: float = 1.0) -> Tensor:
     """The teacher's part of the loss, a mean over the batch, on logits [B, num_classes] of both.
 
-    hard: cross entropy with the teacher's decision, CE(logits, argmax teacher).
-    soft: τ² · KL(softmax(teacher / τ) ‖ softmax(logits / τ)), as in timm and in Hinton's formula. DeiT's code also
-    divides by the number of classes.
+    hard: CE(logits, argmax teacher), the cross entropy with the teacher's decision.
+    soft: τ² · KL(softmax(teacher / τ) ‖ softmax(logits / τ)), as in timm; DeiT's code also divides by the classes.
     """
     logits, teacher_logits = logits.float(), teacher_logits.float()
     if kind == "hard":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from cait import plugins
+from cait import disk, plugins
 from cait.errors import UserError
 from cait.references import locate
 
@@ -67,7 +68,6 @@ class EvalMetrics(nn.Module):
     """Loss and top-1 / top-5 accuracy in per cent over a whole set, exact over several processes.
 
     Args:
-        num_classes: number of classes.
         own: further metrics by name, as "package.module:name" of something that is called with num_classes and
             returns a `torchmetrics.Metric` of logits [B, num_classes] and labels [B].
         per_class: `compute` gives `acc1_macro` too, the mean of the classes' recalls in per cent.
@@ -93,11 +93,7 @@ class EvalMetrics(nn.Module):
         """Count a batch: logits [B, num_classes], labels [B]; a label below 0 is not counted."""
         counted = labels >= 0
         logits, labels = logits[counted].float(), labels[counted]
-        self.loss.update(logits, labels)
-        self.accuracy.update(logits, labels)
-        self.counts.update(logits, labels)
-        metric: Any
-        for metric in self.own.values():
+        for metric in self._metrics():
             metric.update(logits, labels)
 
     def compute(self, prefix: str) -> dict[str, Tensor]:
@@ -113,9 +109,20 @@ class EvalMetrics(nn.Module):
             value = values[f"{prefix}/{name}"] = metric.compute()
             if not isinstance(value, Tensor) or value.numel() != 1:
                 raise UserError(f"the metric {name} must compute one number, as with average='macro', not {value}")
-        for metric in (self.loss, self.accuracy, self.counts, *self.own.values()):
+        for metric in self._metrics():
             metric.reset()
         return values
+
+    def write_per_class(self, path: Path, names: Sequence[str]) -> None:
+        """Write the recall of each class, as `compute` counted it last, for classes of these names."""
+        assert self.per_class is not None
+        rows = []
+        for name, (images, correct) in zip(names, self.per_class.tolist(), strict=True):
+            rows.append((name, images, correct, f"{100 * correct / images:.2f}" if images else ""))
+        disk.write_csv(path, ["class", "images", "correct", "recall"], rows)
+
+    def _metrics(self) -> list[Any]:
+        return [self.loss, self.accuracy, self.counts, *self.own.values()]
 
 
 def _metric(name: str, path: str, num_classes: int) -> Metric:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from cait import ckpt, disk
+from cait import ckpt
 from cait.errors import UserError
 from cait.model import network
 from cait.model.config import VARIANTS
@@ -42,6 +42,11 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+def with_gradients(optimizer: Optimizer) -> list[Any]:
+    """The parameters that have a gradient."""
+    return [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
+
+
 class SkipStep(Exception):  # noqa: N818  # it is no error
     """Raised from a hook before the optimizer's step: leave weights and optimizer as they are and go on."""
 
@@ -49,9 +54,9 @@ class SkipStep(Exception):  # noqa: N818  # it is no error
 class CaiTModule(LightningModule):
     """A network with its loss, optimizer and schedule.
 
-    With a teacher the loss is (1 - α) · loss of the labels + α · `cait.train.losses.distillation_loss`. Both
-    read the same class output, as released. With the network's field `distillation_token` the second reads that
-    token's head, as in DeiT. Neither checkpoints nor the moving average include the teacher.
+    With a teacher the loss is (1 - α) · loss of the labels + α · `cait.train.losses.distillation_loss`. Both read
+    the class head, as released; with the network's field `distillation_token` the second reads that token's head, as
+    in DeiT. Neither checkpoints nor the moving average include the teacher.
 
     Args:
         metrics: further metrics of validation by name, as
@@ -105,15 +110,20 @@ class CaiTModule(LightningModule):
         self.distillation, self.teacher = distillation, None
         self.grad_norm: Tensor | None = None
         """The norm in this step, if a callback has computed it; clipping then uses it."""
-        self._accumulated: tuple[int, list[Tensor]] = (-1, [])
-        """A step, and the figures of its batches so far."""
         self.figures: Tensor | None = None
         """Loss and accuracy of the last training batch, [2]."""
+        self._figures_of_step: list[Tensor] = []
+        """Those of the batches that the running step has accumulated."""
         self.own_metrics, self.per_class = dict(metrics or {}), per_class
         self.val_metrics = EvalMetrics(self.num_classes, metrics, per_class)
 
     def setup(self, stage: str) -> None:
-        self._load_initial_weights()
+        # Only once and before a checkpoint is read, because it would overwrite what was trained since.
+        if self._at_start and self.trainer.ckpt_path is None:
+            own_classes = self._class_names() if self.initial_weights.weights is not None else None
+            if notes := self.initial_weights.load(self.model, self.name, own_classes):
+                rank_zero_info("weights from " + "; ".join(notes))
+        self._at_start = False
         if stage != "fit":
             return
         if self.architecture.compile:
@@ -127,19 +137,15 @@ class CaiTModule(LightningModule):
             # Not registered as a submodule, so that it is not saved, trained, averaged or put into train mode.
             self.__dict__["teacher"] = self._load_teacher()
 
+    def on_fit_start(self) -> None:
+        if self.teacher is not None:
+            self.teacher.to(self.device)
+
     def configure_model(self) -> None:
         """Let a strategy that shards networks shard this one, in its method `shard_module`."""
         strategy: Any = self._trainer.strategy if self._trainer is not None else None
         if hasattr(strategy, "shard_module"):
             strategy.shard_module(self)
-
-    def _load_initial_weights(self) -> None:
-        # Only once, because it would overwrite what was trained since or came out of a checkpoint.
-        if self._at_start and self.trainer.ckpt_path is None:
-            own_classes = self._class_names() if self.initial_weights.weights is not None else None
-            if notes := self.initial_weights.load(self.model, self.name, own_classes):
-                rank_zero_info("weights from " + "; ".join(notes))
-        self._at_start = False
 
     def _class_names(self) -> list[str] | None:
         """The data's classes; None from bare loaders, and in prediction without the training folder."""
@@ -153,19 +159,12 @@ class CaiTModule(LightningModule):
 
         return load_teacher(self.distillation, self.architecture, self.hparams["mean"], self.hparams["std"])
 
-    def on_fit_start(self) -> None:
-        if self.teacher is not None:
-            self.teacher.to(self.device)
-
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, 3, img_size, img_size] to logits [B, num_classes]."""
         return self.model(images.to(self.dtype))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """One step on images and labels [B] or class probabilities [B, num_classes].
-
-        `train/acc1` counts the class with the larger share, and the class head alone.
-        """
+        """The loss of images and labels [B], or class probabilities [B, num_classes]."""
         images, targets = batch
         inputs = images.to(self.dtype)
         heads = network.forward_heads(self.model, inputs) if self.has_distillation_head else (self.model(inputs),)
@@ -175,37 +174,29 @@ class CaiTModule(LightningModule):
             raise UserError(f"the loss must be one number, got a tensor of {list(loss.shape)}: take the mean")
         if self.teacher is not None:
             loss = self.distillation.loss(loss, heads[-1], self.teacher(images))
-        self._log_step(loss.detach(), logits.detach(), targets)
+        self._log_step(loss.detach(), logits.detach(), targets, batch_idx)
         return loss
 
-    def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
+    def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor, batch_idx: int) -> None:
+        """Log a step's loss, and top-1 of the class head: the class with the larger share counts."""
         # All on the device: reading a number, or making one on the host, would make the host wait for the device.
         heaviest = targets.argmax(dim=1) if targets.ndim == 2 else targets
         acc1 = 100 * (logits.argmax(dim=1) == heaviest).float().mean()
         self.figures = torch.stack([loss, acc1.to(loss)])
-        step = self._mean_of_step(self.figures)
+        if batch_idx % self.trainer.accumulate_grad_batches == 0:
+            self._figures_of_step = []
+        self._figures_of_step.append(self.figures)
         if not self.is_logged():
             return
-        step = self.trainer.strategy.reduce(step, reduce_op="mean")  # over all processes
+        of_process = torch.stack(self._figures_of_step).mean(dim=0)
+        step = self.trainer.strategy.reduce(of_process, reduce_op="mean")
         # With layer decay the groups have different rates; the head has the whole one.
         highest = max(group["lr"] for group in self.trainer.optimizers[0].param_groups)
         rate = torch.full((), highest, dtype=torch.float32, device=self.device)
         self.log_dict({"train/loss": step[0], "train/acc1": step[1], "lr": rate}, on_step=True)
 
-    def _mean_of_step(self, figures: Tensor) -> Tensor:
-        """The mean over the batches that the running step has accumulated so far."""
-        if self.trainer.accumulate_grad_batches == 1:
-            return figures
-        step, before = self._accumulated
-        now = self.trainer.global_step
-        self._accumulated = now, [*(before if step == now else []), figures]
-        return torch.stack(self._accumulated[1]).mean(dim=0)
-
     def is_logged(self) -> bool:
-        """Whether to log the metrics of this step: every `log_every_n_steps`, and at the last step of an epoch.
-
-        Other steps log nothing, because Lightning takes 0.1 ms for each metric.
-        """
+        """Whether to log this step: every `log_every_n_steps`, and the last of an epoch. Each metric takes 0.1 ms."""
         trainer = self.trainer
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         steps = trainer.fit_loop.epoch_loop._batches_that_stepped + 1
@@ -217,31 +208,26 @@ class CaiTModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the gradients, also where Lightning refuses: under mixed precision it accepts no fused optimizer.
-
-        Under 16-mixed the gradients of a fused optimizer are still multiplied by the scaler's scale.
-        """
+        """Clip the gradients, also those of a fused optimizer under mixed precision, which Lightning refuses."""
         if not gradient_clip_val:
             return
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = with_gradients(optimizer)
         if gradient_clip_algorithm == "value":
             bound = torch.full((), gradient_clip_val, dtype=torch.float32, device=self.device)
             bound = bound * self.gradient_scale(optimizer)
             for parameter in parameters:
-                if parameter.grad is not None:
-                    parameter.grad.clamp_(-bound.to(parameter.dtype), bound.to(parameter.dtype))
+                parameter.grad.clamp_(-bound.to(parameter.dtype), bound.to(parameter.dtype))
         else:
             norm = self.gradient_norm(optimizer) if self.grad_norm is None else self.grad_norm
             clip_grads_with_norm_(parameters, gradient_clip_val, norm)
 
     def gradient_norm(self, optimizer: Optimizer) -> Tensor:
         """Norm of the whole gradient, not scaled, in float32 at least; not finite if any part of it is not."""
-        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        gradients = [precise(parameter.grad) for parameter in parameters if parameter.grad is not None]
-        return whole_tensor(get_total_norm(gradients)) / self.gradient_scale(optimizer)
+        norm = get_total_norm([precise(parameter.grad) for parameter in with_gradients(optimizer)])
+        return whole_tensor(norm) / self.gradient_scale(optimizer)
 
     def gradient_scale(self, optimizer: Optimizer) -> Tensor | float:
-        """The factor by which the gradients of `optimizer` are multiplied now."""
+        """The factor by which the gradients of `optimizer` are multiplied now, as under 16-mixed a fused one's are."""
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
             return 1.0  # Lightning has the scaler unscale the gradients of other optimizers
@@ -262,16 +248,9 @@ class CaiTModule(LightningModule):
         self.log_dict(self.val_metrics.compute("val"), prog_bar=True)
         trainer: Any = self.trainer
         has_folder = trainer.state.fn == "fit" and not trainer.sanity_checking and not trainer.fast_dev_run
-        if self.per_class and self.val_metrics.per_class is not None and trainer.is_global_zero and has_folder:
-            self._write_per_class(self.val_metrics.per_class)
-
-    def _write_per_class(self, counts: Tensor) -> None:
-        rows = []
-        names = self._class_names() or map(str, range(self.num_classes))
-        for name, (images, correct) in zip(names, counts.tolist(), strict=True):
-            rows.append((name, images, correct, f"{100 * correct / images:.2f}" if images else ""))
-        path = Path(self.trainer.default_root_dir, "per_class.csv")
-        disk.write_csv(path, ["class", "images", "correct", "recall"], rows)
+        if self.per_class and trainer.is_global_zero and has_folder:
+            path = Path(trainer.default_root_dir, "per_class.csv")
+            self.val_metrics.write_per_class(path, self._class_names() or [*map(str, range(self.num_classes))])
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Class probabilities [B, num_classes] in float32."""
@@ -290,37 +269,31 @@ class CaiTModule(LightningModule):
         return prediction.predict(self, images, top_k)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        trainer = self.trainer
-        total_steps = trainer.estimated_stepping_batches
+        trainer, schedule = self.trainer, self.schedule
+        total_steps, accumulated = trainer.estimated_stepping_batches, trainer.accumulate_grad_batches
         if not math.isfinite(total_steps):
             raise UserError("the cosine needs an end: set --trainer.max_epochs or --trainer.max_steps")
         if trainer.train_dataloader is None:  # if max_epochs is -1, Lightning has not counted an epoch's batches
             trainer.fit_loop.setup_data()
-        batches = trainer.num_training_batches
-        schedule = self.schedule
-        if schedule.warmup_epochs and not math.isfinite(batches):
-            raise UserError("the warm-up counts epochs, and the loader has no length: set limit_train_batches")
-        steps_per_epoch = math.ceil(batches / trainer.accumulate_grad_batches) if schedule.warmup_epochs else 0
-        loader: Any = trainer.train_dataloader
-        peak = schedule.lr
+        warmup_steps, peak = 0, schedule.lr
+        if schedule.warmup_epochs:
+            if not math.isfinite(batches := trainer.num_training_batches):
+                raise UserError("the warm-up counts epochs, and the loader has no length: set limit_train_batches")
+            warmup_steps = round(schedule.warmup_epochs * math.ceil(batches / accumulated))
         if schedule.lr_base_size is not None:
+            loader: Any = trainer.train_dataloader
             batch = loader.batch_size or loader.batch_sampler.batch_size
-            peak = schedule.peak(batch * trainer.world_size * trainer.accumulate_grad_batches)
+            peak *= batch * trainer.world_size * accumulated / schedule.lr_base_size
         optimizer = self.optimizer_settings.build(self.model, peak)
-        scheduler = warmup_cosine(
-            optimizer,
-            warmup_steps=round(schedule.warmup_epochs * steps_per_epoch),
-            total_steps=int(total_steps),
-            warmup_lr=schedule.warmup_lr,
-            min_lr=schedule.min_lr,
-        )
+        rates = dict(warmup_lr=schedule.warmup_lr, min_lr=schedule.min_lr)
+        scheduler = warmup_cosine(optimizer, warmup_steps=warmup_steps, total_steps=int(total_steps), **rates)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse another network's weights; let this run's optimizer settings win, as its schedule does."""
         self._at_start = False
-        known = self.class_names = ckpt.class_names(checkpoint)
         data = ckpt.data_state(checkpoint) or {}
+        known = self.class_names = data.get("class_names")
         self.preprocessing, self.reading, self.eval_transform = data.get("preprocessing"), None, None
         trainer: Any = self._trainer
         if trainer is not None and trainer.datamodule is not None:
@@ -337,19 +310,4 @@ class CaiTModule(LightningModule):
         if states := checkpoint.get("optimizer_states"):
             before = checkpoint.get("hyper_parameters", {}).get("optimizer", "adamw")
             self.optimizer_settings.apply(states, before, self.model, self.schedule.lr)
-        if "loops" in checkpoint:
-            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-            _count_in_batches_of_today(progress, data.get("accumulated"), trainer.accumulate_grad_batches)
-
-
-def _count_in_batches_of_today(progress: dict[str, Any], before: int | None, now: int) -> None:
-    """Lightning counts batches: a run that accumulates another number of them goes on at the step it had reached.
-
-    Checkpoints are saved after whole steps. With `--data.global_batch N` an epoch has only whole steps, unless
-    `--trainer.limit_train_batches` cuts it within one.
-    """
-    if before in (None, now):
-        return
-    for counts in (progress["total"], progress["current"]):
-        more = counts["ready"] * now // before - counts["ready"]
-        counts.update({name: count + more for name, count in counts.items()})  # "completed" lags by a batch
+        ckpt.count_in_batches_of_today(checkpoint, data.get("accumulated"), trainer.accumulate_grad_batches)

@@ -40,11 +40,7 @@ class OptimizerSettings:
             raise UserError(f"layer_decay must be above 0 and at most 1, or null; got {self.layer_decay}")
 
     def build(self, network: nn.Module, lr: float) -> Optimizer:
-        """Build the optimizer of a network, with the peak learning rate `lr`.
-
-        Raises:
-            UserError: there is no such optimizer, or it does not take these arguments.
-        """
+        """Build the optimizer of a network. Raises UserError if there is none, or it takes other arguments."""
         name, given = self.optimizer, dict(self.optimizer_args or {})
         decay: dict[str, Any] = dict(weight_decay=self.weight_decay, layer_decay=self.layer_decay)
         try:
@@ -64,13 +60,7 @@ class OptimizerSettings:
         return optimizer
 
     def apply(self, states: list[dict[str, Any]], name: str, network: nn.Module, lr: float) -> None:
-        """Put these settings into the states of a checkpoint's optimizers, in place.
-
-        Args:
-            states: as Lightning saves them.
-            name: the checkpoint's `optimizer`.
-            network: the one that is trained.
-            lr: peak learning rate, which the schedule sets anew.
+        """Put these settings into the states of a checkpoint's optimizers `name`, in place.
 
         Raises:
             UserError: the states are of another optimizer.
@@ -116,11 +106,10 @@ def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | N
         from timm.optim import param_groups_layer_decay
 
         return param_groups_layer_decay(network, weight_decay, exempt, layer_decay=layer_decay)
-    plain: list[nn.Parameter] = []
-    decayed: list[nn.Parameter] = []
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": decay} for decay in (0.0, weight_decay)]
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
             is_exempt = any(fnmatch.fnmatch(name, pattern) for pattern in exempt)  # timm's names may have wildcards
-            is_plain = parameter.ndim <= 1 or name.endswith(".bias") or is_exempt
-            (plain if is_plain else decayed).append(parameter)
-    return [{"params": plain, "weight_decay": 0.0}, {"params": decayed, "weight_decay": weight_decay}]
+            is_decayed = parameter.ndim > 1 and not name.endswith(".bias") and not is_exempt
+            groups[is_decayed]["params"].append(parameter)
+    return groups

@@ -30,11 +30,7 @@ def best_classes(probabilities: Tensor, class_names: Sequence[str], top_k: int) 
 
 
 def transform(module: Any, image: RawImage) -> Tensor:
-    """The network's input [3, img_size, img_size] for an image, prepared as in evaluation.
-
-    Args:
-        module: a `cait.train.module.CaiTModule`.
-        image: a path, an open file, or a PIL image.
+    """The network's input [3, img_size, img_size] for a path, an open file or a PIL image, prepared as in evaluation.
 
     Raises:
         UserError: the image cannot be read, or the checkpoint does not say how images are prepared.
@@ -58,7 +54,7 @@ def predict(module: Any, images: RawImage | Sequence[RawImage], top_k: int = 5) 
     Args:
         module: a `cait.train.module.CaiTModule`.
         images: a path, an open file or a PIL image; or a list of them.
-        top_k: how many classes to return, the best first.
+        top_k: how many classes to return.
 
     Returns:
         [{"class": "cat", "index": 3, "probability": 0.91}, ...], or a list of such lists for a list of images.

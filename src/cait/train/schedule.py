@@ -37,10 +37,6 @@ class ScheduleSettings:
         if self.lr_base_size is not None and self.lr_base_size < 1:
             raise UserError(f"lr_base_size must be at least 1 or null, got {self.lr_base_size}")
 
-    def peak(self, images: int) -> float:
-        """The peak rate for this many images a step."""
-        return self.lr if self.lr_base_size is None else self.lr * (images / self.lr_base_size)
-
 
 def warmup_cosine(
     optimizer: Optimizer, *, warmup_steps: int, total_steps: int, warmup_lr: float, min_lr: float
@@ -52,9 +48,9 @@ def warmup_cosine(
         t < W:   warmup_lr + (p - warmup_lr) · t / (W - 1)      (warmup_lr where W = 1)
         t >= W:  min_lr + (p - min_lr) · (1 + cos(π (t - W) / (T - W))) / 2
 
-    times the group's `lr_scale`, if it has one. This is lightning-bolts' `LinearWarmupCosineAnnealingLR` in its closed
-    form, so that W = 0 works and rounding does not build up. A checkpoint holds only the step: a resumed run follows
-    the rate, the warm-up and the length that it is given now.
+    times the group's `lr_scale`, if it has one: lightning-bolts' `LinearWarmupCosineAnnealingLR` in its closed form, so
+    that W = 0 works and rounding does not build up. A checkpoint holds only the step: a resumed run follows the
+    settings of now.
     """
 
     class WarmupCosine(_bolts_schedule()):  # type: ignore[misc]

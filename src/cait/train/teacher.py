@@ -14,7 +14,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
 from cait import ckpt, references, signature
-from cait.errors import UserError
+from cait.errors import UserError, one_line
 from cait.model import network
 from cait.model.config import TIMM, VARIANTS
 from cait.model.network import NetworkSettings
@@ -27,11 +27,9 @@ class Teacher(nn.Module):
 
     Args:
         network: images [B, 3, H, W] to logits [B, num_classes].
-        mean: of the normalisation that the network was trained with.
-        std: the same.
+        mean, std: of the normalisation that the network was trained with.
         img_size: side that the images are resized to; None leaves them at the student's.
-        student_mean: of the normalisation that the images have had.
-        student_std: the same.
+        student_mean, student_std: of the normalisation that the images have had.
     """
 
     scale: Tensor
@@ -66,7 +64,7 @@ class Teacher(nn.Module):
 def load_teacher(
     settings: DistillationSettings, student: NetworkSettings, mean: Sequence[float], std: Sequence[float]
 ) -> Teacher:
-    """Load the teacher of a student, with its weights. mean and std are of the normalisation that the images have had.
+    """Load a student's teacher with its weights. mean and std are of the normalisation that the images have had.
 
     Raises:
         UserError: there is no such teacher, its weights cannot be loaded, or it knows other classes.
@@ -101,12 +99,9 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
     """The network of a run with its raw weights, and its hyper-parameters."""
     if not Path(path).exists():
         raise UserError(f"the teacher {path} does not exist")
-    try:
-        checkpoint = ckpt.read_checkpoint(path, without=("optimizer_states", "callbacks"))
-        theirs = checkpoint["hyper_parameters"]
-        name = theirs["name"]
-    except (UserError, KeyError) as error:
-        raise UserError(f"the teacher {path} is not a whole checkpoint of a run") from error
+    checkpoint = ckpt.read_checkpoint(path, without=("optimizer_states", "callbacks"))
+    theirs = checkpoint.get("hyper_parameters", {})
+    name = theirs.get("name", "")
     own = references.paths_in(signature.own_text(Path(path).absolute().parent.parent / "config.yaml"))
     if references.is_path(name) and name not in (student, *own):  # the file may be a stranger's
         fields = f" --model.teacher_fields '{json.dumps(theirs['fields'])}'" if theirs.get("fields") else ""
@@ -118,7 +113,7 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
         teacher = network.rebuild(theirs)
         teacher.load_state_dict(ckpt.weights(checkpoint))
     except (UserError, RuntimeError) as error:
-        raise UserError(f"the teacher {path} is not a whole checkpoint of a run: {error}") from error
+        raise UserError(f"the teacher {path} cannot be loaded: {error}") from error
     return teacher, theirs
 
 
@@ -129,5 +124,5 @@ def _of_timm(name: str, path: str | None, num_classes: int, fields: dict[str, An
     try:
         return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **fields)
     except Exception as error:  # the hub's, the file's and the state dict's own errors
-        reason = " ".join(line.strip() for line in str(error).splitlines()[:2])
-        raise UserError(f"the teacher {name} cannot be loaded{' from ' + path if path else ''}: {reason}") from error
+        reason = one_line(" ".join(str(error).splitlines()[:2]))
+        raise UserError(f"the teacher {name} cannot be loaded from {path or 'the hub'}: {reason}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from cait.model.cait import Block, CaiT, ClassAttentionBlock
-from cait.model.network import blocks, children
+from cait.model.network import blocks
 
 
 class Part(NamedTuple):
@@ -31,7 +31,7 @@ class Part(NamedTuple):
 def parts(network: nn.Module) -> list[Part]:
     """The branches of CaiT, two for each block, in the order of the forward pass; for another network its children."""
     if not isinstance(network, CaiT):
-        named = [(name, weights) for name, child in children(network) if (weights := list(child.parameters()))]
+        named = [(name, weights) for name, child in _children(network) if (weights := list(child.parameters()))]
         return [Part(layer, name, weights) for layer, (name, weights) in enumerate(named, start=1)]
     found = []
     for layer, block in enumerate(blocks(network), start=1):
@@ -43,6 +43,15 @@ def parts(network: nn.Module) -> list[Part]:
             parameters = [parameter for module in modules for parameter in module.parameters()]
             found.append(Part(layer, name, parameters if gamma is None else [gamma, *parameters], gamma))
     return found
+
+
+def _children(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The children of a network by name; the children of a Sequential or a ModuleList take its place."""
+    for name, child in network.named_children():
+        if isinstance(child, nn.Sequential | nn.ModuleList):
+            yield from ((f"{name}.{inner}", module) for inner, module in child.named_children())
+        else:
+            yield name, child
 
 
 @torch.no_grad()

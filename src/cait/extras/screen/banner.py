@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import rich
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelSummary
 from rich.console import Console
 from rich.filesize import decimal
 from rich.panel import Panel
 from rich.table import Table
+from torch import nn
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras.clock import Clock, duration
 from cait.extras.gmacs import ForwardCost
 from cait.extras.screen.doubts import checkpoint_bytes, doubts, peak_rate
-from cait.model import attention
+from cait.model.attention import SelfAttention
 
 MEASURED_STEPS = range(10, 20)
 """Steps of a process whose pace gives the estimate of its time. The ones before start workers and choose kernels."""
@@ -68,7 +70,7 @@ class Banner(ModelSummary):
         scaled = f" = {schedule.lr:.3g} × {images:,} / {schedule.lr_base_size}" if schedule.lr_base_size else ""
         epochs = f"{trainer.max_epochs} epochs, " if trainer.max_steps < 0 else ""
         steps, peak = int(trainer.estimated_stepping_batches), peak_rate(trainer)
-        backends = attention.in_use(pl_module.model, pl_module.device)
+        backends = attention_in_use(pl_module.model, pl_module.device)
         rows = {
             "model": f"{pl_module.name}, {parameters:,} parameters{cost}",
             "data": data.summary(),
@@ -97,6 +99,15 @@ class Banner(ModelSummary):
             left = int(trainer.estimated_stepping_batches) - self._last_step
             if left > 0:
                 print(f"{seconds:.2g} s a step: about {duration(left * seconds)} to go, and validation", flush=True)
+
+
+def attention_in_use(network: nn.Module, device: torch.device) -> str:
+    """The backends of attention with talking heads on `device`: "auto" until the first pass, empty without any."""
+    names: set[str] = set()
+    for layer in network.modules():
+        if isinstance(layer, SelfAttention) and layer.talking_heads and not layer.cosine:
+            names |= layer.backends.chosen(device) if layer.backend == "auto" else {layer.backend}
+    return ", ".join(sorted(names))
 
 
 def show(rows: dict[str, str], title: str) -> None:

@@ -23,8 +23,7 @@ import cait
 from cait.errors import UserError
 from cait.extras.fused import backend as fused_backend
 from cait.extras.fused.backend import Fused
-from cait.model import talking_heads
-from cait.model.talking_heads import attend, choose
+from cait.model.talking_heads import Backends
 
 pytest.importorskip("triton", reason="Triton is not on this platform")
 
@@ -80,7 +79,7 @@ def results(given: list[Tensor], backend: str) -> list[Tensor]:
     proj_l, proj_w = (torch.nn.Linear(len(bias_l), len(bias_l), device=DEVICE) for _ in range(2))
     proj_l.weight, proj_l.bias = torch.nn.Parameter(weight_l), torch.nn.Parameter(bias_l)
     proj_w.weight, proj_w.bias = torch.nn.Parameter(weight_w), torch.nn.Parameter(bias_w)
-    out = attend(qkv, proj_l, proj_w, qkv.shape[-1] ** -0.5, backend)
+    out = Backends().attend(qkv, proj_l, proj_w, qkv.shape[-1] ** -0.5, backend)
     leaves = (qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias)
     return [out.detach(), *torch.autograd.grad(out, leaves, given[5])]
 
@@ -298,19 +297,18 @@ LAYER = (torch.device(DEVICE), torch.float16, 33, 4, 8)
 def test_auto_takes_it_once_it_is_checked_and_says_so(
     capability: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(talking_heads, "_chosen", {})
+    backends = Backends()
     before = torch.get_rng_state()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "Conversion of an array", DeprecationWarning)  # Triton 3.7's, to numpy
-        assert choose(*LAYER) == "fused"
-        assert choose(*LAYER) == "fused"  # what was checked is not checked again
+        assert backends.choose(*LAYER) == "fused"
+        assert backends.choose(*LAYER) == "fused"  # what was checked is not checked again
     assert re.fullmatch(r"attention by fused, 4 heads, 33 tokens: differs by \d.\de-04 .*\n", capsys.readouterr().err)
     assert torch.equal(torch.get_rng_state(), before)
-    assert choose(LAYER[0], torch.float64, 33, 4, 8) == "recompute"
+    assert backends.choose(LAYER[0], torch.float64, 33, 4, 8) == "recompute"
     monkeypatch.setattr(fused_backend, "FASTEST", {(9, 0): "recompute"})  # measured to be
-    talking_heads._chosen.clear()
-    assert choose(*LAYER) == "recompute"
+    assert Backends().choose(*LAYER) == "recompute"
 
 
 @runs

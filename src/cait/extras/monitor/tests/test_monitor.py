@@ -76,10 +76,10 @@ def gradients(model: CaiT, images: Tensor, targets: Tensor, smoothing: float, fa
     """Add those of a batch to the weights'; return those of the tokens that enter each block, [B, ...] each."""
     x = model.patch_embed(images) + model.pos_embed
     entering = []
-    for block, samples in zip(model.blocks, model.draw_samples(x), strict=True):
+    for block in model.blocks:
         x.retain_grad()
         entering.append(x)
-        x = block(x, *samples)
+        x = block(x)
     cls = model.cls_token.repeat(len(x), 1, 1)
     for block in model.blocks_token_only:
         cls.retain_grad()

@@ -20,7 +20,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.extras import clock
 from cait.extras.clock import Clock
 from cait.extras.gmacs import ForwardCost, forward_gmacs
-from cait.extras.screen.banner import Banner
+from cait.extras.screen.banner import Banner, attention_in_use
 from cait.extras.screen.doubts import checkpoint_bytes, doubts, shortage
 from cait.extras.screen.progress import EpochLines, fitting
 from cait.extras.screen.summary import never_right
@@ -152,6 +152,20 @@ def test_what_checkpoints_take_is_near_the_files_themselves(digits_root: Path, t
     fit.fit(net, data(digits_root, batch_size=8))
     fit.save_checkpoint(tmp_path / "x.ckpt")
     assert checkpoint_bytes(fit, net) / 4 == pytest.approx((tmp_path / "x.ckpt").stat().st_size, rel=0.1)
+
+
+def test_the_backends_of_attention_are_named() -> None:
+    fields = dict(patch_size=8, embed_dim=32, num_heads=2, depth=2)
+    cpu = torch.device("cpu")
+    for backend in ("auto", "reference"):
+        assert attention_in_use(create_model("xxs24", 16, 10, attention_backend=backend, **fields), cpu) == backend
+    assert attention_in_use(create_model("xxs24", 16, 10, talking_heads=False, **fields), cpu) == ""
+
+
+def test_a_network_of_ones_own_may_call_a_layer_talking_heads() -> None:
+    net = torch.nn.Module()
+    net.backend = net.backends = torch.nn.Linear(2, 2)
+    assert attention_in_use(net, torch.device("cpu")) == ""
 
 
 def test_the_count_for_any_network() -> None:
