@@ -268,9 +268,9 @@ class SlowBackend:
     def refusal(self, device: torch.device, dtype: torch.dtype, heads: int) -> str | None:
         return "at least 2 heads" if heads < 2 else None
 
-    def is_best(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> bool:
+    def rank(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> int:
         SlowBackend.asked += 1
-        return N > 4
+        return int(N > 4)
 
     def __call__(self, qkv: torch.Tensor, *weights: Any) -> torch.Tensor:
         return 2 * qkv[:, :, 2].flatten(2)

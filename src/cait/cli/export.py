@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from cait.cli import saved
 from cait.cli.loading import from_checkpoint
 from cait.cli.options import Options, named_run
+from cait.errors import UserError
 from cait.run import rundir
 from cait.run.program import Program
+
+NEEDED = ("mean", "std", "crop_pct", "interpolation")
+"""Settings that travel with the weights."""
 
 
 def export(arguments: list[str], program: Program) -> None:
@@ -30,6 +35,8 @@ def export(arguments: list[str], program: Program) -> None:
 
     with trust.only_own(folder, given.trusted):
         loaded = from_checkpoint(checkpoint, folder, given.ema, module=program.module, data=program.data)
+    if lacking := [name for name in NEEDED if name not in saved.data_settings(folder)]:
+        raise UserError(f"{rundir.config(folder)} does not say how images are prepared: {lacking[0]!r} is missing")
     shape, names = input_shape(loaded.module.hparams), loaded.module.class_names
     default = Path("ema" if given.ema else "") / formats.format_named(given.format).file
     output, preprocessing = given.output or folder / "export" / default, loaded.data.preprocessing.settings()

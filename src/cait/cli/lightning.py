@@ -334,6 +334,7 @@ class CaiTCLI(LightningCLI):
         config = self.config.fit
         callbacks: list[Callback] = []
         trainer_checks.check_numbers(given)
+        _ = self.datamodule.pipeline  # refuses a decoder that does not work, before there is a folder
         self.run_dir = self._lock_run_dir()
         first_step = self._first_step()
         run = plugins.Run(config, given, self.run_dir, self.datamodule, self.model, first_step, self.program)

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import csv
 import glob
+import itertools
 import json
 import os
 import shutil
@@ -136,11 +137,13 @@ def _write(loaded: loading.Loaded, paths: list[str], device: Any, given: argpars
     moving = console.is_terminal and (given.output is not None or not sys.stdout.isatty())
     count, unreadable = len(paths), list[str]()
     rows = _rows(loaded, paths, device, given.top_k, unreadable)
+    # The loader's processes are forked now: later, a thread of the bar might hold a lock that they need.
+    first = [*itertools.islice(rows, 1)]
     with (
         Progress(console=console, transient=True, redirect_stdout=False, disable=not moving) as progress,
         _file(given.output) as file,
     ):
-        tracked = progress.track(rows, count, description="images")
+        tracked = progress.track(itertools.chain(first, rows), count, description="images")
         FORMATS[given.format](file, tracked, paths, loaded.class_names, given.top_k)
     end = f", {len(unreadable):,} unreadable" if unreadable else ""
     print(f"{count:,} image{'s' * (count != 1)} in {time.monotonic() - start:.1f} s{end}", file=sys.stderr)

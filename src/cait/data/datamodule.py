@@ -335,8 +335,6 @@ class ImageNetDataModule(LightningDataModule):
     def val_dataloader(self) -> Loader:
         return self._eval_loader(self.val_images, "validation")
 
-    test_dataloader = val_dataloader
-
     def predict_dataloader(self) -> Loader:
         """Loader of the images to predict. The label is 0, or NO_LABEL for an image that cannot be read."""
         samples = Unlabelled(self.predict_samples)

@@ -36,7 +36,7 @@ class Loading:
     stays the batch of one process, and the Trainer accumulates as many batches as it takes. An epoch then has only
     whole steps."""
     eval_batch_size: int | None = None
-    """The batch of one process in validation, test and prediction; None means `batch_size`."""
+    """The batch of one process in validation and prediction; None means `batch_size`."""
     backend: Backend = "auto"
     """What reads the training images. "nvimgcodec" decodes only the crop of JPEG files, "torchvision" and "pillow"
     decode all of it. These three are an extra, give the same pixels, and "auto" takes the first that is installed. They

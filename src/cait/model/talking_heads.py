@@ -25,8 +25,11 @@ class Backend(Protocol):
     def refusal(self, device: torch.device, dtype: torch.dtype, heads: int) -> str | None:
         """What the backend needs and does not have here, or None."""
 
-    def is_best(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> bool:
-        """Whether "auto" takes it on this device. Asked once for each shape, so it may try itself."""
+    def rank(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> int:
+        """How good it is here: 0 is not to be taken, 1 better than the plain formula, 2 the fastest known.
+
+        "auto" takes the highest. Asked once for each shape, so it may try itself.
+        """
 
     def __call__(
         self, qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
@@ -71,12 +74,12 @@ class Backends:
 
     @torch.compiler.assume_constant_result  # torch.compile need not trace a device's properties
     def choose(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> str:
-        """The backend that "auto" takes: of the extras' the last that is the best, else the reference."""
+        """The backend that "auto" takes: of those with the highest rank the first, or "reference"."""
         shape = device, dtype, N, heads, k
         if shape not in self._chosen:
-            added = reversed(plugins.merged("ATTENTION_BACKENDS"))  # an installed package's before ours
-            best = (name for name in added if self._make(name).is_best(*shape))
-            self._chosen[shape] = next(best, "reference")
+            ranks = {name: self._make(name).rank(*shape) for name in plugins.merged("ATTENTION_BACKENDS")}
+            best = max(ranks, key=ranks.__getitem__, default="reference")
+            self._chosen[shape] = best if ranks.get(best) else "reference"
         return self._chosen[shape]
 
     def chosen(self, device: torch.device) -> set[str]:

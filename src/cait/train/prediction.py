@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cait.data.dataset import channels_last
-from cait.data.reading import RawImage, load_rgb
+from cait.data.reading import AS_SEEN, RawImage, load_rgb
 from cait.data.transforms import NormalizeAndErase, Preprocessing
 from cait.errors import UserError
 from cait.settings import group
@@ -39,8 +39,8 @@ def transform(module: Any, image: RawImage) -> Tensor:
         if not module.preprocessing:
             raise UserError('nothing says how images are prepared: load the run with cait.load("logs/NAME")')
         known = group(Preprocessing, module.preprocessing)
-        module.reading, module.eval_transform = known.reading, known.transform()
-    pixels = module.eval_transform(load_rgb(image, reading=module.reading))
+        module.reading, module.eval_transform = module.reading or known.reading, known.transform()
+    pixels = module.eval_transform(load_rgb(image, reading=module.reading or AS_SEEN))
     if pixels.dtype != torch.uint8:
         return pixels
     normalize = NormalizeAndErase(module.hparams["mean"], module.hparams["std"])

@@ -1,4 +1,3 @@
 """Faster attention with talking heads: --model.fields.attention_backend recompute, or fused on a GPU."""
 
 ATTENTION_BACKENDS = {"recompute": "cait.extras.fused.recompute:Recompute", "fused": "cait.extras.fused.backend:Fused"}
-"""The last that is the best for the device and the shape is taken."""

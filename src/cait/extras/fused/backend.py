@@ -28,15 +28,15 @@ class Fused:
             return f"Triton ({error})"
         return attention.refusal(device, dtype, heads)
 
-    def is_best(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> bool:
-        """Whether "fused" runs here, is the fastest, and is right."""
+    def rank(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> int:
+        """2 where "fused" runs, is the fastest and is right, else 0."""
         if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-            return False  # Triton takes long to import
+            return 0  # Triton takes long to import
         if self.refusal(device, dtype, heads):
-            return False
+            return 0
         if device.type == "cuda" and FASTEST.get(torch.cuda.get_device_capability(device), "fused") != "fused":
-            return False
-        return self.is_right(device, dtype, N, heads, k)
+            return 0
+        return 2 * self.is_right(device, dtype, N, heads, k)
 
     def is_right(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> bool:
         """Compare with the plain backend on one random image, and print or warn. It compiles, so it takes a second."""

@@ -19,8 +19,8 @@ class Recompute:
     def refusal(self, device: torch.device, dtype: torch.dtype, heads: int) -> str | None:
         return None
 
-    def is_best(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> bool:
-        return True
+    def rank(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> int:
+        return 1
 
     def __call__(
         self, qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float

@@ -327,7 +327,7 @@ def test_auto_falls_back_aloud(
 
     monkeypatch.setattr(attention, name, kernel)
     with pytest.warns(UserWarning, match=words):
-        assert not Fused().is_best(*LAYER)
+        assert not Fused().rank(*LAYER)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
