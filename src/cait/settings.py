@@ -47,7 +47,7 @@ def flat(more: str = "") -> Callable[[Init], Init]:
     """
 
     def decorate(init: Init) -> Init:
-        own, *parameters = inspect.signature(init).parameters.values()
+        self_parameter, *parameters = inspect.signature(init).parameters.values()
         types = {name: kind for name, kind in get_type_hints(init).items() if name != "return"}
         added = [plugins.load(path) for path in plugins.of_kind(more)] if more else []
         groups = [*filter(is_dataclass, types.values()), *added]
@@ -59,7 +59,7 @@ def flat(more: str = "") -> Callable[[Init], Init]:
         for kind in added:
             _join(settings, _parameters(kind))
         ordered = [setting.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for setting in settings.values()]
-        signature = inspect.Signature([own, *ordered])
+        signature = inspect.Signature([self_parameter, *ordered])
 
         @functools.wraps(init)
         def constructor(self: Any, *args: Any, **named: Any) -> None:
@@ -68,7 +68,7 @@ def flat(more: str = "") -> Callable[[Init], Init]:
             bound = signature.bind(self, *args, **named)
             bound.apply_defaults()
             given = Given(bound.arguments)
-            del given[own.name]
+            del given[self_parameter.name]
             for kind in added:
                 group(kind, given)
             init(self, **{name: given if kind is Given else _value(name, kind, given) for name, kind in types.items()})

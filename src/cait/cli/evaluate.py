@@ -209,12 +209,12 @@ def show(result: Scores, rows: Sequence[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    ours = {name: result[key] for key, name in (("raw", "raw"), ("ema", "EMA")) if key in result}
+    scored = {name: result[key] for key, name in (("raw", "raw"), ("ema", "EMA")) if key in result}
     table = Table("")
-    for column in (*ours, *result["published"]):
+    for column in (*scored, *result["published"]):
         table.add_column(column, justify="right")
     for row in rows:
-        cells = [_cell(row.form, scores, row.place) for scores in ours.values()]
+        cells = [_cell(row.form, scores, row.place) for scores in scored.values()]
         cells += [_cell("{} %", figures, (row.published,)) for figures in result["published"].values()]
         if any(cells):
             table.add_row(row.title, *cells)

@@ -63,12 +63,12 @@ class SaveConfig(SaveConfigCallback):
         if not trainer.is_global_zero or (path.is_file() and path.read_text() == text):
             return
         before = signature.own_text(path)
-        own = bool(before) or not path.exists()
-        if own:
+        is_signed = bool(before) or not path.exists()
+        if is_signed:
             signature.sign(path, before, text)  # a kill before the last line leaves either text, and both are signed
         with disk.whole(path) as beside:
             beside.write_text(text)
-        if own:
+        if is_signed:
             signature.sign(path, text)
 
 

@@ -78,15 +78,15 @@ def only_known(settings: Sequence[str], given: Sequence[str], trusted: bool, bui
         builds: whether the verb takes the Trainer's classes from the configuration.
     """
     configs = config_files(settings)
-    own = [signature.own_text(path) for path in configs]
+    signed = [signature.own_text(path) for path in configs]
     with contextlib.ExitStack() as limits:
         if not builds:
             limits.enter_context(only_importing(named(given), "the configuration", "give it on the command line"))
-        elif not (trusted or own[0]):
+        elif not (trusted or signed[0]):
             paths = [*PACKAGES, *named(given)]
             limits.enter_context(only_importing(paths, str(configs[0]), "if you trust it add --trust-config"))
         if not trusted:
-            limits.enter_context(only_objects([*given, *own]))
+            limits.enter_context(only_objects([*given, *signed]))
         yield
 
 

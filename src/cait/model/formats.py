@@ -98,9 +98,11 @@ def export(
         with TemporaryDirectory(prefix=".export-", dir=output.parent) as scratch:
             path = Path(scratch) / output.name
             written = _logits(chosen.write(model, path, metadata, shape), shape)
-            for ours, theirs in zip(expected, written, strict=True):
-                difference = (theirs - ours).abs().max().item() if theirs.shape == ours.shape else float("inf")
-                if not difference <= chosen.tolerance * max(1.0, ours.abs().max().item()):
+            for logits, read_back in zip(expected, written, strict=True):
+                difference = (
+                    (read_back - logits).abs().max().item() if read_back.shape == logits.shape else float("inf")
+                )
+                if not difference <= chosen.tolerance * max(1.0, logits.abs().max().item()):
                     raise UserError(f"read back from {format}, a logit differs by {difference:.1e}; nothing was kept")
                 differences.append(difference)
             return Exported(_settle(path, output), max(differences))

@@ -101,12 +101,12 @@ def _fit_distillation_token(state: dict[str, Tensor], network: Any) -> list[str]
     return ["the distillation token and its head " + ("start anew" if has else "left out")]
 
 
-def difference(own: dict[str, Tensor], state: dict[str, Tensor]) -> str | None:
+def difference(weights: dict[str, Tensor], state: dict[str, Tensor]) -> str | None:
     """The first name or shape in which `state` is not that of the model, in words."""
-    for key in [*own, *state]:
-        ours, theirs = (tuple(side[key].shape) if key in side else "missing" for side in (own, state))
-        if ours != theirs:
-            return f"{key} is {theirs} in it, {ours} in the model"
+    for key in [*weights, *state]:
+        wanted, found = (tuple(side[key].shape) if key in side else "missing" for side in (weights, state))
+        if wanted != found:
+            return f"{key} is {found} in it, {wanted} in the model"
     return None
 
 

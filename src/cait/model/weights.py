@@ -83,28 +83,29 @@ def load_weights(
     """
     content = _read(path)
     state = _state_dict(content, path, ema)
-    theirs = ckpt.class_names(content) if ckpt.is_checkpoint(content) else None
-    notes = _take_known_classes(model, state, theirs or [], own_classes or [])
+    saved_classes = ckpt.class_names(content) if ckpt.is_checkpoint(content) else None
+    notes = _take_known_classes(model, state, saved_classes or [], own_classes or [])
     return _load(model, state, str(path)) + notes
 
 
-def _take_known_classes(model: nn.Module, state: StateDict, theirs: Sequence[str], ours: Sequence[str]) -> list[str]:
-    """Put rows of our classes into the heads in `state`: theirs for the classes that they know, else `model`'s."""
-    rows = {name: row for row, name in enumerate(theirs)}
-    known = {row: rows[name] for row, name in enumerate(ours) if name in rows}
-    own = model.state_dict()
+def _take_known_classes(model: nn.Module, state: StateDict, saved: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Put rows of the `wanted` classes into the heads in `state`: the saved ones if there are, else `model`'s."""
+    rows = {name: row for row, name in enumerate(saved)}
+    known = {row: rows[name] for row, name in enumerate(wanted) if name in rows}
+    weights = model.state_dict()
     heads = [key for key in classifier_keys(model) if key in state]
     fitting = all(
-        (len(own[key]), len(state[key])) == (len(ours), len(theirs)) and own[key].shape[1:] == state[key].shape[1:]
+        (len(weights[key]), len(state[key])) == (len(wanted), len(saved))
+        and weights[key].shape[1:] == state[key].shape[1:]
         for key in heads
     )
-    if not known or list(ours) == list(theirs) or not fitting:
+    if not known or list(wanted) == list(saved) or not fitting:
         return []  # nothing to sort, or another network, which `_load` refuses
     for key in heads:
-        head = own[key].clone()
+        head = weights[key].clone()
         head[list(known)] = state[key][list(known.values())].to(head)
         state[key] = head
-    anew = len(ours) - len(known)
+    anew = len(wanted) - len(known)
     return [f"the head's rows of {len(known)} classes kept by name" + (f", {anew} new" if anew else "")]
 
 
@@ -142,9 +143,9 @@ def _published(model: Any, name: str) -> str:
         raise UserError(f"timm has no weights of {name}, only of {', '.join(published)}")
     row = variant_config(name)
     for field in dataclasses.fields(CaiTConfig):
-        ours, theirs = getattr(model.config, field.name), getattr(row, field.name)
-        if ours != theirs and field.name not in (*FITTED, *ONLY_IN_TRAINING):
-            raise UserError(f"the published weights of {name} have {field.name} {theirs}, the model has {ours}")
+        value, published = getattr(model.config, field.name), getattr(row, field.name)
+        if value != published and field.name not in (*FITTED, *ONLY_IN_TRAINING):
+            raise UserError(f"the published weights of {name} have {field.name} {published}, the model has {value}")
     return entries[min(entries, key=lambda size: abs(size - model.config.img_size))]
 
 
@@ -157,13 +158,13 @@ def published_entries(name: str) -> dict[int, str]:
 
 
 def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
-    own, heads = model.state_dict(), classifier_keys(model)
+    weights, heads = model.state_dict(), classifier_keys(model)
     try:
         notes = _fit(model, state)
-        if any(key in state and len(state[key]) != len(own[key]) for key in heads):
+        if any(key in state and len(state[key]) != len(weights[key]) for key in heads):
             notes.append(f"the head's {len(state[heads[0]])} classes left out; it starts anew")
-            state.update({key: own[key] for key in heads})
-        if differs := difference(own, state):
+            state.update({key: weights[key] for key in heads})
+        if differs := difference(weights, state):
             raise UserError(differs)
     except UserError as error:
         raise UserError(f"{source} is of another network: {error}") from error

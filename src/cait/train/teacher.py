@@ -71,28 +71,30 @@ def load_teacher(
     """
     name, path, fields = settings.teacher, settings.teacher_path, settings.teacher_fields or {}
     known, img_size = student.num_classes, settings.teacher_img_size
-    its_mean, its_std = mean, std
+    teacher_mean, teacher_std = mean, std
     if name.endswith(".ckpt"):
-        teacher, theirs = _of_run(name, student.name)
-        known, img_size, its_mean, its_std = (theirs[key] for key in ("num_classes", "img_size", "mean", "std"))
+        teacher, hparams = _of_run(name, student.name)
+        known, img_size, teacher_mean, teacher_std = (
+            hparams[key] for key in ("num_classes", "img_size", "mean", "std")
+        )
     elif name in VARIANTS or references.is_path(name):
         teacher = network.build(name, img_size or student.img_size, known, **fields)
         if path is not None:
             load_weights(teacher, path)
         elif name in VARIANTS:
             load_pretrained(teacher, name)
-            its_mean, its_std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+            teacher_mean, teacher_std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
         else:
             rank_zero_info(f"the teacher {name} has the weights that it is made with: there is no --model.teacher_path")
     else:
         teacher = _of_timm(name.removeprefix(TIMM), path, known, fields)
         cfg = teacher.pretrained_cfg
-        known, its_mean, its_std = teacher.num_classes, cfg["mean"], cfg["std"]
+        known, teacher_mean, teacher_std = teacher.num_classes, cfg["mean"], cfg["std"]
         if img_size is None and cfg.get("fixed_input_size"):
             img_size = cfg["input_size"][-1]
     if known != student.num_classes:
         raise UserError(f"the teacher {name} knows {known} classes, the data has {student.num_classes}")
-    return Teacher(teacher, its_mean, its_std, img_size, mean, std)
+    return Teacher(teacher, teacher_mean, teacher_std, img_size, mean, std)
 
 
 def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
@@ -100,21 +102,21 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
     if not Path(path).exists():
         raise UserError(f"the teacher {path} does not exist")
     checkpoint = ckpt.read_checkpoint(path, without=("optimizer_states", "callbacks"))
-    theirs = checkpoint.get("hyper_parameters", {})
-    name = theirs.get("name", "")
-    own = references.paths_in(signature.own_text(Path(path).absolute().parent.parent / "config.yaml"))
-    if references.is_path(name) and name not in (student, *own):  # the file may be a stranger's
-        fields = f" --model.teacher_fields '{json.dumps(theirs['fields'])}'" if theirs.get("fields") else ""
+    hparams = checkpoint.get("hyper_parameters", {})
+    name = hparams.get("name", "")
+    signed = references.paths_in(signature.own_text(Path(path).absolute().parent.parent / "config.yaml"))
+    if references.is_path(name) and name not in (student, *signed):  # the file may be a stranger's
+        fields = f" --model.teacher_fields '{json.dumps(hparams['fields'])}'" if hparams.get("fields") else ""
         raise UserError(
             f"the network of the teacher {path} is {name}, code that may do anything: if you trust it, "
             f"name it yourself with --model.teacher {name} --model.teacher_path {path}{fields}"
         )
     try:
-        teacher = network.rebuild(theirs)
+        teacher = network.rebuild(hparams)
         teacher.load_state_dict(ckpt.weights(checkpoint))
     except (UserError, RuntimeError) as error:
         raise UserError(f"the teacher {path} cannot be loaded: {error}") from error
-    return teacher, theirs
+    return teacher, hparams
 
 
 def _of_timm(name: str, path: str | None, num_classes: int, fields: dict[str, Any]) -> Any:
