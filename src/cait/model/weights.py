@@ -173,7 +173,7 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
 
 def classifier_keys(network: Any) -> list[str]:
     """Names of the parameters whose rows are the classes."""
-    layers = [module for module in network.modules() if isinstance(module, nn.Linear)][-1:]
+    layers: Any = [module for module in network.modules() if isinstance(module, nn.Linear)][-1:]
     if hasattr(network, "get_classifier"):
         found = network.get_classifier()
         layers = found if isinstance(found, tuple | list) else [found]
