@@ -99,11 +99,12 @@ def _usage() -> str:
 
 def _settings_of(folder: Path, given: list[str]) -> list[str]:
     """The settings that score the best checkpoint of a run on every image that its training held out."""
+    checkpoint = rundir.best_checkpoint(folder, "score")
     settings = [
         f"--config={rundir.config(folder)}",
         "--trainer.limit_val_batches=null",  # whatever part training looked at
         "--trainer.overfit_batches=0",
-        f"--ckpt_path={rundir.best_checkpoint(folder, 'score')}",
+        f"--ckpt_path={checkpoint}",
         f"--output={folder / rundir.EVALUATION}",
     ]
     held_out = folder / rundir.VALIDATION  # the data folder may have grown since
