@@ -34,7 +34,7 @@ def whole(path: Path) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):
             beside.unlink()
-        if isinstance(error, OSError) and error.filename in (None, str(beside)):
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(beside)):
             error.filename = str(path)
         raise
 

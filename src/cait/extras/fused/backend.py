@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-FASTEST: dict[tuple[int, int], Literal["fused", "recompute"]] = {}
+FASTEST: dict[tuple[int, int] | None, Literal["fused", "recompute"]] = {}
 """The fastest backend by compute capability, as measured by `benchmarks/kernel.py`. Nothing is measured yet.
 
 Without a row "auto" takes "fused" on a GPU, because it moves half the bytes.
@@ -34,7 +34,8 @@ class Fused:
             return 0  # Triton takes long to import
         if self.refusal(device, dtype, heads):
             return 0
-        if device.type == "cuda" and FASTEST.get(torch.cuda.get_device_capability(device), "fused") != "fused":
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+        if FASTEST.get(capability, "fused") != "fused":
             return 0
         return 2 * self.is_right(device, dtype, N, heads, k)
 

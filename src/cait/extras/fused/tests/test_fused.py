@@ -307,7 +307,7 @@ def test_auto_takes_it_once_it_is_checked_and_says_so(
     assert re.fullmatch(r"attention by fused, 4 heads, 33 tokens: differs by \d.\de-04 .*\n", capsys.readouterr().err)
     assert torch.equal(torch.get_rng_state(), before)
     assert backends.choose(LAYER[0], torch.float64, 33, 4, 8) == "recompute"
-    monkeypatch.setattr(fused_backend, "FASTEST", {(9, 0): "recompute"})  # measured to be
+    monkeypatch.setattr(fused_backend, "FASTEST", {None: "recompute"})  # measured to be; None is this CPU
     assert Backends().choose(*LAYER) == "recompute"
 
 
