@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from cait.errors import UserError, one_line
+
+Shared = TypeVar("Shared")
 
 GROUP = "cait.extras"
 FOLDER = Path(__file__).parent / "extras"
@@ -106,7 +108,7 @@ class Run:
         module: the LightningModule.
         first_step: optimizer steps that the run has done; 0 in a new run.
         program: what `cait` was started with, a `cait.run.program.Program`.
-        shared: what several extras use in this run, by its class.
+        shared: what `share` has made, by its class.
     """
 
     config: Any
@@ -117,6 +119,12 @@ class Run:
     first_step: int
     program: Any
     shared: dict[type, Any] = field(default_factory=dict)
+
+    def share(self, kind: type[Shared]) -> Shared:
+        """The one object of a class that all extras use in this run, made without arguments on first use."""
+        if kind not in self.shared:
+            self.shared[kind] = kind()
+        return self.shared[kind]
 
 
 @functools.cache

@@ -35,7 +35,8 @@ def export(arguments: list[str], program: Program) -> None:
 
     with trust.only_own(folder, given.trusted):
         loaded = from_checkpoint(checkpoint, folder, given.ema, module=program.module, data=program.data)
-    if lacking := [name for name in NEEDED if name not in saved.data_settings(folder)]:
+    known = saved.data_settings(folder)
+    if lacking := [name for name in NEEDED if name not in known]:
         raise UserError(f"{rundir.config(folder)} does not say how images are prepared: {lacking[0]!r} is missing")
     shape, names = input_shape(loaded.module.hparams), loaded.module.class_names
     default = Path("ema" if given.ema else "") / formats.format_named(given.format).file

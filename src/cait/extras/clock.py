@@ -8,8 +8,6 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from cait.plugins import Run
-
 
 class Clock(Callback):
     """Measure the training of this process. The callbacks that read it come after it."""
@@ -20,11 +18,6 @@ class Clock(Callback):
         self._fit_start = self._epoch_start = self._batch_end = time.monotonic()
         self._previous_end: float | None = None
         self._waited_before = 0.0
-
-    @classmethod
-    def of_run(cls, run: Run) -> Clock:
-        """The clock that the callbacks of a run share."""
-        return run.shared.setdefault(cls, cls())
 
     @classmethod
     def of(cls, trainer: Trainer) -> Clock | None:

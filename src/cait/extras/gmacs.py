@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from cait.model import network
-from cait.plugins import Run
 
 
 class ForwardCost:
@@ -20,11 +19,6 @@ class ForwardCost:
     def __init__(self) -> None:
         self._gmacs: float | None = None
         self._is_counted = False
-
-    @classmethod
-    def of_run(cls, run: Run) -> ForwardCost:
-        """The one that the callbacks of a run share."""
-        return run.shared.setdefault(cls, cls())
 
     def of_module(self, pl_module: Any) -> float | None:
         """Of a forward pass on an image; None if it cannot be counted. Ask before the network is compiled."""

@@ -12,6 +12,10 @@ from cait.data.folder import root_name
 from cait.errors import UserError, one_line
 from cait.run import rundir
 
+KEYS = {"model", "epoch", "img_size", "class_names", "raw"}
+FIGURES = {"acc1", "images", "per_class"}
+"""What the extras that call `read` take from it; an earlier version may not have written all."""
+
 
 def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:
     """The content of a run's evaluation.json.
@@ -35,4 +39,7 @@ def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:
     if scored != (step, root):
         scored_of = "step {} of {}".format(*scored)
         raise UserError(f"{path} is of {scored_of}, the run of step {step} of {root}: score it again with `{again}`")
+    raw = about.get("raw")
+    if not (about.keys() >= KEYS and isinstance(raw, dict) and raw.keys() >= FIGURES):
+        raise UserError(f"{path} is not what `{again}` writes today: score the run again")
     return about

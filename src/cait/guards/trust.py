@@ -92,8 +92,7 @@ def only_known(settings: Sequence[str], given: Sequence[str], trusted: bool, bui
 
 @contextlib.contextmanager
 def only_own(folder: Path | None, trusted: bool = False) -> Iterator[None]:
-    """While a checkpoint is loaded, refuse code that a config.yaml signed by this account does not name, unless
-    it is `trusted`.
+    """While a checkpoint is loaded, refuse code that no config.yaml signed by this account names; `trusted` lifts that.
 
     The checkpoint says how Lightning builds the module: by itself jsonargparse would make an object of any value
     with a "class_path".

@@ -65,9 +65,8 @@ class Guesses(Metric):
     def compute(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(true classes [N], predicted classes [N], probabilities of these [N])"""
         cells, confidence = (dim_zero_cat(values).cpu().numpy() for values in (self.cells, self.confidence))
-        counted = (cells >= 0) & np.isfinite(confidence)  # logits may be NaN
-        true, predicted = np.divmod(cells[counted], self.num_classes)
-        return true, predicted, confidence[counted]
+        true, predicted = np.divmod(cells[cells >= 0], self.num_classes)
+        return true, predicted, confidence[cells >= 0]
 
 
 class Counts(nn.Module):
@@ -96,6 +95,8 @@ class Counts(nn.Module):
         of_class, guessed = (np.bincount(each, minlength=classes) for each in (true, predicted))
         cells, images = np.unique(true * classes + predicted, return_counts=True)
         confusion = np.stack([*np.divmod(cells, classes), images], axis=1)
+        finite = np.isfinite(confidence)  # logits may be NaN
+        confidence, right = confidence[finite], right[finite]
         scores: Scores = {
             "confusion": confusion.tolist(),
             "confusions": _most_confused(confusion, of_class, class_names),

@@ -45,6 +45,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
     # Lightning's own would gather whole tensors, or leave the loading to `load_checkpoint`.
     lightning_module_state_dict = Strategy.lightning_module_state_dict
     load_model_state_dict = Strategy.load_model_state_dict
+    optimizer_state = Strategy.optimizer_state
     load_optimizer_state_dict = Strategy.load_optimizer_state_dict
 
     def __init__(self, **settings: Any) -> None:
@@ -116,9 +117,6 @@ class FullyShardedStrategy(ModelParallelStrategy):
                     raise UserError(
                         f"fsdp2 cannot save the optimizer's {name}: it is not shared out as its parameter is; {ANOTHER}"
                     )
-
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        return Strategy.optimizer_state(self, optimizer)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """`storage_options` may be {"previous": folder}: the checkpoint that was at `filepath` is kept there."""

@@ -76,13 +76,7 @@ def write(folder: Path, output: Path, repo: str, ema: bool, license: str | None,
     output.mkdir(parents=True, exist_ok=True)
     images = _images(folder, output)
     names = [image.name for image in images]
-    try:
-        text = card_text.text(repo, about["ema" if ema else "raw"], about, config, state, names, license)
-    except (KeyError, TypeError) as error:
-        again = program.command("eval", folder)
-        raise UserError(
-            f"{folder / rundir.EVALUATION} is not what `{again}` writes today: score the run again"
-        ) from error
+    text = card_text.text(repo, about["ema" if ema else "raw"], about, config, state, names, license)
     with disk.whole(output / README) as beside:
         beside.write_text(text, encoding="utf-8")
     return [output / README, *images]

@@ -37,12 +37,12 @@ def callbacks(run: Run) -> list[Any]:
     from cait.extras.screen.progress import EpochLines
     from cait.extras.screen.summary import RunSummary
 
-    shown: list[Any] = [clock := Clock.of_run(run)]
+    shown: list[Any] = [clock := run.share(Clock)]
     if run.trainer.enable_progress_bar is not False:
         shown.append(EpochLines(clock, Console().width if sys.stdout.isatty() else None))
     if run.trainer.enable_model_summary is not False:
         run.data.announces = False
-        shown.append(Banner(run.data, None if run.trainer.fast_dev_run else run.folder, clock, ForwardCost.of_run(run)))
+        shown.append(Banner(run.data, None if run.trainer.fast_dev_run else run.folder, clock, run.share(ForwardCost)))
     keeps_nothing = run.trainer.logger is False and run.trainer.enable_checkpointing is False
     if not (run.trainer.fast_dev_run or keeps_nothing):
         shown.append(RunSummary(run, clock))

@@ -96,9 +96,13 @@ class Bucket:
         except Exception as error:  # of many kinds: the bucket's, the network's, the credentials'
             raise UserError(f"cannot read {address}: {one_line(error) or type(error).__name__}") from error
 
-    def forget(self, piece: Piece) -> None:
-        """Remove a file from the cache, because it is damaged there."""
+    def whole(self, piece: Piece) -> bytes:
+        """All of a file; one that is damaged in the cache is fetched again."""
+        data = self.read(piece, 0, piece.size)
+        if piece.is_in(data):
+            return data
         (self.folder / piece.name).unlink(missing_ok=True)
+        return self.read(piece, 0, piece.size)
 
     def _download(self, piece: Piece, path: Path) -> bytes:
         data = self._fetch(piece.name)

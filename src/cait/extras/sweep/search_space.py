@@ -100,7 +100,7 @@ class SearchSpace:
 
     @cached_property
     def grid(self) -> dict[str, list[Any]]:
-        """All values of each axis, the last of which changes first."""
+        """The values of each axis. From one trial to the next the last axis changes fastest."""
         values = {}
         for name, axis in self.axes.items():
             if isinstance(axis, CategoricalDistribution):

@@ -22,6 +22,6 @@ def callbacks(run: Run) -> list[Any]:
     from cait.extras.throughput.log import ThroughputLog
     from cait.extras.throughput.wait import WaitHint
 
-    clock, cost = Clock.of_run(run), ForwardCost.of_run(run)
+    clock, cost = run.share(Clock), run.share(ForwardCost)
     hints = [] if run.trainer.enable_progress_bar is False else [WaitHint(run.data, clock)]
     return [clock, *hints, ThroughputLog(run.data, clock, cost, run.config.throughput_every_n_steps)]
