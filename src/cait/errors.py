@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import re
 import traceback
 from collections.abc import Iterable
 
@@ -31,10 +32,13 @@ def one_line(error: object) -> str:
     return " ".join(str(error).split())
 
 
-def printable(name: str) -> str:
-    """A name for the screen, without control characters and bytes that are not text."""
-    text = os.fsencode(name).decode(errors="replace")
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+def printable(text: str) -> str:
+    """A name from a file for the screen: without control characters, which terminals obey, and bytes that are no text.
+
+    The marks that turn the direction of writing go too: they can make one name look like another.
+    """
+    text = os.fsencode(text).decode(errors="replace")
+    return re.sub("[\0-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", "\N{REPLACEMENT CHARACTER}", text)
 
 
 def kind_and_place(error: Exception) -> str:

@@ -30,6 +30,7 @@ KINDS = {
     "CALLBACK_SETTINGS": 'dict[str, str]: {"name": "module:Callback"}; the class\'s arguments are --name.ARGUMENT',
     "DATA_SETTINGS": '"module:Group": a dataclass whose fields become settings of the data module, see cait.settings',
     "MOVED": "dict[str, str]: modules of earlier versions and where they are now, for the class paths of saved runs",
+    "PERSONAL": 'Sequence[str]: settings that no run of a stranger sets, as "logger"; they write or send elsewhere',
     "update_config": "(config) -> config: a step after a run's config.yaml is read, as for settings that have changed",
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
     "fit_help": "(arguments) -> str: what `cait fit --help` prints for these; empty lists every setting, as without it",
@@ -174,6 +175,11 @@ def merged(kind: str) -> dict[str, Any]:
 def settings() -> list[Setting]:
     """The settings that extras add to verbs."""
     return [setting for added in of_kind("SETTINGS") for setting in added]
+
+
+def personal() -> set[str]:
+    """The settings of extras that no run of a stranger sets."""
+    return {name for names in of_kind("PERSONAL") for name in names}
 
 
 def load(path: str) -> Any:

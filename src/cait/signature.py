@@ -20,14 +20,23 @@ def sign(config: Path, *texts: str) -> None:
             beside.write_text("\n".join(_digest(key, text) for text in texts))
 
 
+def is_own(config: Path, text: str) -> bool:
+    """Whether this account has signed `text` for the file `config`."""
+    try:
+        signatures = config.with_name(SIGNATURE).read_text().split()
+    except (OSError, UnicodeDecodeError):
+        return False
+    key = _key()
+    return bool(key) and any(hmac.compare_digest(_digest(key, text), found) for found in signatures)
+
+
 def own_text(config: Path) -> str:
     """The text of `config` if this account has signed it, else ""."""
     try:
-        text, signatures = config.read_text(), config.with_name(SIGNATURE).read_text().split()
+        text = config.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
-    key = _key()
-    return text if key and any(hmac.compare_digest(_digest(key, text), found) for found in signatures) else ""
+    return text if is_own(config, text) else ""
 
 
 def _digest(key: bytes, text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 from collections.abc import Iterator
 from inspect import signature
@@ -17,6 +18,7 @@ from jsonargparse import _common
 from lightning.pytorch import Trainer
 from PIL import Image
 
+from cait import signature as run_signature
 from cait.cli import main
 from cait.guards import trust
 
@@ -111,84 +113,197 @@ def test_scoring_and_export_build_nothing_that_a_run_names(
     assert not (stranger / "written").exists()
 
 
-# What does not stand where a class is expected.
-SNEAKED = {
-    "another file": {"trainer": "stranger/more.yaml"},
+LAUNCH = {
+    "class_path": "torch.distributed.launcher.api.elastic_launch",
+    "init_args": {"config": {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1}, "entrypoint": "stranger/payload.py"},
+}
+LAMBDA = "lightning.pytorch.callbacks.LambdaCallback"
+# What the code of a run could hide in: settings that name it, and settings that do not look like it.
+ATTACKS: dict[str, dict[str, Any]] = {
+    "a callback": {"trainer": {"callbacks": BUILT["callbacks"]}},
+    "Lightning's callback, by its name": {"trainer": {"callbacks": ["LambdaCallback"]}},
+    "Lightning's callback that starts a program": {
+        "trainer": {"callbacks": [{"class_path": LAMBDA, "init_args": {"on_fit_start": LAUNCH}}]}
+    },
+    "a function for a callback": {
+        "trainer": {"callbacks": [{"class_path": LAMBDA, "init_args": {"on_fit_start": NAME}}]}
+    },
+    "a function of another module": {
+        "trainer": {"callbacks": [{"class_path": LAMBDA, "init_args": {"on_fit_start": "torch.os.abort"}}]}
+    },
+    "a plugin": {"trainer": {"plugins": BUILT["plugins"]}},
+    "torch's plugin of checkpoints": {"trainer": {"plugins": ["lightning.pytorch.plugins.io.TorchCheckpointIO"]}},
+    "a profiler": {"trainer": {"profiler": BUILT["profiler"]}},
+    "Lightning's profiler, in any folder": {
+        "trainer": {"profiler": {"class_path": "PyTorchProfiler", "init_args": {"dirpath": "elsewhere"}}}
+    },
+    "a strategy": {"trainer": {"strategy": BUILT["strategy"]}},
+    "an accelerator": {"trainer": {"accelerator": {"class_path": NAME}}},
+    "a file of callbacks": {"trainer": {"callbacks": ["stranger/one.yaml"]}},
+    "a file of settings": {"trainer": "stranger/more.yaml"},
     "a key with a dot": {"trainer.callbacks": [NAME]},
     "a key that appends": {"trainer": {"callbacks+": NAME}},
     "a configuration": {"config": "stranger/more.yaml"},
-    "a file of callbacks": {"trainer": {"callbacks": ["stranger/one.yaml"]}},
-    "a function": {
-        "trainer": {
-            "callbacks": [
-                {"class_path": "lightning.pytorch.callbacks.LambdaCallback", "init_args": {"on_fit_start": NAME}}
-            ]
-        }
-    },
-    "a module of another": {
-        "trainer": {
-            "callbacks": [
-                {
-                    "class_path": "lightning.pytorch.callbacks.LambdaCallback",
-                    "init_args": {"on_fit_start": "torch.os.abort"},
-                }
-            ]
-        }
-    },
     "a field": {"model": {"fields": {"depth": {"class_path": NAME}}}},
-    "the model": {"model": {"class_path": NAME}},
+    "the class of the model": {"model": {"class_path": NAME}},
+    "the class of the data": {"data": NAME},
     "an average": {"ema": NAME},
+    "a network": {"model": {"name": NET}},
+    "a loss": {"model": {"loss": NET}},
+    "an optimizer": {"model": {"optimizer": NET}},
+    "an optimizer's argument": {"model": {"optimizer_args": {"betas": {"class_path": NAME}}}},
+    "a metric": {"model": {"metrics": {"f1": NET}}},
+    "through a metric": {"model": {"metrics": {"f1": "torchmetrics:os.system"}}},
+    "a teacher": {"model": {"distillation": "hard", "teacher": NET}},
+    "a data set": {"data": {"root": NET}},
+    "an augmentation": {"data": {"augment_ops": [NET]}},
+    "a function of torch": {"model": {"name": "torch.hub:load"}},
 }
 
 
+def attack(run: Path, settings_: dict[str, Any]) -> None:
+    (run / "more.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [NAME]}, "callbacks": [NAME]}))
+    (run / "one.yaml").write_text(yaml.safe_dump({"class_path": NAME}))
+    config = settings(run)
+    for key, value in settings_.items():
+        both = isinstance(value, dict) and isinstance(config.get(key), dict)
+        config[key] = config[key] | value if both else value
+    write(run, config)
+
+
 @pytest.mark.parametrize("verb", ["eval", *slow("predict")])
-@pytest.mark.parametrize("sneaked", SNEAKED.values(), ids=SNEAKED.keys())
+@pytest.mark.parametrize("hidden", ATTACKS.values(), ids=ATTACKS.keys())
 def test_nothing_is_run_wherever_it_is_named(
-    sneaked: dict[str, Any], verb: str, stranger: Path, capfd: pytest.CaptureFixture[str]
+    hidden: dict[str, Any], verb: str, stranger: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (stranger / "more.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [NAME]}, "callbacks": [NAME]}))
-    (stranger / "one.yaml").write_text(yaml.safe_dump({"class_path": NAME}))
-    config = settings(stranger)
-    for key, value in sneaked.items():
-        if isinstance(value, dict) and isinstance(config.get(key), dict):
-            config[key] = config[key] | value
-        else:
-            config[key] = value
-    write(stranger, config)
-    refused(["resume", "stranger", "--trainer.max_epochs=2"], capfd)
+    attack(stranger, hidden)
+    told = refused(["resume", "stranger", "--trainer.max_epochs=2"], capfd)
+    assert told.startswith("cait: error: stranger/config.yaml ")
+    assert told.endswith(trust.REMEDY)
     with contextlib.suppress(SystemExit):  # it need not be refused: what it names may be left out
         main(VERBS[verb])
     assert not (stranger / "ran").exists()
 
 
-@pytest.mark.parametrize("name", BUILT)
-def test_resume_refuses_in_one_line_what_is_not_of_this_package(
-    name: str, stranger: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    config = settings(stranger)
-    config["trainer"][name] = BUILT[name]
-    write(stranger, config)
-    told = refused(["resume", "stranger", "--trainer.max_epochs=2"], capfd)
-    assert told == (
-        f"cait: error: stranger/config.yaml names {NAME}, code that may do anything: if you trust it add --trust-config"
-    )
+@pytest.mark.parametrize("tag", ["!!python/name:stranger.payload.net", "!!python/object/apply:os.abort []"])
+def test_a_tag_of_yaml_builds_nothing(tag: str, stranger: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = stranger / "config.yaml"
+    config.write_text(config.read_text().replace("seed_everything: 0", f"seed_everything: {tag}"))
+    for verb in ("resume", "eval"):
+        assert "is not a configuration: could not determine a constructor" in refused(VERBS[verb], capfd)
     assert not (stranger / "ran").exists()
 
 
-def test_with_the_flag_it_runs_and_without_it_what_the_packages_have(stranger: Path) -> None:
+def test_yaml_that_contains_itself_is_refused(stranger: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (stranger / "config.yaml").write_text("model: &a\n  fields: *a\n")
+    assert "a part of it contains itself" in refused(VERBS["resume"], capfd)
+
+
+def test_a_strangers_loggers_are_left_out(
+    stranger: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They would send the user's keys to an address that the run names."""
+    attack(
+        stranger,
+        {
+            "trainer": {"logger": {"class_path": "WandbLogger", "init_args": {"base_url": "http://127.0.0.1:9"}}},
+            "logger": "mlflow",
+            "logger_args": {"tracking_uri": "http://127.0.0.1:9"},
+        },
+    )
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
+    main(["resume", "stranger", f"--trainer.max_epochs={checkpoint(stranger)['epoch'] + 2}"])
+    left_out = ("logger", "logger_args", "trainer.logger")
+    assert all(name in caplog.text.split("left out ")[1].split(";")[0].split(", ") for name in left_out)
+    assert "127.0.0.1:9" not in (stranger / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", [".owner", "metrics.csv", "checkpoints"])
+def test_no_link_leads_what_is_written_out_of_a_strangers_run(
+    name: str, stranger: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(stranger, settings(stranger) | {"v2": "images"})  # no longer signed
+    kept, victim = stranger / f"kept {name}", tmp_path / "victim"
+    (stranger / name).rename(kept)
+    (stranger / name).symlink_to(victim)
+    if kept.is_dir():
+        shutil.copytree(kept, victim)
+    else:
+        victim.write_text("mine")
+    try:
+        for verb in ("resume", "eval", "predict"):
+            assert f"stranger/{name} is a link out of the run's folder: this account" in refused(VERBS[verb], capfd)
+        assert victim.is_dir() or victim.read_text() == "mine"
+    finally:
+        (stranger / name).unlink()
+        kept.rename(stranger / name)
+
+
+@pytest.mark.parametrize("verb", ["resume", "eval", "replay"])
+def test_the_text_that_was_checked_is_the_one_that_is_used(
+    verb: str, stranger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Swapped after the check, the file could name anything."""
+    config, check = stranger / "config.yaml", run_signature.is_own
+
+    def swap_afterwards(path: Path, text: str) -> bool:
+        own = check(path, text)
+        (stranger / "checked").write_text(text)
+        attack(stranger, {"trainer": {"callbacks": [NAME]}, "model": {"name": NET}})
+        return own
+
+    monkeypatch.setattr(run_signature, "is_own", swap_afterwards)
+    epochs = f"--trainer.max_epochs={checkpoint(stranger)['epoch'] + 2}"
+    main([verb, "stranger", *{"resume": [epochs], "replay": ["--step=1"]}.get(verb, [])])
+    assert NAME in config.read_text() or verb == "resume"  # which writes its own
+    assert not (stranger / "ran").exists()
+
+
+CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
+"""Asks a terminal to put something else into the clipboard."""
+
+
+def test_no_name_of_a_strangers_run_reaches_the_terminal_raw(
+    stranger: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    best = stranger / "checkpoints/best.ckpt"
+    before = best.read_bytes()
+    content = torch.load(best, weights_only=True)
+    key = next(key for key, part in content.items() if isinstance(part, dict) and "depends_on" in part)
+    content[key]["class_names"] = [name + CLIPBOARD for name in content[key]["class_names"]]
+    torch.save(content, best)
+    try:
+        for form in ("table", "csv", "jsonl"):
+            main(["predict", "stranger", "pictures", f"--format={form}"])
+            shown = "".join(capfd.readouterr())
+            assert "]52;c;" in shown
+            assert not {"\x1b", "\x07"} & {*shown}
+        assert "\x1b]" not in refused(VERBS["eval"], capfd)  # other classes than the folder's
+    finally:
+        best.write_bytes(before)
+    config = stranger / "config.yaml"
+    config.write_text(config.read_text() + 'more: "\\e]52;c;cm0gLXJmIH4=\\a"\n')
+    for verb in ("resume", "eval", "predict"):
+        assert "config.yaml holds a control character, in line" in refused(VERBS[verb], capfd)
+
+
+def test_with_the_flag_everything_that_a_run_names_is_run(stranger: Path) -> None:
     config = settings(stranger)
     stopping = {"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": {"monitor": "val/acc1"}}
-    config["trainer"]["callbacks"] = [stopping, "LambdaCallback"]
+    config["trainer"]["callbacks"] = [stopping, *BUILT["callbacks"]]
     write(stranger, config)
-    main(["resume", "stranger", "--trainer.max_epochs=2"])
-    assert any("EarlyStopping" in key for key in checkpoint(stranger)["callbacks"])
-    config = settings(stranger)
-    config["trainer"]["callbacks"] = BUILT["callbacks"]
-    write(stranger, config)
-    for epochs, flag in ((3, "--trust-config"), (4, "--trust_config")):
+    first = checkpoint(stranger)["epoch"] + 2
+    for epochs, flag in ((first, "--trust-config"), (first + 1, "--trust_config")):
         main(["resume", flag, "stranger", f"--trainer.max_epochs={epochs}"])
         assert (stranger / "ran").exists()
-    assert checkpoint(stranger)["global_step"] == 8
+    assert any("EarlyStopping" in key for key in checkpoint(stranger)["callbacks"])
+
+
+def test_a_setting_that_the_command_line_replaces_is_not_read(stranger: Path) -> None:
+    attack(stranger, {"trainer": {"callbacks": [NAME]}})
+    epochs = checkpoint(stranger)["epoch"] + 2
+    main(["resume", "stranger", f"--trainer.max_epochs={epochs}", "--trainer.callbacks=null"])
+    assert not (stranger / "ran").exists()
 
 
 def test_what_the_command_line_names_itself_is_run(stranger: Path) -> None:
@@ -211,34 +326,7 @@ VERBS = {
     "eval of a file": ["eval", "--config=stranger/config.yaml", "--ckpt_path=stranger/checkpoints/best.ckpt"],
     "predict": PREDICT,
 }
-OWN: dict[str, dict[str, Any]] = {
-    "network": {"model": {"name": NET}},
-    "loss": {"model": {"loss": NET}},
-    "optimizer": {"model": {"optimizer": NET}},
-    "metric": {"model": {"metrics": {"f1": NET}}},
-    "data": {"data": {"root": NET}},
-    "augmentation": {"data": {"augment_ops": [NET]}},
-    "of torch": {"model": {"name": "torch.hub:load"}},
-    "through a metric": {"model": {"metrics": {"f1": "torchmetrics:os.system"}}},
-}
 REMEDY = f"code that may do anything: {trust.REMEDY}"
-
-
-@pytest.mark.parametrize("verb", ["eval", *slow("predict")])
-@pytest.mark.parametrize("own", OWN.values(), ids=OWN.keys())
-def test_own_parts_that_a_run_names_are_refused_before_they_are_imported(
-    own: dict[str, Any], verb: str, stranger: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    config = settings(stranger)
-    for group, values in own.items():
-        config[group] |= values
-    write(stranger, config)
-    told = refused(VERBS["resume"], capfd)
-    assert told.startswith("cait: error: the run names ")
-    assert told.endswith(REMEDY)
-    with contextlib.suppress(SystemExit):  # it may do without that part
-        main(VERBS[verb])
-    assert not (stranger / "ran").exists()
 
 
 @pytest.mark.parametrize("verb", ["resume", "eval", *slow("eval of a file")])
@@ -248,7 +336,8 @@ def test_a_network_of_ones_own_runs_when_it_is_trusted_or_named(
     config = settings(stranger)
     config["model"]["name"] = NET
     write(stranger, config)
-    assert refused(VERBS[verb], capfd) == f"cait: error: the run names {NET}, {REMEDY}"
+    source = "stranger/config.yaml" if verb == "resume" else "the run"
+    assert refused(VERBS[verb], capfd) == f"cait: error: {source} names {NET}, {REMEDY}"
     assert not (stranger / "ran").exists()
     more = ["--trainer.max_epochs", str(checkpoint(stranger)["epoch"] + 2)] if verb == "resume" else []
     main([*VERBS[verb], *more, f"--model.name={NET}"])

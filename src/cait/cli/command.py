@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import cait
 from cait import plugins
-from cait.errors import UserError, did_you_mean, of_file
+from cait.errors import UserError, did_you_mean, of_file, printable
 from cait.plugins import Verb
 from cait.run.program import Program
 
@@ -154,4 +154,4 @@ def _run(argv: list[str], program: Program) -> None:
 
 def _line(message: str) -> str:
     # An error from a worker process arrives with the worker's traceback in front of it.
-    return message.strip().splitlines()[-1].removeprefix("cait.errors.UserError: ")
+    return printable(message.strip().splitlines()[-1].removeprefix("cait.errors.UserError: "))

@@ -83,8 +83,8 @@ def evaluate(arguments: list[str], program: Program) -> None:
         def validate(self, **arguments: Any) -> None:
             Scoring(self).run(arguments)
 
-    with trust.only_known(settings, given, trusted, builds=False):
-        drive(ScoringCLI, ["validate", *settings], program)
+    with trust.only_known(settings, given, trusted, builds=False) as configs:
+        drive(ScoringCLI, ["validate", *settings], program, configs)
 
 
 def _usage() -> str:

@@ -18,8 +18,7 @@ Continue a run from its last checkpoint, or from --ckpt_path FILE. RUN is a name
 the path of a folder. What you give now wins over the run's own settings.
 
   --trust-config   run code that the run's config.yaml names: your own parts, package.module:name,
-                   and classes from outside cait, lightning, torch, torchmetrics and torchvision.
-                   Code in a stranger's run may do anything."""
+                   and classes of the Trainer. Code in a stranger's run may do anything."""
 
 
 def fit(arguments: list[str], program: Program) -> None:
@@ -51,8 +50,9 @@ def resume(arguments: list[str], program: Program) -> None:
     from cait.cli.lightning import CaiTCLI, drive
     from cait.guards import trust
 
-    with trust.only_known(arguments, given, trusted, builds=True):
-        drive(CaiTCLI, arguments, program)
+    first = program.processes.of_first
+    with trust.only_known(arguments, given, trusted, builds=True, of_first=first) as configs:
+        drive(CaiTCLI, arguments, program, configs)
 
 
 def _continue(folder: Path, overrides: list[str]) -> list[str]:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from cait.cli.options import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
 from cait.guards import configurations, failures, trainer_checks
+from cait.guards.configurations import SavedConfig
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.guards.unreadable import UnreadableReport
 from cait.run import rundir
@@ -78,6 +79,7 @@ class CaiTCLI(LightningCLI):
     Args:
         arguments: a verb of LightningCLI and its options.
         program: what `cait` was started with.
+        configs: the configurations of a verb that takes a run, read once.
     """
 
     lock: RunLock | None = None
@@ -85,7 +87,10 @@ class CaiTCLI(LightningCLI):
     checkpoint_step: int | None = None
     _not_made: str | None = None
 
-    def __init__(self, arguments: list[str], program: Program) -> None:
+    def __init__(
+        self, arguments: list[str], program: Program, configs: Mapping[Path, SavedConfig] | None = None
+    ) -> None:
+        self.configs = configs or {}
         self.arguments, self.program, self.processes = arguments, program, program.processes
         for quieten in plugins.of_kind("quieten"):
             quieten()
@@ -178,15 +183,23 @@ class CaiTCLI(LightningCLI):
         Raises:
             UserError: it is no configuration.
         """
+        found = self.configs.get(path)
+        text = found.text if found else configurations.read_text(path)
         if path.name != rundir.CONFIG:
-            configurations.check_config(path)
+            configurations.check_config(path, text)
             return None
         from cait.cli import saved
 
-        strategies = {"auto", *StrategyRegistry, *plugins.merged("STRATEGIES")}
-        config, left_out = saved.without_absent(saved.read(path), self._known(), strategies)
+        known, strategies = self._known(), {"auto", *StrategyRegistry, *plugins.merged("STRATEGIES")}
+        config, left_out = saved.without_absent(saved.read(path, text), known, strategies)
         if left_out:
             rank_zero_info(f"{path}: left out {', '.join(left_out)}, because no extra that is here takes them")
+        if found and found.given is not None:
+            from cait.guards import trust
+
+            config, personal = trust.as_data(config, path, found.given, known)
+            if personal:
+                rank_zero_info(f"{path}: left out {', '.join(personal)}; on the command line they count")
         return config
 
     def plain_configuration(self, path: Path) -> dict[str, Any]:
@@ -194,7 +207,9 @@ class CaiTCLI(LightningCLI):
         from cait.cli import saved
         from cait.guards import trust
 
-        kept, left_out = trust.plain(CaiTCLI.configuration(self, path) or saved.read(path))
+        found = self.configs.get(path)
+        config = CaiTCLI.configuration(self, path) or saved.read(path, found and found.text)
+        kept, left_out = trust.plain(config, own=found is not None and found.own)
         if left_out:
             rank_zero_info(f"{path}: left out {', '.join(left_out)}; on the command line they count")
         return kept
@@ -375,14 +390,14 @@ class CaiTCLI(LightningCLI):
         return (self.checkpoint_step or 0) if continued else 0
 
 
-def drive(kind: Callable[..., CaiTCLI], arguments: list[str], program: Program) -> None:
-    """Run a verb of LightningCLI with its options.
+def drive(kind: Callable[..., CaiTCLI], arguments: list[str], program: Program, *more: Any) -> None:
+    """Run a verb of LightningCLI with its options; `more` is what else the `kind` takes.
 
     Raises:
         UserError: bad input, or a setting that Lightning refuses.
     """
     with failures.in_one_line():
-        kind(arguments, program)
+        kind(arguments, program, *more)
 
 
 def _listed(value: Any) -> list[Any]:

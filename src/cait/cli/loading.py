@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cait import ckpt
 from cait.cli import saved
-from cait.errors import UserError, one_line
+from cait.errors import UserError, one_line, printable
 from cait.run import rundir
 
 WEIGHTS = (".ckpt", ".pth", ".pt", ".safetensors")
@@ -175,7 +175,7 @@ def _module(path: Path, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> An
 
 
 def readable_names(names: list[str] | None, num_classes: int) -> list[str]:
-    """The names of the classes: ImageNet's in words, numbers where there are none."""
+    """The names of the classes for the screen: ImageNet's in words, numbers where there are none."""
     from timm.data import ImageNetInfo
 
     imagenet = ImageNetInfo()
@@ -185,4 +185,4 @@ def readable_names(names: list[str] | None, num_classes: int) -> list[str]:
         return [
             word if many[word] == 1 else name for word, name in zip(words, imagenet.label_descriptions(), strict=True)
         ]
-    return names if names is not None else [f"class {index}" for index in range(num_classes)]
+    return [printable(name) for name in names or (f"class {index}" for index in range(num_classes))]

@@ -10,22 +10,27 @@ from typing import Any
 
 import yaml
 
-from cait import plugins
+from cait import plugins, signature
 from cait.errors import UserError, one_line
-from cait.guards.configurations import check_config
+from cait.guards.configurations import check_config, read_text
 from cait.run import rundir
 from cait.settings import Settings, flatten
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, text: str | None = None) -> dict[str, Any]:
     """The settings in a run's config.yaml, after what extras change in it.
+
+    Args:
+        path: the file.
+        text: what it holds, if that has been read already.
 
     Raises:
         UserError: it is no configuration.
     """
-    check_config(path)
+    text = read_text(path) if text is None else text
+    check_config(path, text)
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not a configuration: {one_line(error)}") from error
     for update in plugins.of_kind("update_config"):
@@ -81,9 +86,12 @@ def data_settings(folder: Path) -> Settings:
         UserError: the run's configuration does not hold them.
     """
     path = rundir.config(folder)
-    settings = read(path).get("data")
+    text = read_text(path)
+    settings = read(path, text).get("data")
     if not isinstance(settings, dict):
         raise UserError(f"{path} does not say how images are prepared: it has no settings under data")
+    if not signature.is_own(path, text):
+        settings = {name: value for name, value in settings.items() if f"data.{name}" not in plugins.personal()}
     if "val_list" in settings and (folder / rundir.VALIDATION).is_file():
         settings["val_list"] = str(folder / rundir.VALIDATION)
     return settings

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from cait import plugins
-from cait.errors import UserError, one_line
+from cait.errors import UserError, one_line, printable
 
 LINKED = {
     "model.img_size": "give --data.img_size",
@@ -20,6 +20,17 @@ LINKED = {
     "data.seed": "give --seed_everything",
 }
 """Settings that follow another, and what to do instead."""
+
+
+class SavedConfig(NamedTuple):
+    """A configuration of a command line, read once: what was checked is what is used."""
+
+    text: str
+    own: bool
+    """Whether this account has signed it."""
+    given: Sequence[str] | None = None
+    """What the user typed beside it, if it is a stranger's, which `cait.guards.trust.as_data` limits; else None."""
+
 
 _NEGATIVE = re.compile(r"-\.?\d[\d_]*\.?\d*(e[+-]?\d+)?", re.IGNORECASE)
 
@@ -73,20 +84,26 @@ def is_overlay(path: Path) -> bool:
     return isinstance(content, dict) and bool(content.keys() & added) and content.keys() <= added | {"trainer"}
 
 
-def check_config(path: Path) -> None:
-    """Refuse a file that is not YAML, holds no settings, has a key twice or sets one that follows another.
-
-    Raises:
-        UserError: it names the file and, in YAML, the line.
-    """
+def read_text(path: Path) -> str:
+    """The text of a configuration. Raises UserError if it is no text."""
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not a configuration: it holds bytes that are no text") from error
+
+
+def check_config(path: Path, text: str) -> None:
+    """Refuse a text that is not YAML, holds no settings, has a key twice or sets one that follows another.
+
+    Raises:
+        UserError: it names the file that the text is of and, in YAML, the line.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.CSafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        tab = "; indent with spaces, not with tabs" if "\t" in _line(path, mark) else ""
+        tab = "; indent with spaces, not with tabs" if "\t" in _line(text, mark) else ""
         raise UserError(f"{path} is not YAML{place}: {error.problem or error.context}{tab}") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not YAML: {one_line(error)}") from error
@@ -94,17 +111,33 @@ def check_config(path: Path) -> None:
         raise UserError(f"{path} is not a configuration: it is empty")
     if not isinstance(root, yaml.MappingNode):
         raise UserError(f"{path} is not a configuration: it holds no settings, as `model:` and `  lr: 1.0e-3` below it")
-    for name, line in _repeated(root):
-        raise UserError(f"{path} has {name} twice, at line {line} again; YAML would keep only the last")
+    try:
+        for name, line in _repeated(root):
+            raise UserError(f"{path} has {name} twice, at line {line} again; YAML would keep only the last")
+        for node in _scalars(root):
+            if (text := re.sub("[\n\t]", "", node.value)) != printable(text):
+                raise UserError(f"{path} holds a control character, in line {node.start_mark.line + 1}")
+    except RecursionError as error:
+        raise UserError(f"{path} is not a configuration: a part of it contains itself") from error
     for group, part in ((key.value, value) for key, value in root.value if isinstance(value, yaml.MappingNode)):
         for name in (f"{group}.{key.value}" for key, _ in part.value):
             if name in LINKED:  # the parser would silently ignore it
                 raise UserError(f"{path}: {name} cannot be set: {LINKED[name]}")
 
 
-def _line(path: Path, mark: Any) -> str:
-    lines = path.read_text().splitlines()
+def _line(text: str, mark: Any) -> str:
+    lines = text.splitlines()
     return lines[mark.line] if mark and mark.line < len(lines) else ""
+
+
+def _scalars(node: Any) -> Iterator[yaml.ScalarNode]:
+    """Every key and every value that has no parts."""
+    if isinstance(node, yaml.ScalarNode):
+        yield node
+    else:
+        for item in node.value:
+            for part in item if isinstance(item, tuple) else [item]:
+                yield from _scalars(part)
 
 
 def _repeated(node: Any, prefix: str = "") -> Iterator[tuple[str, int]]:

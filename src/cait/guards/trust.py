@@ -1,11 +1,13 @@
-"""What a run's configuration may do. The folder may be a stranger's, and a class path in it is code."""
+"""What a run's configuration may do. The folder may be a stranger's: it is data, and what it names is not run."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import json
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,18 +15,22 @@ from typing import Any
 from jsonargparse import set_parsing_settings
 from jsonargparse._common import parsing_settings
 
-from cait import references, signature
+from cait import plugins, references, signature
 from cait.errors import UserError
-from cait.guards.configurations import config_files
+from cait.guards.configurations import SavedConfig, config_files, read_text
 from cait.run import rundir
+from cait.train.ema import EMA
 
-PACKAGES = ("cait", "lightning", "torch", "torchmetrics", "torchvision")
-"""A resumed run may name classes of these without --trust-config."""
 BUILT = ("accelerator", "callbacks", "logger", "plugins", "profiler", "strategy")
 """Settings of the Trainer that may name a class."""
+PERSONAL = ("output", "weights_only", "trainer.logger")
+"""Settings that no run of a stranger sets: they write elsewhere, send what you may send, or unpickle."""
 PUBLIC = ("torch.nn", "torch.optim", "torchmetrics.classification")
 """A run may name the public classes of these as `package.module:name`; no function is among them."""
+PLAIN_CLASSES = (f"{EMA.__module__}.{EMA.__qualname__}",)
+"""Classes among the Trainer's callbacks that any run may name: they only take numbers."""
 CLASS_PATH = re.compile(r"\b[^\W\d]\w*(?:\.[^\W\d]\w*)+")
+SETTING = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)?")
 REMEDY = "this account did not start the run, or config.yaml has changed since; if you trust it add --trust-config"
 
 
@@ -67,7 +73,13 @@ def only_objects(arguments: Sequence[str]) -> contextlib.AbstractContextManager[
 
 
 @contextlib.contextmanager
-def only_known(settings: Sequence[str], given: Sequence[str], trusted: bool, builds: bool) -> Iterator[None]:
+def only_known(
+    settings: Sequence[str],
+    given: Sequence[str],
+    trusted: bool,
+    builds: bool,
+    of_first: Callable[[Callable[[], str]], str] = lambda read: read(),
+) -> Iterator[Mapping[Path, SavedConfig]]:
     """While a run's settings are used, refuse code that neither this account nor the command line names.
 
     Args:
@@ -76,18 +88,35 @@ def only_known(settings: Sequence[str], given: Sequence[str], trusted: bool, bui
         trusted: whether --trust-config is given. Parts `package.module:name` are then free, and so are the classes of
             the Trainer if the verb `builds` them; otherwise only the command line may name such a class.
         builds: whether the verb takes the Trainer's classes from the configuration.
+        of_first: gives every process what this function returns in the first, which alone needs the key then.
+
+    Yields:
+        The configurations, as they were read.
     """
-    configs = config_files(settings)
-    signed = [signature.own_text(path) for path in configs]
+    files = config_files(settings)
+    read = json.loads(of_first(lambda: json.dumps([_read(path) for path in files])))
+    configs = {path: SavedConfig(text, own or trusted) for path, (text, own) in zip(files, read, strict=True)}
+    run, *others = files or [Path()]
+    own = trusted or bool(files and configs[run].own)
+    if not own and run.name == rundir.CONFIG:
+        refuse_links(run.parent)
+    # A file that is given to a verb that scores may be a stranger's run too.
+    typed = [*given, *(configs[path].text for path in others if builds or configs[path].own)]
     with contextlib.ExitStack() as limits:
         if not builds:
             limits.enter_context(only_importing(named(given), "the configuration", "give it on the command line"))
-        elif not (trusted or signed[0]):
-            paths = [*PACKAGES, *named(given)]
-            limits.enter_context(only_importing(paths, str(configs[0]), "if you trust it add --trust-config"))
+        elif not own:
+            configs[run] = configs[run]._replace(given=given)
+            paths = [*PLAIN_CLASSES, *CLASS_PATH.findall(" ".join(typed))]
+            limits.enter_context(only_importing(paths, str(run), REMEDY))
         if not trusted:
-            limits.enter_context(only_objects([*given, *signed]))
-        yield
+            limits.enter_context(only_objects([*typed, configs[run].text if own else ""]))
+        yield configs
+
+
+def _read(path: Path) -> tuple[str, bool]:
+    text = read_text(path)
+    return text, signature.is_own(path, text)
 
 
 @contextlib.contextmanager
@@ -101,8 +130,83 @@ def only_own(folder: Path | None, trusted: bool = False) -> Iterator[None]:
         yield
         return
     signed = signature.own_text(folder / rundir.CONFIG) if folder else ""
-    with only_importing([*PACKAGES, *CLASS_PATH.findall(signed)], "the checkpoint", REMEDY), only_objects([signed]):
+    if folder and not signed:
+        refuse_links(folder)
+    # Lightning names the package's own module.
+    paths = [__package__.partition(".")[0], *CLASS_PATH.findall(signed)]
+    with only_importing(paths, "the checkpoint", REMEDY), only_objects([signed]):
         yield
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise UserError if a link in a stranger's run leads out of it: what is written there would land elsewhere."""
+    home = folder.resolve()
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(home):
+                raise UserError(f"{path} is a link out of the run's folder: {REMEDY}")
+
+
+def as_data(
+    config: Mapping[str, Any], path: Path, given: Sequence[str], known: Collection[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """(a stranger's settings, none of which runs code; names of those left out that were set)
+
+    Left out are the settings of `PERSONAL`, and those that the user gives in their place.
+
+    Args:
+        config: as the file `path` holds it.
+        given: what the user typed; what it names may be named by the run too.
+        known: every setting and group of settings, as "model" and "model.lr".
+
+    Raises:
+        UserError: a setting names code.
+    """
+    words = " ".join(given)
+    allowed = {*PLAIN_CLASSES, *CLASS_PATH.findall(words), *references.paths_in(words), *_public()}
+    replaced = {word.split("=")[0].removeprefix("--") for word in given if word.startswith("--")}
+    dropped = {*PERSONAL, *plugins.personal()}
+    left_out: list[str] = []
+
+    def kept(values: Mapping[Any, Any], group: str = "") -> dict[Any, Any]:
+        settings = {}
+        for key, value in values.items():
+            name = f"{group}{key}"
+            if name in replaced | dropped:
+                left_out.extend([name] * bool(value and name not in replaced))
+            elif not SETTING.fullmatch(name) or name == "config" or key == "class_path":
+                raise UserError(f"{path} holds {name!r}, which no run writes there: {REMEDY}")
+            elif not group and any(setting.startswith(f"{name}.") for setting in known):
+                if not isinstance(value, dict | None):  # a file, which brings other settings
+                    raise UserError(f"{path} holds {value!r} as {name}, which no run writes there: {REMEDY}")
+                settings[key] = kept(value or {}, f"{name}.")
+            elif code := [found for found in _code(name, value) if found not in allowed]:
+                raise UserError(f"{path} names {code[0]}, code that may do anything: {REMEDY}")
+            else:
+                settings[key] = value
+        return settings
+
+    return kept(config), left_out
+
+
+def _code(name: str, value: Any) -> Iterator[str]:
+    """What would be imported or built for a setting, at any depth."""
+    group, _, setting = name.partition(".")
+    if group == "trainer" and setting in BUILT and value and not _is_word(setting, value):
+        yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str))
+        yield from CLASS_PATH.findall(str(value))
+    for part in _parts(value):
+        if isinstance(part, dict) and "class_path" in part:
+            yield str(part["class_path"])
+        elif isinstance(part, str) and references.is_path(part):
+            yield part
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """A value and all that it contains."""
+    yield value
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _parts(part)
 
 
 def _public() -> list[str]:
@@ -123,18 +227,25 @@ def named(arguments: Sequence[str]) -> list[str]:
     return CLASS_PATH.findall(" ".join(values))
 
 
-def plain(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """(the settings that build no object, write nothing elsewhere and unpickle nothing, names of those left out)"""
+def plain(config: dict[str, Any], own: bool) -> tuple[dict[str, Any], list[str]]:
+    """(the settings that build no object, write nothing elsewhere and unpickle nothing, names of those left out)
+
+    Args:
+        own: whether this account has signed them, or the user trusts them.
+    """
     trainer = config.get("trainer")
     trainer = trainer if isinstance(trainer, dict) else {}
     built = {name: trainer[name] for name in BUILT if name in trainer and not _is_word(name, trainer[name])}
-    kept = {name: value for name, value in config.items() if name not in ("output", "weights_only")}
+    kept = {name: value for name, value in config.items() if name not in PERSONAL}
     if trainer:
         kept["trainer"] = {name: value for name, value in trainer.items() if name not in built}
-    left_out = [f"trainer.{name}" for name, value in built.items() if value]
-    return kept, left_out + ["output"] * bool(config.get("output"))
+    left_out = [f"trainer.{name}" for name, value in built.items() if value] + ["output"] * bool(config.get("output"))
+    if not own and isinstance(data := kept.get("data"), dict):
+        kept["data"] = {name: value for name, value in data.items() if f"data.{name}" not in plugins.personal()}
+        left_out += [f"data.{name}" for name, value in data.items() if name not in kept["data"] and value]
+    return kept, left_out
 
 
 def _is_word(name: str, value: Any) -> bool:
-    """Whether it is the name of one of Lightning's accelerators or strategies."""
+    """Whether a setting of the Trainer is the name of one of Lightning's accelerators or strategies."""
     return name in ("accelerator", "strategy") and isinstance(value, str) and bool(re.fullmatch(r"[\w-]+", value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,10 @@ class Processes:
         if trouble:
             raise UserError(trouble)
         return [word]
+
+    def of_first(self, make: Callable[[], str]) -> str:
+        """What `make` gives in the first process; here each process makes its own."""
+        return make()
 
     def connect(self, trainer: Trainer, settings: Any, own_timeout: bool) -> None:
         """Prepare a Trainer, which has not started yet, for several processes.

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from cait.cli.evaluate import Row, Scores
 from cait.data.folder import abbreviate
+from cait.errors import printable
 from cait.extras.evaluation.extra_sets import ALEXNET
 
 CONFUSED, FEW = 3, 5
@@ -38,7 +39,7 @@ def show(result: Scores) -> None:
     if result["tta"]:
         print("scored with mirror images")
     for line in _remarks(raw):
-        console.print(line, markup=False, highlight=False)
+        console.print(printable(line), markup=False, highlight=False)
 
 
 def _remarks(scores: Scores) -> Iterator[str]:

@@ -14,6 +14,9 @@ from cait.settings import check_choice
 if TYPE_CHECKING:
     from cait.run.program import Program
 
+PERSONAL = ("data.copies_dir",)
+"""It is written to."""
+
 
 @dataclass(frozen=True)
 class OwnImages:

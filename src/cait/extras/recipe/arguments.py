@@ -26,7 +26,7 @@ from cait.extras.recipe.duration import this_machine
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.survey import Survey, left_out, survey
 from cait.extras.recipe.weights import Weights, initial_weights
-from cait.guards.configurations import check_config, configurations_of, is_overlay
+from cait.guards.configurations import check_config, configurations_of, is_overlay, read_text
 from cait.references import is_path
 from cait.run.program import Program
 from cait.settings import as_text, flatten, group
@@ -56,7 +56,7 @@ def replace_folder(arguments: list[str], program: Program) -> list[str]:
     if settled or asks_for_help(arguments) or not isinstance(root, str) or not _is_folder(root):
         return [*_as_arguments(weights.settings if weights else {}), *arguments]
     for path in configurations:
-        check_config(path)
+        check_config(path, read_text(path))
         given = flatten(yaml.safe_load(path.read_text(encoding="utf-8"))) | given
     try:
         recipe = _chosen(Path(root), given, weights, program)

@@ -117,5 +117,5 @@ def _run(asked: Namespace, settings: list[str], given: list[str], trusted: bool,
     from cait.extras.replay.retraining import ReplayCLI
     from cait.guards import trust
 
-    with trust.only_known(settings, given, trusted, builds=not asked.data_only):
-        drive(partial(ReplayCLI, asked), ["fit", *settings], program)
+    with trust.only_known(settings, given, trusted, builds=not asked.data_only) as configs:
+        drive(partial(ReplayCLI, asked), ["fit", *settings], program, configs)

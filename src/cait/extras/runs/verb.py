@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cait.cli.options import Options
-from cait.errors import UserError
+from cait.errors import UserError, printable
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -138,6 +138,11 @@ def is_held(folder: Path) -> bool:
     return False
 
 
+def _place(root: Any) -> str:
+    """The data as the table shows it: a folder as it is seen from here."""
+    return os.path.relpath(root) if root and Path(str(root)).is_absolute() else str(root or "?")
+
+
 def _print(rows: list[Row]) -> None:
     from rich.console import Console
     from rich.markup import escape
@@ -149,9 +154,9 @@ def _print(rows: list[Row]) -> None:
         table.add_column(title, justify="right" if right else "left", no_wrap=title != "data", overflow="fold")
     for row in rows:
         table.add_row(
-            escape(row.name),
-            (row.model or "?").removeprefix("timm/"),
-            os.path.relpath(row.data) if row.data and Path(row.data).is_absolute() else row.data or "?",
+            escape(printable(row.name)),
+            escape(printable(str(row.model or "?")).removeprefix("timm/")),
+            escape(printable(_place(row.data))),
             f"{row.epochs}/{row.planned}" if row.planned else f"{row.steps:,} steps",
             _best(row.best),
             time.strftime("%b %d %H:%M", time.localtime(row.changed)),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cait.cli import saved
 from cait.cli.options import Options
-from cait.errors import UserError
+from cait.errors import UserError, printable
 from cait.extras import curves
 from cait.extras.curves import Curve
 from cait.run import rundir
@@ -96,5 +96,5 @@ def _print(labels: Sequence[str], tables: Mapping[str, dict[str, list[str]]]) ->
             for label in (title, *labels):
                 table.add_column(label, overflow="fold", no_wrap=label == title)
             for name, values in rows.items():
-                table.add_row(name, *values)
+                table.add_row(*map(printable, (name, *values)))
             console.print(table)

@@ -83,6 +83,10 @@ class WatchedProcesses(Processes):
             raise UserError(f"only {arrived} of {size} processes started within {WAIT / 60:.0f} minutes")
         return [store.get(f"word {other}").decode() for other in range(size)]
 
+    def of_first(self, make: Callable[[], str]) -> str:
+        cluster = self.cluster()
+        return self.agree(make() if cluster is None or cluster.global_rank() == 0 else "")[0]
+
     def connect(self, trainer: Trainer, settings: Any, own_timeout: bool) -> None:
         """Have the processes of `trainer` watch each other from their first connection on.
 
