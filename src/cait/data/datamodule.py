@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from cait import cores, disk, plugins, seeds
-from cait.data import folder
 from cait.data.dataset import EvalImages, Samples, TrainImages, Unlabelled, known_labels
+from cait.data.folder import FolderSource, Splits, abbreviate, scan_flat
 from cait.data.global_batch import batches_a_step, images_a_batch
 from cait.data.listing import Files
 from cait.data.loader import Loader, Loading, TrainLoader, processes
 from cait.data.reading import RawImage, UnreadableImages, check_headers, load_rgb
 from cait.data.sampler import Order, Published, ShardSampler, TrainBatchSampler
-from cait.data.source import DataSource, FolderSource, Splits, open_source
+from cait.data.source import DataSource, open_source
 from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing, TrainPipeline
 from cait.errors import UserError
 from cait.settings import Given, flat
@@ -169,7 +169,7 @@ class ImageNetDataModule(LightningDataModule):
         if stage == "fit" and self.trainer is not None:
             self.share_batch(self.trainer)
         if stage == "predict" and self.predict_root is not None:
-            self.predict_samples: Samples = folder.scan_flat(self.predict_root)
+            self.predict_samples: Samples = scan_flat(self.predict_root)
             return
         train, val = self.source.train, self.source.val
         if self.num_classes != len(self.source.class_names):
@@ -281,7 +281,7 @@ class ImageNetDataModule(LightningDataModule):
         """
         saved, present = state_dict["class_names"], self.class_names
         if saved != present:
-            odd = folder.abbreviate(sorted(set(saved) ^ set(present)))
+            odd = abbreviate(sorted(set(saved) ^ set(present)))
             raise UserError(f"the checkpoint's {len(saved)} classes are not the {len(present)} of {self.root}: {odd}")
         if not self.check_resume or self.trainer is None or not self.trainer.training:
             return
