@@ -28,11 +28,6 @@ class Order(Protocol):
         """What it depends on besides the seed; a checkpoint of another name is not resumed."""
         ...
 
-    @property
-    def once(self) -> bool:
-        """Whether each image comes once."""
-        ...
-
     def __call__(self, generator: torch.Generator) -> Tensor:
         """The indices of the images, as many as there are images."""
         ...
@@ -43,7 +38,7 @@ class Published:
     """All images, shuffled."""
 
     length: int
-    name, once = "published", True
+    name = "published"
 
     def __call__(self, generator: torch.Generator) -> Tensor:
         return torch.randperm(self.length, generator=generator)
@@ -93,7 +88,7 @@ class TrainBatchSampler(Sampler[list[Key]]):
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
         order = self.order(torch.Generator().manual_seed(seeds.epoch_order(self.seed, epoch)))
-        counted = torch.zeros_like(order) if self.order.once else occurrences(order) * self.repeats
+        counted = occurrences(order) * self.repeats
         for batch in range(self.first_batch, len(self)):
             entries = torch.arange(batch * self.batch_size, (batch + 1) * self.batch_size)  # of this rank
             if self.decode_once:
