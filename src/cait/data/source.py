@@ -24,7 +24,6 @@ class DataSource(Protocol):
     @property
     def class_names(self) -> list[str]:
         """Names of the classes in the order of their indices; known before `prepare`."""
-        ...
 
     @property
     def train(self) -> Samples: ...
@@ -34,7 +33,6 @@ class DataSource(Protocol):
 
     def prepare(self) -> None:
         """Write or unpack what is not there yet; any number of processes may call it."""
-        ...
 
 
 def open_source(root: str, /, **settings: Any) -> DataSource:

@@ -33,7 +33,7 @@ from cait.extras.recipe.rules import choose
 from cait.extras.recipe.survey import Survey, left_out, survey
 from cait.extras.recipe.weights import Weights
 from cait.run.program import Program
-from cait.train.losses import WeightedCrossEntropy, balanced_weights
+from cait.train.losses import LossSettings
 from cait.train.metrics import EvalMetrics
 
 TWO_CORES = Machine(2)
@@ -423,11 +423,12 @@ def test_a_balanced_checkpoint_is_not_resumed_in_another_order(tmp_path: Path) -
 
 
 def test_weighted_loss_is_torchs_for_labels_and_the_same_for_probabilities() -> None:
-    weights = balanced_weights([90, 10])
+    settings = LossSettings(class_weights="balanced", label_smoothing=0.1)
+    loss = settings.weighted([90, 10])
+    weights = loss.weights
     assert torch.allclose((weights * torch.tensor([0.9, 0.1])).sum(), torch.tensor(1.0))
-    assert balanced_weights([90, 0]).isfinite().all()
+    assert settings.weighted([90, 0]).weights.isfinite().all()
     logits, labels = torch.randn(8, 2), torch.tensor([0, 1] * 4)
-    loss = WeightedCrossEntropy(weights, 0.1)
     each = torch.nn.functional.cross_entropy(logits, labels, weight=weights, reduction="none", label_smoothing=0.1)
     assert torch.allclose(loss(logits, labels), each.mean())
     assert torch.allclose(loss(logits, torch.eye(2)[labels]), each.mean())
