@@ -54,13 +54,10 @@ class FolderSource:
 
     Args:
         write: writes or unpacks the folders in `prepare`; any number of processes may call it.
-        class_names: the classes, if they are known before `prepare`; None lists the folders.
     """
 
-    def __init__(
-        self, splits: Splits, write: Callable[[], None] | None = None, class_names: list[str] | None = None
-    ) -> None:
-        self.root, self.splits, self.write, self._class_names = Path(splits.root), splits, write, class_names
+    def __init__(self, splits: Splits, write: Callable[[], None] | None = None) -> None:
+        self.root, self.splits, self.write = Path(splits.root), splits, write
 
     def prepare(self) -> None:
         if self.write is not None:
@@ -100,8 +97,6 @@ class FolderSource:
     @cached_property
     def class_names(self) -> list[str]:
         """The sorted names of the class folders."""
-        if self._class_names is not None:
-            return self._class_names
         self.prepare()  # now, because the model's head needs their number before Lightning prepares data
         folder, _ = self.split_folders()
         names = folder_names(folder)
@@ -145,19 +140,15 @@ def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
     return next((root / folders[name] for name in usual if name in folders), None)
 
 
-def _read_val_list(path: Path) -> list[str]:
-    """The paths below the data folder in the column `path` of a CSV file, as a run writes it."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as lines:
-            return [row["path"] for row in csv.DictReader(lines) if row["path"]]
-    except OSError as error:
-        raise UserError(f"--data.val_list {path}: {error.strerror}") from error
-    except (KeyError, csv.Error) as error:
-        raise UserError(f"--data.val_list {path} has no column `path`") from error
-
-
 def _hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files]:
-    listed = {os.path.join(root, name) for name in _read_val_list(val_list)}
+    """Training and validation images: validation takes the paths below `root` in the column `path` of a CSV file."""
+    try:
+        with val_list.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as lines:
+            listed = {os.path.join(root, row["path"]) for row in csv.DictReader(lines) if row["path"]}
+    except OSError as error:
+        raise UserError(f"--data.val_list {val_list}: {error.strerror}") from error
+    except (KeyError, csv.Error) as error:
+        raise UserError(f"--data.val_list {val_list} has no column `path`") from error
     held = Files(sample for sample in images if sample[0] in listed)
     if missing := sorted(listed - {path for path, _ in held}):
         problem = f"names images that are not in {root}: {abbreviate(missing)}"

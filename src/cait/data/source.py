@@ -23,7 +23,7 @@ class DataSource(Protocol):
 
     @property
     def class_names(self) -> list[str]:
-        """Names of the classes in the order of their indices; known before `prepare`."""
+        """Names of the classes in the order of their indices; asked for before `prepare` too."""
 
     @property
     def train(self) -> Samples: ...
@@ -52,10 +52,7 @@ def open_source(root: str, /, **settings: Any) -> DataSource:
         if (source := offer(root, settings)) is not None:
             return source
     path = Path(root)
-    if path != digits.ROOT:
-        return FolderSource(splits)
-    known = None if digits.is_written(path) else digits.CLASS_NAMES
-    return FolderSource(splits, partial(digits.write_digits, path), known)
+    return FolderSource(splits, partial(digits.write_digits, path) if path == digits.ROOT else None)
 
 
 class SplitSource:

@@ -89,10 +89,7 @@ class LossSettings:
         return loss
 
     def weighted(self, counts: Sequence[int]) -> WeightedCrossEntropy:
-        """Build the "balanced" cross entropy, for classes of these numbers of images: each has the same share.
-
-        The mean of the weights over the images is 1.
-        """
+        """Build the "balanced" cross entropy, for classes of so many images; the weights' mean over these is 1."""
         images = torch.tensor(counts, dtype=torch.float32)
         weights = images.sum() / (len(counts) * images.clamp(min=1))
         return WeightedCrossEntropy(weights, self.label_smoothing)
