@@ -26,9 +26,9 @@ from cait import plugins, seeds
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.digits import write_digits
-from cait.data.folder import scan
 from cait.data.listing import Files
 from cait.data.reading import AS_SEEN, PUBLISHED, Reading, load_rgb
+from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.shards import writer
 
@@ -114,8 +114,8 @@ def test_a_folder_of_class_folders_alone_is_divided(mixed_root: Path) -> None:
     assert (len(train), len(val)) == (27, 9)
     assert not {path for path, _ in train} & {path for path, _ in val}
     assert [sum(label == c for _, label in val) for c in range(3)] == [3, 3, 3]
-    again = scan(root, ["cat", "dog", "owl"], "train", "val", 0.25)
-    assert list(map(list, again)) == [list(train), list(val)]
+    again = open_source(str(root), val_fraction=0.25)
+    assert [list(again.train), list(again.val)] == [list(train), list(val)]
 
 
 def broken(mixed_root: Path, kind: str) -> Path:

@@ -23,7 +23,7 @@ from cait.cli import main
 from cait.cli.lightning import RUN_VARIABLE
 from cait.errors import UserError
 from cait.model.formats import export
-from cait.model.weights import load_weights, read_state_dict
+from cait.model.weights import load_weights, read_weights
 
 # The side of the images for the logits. At timm's own, float64 takes minutes on 2 cores, most of it for the M models:
 # those of 384 and 448 pixels are compared at 64, the whole depth and width and every weight, but fewer positions.
@@ -117,10 +117,10 @@ def files(theirs: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFact
 
 def test_every_form_of_file_holds_the_same_weights(theirs, files) -> None:
     for path in files.values():
-        got = read_state_dict(path)
+        got = read_weights(path)[0]
         assert got.keys() == theirs.keys(), path
         assert all(torch.equal(got[key], value) for key, value in theirs.items()), path
-    assert read_state_dict(files["timm.pth.tar"], ema=True).keys() == theirs.keys()
+    assert read_weights(files["timm.pth.tar"], ema=True)[0].keys() == theirs.keys()
 
 
 def test_a_pretrained_timm_model_comes_through_timms_own_loader(files) -> None:
@@ -223,7 +223,7 @@ def test_another_networks_weights_are_told_by_the_first_that_differs(theirs, fil
 def test_a_file_cut_short_is_told(tmp_path: Path) -> None:
     small = timm.create_model("cait_xxs24_224", img_size=32, depth=1, embed_dim=16).state_dict()
     for path in forms(tmp_path, small).values():
-        assert read_state_dict(path).keys() == small.keys()
+        assert read_weights(path)[0].keys() == small.keys()
         whole = path.read_bytes()
         for length in (0, 100, len(whole) // 2, len(whole) - 1):
             path.write_bytes(whole[:length])
@@ -332,7 +332,7 @@ def test_a_run_starts_from_published_weights(
     caplog.set_level("INFO")
     main(["fit", *recipe, "--run_name=published"])
     assert "weights from timm's cait_xxs24_224.fb_dist_in1k; positions resized from 196 to 4 patches" in caplog.text
-    got = read_state_dict(here / "logs/published/checkpoints/last.ckpt")
+    got = read_weights(here / "logs/published/checkpoints/last.ckpt")[0]
     for key in theirs.keys() - {"pos_embed", "head.weight", "head.bias"}:
         assert torch.equal(got[key], theirs[key]), key
 
@@ -365,7 +365,7 @@ def test_a_run_starts_from_another_runs_raw_or_averaged_weights(
     done = cait("fit", *SMALL, "--trainer.max_steps=8", "--ema.decay=0.9", "--run_name=a", "--model.lr=1e-2")
     assert done.returncode == 0, done.stderr
     source = "logs/a/checkpoints/last.ckpt"
-    raw, ema = (read_state_dict(tmp_path / source, ema=ema) for ema in (False, True))
+    raw, ema = (read_weights(tmp_path / source, ema=ema)[0] for ema in (False, True))
     assert raw.keys() == ema.keys()
     assert not torch.equal(raw["head.weight"], ema["head.weight"])
     content = torch.load(tmp_path / source, weights_only=True)
@@ -374,7 +374,7 @@ def test_a_run_starts_from_another_runs_raw_or_averaged_weights(
     frozen = ["--model.lr=0", "--model.warmup_lr=0", "--model.min_lr=0", "--trainer.max_steps=1"]
     done = cait("fit", *SMALL, *frozen, f"--model.weights={source}", "--model.weights_ema=true", "--run_name=b")
     assert done.returncode == 0, done.stderr
-    got = read_state_dict(tmp_path / "logs/b/checkpoints/last.ckpt")
+    got = read_weights(tmp_path / "logs/b/checkpoints/last.ckpt")[0]
     assert all(torch.equal(got[key], value) for key, value in ema.items())
 
     whole = (tmp_path / source).read_bytes()

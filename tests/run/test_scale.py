@@ -21,7 +21,7 @@ from runs import TWO, wait_for_steps
 from cait.cli import main
 from cait.cli.lightning import CaiTCLI
 from cait.data.datamodule import ImageNetDataModule
-from cait.data.global_batch import batches_a_step
+from cait.data.loader import batches_a_step
 from cait.errors import UserError
 from cait.guards import configurations, trainer_checks
 from cait.run.loggers import run_loggers

@@ -13,7 +13,7 @@ from cait.cli import main
 from cait.cli.lightning import RUN_VARIABLE
 from cait.errors import UserError
 from cait.model.network import create_model
-from cait.model.weights import load_weights, read_state_dict
+from cait.model.weights import load_weights, read_weights
 
 PLACE = ["--data.num_workers=0", "--trainer.accelerator=cpu", "--data.mix_prob=0", "--data.scale=[0.9,1.0]"]
 
@@ -127,7 +127,7 @@ def test_rows_of_the_head_follow_their_classes(known: Path, classes: list[str] |
     model = create_model(num_classes=len(classes or CLASSES), **NETWORK)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     assert load_weights(model, known, ema, classes) == ([note] if note else [])
-    theirs = read_state_dict(known, ema)
+    theirs, _ = read_weights(known, ema)
     for key, value in model.state_dict().items():
         for row, name in enumerate(classes or CLASSES) if key.startswith("head.") else ():
             if note is None:

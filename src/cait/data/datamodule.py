@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,13 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from cait import cores, disk, plugins, seeds
-from cait.data import folder
 from cait.data.dataset import EvalImages, Samples, TrainImages, Unlabelled, known_labels
-from cait.data.global_batch import batches_a_step, images_a_batch
+from cait.data.folder import FolderSource, Splits, abbreviate, scan_flat
 from cait.data.listing import Files
-from cait.data.loader import Loader, Loading, TrainLoader, processes
+from cait.data.loader import Loader, Loading, TrainLoader, batches_a_step, images_a_batch, init_worker
 from cait.data.reading import RawImage, UnreadableImages, check_headers, load_rgb
 from cait.data.sampler import Order, Published, ShardSampler, TrainBatchSampler
-from cait.data.source import DataSource, FolderSource, Splits, open_source
+from cait.data.source import DataSource, open_source
 from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing, TrainPipeline
 from cait.errors import UserError
 from cait.settings import Given, flat
@@ -118,8 +118,7 @@ class ImageNetDataModule(LightningDataModule):
     def pipeline(self) -> TrainPipeline | None:
         """What an extra brings in place of timm's training transform, unless `backend` is "timm".
 
-        Raises:
-            UserError: the extra cannot read the images with `backend`, or there is none.
+        Raises UserError if no extra can read the images with `backend`.
         """
         backend = self.loading.backend
         if backend == "timm":
@@ -169,7 +168,7 @@ class ImageNetDataModule(LightningDataModule):
         if stage == "fit" and self.trainer is not None:
             self.share_batch(self.trainer)
         if stage == "predict" and self.predict_root is not None:
-            self.predict_samples: Samples = folder.scan_flat(self.predict_root)
+            self.predict_samples: Samples = scan_flat(self.predict_root)
             return
         train, val = self.source.train, self.source.val
         if self.num_classes != len(self.source.class_names):
@@ -232,14 +231,10 @@ class ImageNetDataModule(LightningDataModule):
             )
 
     def share_batch(self, trainer: Trainer) -> None:
-        """Divide a `global_batch`: make `batch_size` this process's part of it, or have the Trainer accumulate.
-
-        Raises:
-            UserError: the parts are not even.
-        """
-        wanted, even = self.loading.global_batch, self.mixing.is_on
+        """Divide a `global_batch`: make `batch_size` this process's part of it, or have the Trainer accumulate."""
+        wanted = self.loading.global_batch
         if wanted is True:
-            self.batch_size = images_a_batch(self.loading.batch_size, even, trainer)
+            self.batch_size = images_a_batch(self.loading.batch_size, self.mixing.is_on, trainer)
             self.eval_batch_size = self.loading.eval_batch_size or self.batch_size
         elif wanted is not False and self._shared_with is not trainer:  # it may be called twice
             self._shared_with = trainer
@@ -281,7 +276,7 @@ class ImageNetDataModule(LightningDataModule):
         """
         saved, present = state_dict["class_names"], self.class_names
         if saved != present:
-            odd = folder.abbreviate(sorted(set(saved) ^ set(present)))
+            odd = abbreviate(sorted(set(saved) ^ set(present)))
             raise UserError(f"the checkpoint's {len(saved)} classes are not the {len(present)} of {self.root}: {odd}")
         if not self.check_resume or self.trainer is None or not self.trainer.training:
             return
@@ -392,17 +387,17 @@ class ImageNetDataModule(LightningDataModule):
 
     def _loading(self, batch_size: int, bytes_a_value: int = 1) -> dict[str, Any]:
         """Settings of a loader of images in uint8; `bytes_a_value` is 4 for float32."""
-        how = self.processes()
-        workers, size = how["num_workers"], batch_size * 3 * self.img_size**2 * bytes_a_value
+        workers = self.workers(self.trainer.num_devices if self.trainer else 1)
+        size = batch_size * 3 * self.img_size**2 * bytes_a_value
         collates = [offer(workers, self.loading.prefetch, size) for offer in plugins.of_kind("collate")]
-        return how | dict(
+        return dict(
+            num_workers=workers,
+            # Forked workers share the lists of images; a fork is no longer Python's default. Elsewhere it is not safe.
+            multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
+            worker_init_fn=partial(init_worker, under_trainer=self.trainer is not None),
             collate_fn=next(iter(collates), default_collate),
             prefetch_factor=self.loading.prefetch if workers else None,
             finish=None if self.trainer is not None else self._normalized,
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
         )
-
-    def processes(self) -> dict[str, Any]:
-        """A loader's settings of its processes."""
-        return processes(self.workers(self.trainer.num_devices if self.trainer else 1), self.trainer is not None)

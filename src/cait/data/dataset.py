@@ -32,11 +32,9 @@ class Samples(Protocol):
 
     def __getitem__(self, index: int) -> tuple[RawImage, int]:
         """The image, not decoded yet, and the index of its class. Raises UnreadableImageError."""
-        ...
 
     def name(self, index: int) -> str:
         """The image's name in messages, in lists and in a run's digest: its path if it has one."""
-        ...
 
 
 class MapSamples:

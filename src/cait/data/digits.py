@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path("data/digits")
-CLASS_NAMES = [str(digit) for digit in range(10)]
 
 
 def is_written(root: Path) -> bool:

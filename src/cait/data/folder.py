@@ -1,10 +1,12 @@
-"""Image folders: which folder is which class and which split, and their images."""
+"""Image folders: which folder is which class and which split, and their images; the settings of both."""
 
 from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from cait.data.listing import HEIF, Files, is_image, list_images
@@ -19,28 +21,114 @@ MACOS = "__MACOSX"
 """A folder of copies in archives that macOS has made."""
 
 
-def split_folders(root: Path, train_split: str, val_split: str) -> tuple[Path, Path | None]:
-    """The folder of the training classes, and that of the validation classes.
+@dataclass(frozen=True)
+class Splits:
+    """Which images train, and which validate."""
 
-    They are called `train_split` and `val_split`. If "train" is missing, another usual name is taken, in upper or lower
-    case; likewise for "val". Without a training folder `root` holds the classes itself, and the second is None. A
-    folder "train" without subfolders is a class, of trains, unless validation images lie beside it.
+    root: str = "data/imagenet"
+    """`root/train/<class>/*` and `root/val/<class>/*`, or `root/<class>/*`, where `val_fraction` of each class is held
+    out. At "data/digits" scikit-learn's digits are written first. Or a data set of your own, "package.module:factory":
+    the factory is called with split=<train_split or val_split> and returns a map-style data set with `classes`, the
+    names of the classes. Its items are pairs of an image (PIL image, path or open file) and a class index, or -1 for an
+    image that validation does not count. Every process calls the factory."""
+    train_split: str = "train"
+    """Name of the training folder in `root`, or of the data set's split; "train+val" joins two."""
+    val_split: str = "val"
+    """The same for validation. A data set without a validation split, such as CIFAR, has "test": then the best
+    checkpoint is chosen on the images that score it, so report the last one."""
+    val_fraction: float = 0.1
+    """Share of each class that is held out if `root` has no training folder."""
+    val_list: str | None = None
+    """CSV file whose column `path` names the images to hold out of such a `root`, such as a run's validation.csv. Then
+    `val_fraction` is not used."""
 
-    Raises:
-        UserError: there is no folder `root`, or a training folder without its counterpart.
+    def __post_init__(self) -> None:
+        if not self.root:
+            raise UserError("root is empty; name a folder or a data set with --data.root")
+        if not 0 < self.val_fraction < 1:
+            raise UserError(f"val_fraction must be above 0 and below 1, got {self.val_fraction}")
+
+
+class FolderSource:
+    """The images of class folders, as `cait.data.source.DataSource`.
+
+    Args:
+        write: writes or unpacks the folders in `prepare`; any number of processes may call it.
     """
-    if root.is_file():
-        raise UserError(f"{root} is a file; name the folder that holds the class folders with --data.root")
-    if not root.is_dir():
-        raise UserError(f"the data folder {root} does not exist; name yours with --data.root")
-    train, val = _named(root, train_split, TRAIN_NAMES), _named(root, val_split, VAL_NAMES)
-    if train is None:
-        return root, None
-    if val is None and train.name == "train" and not folder_names(train) and _has_images(train):
-        return root, None
-    if val is None:
-        raise UserError(f"{root / val_split} does not exist; validation images belong in {root / val_split}/<class>/")
-    return train, val
+
+    def __init__(self, splits: Splits, write: Callable[[], None] | None = None) -> None:
+        self.root, self.splits, self.write = Path(splits.root), splits, write
+
+    def prepare(self) -> None:
+        if self.write is not None:
+            self.write()
+
+    def split_folders(self) -> tuple[Path, Path | None]:
+        """The folder of the training classes, and that of the validation classes.
+
+        They are called `train_split` and `val_split`. If "train" is missing, another usual name is taken, in upper or
+        lower case; likewise for "val". Without a training folder the root holds the classes itself, and the second is
+        None. A folder "train" without subfolders is a class, of trains, unless validation images lie beside it.
+
+        Raises:
+            UserError: there is no root, or a training folder without its counterpart.
+        """
+        root, val_split = self.root, self.splits.val_split
+        if root.is_file():
+            raise UserError(f"{root} is a file; name the folder that holds the class folders with --data.root")
+        if not root.is_dir():
+            raise UserError(f"the data folder {root} does not exist; name yours with --data.root")
+        train, val = _named(root, self.splits.train_split, TRAIN_NAMES), _named(root, val_split, VAL_NAMES)
+        if train is None:
+            return root, None
+        if val is None:
+            is_class = train.name == "train" and not folder_names(train)
+            if is_class and any(is_image(path.name) for path in train.iterdir()):
+                return root, None
+            place = root / val_split
+            raise UserError(f"{place} does not exist; validation images belong in {place}/<class>/")
+        return train, val
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether validation takes images from the class folders, because it has no folder of its own."""
+        return self.split_folders()[1] is None
+
+    @cached_property
+    def class_names(self) -> list[str]:
+        """The sorted names of the class folders."""
+        self.prepare()  # now, because the model's head needs their number before Lightning prepares data
+        folder, _ = self.split_folders()
+        names = folder_names(folder)
+        if len(names) < 2:
+            raise UserError(
+                f"{folder} holds {len(names)} class folder(s), at least 2 are needed: {folder}/<class>/<image>.jpg"
+            )
+        return names
+
+    @property
+    def train(self) -> Files:
+        return self._sets[0]
+
+    @property
+    def val(self) -> Files:
+        return self._sets[1]
+
+    @cached_property
+    def _sets(self) -> tuple[Files, Files]:
+        """The training and validation images, from their two folders, or of one that is divided."""
+        names, val_list, fraction = self.class_names, self.splits.val_list, self.splits.val_fraction
+        train, val = self.split_folders()
+        if val is None:
+            images = list_classes(self.root, names)
+            return _hold_listed(images, self.root, Path(val_list)) if val_list else _hold_out(images, fraction)
+        if val_list:
+            raise UserError(f"--data.val_list {val_list}: {self.root} has validation images of its own in {val}")
+        val_names = folder_names(val)
+        if val_names != names:
+            odd = sorted(set(names) ^ set(val_names))
+            raise UserError(f"{train} and {val} do not hold the same class folders: {abbreviate(odd)}")
+        return list_classes(train, names), list_classes(val, names)
 
 
 def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
@@ -52,60 +140,15 @@ def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
     return next((root / folders[name] for name in usual if name in folders), None)
 
 
-def _has_images(folder: Path) -> bool:
-    return any(is_image(path.name) for path in folder.iterdir())
-
-
-def class_names(root: Path, train_split: str, val_split: str = "val") -> list[str]:
-    """The sorted names of the class folders. Raises UserError if there are fewer than two."""
-    folder, _ = split_folders(root, train_split, val_split)
-    names = folder_names(folder)
-    if len(names) < 2:
-        raise UserError(
-            f"{folder} holds {len(names)} class folder(s), at least 2 are needed: {folder}/<class>/<image>.jpg"
-        )
-    return names
-
-
-def scan(
-    root: Path, names: list[str], train_split: str, val_split: str, val_fraction: float, val_list: Path | None = None
-) -> tuple[Files, Files]:
-    """List the training and validation images of the classes `names` below `root`.
-
-    They lie in two folders, see `split_folders`. A `root` that holds the class folders itself is divided: validation
-    takes a share of `val_fraction` (at least one image) from every class, evenly over its sorted files. Or it takes
-    the images that the CSV file `val_list` names.
-
-    Raises:
-        UserError: a folder is missing, a class has no images, the sets have different classes, or `val_list` does not
-            fit the folder.
-    """
-    train_root, val_root = split_folders(root, train_split, val_split)
-    if val_root is None:
-        images = list_classes(root, names)
-        return _hold_out(images, val_fraction) if val_list is None else _hold_listed(images, root, val_list)
-    if val_list is not None:
-        raise UserError(f"--data.val_list {val_list}: {root} has validation images of its own in {val_root}")
-    val_names = folder_names(val_root)
-    if val_names != names:
-        odd = sorted(set(names) ^ set(val_names))
-        raise UserError(f"{train_root} and {val_root} do not hold the same class folders: {abbreviate(odd)}")
-    return list_classes(train_root, names), list_classes(val_root, names)
-
-
-def _read_val_list(path: Path) -> list[str]:
-    """The paths below the data folder in the column `path` of a CSV file, as a run writes it."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as lines:
-            return [row["path"] for row in csv.DictReader(lines) if row["path"]]
-    except OSError as error:
-        raise UserError(f"--data.val_list {path}: {error.strerror}") from error
-    except (KeyError, csv.Error) as error:
-        raise UserError(f"--data.val_list {path} has no column `path`") from error
-
-
 def _hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files]:
-    listed = {os.path.join(root, name) for name in _read_val_list(val_list)}
+    """Training and validation images: validation takes the paths below `root` in the column `path` of a CSV file."""
+    try:
+        with val_list.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as lines:
+            listed = {os.path.join(root, row["path"]) for row in csv.DictReader(lines) if row["path"]}
+    except OSError as error:
+        raise UserError(f"--data.val_list {val_list}: {error.strerror}") from error
+    except (KeyError, csv.Error) as error:
+        raise UserError(f"--data.val_list {val_list} has no column `path`") from error
     held = Files(sample for sample in images if sample[0] in listed)
     if missing := sorted(listed - {path for path, _ in held}):
         problem = f"names images that are not in {root}: {abbreviate(missing)}"
@@ -151,7 +194,7 @@ def list_classes(folder: Path, names: list[str]) -> Files:
 
 
 def _hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:
-    """Training and validation images: of each class, validation takes every so many-th."""
+    """Training and validation images: validation takes a share of each class, evenly over its sorted files."""
     by_class: dict[int, list[tuple[str, int]]] = {}
     for sample in samples:
         by_class.setdefault(sample[1], []).append(sample)

@@ -1,16 +1,17 @@
-"""The loader: its settings, its processes, and when it starts."""
+"""The loader: its settings, a global batch divided, when it starts, and its processes."""
 
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
 from cait.data.sampler import TrainBatchSampler
@@ -22,11 +23,7 @@ Backend = Literal["auto", "nvimgcodec", "torchvision", "pillow", "timm"]
 
 @dataclass(frozen=True)
 class Loading:
-    """How images are read and put into batches.
-
-    Raises:
-        UserError: a setting is out of range.
-    """
+    """How images are read and put into batches."""
 
     batch_size: int = 128
     """Images in a batch of one process; even with Mixup or CutMix."""
@@ -65,6 +62,44 @@ class Loading:
             raise UserError(f"global_batch must be true, false or at least 1, got {self.global_batch}")
         if not 0 <= self.max_bad_share < 1:
             raise UserError(f"max_bad_share must be in [0, 1), got {self.max_bad_share}")
+
+
+def images_a_batch(images: int, even: bool, trainer: Trainer) -> int:
+    """The images of each batch, if a step of `images` images is shared out over processes and accumulated batches.
+
+    Raises UserError if the parts are not even, or of an odd number of images although `even` is asked for.
+    """
+    parts = trainer.world_size * trainer.accumulate_grad_batches
+    batch_size, left = divmod(images, parts)
+    if left or batch_size < 1 or (even and batch_size % 2):
+        raise UserError(
+            f"--data.batch_size {images} cannot be shared out over {parts} batches (processes × "
+            f"accumulation){', each of an even number for Mixup and CutMix' if even else ''}; "
+            "change it or the number of devices, or set --data.global_batch false"
+        )
+    return batch_size
+
+
+def batches_a_step(images: int, batch_size: int, trainer: Trainer) -> int:
+    """The batches of `batch_size` that each process accumulates for steps of `images` images over all processes.
+
+    Raises UserError if the result is not a whole number, or the Trainer, which has not started yet, accumulates.
+    """
+    given, callbacks = trainer.accumulate_grad_batches, trainer.callbacks  # type: ignore[attr-defined]
+    if given != 1 or any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):
+        how = f"--trainer.accumulate_grad_batches {given}" if given != 1 else "a GradientAccumulationScheduler"
+        raise UserError(f"--data.global_batch {images} chooses how many batches are accumulated; leave out {how}")
+    processes = trainer.world_size
+    parts = processes * batch_size
+    batches, left = divmod(images, parts)
+    if left or not batches:
+        fitting = [str(parts * count) for count in (batches, batches + 1) if count]
+        raise UserError(
+            f"--data.global_batch {images} is not a multiple of {processes} process{'es' * (processes > 1)} × "
+            f"--data.batch_size {batch_size}: take {' or '.join(fitting)}, or another batch_size"
+        )
+    rank_zero_info(f"global batch {images} = {processes} × {batch_size} images × {batches} accumulated")
+    return batches
 
 
 class Loader(DataLoader[Any]):
@@ -110,17 +145,8 @@ class TrainLoader(Loader):
         yield from super().__iter__()
 
 
-def processes(workers: int, under_trainer: bool) -> dict[str, Any]:
-    """A DataLoader's settings of its worker processes."""
-    return dict(
-        num_workers=workers,
-        # Forked workers share the lists of images; a fork is no longer Python's default. Elsewhere it is not safe.
-        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
-        worker_init_fn=partial(_init_worker, under_trainer=under_trainer),
-    )
-
-
-def _init_worker(worker_id: int, under_trainer: bool) -> None:
+def init_worker(worker_id: int, under_trainer: bool) -> None:
+    """What a worker process begins with."""
     # A scheduler signals the whole group of processes. Under the Trainer workers ignore that, because the current
     # step still needs them, and the Trainer ends them. Without a Trainer, SIGTERM ends them when the script ends.
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) if under_trainer else ():

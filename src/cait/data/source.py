@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,44 +10,12 @@ from typing import Any, Protocol
 from torch.utils.data import IterableDataset
 
 from cait import plugins
-from cait.data import digits, folder
+from cait.data import digits
 from cait.data.dataset import MapSamples, Samples
-from cait.data.listing import Files
+from cait.data.folder import FolderSource, Splits
 from cait.errors import UserError, one_line
 from cait.references import is_path, locate
 from cait.settings import group
-
-
-@dataclass(frozen=True)
-class Splits:
-    """Which images train, and which validate.
-
-    Raises:
-        UserError: a setting is out of range.
-    """
-
-    root: str = "data/imagenet"
-    """`root/train/<class>/*` and `root/val/<class>/*`, or `root/<class>/*`, where `val_fraction` of each class is held
-    out. At "data/digits" scikit-learn's digits are written first. Or a data set of your own, "package.module:factory":
-    the factory is called with split=<train_split or val_split> and returns a map-style data set with `classes`, the
-    names of the classes. Its items are pairs of an image (PIL image, path or open file) and a class index, or -1 for an
-    image that validation does not count. Every process calls the factory."""
-    train_split: str = "train"
-    """Name of the training folder in `root`, or of the data set's split; "train+val" joins two."""
-    val_split: str = "val"
-    """The same for validation. A data set without a validation split, such as CIFAR, has "test": then the best
-    checkpoint is chosen on the images that score it, so report the last one."""
-    val_fraction: float = 0.1
-    """Share of each class that is held out if `root` has no training folder."""
-    val_list: str | None = None
-    """CSV file whose column `path` names the images to hold out of such a `root`, such as a run's validation.csv. Then
-    `val_fraction` is not used."""
-
-    def __post_init__(self) -> None:
-        if not self.root:
-            raise UserError("root is empty; name a folder or a data set with --data.root")
-        if not 0 < self.val_fraction < 1:
-            raise UserError(f"val_fraction must be above 0 and below 1, got {self.val_fraction}")
 
 
 class DataSource(Protocol):
@@ -56,8 +23,7 @@ class DataSource(Protocol):
 
     @property
     def class_names(self) -> list[str]:
-        """Names of the classes in the order of their indices; known before `prepare`."""
-        ...
+        """Names of the classes in the order of their indices; asked for before `prepare` too."""
 
     @property
     def train(self) -> Samples: ...
@@ -67,7 +33,6 @@ class DataSource(Protocol):
 
     def prepare(self) -> None:
         """Write or unpack what is not there yet; any number of processes may call it."""
-        ...
 
 
 def open_source(root: str, /, **settings: Any) -> DataSource:
@@ -87,54 +52,7 @@ def open_source(root: str, /, **settings: Any) -> DataSource:
         if (source := offer(root, settings)) is not None:
             return source
     path = Path(root)
-    if path != digits.ROOT:
-        return FolderSource(splits)
-    known = None if digits.is_written(path) else digits.CLASS_NAMES
-    return FolderSource(splits, partial(digits.write_digits, path), known)
-
-
-class FolderSource:
-    """Image folders.
-
-    Args:
-        write: writes or unpacks the folders in `prepare`; any number of processes may call it.
-        class_names: the classes, if they are known before `prepare`; None lists the folders.
-    """
-
-    def __init__(
-        self, splits: Splits, write: Callable[[], None] | None = None, class_names: list[str] | None = None
-    ) -> None:
-        self.root, self.splits, self.write, self._class_names = Path(splits.root), splits, write, class_names
-
-    def prepare(self) -> None:
-        if self.write is not None:
-            self.write()
-
-    @cached_property
-    def class_names(self) -> list[str]:
-        if self._class_names is not None:
-            return self._class_names
-        self.prepare()  # now, because the model's head needs their number before Lightning prepares data
-        return folder.class_names(self.root, self.splits.train_split, self.splits.val_split)
-
-    @cached_property
-    def _sets(self) -> tuple[Files, Files]:
-        splits, listed = self.splits, self.splits.val_list
-        how = (splits.train_split, splits.val_split, splits.val_fraction, Path(listed) if listed else None)
-        return folder.scan(self.root, self.class_names, *how)
-
-    @property
-    def holds_out(self) -> bool:
-        """Whether validation takes images from the class folders, because it has no folder of its own."""
-        return folder.split_folders(self.root, self.splits.train_split, self.splits.val_split)[1] is None
-
-    @property
-    def train(self) -> Files:
-        return self._sets[0]
-
-    @property
-    def val(self) -> Files:
-        return self._sets[1]
+    return FolderSource(splits, partial(digits.write_digits, path) if path == digits.ROOT else None)
 
 
 class SplitSource:

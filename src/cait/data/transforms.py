@@ -32,11 +32,7 @@ Erased = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes the network's input.
-
-    Raises:
-        UserError: a setting is out of range.
-    """
+    """How an image becomes the network's input."""
 
     img_size: int = 224
     """Side of the square images in pixels."""
@@ -80,11 +76,7 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training images are augmented.
-
-    Raises:
-        UserError: a setting is out of range, or timm does not know the policy.
-    """
+    """How training images are augmented."""
 
     train_crop: TrainCrop = "resized"
     """"resized" is a random crop resized to the image size. "simple" is DeiT III's simple random crop: the shorter side
@@ -137,11 +129,7 @@ class Augmentation:
             rank_zero_info(f"color_jitter {jitter} is left out beside auto_augment {policy}, as in timm")
 
     def transform(self, preprocessing: Preprocessing) -> Compose:
-        """timm's training transform, from a PIL image to float32 [3, img_size, img_size], normalised.
-
-        Raises:
-            UserError: one of `augment_ops` cannot be imported.
-        """
+        """timm's training transform, from a PIL image to float32 [3, img_size, img_size], normalised."""
         stages = create_transform(is_training=True, separate=True, **preprocessing.timms(), **self.timms())
         first, policy, final = (stage.transforms for stage in stages)
         if self.train_crop == "simple":
@@ -175,31 +163,20 @@ class TrainPipeline(Protocol):
     """The `data.backend` that it is."""
 
     def open(self, raw: RawImage, name: str, whole: bool) -> Any:
-        """Open an image for one crop, or decode it `whole`, once, for several. Raises UnreadableImageError.
+        """Open an image for one crop, or decode it `whole`, once, for several.
 
-        Args:
-            name: name in errors of an image that has no path.
+        Raises UnreadableImageError, which gives an image without a path this name.
         """
-        ...
 
     def __call__(self, opened: Any) -> tuple[Tensor, Erased | None]:
         """Augmented pixels, uint8 [S, S, 3], and what to erase when the batch is normalised."""
-        ...
 
     def how_read(self, samples: Samples) -> str:
         """What decodes these images, in a few words."""
-        ...
 
 
 class OwnOperation:
-    """An augmentation operation of the user's, a function from PIL image to PIL image.
-
-    Args:
-        path: where it is, as "package.module:function".
-
-    Raises:
-        UserError: there is no such function.
-    """
+    """An augmentation operation of the user's, "package.module:function", from PIL image to PIL image."""
 
     def __init__(self, path: str) -> None:
         if not is_path(path):
@@ -226,9 +203,7 @@ class OwnOperation:
 class NormalizeAndErase:
     """Finish a batch on its device: float32, normalised, boxes filled with noise.
 
-    Args:
-        mean: for each channel, of pixels in [0, 1].
-        std: the same.
+    Mean and standard deviation are for each channel, of pixels in [0, 1].
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -254,11 +229,7 @@ class NormalizeAndErase:
 
 @dataclass(frozen=True)
 class Mixing:
-    """Mixup and CutMix of a training batch, as timm does them.
-
-    Raises:
-        UserError: a setting is out of range.
-    """
+    """Mixup and CutMix of a training batch, as timm does them."""
 
     mixup: float = 0.8
     """Alpha of Mixup's beta distribution; 0 turns it off."""

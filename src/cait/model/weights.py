@@ -29,13 +29,25 @@ FITTED = ("img_size", "num_classes", "distillation_token")
 """Fields in which a CaiT may differ from the one whose weights it starts from."""
 
 
-def read_state_dict(path: str | Path, ema: bool = False) -> StateDict:
-    """Read the weights of a network, or with `ema` their moving average. Loading never executes code.
+def read_weights(path: str | Path, ema: bool = False) -> tuple[StateDict, list[str]]:
+    """Read the weights of a network, or with `ema` their moving average, and the classes that a run of ours knows.
 
     Reads the released `.pth` (`model`, keys behind `module.`), timm's training checkpoints (`state_dict`,
-    `state_dict_ema`), bare state dicts, `.safetensors` and checkpoints of our runs. Raises UserError otherwise.
+    `state_dict_ema`), bare state dicts, `.safetensors` and checkpoints of our runs, and never executes code from them.
+    Raises UserError otherwise.
     """
-    return _state_dict(_read(path), path, ema)
+    content, classes = _read(path), None
+    if ckpt.is_checkpoint(content):
+        state = ckpt.average(content) if ema else ckpt.weights(content)
+        classes = ckpt.class_names(content)
+    else:
+        keys = ("state_dict_ema", "model_ema") if ema else ("state_dict", "model")
+        wrapped = [content[key] for key in keys if key in content] if isinstance(content, dict) else []
+        state = next(iter(wrapped), None if ema else content)
+    whole = isinstance(state, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items())
+    if not state or not whole:
+        raise UserError(f"{path} holds no {'moving average of the ' if ema else ''}weights")
+    return {key.removeprefix("module."): value for key, value in state.items()}, classes or []
 
 
 def _read(path: str | Path) -> Any:
@@ -56,19 +68,6 @@ def _read(path: str | Path) -> Any:
         raise UserError(f"{path} cannot be read as weights") from error
 
 
-def _state_dict(content: Any, path: str | Path, ema: bool) -> StateDict:
-    if ckpt.is_checkpoint(content):
-        state = ckpt.average(content) if ema else ckpt.weights(content)
-    else:
-        keys = ("state_dict_ema", "model_ema") if ema else ("state_dict", "model")
-        wrapped = [content[key] for key in keys if key in content] if isinstance(content, dict) else []
-        state = next(iter(wrapped), None if ema else content)
-    whole = isinstance(state, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items())
-    if not state or not whole:
-        raise UserError(f"{path} holds no {'moving average of the ' if ema else ''}weights")
-    return {key.removeprefix("module."): value for key, value in state.items()}
-
-
 def load_weights(
     model: nn.Module, path: str | Path, ema: bool = False, own_classes: Sequence[str] | None = None
 ) -> list[str]:
@@ -81,10 +80,8 @@ def load_weights(
 
     Returns a line for each exception that was made. Raises UserError if the file is of no use.
     """
-    content = _read(path)
-    state = _state_dict(content, path, ema)
-    saved_classes = ckpt.class_names(content) if ckpt.is_checkpoint(content) else None
-    notes = _take_known_classes(model, state, saved_classes or [], own_classes or [])
+    state, saved_classes = read_weights(path, ema)
+    notes = _take_known_classes(model, state, saved_classes, own_classes or [])
     return _load(model, state, str(path)) + notes
 
 

@@ -55,12 +55,6 @@ class WeightedCrossEntropy(nn.Module):
         return F.cross_entropy(logits, shares, weight=self.weights, label_smoothing=self.label_smoothing)
 
 
-def balanced_weights(counts: Sequence[int]) -> Tensor:
-    """Weights in inverse ratio to the numbers of images: each class has the same share. Their mean over images is 1."""
-    images = torch.tensor(counts, dtype=torch.float32)
-    return images.sum() / (len(counts) * images.clamp(min=1))
-
-
 @dataclass(frozen=True)
 class LossSettings:
     """The loss of the labels."""
@@ -94,9 +88,11 @@ class LossSettings:
             raise UserError(f"{self.loss} must return a function of logits and targets, got {type(loss).__name__}")
         return loss
 
-    def weighted(self, counts: Sequence[int]) -> nn.Module:
-        """Build the "balanced" cross entropy, for classes of these numbers of images."""
-        return WeightedCrossEntropy(balanced_weights(counts), self.label_smoothing)
+    def weighted(self, counts: Sequence[int]) -> WeightedCrossEntropy:
+        """Build the "balanced" cross entropy, for classes of so many images; the weights' mean over these is 1."""
+        images = torch.tensor(counts, dtype=torch.float32)
+        weights = images.sum() / (len(counts) * images.clamp(min=1))
+        return WeightedCrossEntropy(weights, self.label_smoothing)
 
 
 def distillation_loss(logits: Tensor, teacher_logits: Tensor, kind: Distillation, tau: float = 1.0) -> Tensor:

@@ -60,11 +60,7 @@ class OptimizerSettings:
         return optimizer
 
     def apply(self, states: list[dict[str, Any]], name: str, network: nn.Module, lr: float) -> None:
-        """Put these settings into the states of a checkpoint's optimizers `name`, in place.
-
-        Raises:
-            UserError: the states are of another optimizer.
-        """
+        """Put these settings into the states of a checkpoint's optimizers `name`. Raises UserError if it is another."""
         remedy = "start a new run from its weights with --model.weights"
         if name != self.optimizer:
             raise UserError(f"the checkpoint's optimizer is {name}, this one {self.optimizer}; {remedy}")

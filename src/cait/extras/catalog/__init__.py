@@ -41,7 +41,8 @@ def open_source(root: str, settings: Mapping[str, Any]) -> Any:
         return None
     from functools import partial
 
-    from cait.data.source import FolderSource, Splits, SplitSource
+    from cait.data.folder import FolderSource, Splits
+    from cait.data.source import SplitSource
     from cait.extras.catalog import imagenet, sets
     from cait.settings import group
 

@@ -62,6 +62,8 @@ def _in_timm(cait: CaiT) -> nn.Module:
 
 def _write_timm(model: nn.Module, path: Path, metadata: Metadata, shape: Sequence[int]) -> Forward:
     """`model.safetensors` and `config.json`, for `timm.create_model("local-dir:DIR", pretrained=True)` or the hub."""
+    if not type(model).__module__.startswith("timm."):
+        _refuse(model, "timm holds a CaiT or one of timm's networks")
     network = _in_timm(model) if isinstance(model, CaiT) else model
     config = {"label_names": metadata["class_names"]} if "class_names" in metadata else {}
     prepared = {name: metadata[name] for name in TIMM_PREPROCESSING if name in metadata}
@@ -73,18 +75,10 @@ def _write_timm(model: nn.Module, path: Path, metadata: Metadata, shape: Sequenc
 
 def _write_release(cait: Any, path: Path, metadata: Metadata, shape: Sequence[int]) -> Forward:
     """A `.pth` as Facebook's: {"model": {"module.<key>": tensor}}, with the metadata beside "model"."""
+    _refuse(cait, "release holds a CaiT")
     weights = {f"module.{key}": value for key, value in cait.state_dict().items()}
     torch.save({"model": weights, "metadata": metadata}, path)
     return twin(cait.config, path).eval()
-
-
-def _refuse_timm(model: nn.Module) -> None:
-    if not type(model).__module__.startswith("timm."):
-        _refuse(model, "timm holds a CaiT or one of timm's networks")
-
-
-def _refuse_release(model: nn.Module) -> None:
-    _refuse(model, "release holds a CaiT")
 
 
 def _refuse(cait: nn.Module, holds: str) -> None:
@@ -97,5 +91,5 @@ def _refuse(cait: nn.Module, holds: str) -> None:
             raise UserError(f"timm and the release {has}; {ANY}")
 
 
-TIMM = Format(_write_timm, "timm", 1e-5, _refuse_timm)
-RELEASE = Format(_write_release, "release.pth", 1e-5, _refuse_release)
+TIMM = Format(_write_timm, "timm", 1e-5)
+RELEASE = Format(_write_release, "release.pth", 1e-5)

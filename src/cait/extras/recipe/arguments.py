@@ -17,10 +17,10 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from cait import plugins
 from cait.cli.options import asks_for_help
-from cait.data.folder import NEEDS_HEIF, split_folders
+from cait.data.folder import NEEDS_HEIF, FolderSource
 from cait.data.listing import HEIF
 from cait.data.reading import Reading
-from cait.data.source import FolderSource, open_source
+from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.recipe.duration import this_machine
 from cait.extras.recipe.rules import Recipe, choose
@@ -99,8 +99,8 @@ def _report(source: FolderSource, folder: Survey, recipe: Recipe) -> None:
     colour = "grey" if folder.grey else "colour"
     images = f"{folder.images:,} to train on, {folder.val:,} to validate on{held}, {len(folder.counts)} classes, "
     lines = [("images", f"{images}{colour}, about {folder.side} pixels")]
-    splits = split_folders(source.root, source.splits.train_split, source.splits.val_split)
-    if others := left_out([split for split in splits if split], source.class_names):
+    folders = [split for split in source.split_folders() if split]
+    if others := left_out(folders, source.class_names):
         listed = ", ".join(f"{number:,} {kind}" for kind, number in list(others.items())[:4])
         lines.append(("left out", listed + (f"; {NEEDS_HEIF}" if others.keys() & {*HEIF} else "")))
     print(f"recipe    chosen for {source.root}, because no --config is given")

@@ -23,7 +23,6 @@ class Balanced:
     """The class of each image."""
     balance: str
     """One of `POWERS`."""
-    once = False
 
     @property
     def name(self) -> str:

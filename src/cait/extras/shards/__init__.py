@@ -64,7 +64,7 @@ def open_source(root: str, settings: Mapping[str, Any]) -> Any:
         if (Path(root) / PLAN).is_file():
             raise UserError(f"the shards in {root} are not finished: give the same `cait shards` command again")
         return None
-    from cait.data.source import Splits
+    from cait.data.folder import Splits
     from cait.extras.shards.source import ShardSource
 
     return ShardSource(group(Splits, settings), group(Shards, settings))

@@ -27,7 +27,6 @@ class Windowed:
     chunks: Tensor
     """The chunk of each image, counted from 0."""
     window: int
-    once = True
 
     @cached_property
     def name(self) -> str:

@@ -9,12 +9,12 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
 from cait.model import network
 from cait.model.network import create_model
-from cait.model.weights import load_pretrained, load_weights, published_entries, read_state_dict
+from cait.model.weights import load_pretrained, load_weights, published_entries, read_weights
 
 
 def from_weights(path: str, name: str, ema: bool, img_size: int | None) -> Loaded:
     """Load a file with the weights of one of the paper's models: the release's, timm's, or any other's."""
-    state = read_state_dict(path, ema)
+    state, _ = read_weights(path, ema)
     try:
         classes, positions = len(state["head.weight"]), state["pos_embed"].shape[1]
         patch_size = state["patch_embed.proj.weight"].shape[-1]

@@ -22,8 +22,7 @@ from PIL import Image
 from cait.cli import main
 from cait.data import listing
 from cait.data.datamodule import ImageNetDataModule
-from cait.data.folder import class_names, scan
-from cait.data.reading import Reading, load_rgb
+from cait.data.reading import AS_SEEN, Reading, load_rgb
 from cait.data.sampler import TrainBatchSampler, occurrences
 from cait.data.source import open_source
 from cait.errors import UserError
@@ -34,7 +33,7 @@ from cait.extras.recipe.rules import choose
 from cait.extras.recipe.survey import Survey, left_out, survey
 from cait.extras.recipe.weights import Weights
 from cait.run.program import Program
-from cait.train.losses import WeightedCrossEntropy, balanced_weights
+from cait.train.losses import LossSettings
 from cait.train.metrics import EvalMetrics
 
 TWO_CORES = Machine(2)
@@ -189,11 +188,15 @@ def test_the_split_can_be_written_down_and_used_again(tmp_path: Path) -> None:
         listed(root, val_list=str(kept))
 
 
+def surveyed(root: Path, reading: Reading = AS_SEEN) -> Survey:
+    source = open_source(str(root))
+    return survey(source.train, source.val, source.class_names, reading)
+
+
 def test_the_survey_counts_and_looks(tmp_path: Path) -> None:
     for name, grey in (("grey", True), ("colour", False)):
         root = fill(tmp_path / name, {"a": 6, "b": 3}, grey=grey)
-        names = class_names(root, "train")
-        found = survey(*scan(root, names, "train", "val", 0.1), names)
+        found = surveyed(root)
         assert (found.counts, found.val, found.side, found.grey) == ({"a": 5, "b": 2}, 2, 24, grey)
         pixels = np.stack([np.asarray(Image.open(path).convert("RGB")) for path in root.rglob("*.png")]) / 255
         assert np.allclose(found.mean, pixels.mean((0, 1, 2)), atol=0.1)
@@ -204,9 +207,8 @@ def test_the_survey_reads_the_images_as_the_run_will(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         for number in range(4):  # black where nobody sees it
             Image.new("RGBA", (30, 20), (0, 0, 0, 0)).save(tmp_path / name / f"{number}.png")
-    listed = scan(tmp_path, ["a", "b"], "train", "val", 0.25)
     for background, mean in (("white", 1.0), (None, 0.0)):
-        assert survey(*listed, ["a", "b"], Reading(background=background)).mean == (mean,) * 3
+        assert surveyed(tmp_path, Reading(background=background)).mean == (mean,) * 3
 
 
 def test_the_survey_tells_megapixels_in_jpeg_files_from_others(tmp_path: Path) -> None:
@@ -214,7 +216,7 @@ def test_the_survey_tells_megapixels_in_jpeg_files_from_others(tmp_path: Path) -
         (tmp_path / name).mkdir()
         for number in range(4):
             Image.new("RGB", (1000, 500)).save(tmp_path / name / f"{number}.{'jpg' if number == 1 else 'png'}")
-    found = survey(*scan(tmp_path, ["a", "b"], "train", "val", 0.25), ["a", "b"])
+    found = surveyed(tmp_path)
     assert (found.images, found.megapixels) == (6, pytest.approx(0.5))
     assert found.jpeg == pytest.approx(0.5 / 3)  # the third of each class is held out
 
@@ -421,11 +423,12 @@ def test_a_balanced_checkpoint_is_not_resumed_in_another_order(tmp_path: Path) -
 
 
 def test_weighted_loss_is_torchs_for_labels_and_the_same_for_probabilities() -> None:
-    weights = balanced_weights([90, 10])
+    settings = LossSettings(class_weights="balanced", label_smoothing=0.1)
+    loss = settings.weighted([90, 10])
+    weights = loss.weights
     assert torch.allclose((weights * torch.tensor([0.9, 0.1])).sum(), torch.tensor(1.0))
-    assert balanced_weights([90, 0]).isfinite().all()
+    assert settings.weighted([90, 0]).weights.isfinite().all()
     logits, labels = torch.randn(8, 2), torch.tensor([0, 1] * 4)
-    loss = WeightedCrossEntropy(weights, 0.1)
     each = torch.nn.functional.cross_entropy(logits, labels, weight=weights, reduction="none", label_smoothing=0.1)
     assert torch.allclose(loss(logits, labels), each.mean())
     assert torch.allclose(loss(logits, torch.eye(2)[labels]), each.mean())

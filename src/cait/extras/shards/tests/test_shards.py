@@ -27,9 +27,10 @@ from runs import RECIPE, TWO, assert_same, wait_for_steps
 
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
+from cait.data.folder import Splits
 from cait.data.reading import load_rgb
 from cait.data.sampler import TrainBatchSampler
-from cait.data.source import Splits, open_source
+from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.shards import Shards, bucket, writer
 from cait.extras.shards.bucket import Bucket, Piece
