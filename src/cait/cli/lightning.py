@@ -26,12 +26,12 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
 from cait.guards import configurations, failures, trainer_checks
 from cait.guards.nonfinite import NonFiniteGuard
+from cait.guards.run_lock import RunLock, shared
 from cait.guards.unreadable import UnreadableReport
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.run.loggers import run_loggers
 from cait.run.program import Program
-from cait.run.run_lock import RunLock, shared
 from cait.train.ema import EMA
 from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
