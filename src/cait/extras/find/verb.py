@@ -88,11 +88,7 @@ def _tune(settings: list[str], tune: Callable[[CaiTCLI, Any], None], program: Pr
         def fit(self, *_: Any, **__: Any) -> None:
             for package in ("lightning.pytorch", "lightning.fabric"):
                 logging.getLogger(package).setLevel(logging.WARNING)
-            try:
-                tune(self, Tuner(self.trainer))
-            finally:
-                if self.lock:
-                    self.lock.release()
+            tune(self, Tuner(self.trainer))
 
     with tempfile.TemporaryDirectory(prefix="cait-find-") as folder:
         unwanted = ["logger", "enable_checkpointing", "enable_model_summary", "enable_progress_bar"]
