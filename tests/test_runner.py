@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from concurrent.futures import as_completed
 from pathlib import Path
 
@@ -13,21 +12,17 @@ from cait.extras.runner import OUTPUT, Runner, failure
 from cait.run.program import Program
 
 
-class Other(Program):
+def other(folder: Path, code: str) -> Program:
     """A program that runs Python code in the place of `cait`."""
-
-    def __init__(self, code: str) -> None:
-        super().__init__()
-        self.code = code
-
-    def words(self) -> list[str]:
-        return [sys.executable, "-c", self.code]
+    script = folder / "other.py"
+    script.write_text(code)
+    return Program(script=str(script))
 
 
 def test_a_run_with_a_checkpoint_is_resumed(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     (folder / "checkpoints").mkdir(parents=True)
-    runner = Runner(Other("import os, sys; print(*sys.argv[1:], os.environ['EXTRA']); sys.exit(3)"))
+    runner = Runner(other(tmp_path, "import os, sys; print(*sys.argv[1:], os.environ['EXTRA']); sys.exit(3)"))
     assert runner.run(folder, ["--model.lr=1"], {"EXTRA": "here"}) == 3
     place = f"--trainer.default_root_dir={tmp_path} --run_name=mine"
     assert failure(folder, 3) == f"fit --model.lr=1 {place} here"
@@ -43,11 +38,11 @@ def test_why_a_run_failed(tmp_path: Path) -> None:
         ("import sys; sys.exit(4)", "exit status 4"),
     ]:
         (folder := tmp_path / reason).mkdir()
-        assert failure(folder, Runner(Other(code)).run(folder, [], {})) == reason
+        assert failure(folder, Runner(other(tmp_path, code)).run(folder, [], {})) == reason
 
 
 def test_an_error_beside_runs_ends_them(tmp_path: Path) -> None:
-    runner, statuses = Runner(Other("import time; time.sleep(600)")), []
+    runner, statuses = Runner(other(tmp_path, "import time; time.sleep(600)")), []
 
     def fails() -> None:
         raise ValueError("the disk is full")

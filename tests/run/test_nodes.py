@@ -23,9 +23,9 @@ from modules import loader, module, trainer
 from runs import ENDLESS, slurm_task, wait_for_steps
 
 from cait.errors import UserError
+from cait.guards.run_lock import RunLock
 from cait.model.network import create_model
 from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
-from cait.run.run_lock import RunLock
 from cait.run.signals import StopSignals
 
 
@@ -146,7 +146,7 @@ def test_a_failed_start_keeps_what_was_made_while_it_waited(tmp_path: Path) -> N
 def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path) -> None:
     # Its forked child, as a loader's worker, lives on and must not hold the folder.
     code = (
-        "import os, sys, time\nfrom pathlib import Path\nfrom cait.run.run_lock import RunLock\n"
+        "import os, sys, time\nfrom pathlib import Path\nfrom cait.guards.run_lock import RunLock\n"
         "lock = RunLock(Path(sys.argv[1]))\n"
         "if os.fork() == 0:\n    print(os.getppid(), flush=True)\n"  # the child: it has let go of the lock by then
         "time.sleep(3600)"

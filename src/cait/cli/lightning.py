@@ -27,12 +27,12 @@ from cait.errors import UserError, one_line
 from cait.guards import configurations, failures, trainer_checks
 from cait.guards.configurations import SavedConfig
 from cait.guards.nonfinite import NonFiniteGuard
+from cait.guards.run_lock import RunLock, shared
 from cait.guards.unreadable import UnreadableReport
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.run.loggers import run_loggers
 from cait.run.program import Program
-from cait.run.run_lock import RunLock, shared
 from cait.train.ema import EMA
 from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
@@ -98,18 +98,24 @@ class CaiTCLI(LightningCLI):
             warnings.filterwarnings("ignore", message=message)
         # Raise errors, so that one line reports them. Do not guess an option from its first letters.
         strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
-        super().__init__(
-            program.module or CaiTModule,
-            program.data or ImageNetDataModule,
-            save_config_callback=SaveConfig,
-            trainer_defaults={
-                "use_distributed_sampler": False,  # the datamodule shards, exactly
-                "num_sanity_val_steps": 1,
-            },
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            parser_kwargs=strict | {arguments[0]: strict | {"usage": f"cait {VERBS[arguments[0]]} [--NAME VALUE ...]"}},
-        )
+        usage = f"cait {VERBS[arguments[0]]} [--NAME VALUE ...]"
+        try:
+            super().__init__(
+                program.module or CaiTModule,
+                program.data or ImageNetDataModule,
+                save_config_callback=SaveConfig,
+                # The data module divides the images, exactly.
+                trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 1},
+                seed_everything_default=0,
+                auto_configure_optimizers=False,
+                parser_kwargs=strict | {arguments[0]: strict | {"usage": usage}},
+            )
+        except BaseException:
+            if self.lock:
+                self.lock.roll_back()
+            raise
+        if self.lock:
+            self.lock.release()
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Only the verb that is run: parsers for all verbs would take a third of a second more."""
@@ -277,12 +283,33 @@ class CaiTCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         self.datamodule.check_channels((self.model.hparams.get("fields") or {}).get("in_chans", 3))
+        given = self.config_init[self.subcommand].trainer
+        if given.barebones:
+            raise UserError("--trainer.barebones true leaves out the checkpoints and metrics of a run")
+        trainer_checks.check_strategy(given.strategy)
+        callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
+        kwargs["plugins"] = [*_listed(given.plugins)]
+        if not sys.stdout.isatty():  # a bar would fill a log
+            kwargs["enable_progress_bar"] = False
+        elif given.enable_progress_bar is not False:
+            callbacks += [make() for make in plugins.of_kind("progress_bar")]
+        if self.subcommand == "fit":
+            callbacks += self._parts_of_a_run(given, kwargs)
+        else:
+            self.save_config_callback = None
+            kwargs.update(logger=False, enable_checkpointing=False)
+            kwargs["plugins"].append(DurableCheckpointIO())  # it reads folders too
+        if isinstance(cluster := self.processes.cluster(), SLURMEnvironment):
+            kwargs["plugins"].append(cluster)
         try:
-            return self._trainer(**kwargs)
-        except BaseException:
-            if self.lock:
-                self.lock.roll_back()
-            raise
+            trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
+            if self.subcommand == "fit":
+                self.datamodule.share_batch(trainer)  # before other processes are started
+                self.processes.connect(trainer, self.config.fit, isinstance(given.strategy, Strategy))
+        except (ValueError, TypeError, ImportError) as error:  # Lightning's, about settings that do not fit together
+            raise UserError(one_line(error)) from error
+        trainer_checks.check_trainer(trainer, self.model, self.subcommand == "fit", bool(given.sync_batchnorm))
+        return trainer
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         """Let an `EMA` of your own among the Trainer's callbacks replace `--ema`; drop callbacks that are off."""
@@ -305,58 +332,23 @@ class CaiTCLI(LightningCLI):
             # workers. They ignore SIGTERM, so Python would wait for them for ever.
             with contextlib.suppress(Exception):
                 self.trainer.fit_loop.teardown()
-            if self.lock:
-                self.lock.roll_back()
             if isinstance(error, SystemExit | KeyboardInterrupt):  # all processes stop, as they have agreed
                 self.processes.disconnect()
             raise
-        else:
-            self.processes.disconnect()
-        finally:
-            if self.lock:
-                self.lock.release()
-
-    def _trainer(self, **kwargs: Any) -> Trainer:
-        given = self.config_init[self.subcommand].trainer
-        if given.barebones:
-            raise UserError("--trainer.barebones true leaves out the checkpoints and metrics of a run")
-        trainer_checks.check_strategy(given.strategy)
-        callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
-        if not sys.stdout.isatty():  # a bar would fill a log
-            kwargs["enable_progress_bar"] = False
-        elif given.enable_progress_bar is not False:
-            callbacks += [make() for make in plugins.of_kind("progress_bar")]
-        if self.subcommand == "fit":
-            callbacks += self._parts_of_a_run(given, kwargs)
-        else:
-            self.save_config_callback = None
-            kwargs.update(logger=False, enable_checkpointing=False)
-            kwargs["plugins"] = [*_listed(given.plugins), DurableCheckpointIO()]  # it reads folders too
-        if isinstance(cluster := self.processes.cluster(), SLURMEnvironment):
-            kwargs["plugins"] = [*kwargs.get("plugins", _listed(given.plugins)), cluster]
-        try:
-            trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
-            if self.subcommand == "fit":
-                self.datamodule.share_batch(trainer)  # before other processes are started
-                self.processes.connect(trainer, self.config.fit, isinstance(given.strategy, Strategy))
-        except (ValueError, TypeError, ImportError) as error:  # Lightning's, about settings that do not fit together
-            raise UserError(one_line(error)) from error
-        trainer_checks.check_trainer(trainer, self.model, self.subcommand == "fit", bool(given.sync_batchnorm))
-        return trainer
+        self.processes.disconnect()
 
     def _parts_of_a_run(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
         """Lock the folder of the run, and make its loggers and callbacks."""
         config = self.config.fit
-        callbacks: list[Callback] = []
         trainer_checks.check_numbers(given)
         _ = self.datamodule.pipeline  # refuses a decoder that does not work, before there is a folder
         self.run_dir = self._lock_run_dir()
-        first_step = self._first_step()
+        continued = any(self.run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt"))
+        first_step = (self.checkpoint_step or 0) if continued else 0  # a new run may start from another's checkpoint
         run = plugins.Run(config, given, self.run_dir, self.datamodule, self.model, first_step, self.program)
         config.ckpt_path = None  # the run's configuration does not say where it was resumed from
         kwargs["default_root_dir"] = self.run_dir
-        if self.lock:
-            callbacks.append(self.lock)
+        callbacks: list[Callback] = [self.lock] if self.lock else []
         if not given.fast_dev_run:
             self.datamodule.unreadable_path = self.run_dir / rundir.UNREADABLE
             self.datamodule.validation_path = self.run_dir / rundir.VALIDATION
@@ -372,22 +364,12 @@ class CaiTCLI(LightningCLI):
         callbacks.append(UnreadableReport(self.datamodule))
         callbacks += [callback for make in plugins.of_kind("step_callbacks") for callback in make(self.datamodule)]
         if given.enable_checkpointing is not False and not given.fast_dev_run:
-            callbacks += self._checkpoints(run, kwargs)
+            folder = self.run_dir / rundir.CHECKPOINTS
+            writers = [writer for make in plugins.of_kind("checkpoint_io") if (writer := make(run))]
+            kwargs["plugins"] += writers or [DurableCheckpointIO()]
+            callbacks.append(BestCheckpoint(folder, config.best_metric, config.best_mode))
+            callbacks.append(LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes))
         return callbacks
-
-    def _checkpoints(self, run: plugins.Run, kwargs: dict[str, Any]) -> list[Callback]:
-        config, folder = run.config, run.folder / rundir.CHECKPOINTS
-        writers = [writer for make in plugins.of_kind("checkpoint_io") if (writer := make(run))]
-        kwargs["plugins"] = [*_listed(run.trainer.plugins), *(writers or [DurableCheckpointIO()])]
-        return [
-            BestCheckpoint(folder, config.best_metric, config.best_mode),
-            LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes),
-        ]
-
-    def _first_step(self) -> int:
-        """Steps of this run that the checkpoint has done; 0 in a new run, whatever checkpoint it starts from."""
-        continued = any(self.run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt"))
-        return (self.checkpoint_step or 0) if continued else 0
 
 
 def drive(kind: Callable[..., CaiTCLI], arguments: list[str], program: Program, *more: Any) -> None:

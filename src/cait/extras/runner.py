@@ -53,10 +53,11 @@ class Runner:
             arguments = ["fit", *settings, f"--trainer.default_root_dir={folder.parent}", f"--run_name={folder.name}"]
         if self.stopped.is_set():
             return -signal.SIGTERM
+        program = [self.program.script] if self.program.script else ["-m", "cait"]
         with (folder / OUTPUT).open("ab") as output:
             # In a group of its own: Ctrl-C is for this process, which then ends the runs.
             process = subprocess.Popen(
-                [*self.program.words(), *arguments],
+                [sys.executable, *program, *arguments],
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **variables},

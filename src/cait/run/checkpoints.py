@@ -15,7 +15,6 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 from cait import ckpt, disk
-from cait.disk import scratch
 from cait.errors import UserError
 from cait.run.rundir import BEST, LAST, PREVIOUS
 from cait.run.signals import StopSignals
@@ -34,7 +33,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """`storage_options` may be {"previous": file}: the checkpoint that was at `path` is kept there."""
         path = Path(path)
-        beside = scratch(path)
+        beside = disk.scratch(path)
         previous = (storage_options or {}).get("previous")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,16 +115,12 @@ class LastCheckpoint(Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last_step = trainer.global_step
         self._last_save = time.monotonic()
-        if trainer.is_global_zero:
-            self._drop_damaged(trainer.ckpt_path)
+        start, last, previous = trainer.ckpt_path, self.folder / LAST, self.folder / PREVIOUS
+        resumes_previous = start is not None and Path(start).resolve() == previous.resolve()
+        if trainer.is_global_zero and resumes_previous and not is_whole(last):
+            disk.remove(last)  # else the next save would put it in the place of previous.ckpt, the only whole one
         self.signals.watch(trainer)
         self._log_before_saving(trainer)
-
-    def _drop_damaged(self, start: Any) -> None:
-        """Remove a damaged last.ckpt: the next save would put it in the place of previous.ckpt, the only whole one."""
-        resumed = start is not None and Path(start).resolve() == (self.folder / PREVIOUS).resolve()
-        if resumed and not is_whole(self.folder / LAST):
-            disk.remove(self.folder / LAST)
 
     def _log_before_saving(self, trainer: Trainer) -> None:
         # Lightning logs a step's metrics after on_train_batch_end. A kill between the two would lose them, because

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,7 +103,3 @@ class Program:
         if self.script:
             return f"python {self.script} {verb} {name} {options}".rstrip()
         return f"make {verb} RUN={name}" + (f' ARGS="{options}"' if options else "")
-
-    def words(self) -> list[str]:
-        """The words that start this program again in a process of its own; a verb follows."""
-        return [sys.executable, *([self.script] if self.script else ["-m", "cait"])]

@@ -275,19 +275,24 @@ class CaiTModule(LightningModule):
             raise UserError("the cosine needs an end: set --trainer.max_epochs or --trainer.max_steps")
         if trainer.train_dataloader is None:  # if max_epochs is -1, Lightning has not counted an epoch's batches
             trainer.fit_loop.setup_data()
-        warmup_steps, peak = 0, schedule.lr
+        warmup_steps = 0
         if schedule.warmup_epochs:
             if not math.isfinite(batches := trainer.num_training_batches):
                 raise UserError("the warm-up counts epochs, and the loader has no length: set limit_train_batches")
             warmup_steps = round(schedule.warmup_epochs * math.ceil(batches / accumulated))
-        if schedule.lr_base_size is not None:
-            loader: Any = trainer.train_dataloader
-            batch = loader.batch_size or loader.batch_sampler.batch_size
-            peak *= batch * trainer.world_size * accumulated / schedule.lr_base_size
-        optimizer = self.optimizer_settings.build(self.model, peak)
+        optimizer = self.optimizer_settings.build(self.model, self.peak_lr())
         rates = dict(warmup_lr=schedule.warmup_lr, min_lr=schedule.min_lr)
         scheduler = warmup_cosine(optimizer, warmup_steps=warmup_steps, total_steps=int(total_steps), **rates)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def peak_lr(self) -> float:
+        """The highest rate: `lr`, which counts for `lr_base_size` images a step if that is set."""
+        trainer, schedule = self.trainer, self.schedule
+        if schedule.lr_base_size is None:
+            return schedule.lr
+        loader: Any = trainer.train_dataloader
+        batch = (loader.batch_size or loader.batch_sampler.batch_size) * trainer.world_size
+        return schedule.lr * batch * trainer.accumulate_grad_batches / schedule.lr_base_size
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse another network's weights; let this run's optimizer settings win, as its schedule does."""

@@ -45,8 +45,7 @@ def find_lr(arguments: list[str], program: Program) -> None:
         if rate is None:
             raise UserError("too few steps had a finite loss for a suggestion; lower --max_lr")
         # The module multiplies --model.lr by this.
-        base = cli.model.schedule.lr_base_size
-        factor = 1 if base is None else cli.model._global_batch() / base
+        factor = cli.model.peak_lr() / cli.model.schedule.lr
         scaled = "" if factor == 1 else f", which is --model.lr {rate / factor:.2g} for this batch"
         print(f"the loss falls fastest at a rate of {rate:.2g}{scaled}; look at the figure, then train with")
         print(f'  ARGS="--model.lr {rate / factor:.2g}"')
@@ -89,11 +88,7 @@ def _tune(settings: list[str], tune: Callable[[CaiTCLI, Any], None], program: Pr
         def fit(self, *_: Any, **__: Any) -> None:
             for package in ("lightning.pytorch", "lightning.fabric"):
                 logging.getLogger(package).setLevel(logging.WARNING)
-            try:
-                tune(self, Tuner(self.trainer))
-            finally:
-                if self.lock:
-                    self.lock.release()
+            tune(self, Tuner(self.trainer))
 
     with tempfile.TemporaryDirectory(prefix="cait-find-") as folder:
         unwanted = ["logger", "enable_checkpointing", "enable_model_summary", "enable_progress_bar"]

@@ -66,8 +66,9 @@ class ReplayCLI(CaiTCLI):
         if self.asked.data_only:
             self.parser.add_instantiator(_no_network, self._model_class, subclasses=self.subclass_mode_model)
 
-    def _trainer(self, **kwargs: Any) -> Trainer:
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         given = self.config_init.fit.trainer
+        self.datamodule.check_channels((self.model.hparams.get("fields") or {}).get("in_chans", 3))
         self.save_config_callback = None
         kwargs |= dict(default_root_dir=self.asked.output, enable_checkpointing=False, enable_progress_bar=False)
         kwargs |= dict(enable_model_summary=False, profiler=None, max_time=None, min_epochs=None, min_steps=None)

@@ -89,7 +89,7 @@ class Bucket:
         bucket, _, key = place.partition("/")
         part = f"bytes={start}-{'' if size is None else start + size - 1}"
         try:
-            answer = client(os.getpid(), scheme, attempts).get_object(Bucket=bucket, Key=key, Range=part)
+            answer = client(os.getpid(), endpoint(scheme), attempts).get_object(Bucket=bucket, Key=key, Range=part)
             return answer["Body"].read()
         except ImportError as error:
             raise UserError(f"{address} is read by boto3: .venv/bin/pip install --editable '.[stream]'") from error
@@ -143,13 +143,17 @@ def _cached(path: Path, start: int, size: int) -> bytes | None:
     return data if len(data) == size else None
 
 
+def endpoint(scheme: str) -> str | None:
+    """The address that serves buckets; None is Amazon's."""
+    return os.environ.get("AWS_ENDPOINT_URL") or (GOOGLE if scheme == "gs" else None)
+
+
 @cache
-def client(process: int, scheme: str, attempts: int) -> Any:
+def client(process: int, endpoint_url: str | None, attempts: int) -> Any:
     """A client of S3, or of Google's buckets, which speak its language too; each process has its own."""
     import boto3
     from botocore.config import Config
 
     retries: Any = {"total_max_attempts": attempts, "mode": "standard"}
     config = Config(retries=retries, connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS)
-    endpoint = os.environ.get("AWS_ENDPOINT_URL") or GOOGLE if scheme == "gs" else None  # None is boto3's own
-    return boto3.Session().client("s3", config=config, endpoint_url=endpoint)
+    return boto3.Session().client("s3", config=config, endpoint_url=endpoint_url)

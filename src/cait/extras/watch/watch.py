@@ -183,7 +183,8 @@ class Watch:
         now = _within(PATIENCE, self._read)
         if now is None:
             return f"process 0 has ended or does not answer; {ADVICE}"
-        lost = [rank for rank, beat in now.items() if beat != "done" and before.get(rank) == beat]
+        # One that stopped in its first second has given no sign, before and now.
+        lost = [rank for rank in range(self.place.size) if now.get(rank) == before.get(rank) != "done"]
         if lost:
             return f"{self._names(lost, now)}: no answer; {ADVICE}"
         steps = {rank: int(beat.split()[1]) for rank, beat in now.items() if beat != "done"}
@@ -194,7 +195,7 @@ class Watch:
         return f"the connection between the processes broke: {what}"
 
     def _names(self, ranks: list[int], beats: dict[int, str]) -> str:
-        hosts = {rank: beats[rank].split()[2:] for rank in ranks} | {0: self._process_0.split()[1:]}
+        hosts = {rank: beats.get(rank, "").split()[2:] for rank in ranks} | {0: self._process_0.split()[1:]}
         return ", ".join(" on ".join([f"process {rank}", *hosts[rank]]) for rank in ranks[:8])
 
     def _report(self, text: str, status: int = 1) -> bool:

@@ -330,8 +330,8 @@ def test_googles_buckets_are_read_in_the_language_of_s3(
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     bucket.client.cache_clear()
     try:
-        assert bucket.client(0, "gs", 1).meta.endpoint_url == "https://storage.googleapis.com"
-        assert "amazonaws.com" in bucket.client(0, "s3", 1).meta.endpoint_url
+        assert bucket.client(0, bucket.endpoint("gs"), 1).meta.endpoint_url == "https://storage.googleapis.com"
+        assert "amazonaws.com" in bucket.client(0, bucket.endpoint("s3"), 1).meta.endpoint_url
     finally:
         bucket.client.cache_clear()
 
