@@ -74,17 +74,15 @@ def evaluate(arguments: list[str], program: Program) -> None:
     else:
         folder, given = split_run("eval", given)
         settings = [*_settings_of(folder, given), *given]
-    from cait.cli.lightning import CaiTCLI, drive
+    from cait.cli.lightning import CaiTCLI
     from cait.guards import trust
 
     class ScoringCLI(CaiTCLI):
-        configuration = CaiTCLI.plain_configuration
-
         def validate(self, **arguments: Any) -> None:
             Scoring(self).run(arguments)
 
     with trust.only_known(settings, given, trusted, builds=False) as configs:
-        drive(ScoringCLI, ["validate", *settings], program, configs)
+        ScoringCLI(["validate", *settings], program, configs)
 
 
 def _usage() -> str:

@@ -30,9 +30,9 @@ def fit(arguments: list[str], program: Program) -> None:
         arguments = ["--help"]
     check_one_name(arguments)
     settings = replaced("fit", arguments, program)
-    from cait.cli.lightning import CaiTCLI, drive
+    from cait.cli.lightning import CaiTCLI
 
-    drive(CaiTCLI, ["fit", *settings], program)
+    CaiTCLI(["fit", *settings], program)
 
 
 def resume(arguments: list[str], program: Program) -> None:
@@ -42,29 +42,30 @@ def resume(arguments: list[str], program: Program) -> None:
         return
     trusted, given = split_trust(arguments)
     try:
-        arguments = _continue(*split_run("resume", given))
+        arguments = _continue(*split_run("resume", given), program)
     except UserError as error:
         if program.processes.several():
             raise UserError(f"{error}; all nodes must share {rundir.LOGS}/") from error
         raise
-    from cait.cli.lightning import CaiTCLI, drive
+    from cait.cli.lightning import CaiTCLI
     from cait.guards import trust
 
     first = program.processes.of_first
     with trust.only_known(arguments, given, trusted, builds=True, of_first=first) as configs:
-        drive(CaiTCLI, arguments, program, configs)
+        CaiTCLI(arguments, program, configs)
 
 
-def _continue(folder: Path, overrides: list[str]) -> list[str]:
+def _continue(folder: Path, overrides: list[str], program: Program) -> list[str]:
     """The arguments of `fit` that continue a run."""
     # The folder may have been moved or renamed since its configuration was written.
     place = ["--trainer.default_root_dir", str(folder.parent), "--run_name", folder.name]
     if not any(override.split("=")[0] == "--ckpt_path" for override in overrides):
         from cait.run.checkpoints import newest_whole
 
-        last = newest_whole(folder / rundir.CHECKPOINTS)
-        if last is None:
+        # One process reads the checksums; it alone decides.
+        last = program.processes.of_first(lambda: str(newest_whole(folder / rundir.CHECKPOINTS) or ""))
+        if not last:
             raise UserError(f"nothing to resume: {folder} has no checkpoint yet; start it with `make train`")
-        place += ["--ckpt_path", str(last)]
+        place += ["--ckpt_path", last]
         sys.argv += place[-2:]  # the processes that Lightning starts continue from the same one
     return ["fit", "--config", str(rundir.config(folder)), *place, *overrides]

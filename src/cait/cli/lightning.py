@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,9 @@ class CaiTCLI(LightningCLI):
         arguments: a verb of LightningCLI and its options.
         program: what `cait` was started with.
         configs: the configurations of a verb that takes a run, read once.
+
+    Raises:
+        UserError: bad input, or a setting that Lightning refuses.
     """
 
     lock: RunLock | None = None
@@ -87,6 +90,7 @@ class CaiTCLI(LightningCLI):
     checkpoint_step: int | None = None
     _not_made: str | None = None
 
+    @failures.in_one_line()
     def __init__(
         self, arguments: list[str], program: Program, configs: Mapping[Path, SavedConfig] | None = None
     ) -> None:
@@ -189,36 +193,19 @@ class CaiTCLI(LightningCLI):
         Raises:
             UserError: it is no configuration.
         """
-        found = self.configs.get(path)
-        text = found.text if found else configurations.read_text(path)
-        if path.name != rundir.CONFIG:
-            configurations.check_config(path, text)
+        found = self.configs.get(path) or configurations.read(path)
+        if path.name != rundir.CONFIG and found.limit is None:
+            configurations.check_config(path, found.text)
             return None
         from cait.cli import saved
 
-        known, strategies = self._known(), {"auto", *StrategyRegistry, *plugins.merged("STRATEGIES")}
-        config, left_out = saved.without_absent(saved.read(path, text), known, strategies)
-        if left_out:
-            rank_zero_info(f"{path}: left out {', '.join(left_out)}, because no extra that is here takes them")
-        if found and found.given is not None:
-            from cait.guards import trust
-
-            config, personal = trust.as_data(config, path, found.given, known)
-            if personal:
-                rank_zero_info(f"{path}: left out {', '.join(personal)}; on the command line they count")
-        return config
-
-    def plain_configuration(self, path: Path) -> dict[str, Any]:
-        """What `configuration` gives, without settings that build an object or write elsewhere."""
-        from cait.cli import saved
-        from cait.guards import trust
-
-        found = self.configs.get(path)
-        config = CaiTCLI.configuration(self, path) or saved.read(path, found and found.text)
-        kept, left_out = trust.plain(config, own=found is not None and found.own)
-        if left_out:
-            rank_zero_info(f"{path}: left out {', '.join(left_out)}; on the command line they count")
-        return kept
+        config, known = saved.read(path, found.text), self._known()
+        if path.name == rundir.CONFIG:
+            strategies = {"auto", *StrategyRegistry, *plugins.merged("STRATEGIES")}
+            config, left_out = saved.without_absent(config, known, strategies)
+            if left_out:
+                rank_zero_info(f"{path}: left out {', '.join(left_out)}, because no extra that is here takes them")
+        return found.limit(config, known) if found.limit else config
 
     def _parse_ckpt_path(self) -> None:
         if self.config.subcommand == "fit":
@@ -245,8 +232,8 @@ class CaiTCLI(LightningCLI):
         config = self.config.fit
         restarts = self.processes.agree(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))  # each node counts its own
         if any(map(int, restarts)) and config.ckpt_path is None and not config.trainer.fast_dev_run:
-            last = newest_whole(self._name_run() / rundir.CHECKPOINTS)
-            config.ckpt_path = str(last) if last else None
+            folder = self._name_run() / rundir.CHECKPOINTS
+            config.ckpt_path = self.processes.of_first(lambda: str(newest_whole(folder) or "")) or None
 
     def _name_run(self) -> Path:
         """The run's folder. It is made now if the run has no name."""
@@ -370,16 +357,6 @@ class CaiTCLI(LightningCLI):
             callbacks.append(BestCheckpoint(folder, config.best_metric, config.best_mode))
             callbacks.append(LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes))
         return callbacks
-
-
-def drive(kind: Callable[..., CaiTCLI], arguments: list[str], program: Program, *more: Any) -> None:
-    """Run a verb of LightningCLI with its options; `more` is what else the `kind` takes.
-
-    Raises:
-        UserError: bad input, or a setting that Lightning refuses.
-    """
-    with failures.in_one_line():
-        kind(arguments, program, *more)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from cait import plugins
+from cait import plugins, signature
 from cait.errors import UserError, one_line, printable
 
 LINKED = {
@@ -28,8 +28,8 @@ class SavedConfig(NamedTuple):
     text: str
     own: bool
     """Whether this account has signed it."""
-    given: Sequence[str] | None = None
-    """What the user typed beside it, if it is a stranger's, which `cait.guards.trust.as_data` limits; else None."""
+    limit: Callable[[Mapping[str, Any], Collection[str]], dict[str, Any]] | None = None
+    """Called with its settings and the names of all that there are; returns those that may be used."""
 
 
 _NEGATIVE = re.compile(r"-\.?\d[\d_]*\.?\d*(e[+-]?\d+)?", re.IGNORECASE)
@@ -82,6 +82,12 @@ def is_overlay(path: Path) -> bool:
         return False
     added = {setting.name for setting in plugins.settings()}
     return isinstance(content, dict) and bool(content.keys() & added) and content.keys() <= added | {"trainer"}
+
+
+def read(path: Path) -> SavedConfig:
+    """Read a configuration, once. Raises UserError if it is no text."""
+    text = read_text(path)
+    return SavedConfig(text, signature.is_own(path, text))
 
 
 def read_text(path: Path) -> str:

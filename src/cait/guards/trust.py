@@ -8,16 +8,18 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import set_parsing_settings
 from jsonargparse._common import parsing_settings
+from lightning.pytorch.utilities import rank_zero_info
 
 from cait import plugins, references, signature
 from cait.errors import UserError
-from cait.guards.configurations import SavedConfig, config_files, read_text
+from cait.guards.configurations import SavedConfig, config_files, read
 from cait.run import rundir
 from cait.train.ema import EMA
 
@@ -94,8 +96,8 @@ def only_known(
         The configurations, as they were read.
     """
     files = config_files(settings)
-    read = json.loads(of_first(lambda: json.dumps([_read(path) for path in files])))
-    configs = {path: SavedConfig(text, own or trusted) for path, (text, own) in zip(files, read, strict=True)}
+    found = json.loads(of_first(lambda: json.dumps([read(path) for path in files])))
+    configs = {path: SavedConfig(text, own or trusted) for path, (text, own, _) in zip(files, found, strict=True)}
     run, *others = files or [Path()]
     own = trusted or bool(files and configs[run].own)
     if not own and run.name == rundir.CONFIG:
@@ -106,17 +108,14 @@ def only_known(
         if not builds:
             limits.enter_context(only_importing(named(given), "the configuration", "give it on the command line"))
         elif not own:
-            configs[run] = configs[run]._replace(given=given)
             paths = [*PLAIN_CLASSES, *CLASS_PATH.findall(" ".join(typed))]
             limits.enter_context(only_importing(paths, str(run), REMEDY))
         if not trusted:
             limits.enter_context(only_objects([*typed, configs[run].text if own else ""]))
+        for path in files if not builds else [] if own else [run]:
+            limit = partial(as_data, path=path, given=given, own=configs[path].own, builds=builds)
+            configs[path] = configs[path]._replace(limit=limit)
         yield configs
-
-
-def _read(path: Path) -> tuple[str, bool]:
-    text = read_text(path)
-    return text, signature.is_own(path, text)
 
 
 @contextlib.contextmanager
@@ -148,54 +147,68 @@ def refuse_links(folder: Path) -> None:
 
 
 def as_data(
-    config: Mapping[str, Any], path: Path, given: Sequence[str], known: Collection[str]
-) -> tuple[dict[str, Any], list[str]]:
-    """(a stranger's settings, none of which runs code; names of those left out that were set)
+    config: Mapping[str, Any], known: Collection[str], path: Path, given: Sequence[str], own: bool, builds: bool
+) -> dict[str, Any]:
+    """The settings of a run that a verb may use; a line says which are left out.
 
-    Left out are the settings of `PERSONAL`, and those that the user gives in their place.
+    Left out are the settings that the user gives in their place, those of `PERSONAL`, and the Trainer's classes if the
+    verb builds none.
 
     Args:
         config: as the file `path` holds it.
-        given: what the user typed; what it names may be named by the run too.
         known: every setting and group of settings, as "model" and "model.lr".
+        given: what the user typed; what it names may be named by the run too.
+        own: whether this account has signed the configuration, or the user trusts it: then it may name code.
+        builds: whether the verb builds the Trainer's classes.
 
     Raises:
-        UserError: a setting names code.
+        UserError: a setting of a stranger's run names code.
     """
     words = " ".join(given)
     allowed = {*PLAIN_CLASSES, *CLASS_PATH.findall(words), *references.paths_in(words), *_public()}
     replaced = {word.split("=")[0].removeprefix("--") for word in given if word.startswith("--")}
-    dropped = {*PERSONAL, *plugins.personal()}
+    dropped = {*PERSONAL, *(set() if own else plugins.personal())}
     left_out: list[str] = []
 
     def kept(values: Mapping[Any, Any], group: str = "") -> dict[Any, Any]:
         settings = {}
         for key, value in values.items():
             name = f"{group}{key}"
-            if name in replaced | dropped:
+            if name in replaced | dropped or (not builds and _builds(name, value)):
                 left_out.extend([name] * bool(value and name not in replaced))
-            elif not SETTING.fullmatch(name) or name == "config" or key == "class_path":
-                raise UserError(f"{path} holds {name!r}, which no run writes there: {REMEDY}")
-            elif not group and any(setting.startswith(f"{name}.") for setting in known):
-                if not isinstance(value, dict | None):  # a file, which brings other settings
-                    raise UserError(f"{path} holds {value!r} as {name}, which no run writes there: {REMEDY}")
-                settings[key] = kept(value or {}, f"{name}.")
-            elif code := [found for found in _code(name, value) if found not in allowed]:
+            elif not group and isinstance(value, dict) and any(setting.startswith(f"{name}.") for setting in known):
+                settings[key] = kept(value, f"{name}.")
+            elif not own and (code := [found for found in _code(name, value, known) if found not in allowed]):
                 raise UserError(f"{path} names {code[0]}, code that may do anything: {REMEDY}")
             else:
                 settings[key] = value
         return settings
 
-    return kept(config), left_out
+    settings = kept(config)
+    if left_out:
+        rank_zero_info(f"{path}: left out {', '.join(left_out)}; on the command line they count")
+    return settings
 
 
-def _code(name: str, value: Any) -> Iterator[str]:
-    """What would be imported or built for a setting, at any depth."""
+def _builds(name: str, value: Any) -> bool:
+    """Whether a setting makes the Trainer build a class: not if it is one of Lightning's words, such as "ddp"."""
     group, _, setting = name.partition(".")
-    if group == "trainer" and setting in BUILT and value and not _is_word(setting, value):
+    is_word = setting in ("accelerator", "strategy") and isinstance(value, str) and re.fullmatch(r"[\w-]+", value)
+    return group == "trainer" and setting in BUILT and not is_word
+
+
+def _code(name: str, value: Any, known: Collection[str]) -> Iterator[str]:
+    """What would be imported, built or read as further settings for a setting, at any depth."""
+    if (
+        name == "config"
+        or not SETTING.fullmatch(name)
+        or (value and any(each.startswith(f"{name}.") for each in known))
+    ):
+        yield f"{name}: {value}"
+    if value and _builds(name, value):
         yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str))
         yield from CLASS_PATH.findall(str(value))
-    for part in _parts(value):
+    for part in _parts({name.rpartition(".")[2]: value}):
         if isinstance(part, dict) and "class_path" in part:
             yield str(part["class_path"])
         elif isinstance(part, str) and references.is_path(part):
@@ -225,27 +238,3 @@ def named(arguments: Sequence[str]) -> list[str]:
     pairs = pairwise([*arguments, ""])
     values = [argument.partition("=")[2] or following for argument, following in pairs if option.match(argument)]
     return CLASS_PATH.findall(" ".join(values))
-
-
-def plain(config: dict[str, Any], own: bool) -> tuple[dict[str, Any], list[str]]:
-    """(the settings that build no object, write nothing elsewhere and unpickle nothing, names of those left out)
-
-    Args:
-        own: whether this account has signed them, or the user trusts them.
-    """
-    trainer = config.get("trainer")
-    trainer = trainer if isinstance(trainer, dict) else {}
-    built = {name: trainer[name] for name in BUILT if name in trainer and not _is_word(name, trainer[name])}
-    kept = {name: value for name, value in config.items() if name not in PERSONAL}
-    if trainer:
-        kept["trainer"] = {name: value for name, value in trainer.items() if name not in built}
-    left_out = [f"trainer.{name}" for name, value in built.items() if value] + ["output"] * bool(config.get("output"))
-    if not own and isinstance(data := kept.get("data"), dict):
-        kept["data"] = {name: value for name, value in data.items() if f"data.{name}" not in plugins.personal()}
-        left_out += [f"data.{name}" for name, value in data.items() if name not in kept["data"] and value]
-    return kept, left_out
-
-
-def _is_word(name: str, value: Any) -> bool:
-    """Whether a setting of the Trainer is the name of one of Lightning's accelerators or strategies."""
-    return name in ("accelerator", "strategy") and isinstance(value, str) and bool(re.fullmatch(r"[\w-]+", value))

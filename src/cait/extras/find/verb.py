@@ -82,7 +82,7 @@ def _tune(settings: list[str], tune: Callable[[CaiTCLI, Any], None], program: Pr
         os.environ.setdefault("TQDM_DISABLE", "1")
     from lightning.pytorch.tuner import Tuner
 
-    from cait.cli.lightning import CaiTCLI, drive
+    from cait.cli.lightning import CaiTCLI
 
     class Tuning(CaiTCLI):
         def fit(self, *_: Any, **__: Any) -> None:
@@ -95,7 +95,7 @@ def _tune(settings: list[str], tune: Callable[[CaiTCLI, Any], None], program: Pr
         # The tuner restores a checkpoint of another batch, which a run would refuse.
         place = [f"--trainer.default_root_dir={folder}", "--run_name=find", "--data.check_resume=false"]
         off = [f"--trainer.{name}=false" for name in unwanted]
-        drive(Tuning, ["fit", *replaced("fit", settings, program), *off, *place], program)
+        Tuning(["fit", *replaced("fit", settings, program), *off, *place], program)
 
 
 def _corrected(losses: list[float], beta: float = 0.98) -> list[float]:

@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -48,9 +47,6 @@ class ReplayCLI(CaiTCLI):
         self.asked = asked
         self.steps = range(asked.step, asked.step + asked.count)
         super().__init__(*arguments)
-
-    def configuration(self, path: Path) -> dict[str, Any] | None:
-        return self.plain_configuration(path) if self.asked.data_only else super().configuration(path)
 
     def parse_arguments(self, *arguments: Any) -> None:
         super().parse_arguments(*arguments)

@@ -8,7 +8,6 @@ import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +112,8 @@ def _duplicate(path: Any, copy: Any) -> None:
 
 
 def _run(asked: Namespace, settings: list[str], given: list[str], trusted: bool, program: Program) -> None:
-    from cait.cli.lightning import drive
     from cait.extras.replay.retraining import ReplayCLI
     from cait.guards import trust
 
     with trust.only_known(settings, given, trusted, builds=not asked.data_only) as configs:
-        drive(partial(ReplayCLI, asked), ["fit", *settings], program, configs)
+        ReplayCLI(asked, ["fit", *settings], program, configs)

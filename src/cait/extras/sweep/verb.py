@@ -73,12 +73,12 @@ def check_values(search: SearchSpace, program: Program) -> None:
     Raises:
         UserError: `fit` refuses one.
     """
-    from cait.cli.lightning import CaiTCLI, drive
+    from cait.cli.lightning import CaiTCLI
 
     for name, value, arguments in search.probes():
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-                drive(CaiTCLI, ["fit", *arguments, "--print_config"], program)
+                CaiTCLI(["fit", *arguments, "--print_config"], program)
         except UserError as error:
             raise UserError(f"{search.path}: with {name}: {value}: {error}") from error
 

@@ -57,6 +57,29 @@ def test_a_node_that_does_not_see_the_run_ends_the_resume_of_all(tmp_path: Path,
 
 
 @pytest.mark.slow
+def test_the_first_process_alone_needs_the_key_that_signed_the_run(tmp_path: Path, digits_root: Path) -> None:
+    link_digits(tmp_path, digits_root)
+    (tmp_path / "own_net.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, img_size, num_classes):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(3 * img_size ** 2, num_classes))\n"
+    )
+    settings = [*ENDLESS, "--model.name=own_net:Net", "--model.fields=null", "--trainer.limit_val_batches=1"]
+    alone = ["--trainer.devices=1", "--data.batch_size=64", "--trainer.max_steps=2", "--run_name=own"]
+    job = start(tmp_path, "fit", *settings, *alone, env=environment() | {"XDG_CONFIG_HOME": str(tmp_path / "home0")})
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 0, output
+    script = tmp_path / "homes.sh"
+    script.write_text(f'XDG_CONFIG_HOME={tmp_path}/home$RANK exec {sys.executable} "$@"\n')
+    command = (*torchrun("--standalone", "--no_python"), "bash", str(script))
+    again = start(tmp_path, "resume", "own", *TWO, "--trainer.max_steps=4", command=command)
+    output = again.communicate(timeout=LIMIT)[0]
+    assert again.returncode == 0, output
+    assert checkpoint(tmp_path / "logs/own")["global_step"] == 4
+
+
+@pytest.mark.slow
 def test_both_tasks_of_slurm_end_if_the_name_of_the_run_is_taken(tmp_path: Path, digits_root: Path) -> None:
     link_digits(tmp_path, digits_root)
     (tmp_path / "logs/cut/checkpoints").mkdir(parents=True)
