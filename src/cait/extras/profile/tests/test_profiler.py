@@ -29,7 +29,7 @@ def test_a_run_gets_a_table_and_a_trace(path: str, cait: Cait, tmp_path: Path) -
         saved = yaml.safe_load(config.read_text())
         saved["trainer"]["profiler"] = {"class_path": EARLIER, "init_args": {"steps": 2, "row_limit": 50}}
         config.write_text(yaml.safe_dump(saved))
-        done = cait("resume", "run", "--trainer.max_steps=8", "--data.num_workers=0")
+        done = cait("resume", "run", "--trainer.max_steps=8", "--data.num_workers=0", "--trust-config")  # it was edited
         assert TODAY in config.read_text()
         assert EARLIER not in config.read_text()
     assert done.returncode == 0, done.stderr
