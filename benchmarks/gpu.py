@@ -1,11 +1,12 @@
-"""Everything that wants a GPU, in three stages of under nine minutes each, into one folder and one archive.
+"""Everything that wants a GPU, in four stages of under nine minutes each, into one folder and one archive.
 
-    python benchmarks/gpu.py [--stage tests kernels steps] [--out FOLDER] [--dry]
+    python benchmarks/gpu.py [--stage choice tests kernels steps] [--out FOLDER] [--dry]
 
-"tests" holds the kernels against the reference, "kernels" times a layer by every backend and tunes the
-tiles, "steps" times whole training steps with them beside timm's. Needs torch, timm and pytest alone; run
-`benchmarks/gpu.ipynb` where there is a notebook and no shell. `--dry` runs the same commands without a
-GPU, on small shapes under Triton's interpreter: it shows that they run, its figures mean nothing.
+"choice" says in under four minutes which attention is the fastest for each of the ten models. "tests" holds the
+kernels against the reference, "kernels" times a layer by every backend and tunes the tiles, "steps" times whole
+training steps with them beside timm's. Needs torch, timm, lightning and pytest; run `benchmarks/gpu.ipynb` where there
+is a notebook and no shell. `--dry` runs the same commands without a GPU, on small shapes under Triton's interpreter: it
+shows that they run, its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import torch
 from report import REPO, file_name
 
 SECONDS = 500
-TESTS = ["tests/test_fused.py", "tests/test_model.py", "tests/test_gpu.py"]
+FUSED = "src/cait/extras/fused/tests/test_fused.py"
+TESTS = [FUSED, "tests/model/test_model.py", "tests/test_gpu.py"]
 BACKENDS = ["fused", "recompute", "reference"]
 
 
@@ -33,12 +35,15 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
     """The commands of each stage with the seconds that each may take at most, the most wanted first."""
     files, tilings = ["--out", str(out)], out / "tilings.json"
     spread = ["-n", "12"] if importlib.util.find_spec("xdist") and not dry else []
+    choice, lines = "benchmarks/attention_choice.py", ["--out", str(out / "choice.md")]
     kernel, step, profile = "benchmarks/kernel.py", "benchmarks/step.py", "benchmarks/profile_step.py"
     tax = ["benchmarks/tax.py", "--tilings", str(tilings), "--backend", *BACKENDS[: 1 if dry else 3], *files]
     tuned = ["--tilings", str(tilings), *files]
     if dry:
         tiny = ["--batch", "1", "--rounds", "1"]
+        small = ["--models", "xxs24", "--sizes", "32", "--batch", "1", "--dtype", "float16"]
         return {
+            "choice": [(300, [choice, *small, *lines])],
             "tests": [(300, ["-m", "pytest", *TESTS, "-k", "bits_twice or no_image or gpu"])],
             "kernels": [
                 (300, [kernel, "--shapes", "2x20", *tiny, "--backends", *BACKENDS, "timm", "sdpa", *files]),
@@ -55,9 +60,10 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
     if not importlib.util.find_spec("jsonargparse"):
         torture = []
     return {
+        "choice": [(230, [choice, *lines]), (230, [choice, "--compile", *lines])],
         "tests": [
             (300, ["-m", "pytest", *spread, "-m", "", "-k", "not 16-", *TESTS]),
-            (170, ["-m", "pytest", *spread, "-m", "", "-k", "16-", "tests/test_fused.py"]),
+            (170, ["-m", "pytest", *spread, "-m", "", "-k", "16-", FUSED]),
             *torture,
         ],
         "kernels": [
@@ -104,7 +110,7 @@ def run(command: list[str], seconds: float, environment: dict[str, str], log: Te
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = ["tests", "kernels", "steps"]
+    names = ["choice", "tests", "kernels", "steps"]
     parser.add_argument("--stage", nargs="+", default=names, choices=names)
     parser.add_argument("--out", type=Path, help="folder for the results; the archive is put beside it")
     parser.add_argument("--dry", action="store_true", help="without a GPU, on small shapes")

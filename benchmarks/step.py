@@ -89,6 +89,14 @@ def optimizer_of(model: nn.Module, which: str) -> torch.optim.Optimizer:
 def stepper(case: Case, which: str, batch: int) -> dict[str, Callable[[], Any]]:
     """Calls for a forward pass in evaluation and for a whole training step."""
     model = case.build(which)
+
+    def autocast() -> Any:
+        return torch.autocast(DEVICE, dtype=case.dtype, enabled=case.dtype != torch.float32)
+
+    if DEVICE == "cuda" and which == "ours":
+        from cait.extras.fused.choice import settle
+
+        settle(model, DEVICE, case.dtype, batch, case.compiled, context=autocast)
     if case.compiled and which == "ours":
         model.compile_blocks()
     elif case.compiled:
@@ -98,9 +106,6 @@ def stepper(case: Case, which: str, batch: int) -> dict[str, Callable[[], Any]]:
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch, 3, case.img_size, case.img_size, generator=generator).to(DEVICE)
     targets = torch.rand(batch, 1000, generator=generator).softmax(dim=1).to(DEVICE)
-
-    def autocast() -> Any:
-        return torch.autocast(DEVICE, dtype=case.dtype, enabled=case.dtype != torch.float32)
 
     def forward() -> Tensor:
         model.eval()

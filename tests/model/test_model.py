@@ -15,7 +15,7 @@ from cait import plugins
 from cait.errors import UserError
 from cait.model.config import VARIANTS
 from cait.model.residual import DropPath, draw_samples, scaled_linear
-from cait.model.talking_heads import Backends
+from cait.model.talking_heads import Backends, Shape
 
 # Parameters at 224 with 1,000 classes, as measured on the released code.
 PARAMETERS = {
@@ -261,16 +261,12 @@ def test_a_small_gamma_does_not_vanish_in_float16() -> None:
 
 
 class SlowBackend:
-    """What an extra may add: it counts how often it is asked."""
+    """What an extra may add."""
 
-    asked = 0
+    everywhere = False
 
-    def refusal(self, device: torch.device, dtype: torch.dtype, heads: int) -> str | None:
-        return "at least 2 heads" if heads < 2 else None
-
-    def rank(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> int:
-        SlowBackend.asked += 1
-        return int(N > 4)
+    def refusal(self, shape: Shape) -> str | None:
+        return "at least 2 heads" if shape.heads < 2 else None
 
     def __call__(self, qkv: torch.Tensor, *weights: Any) -> torch.Tensor:
         return 2 * qkv[:, :, 2].flatten(2)
@@ -279,7 +275,6 @@ class SlowBackend:
 @pytest.fixture
 def slow_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "merged", lambda kind: {"slow": f"{__name__}:SlowBackend"})
-    monkeypatch.setattr(SlowBackend, "asked", 0)
 
 
 def test_an_extra_adds_a_backend(slow_backend: None) -> None:
@@ -292,20 +287,20 @@ def test_an_extra_adds_a_backend(slow_backend: None) -> None:
         Backends().attend(*attention_case(1, 5, torch.float32)[:3], 0.5, "slow")
 
 
-def test_auto_asks_the_extras_once_for_each_shape(slow_backend: None) -> None:
+def test_auto_takes_what_is_settled_for_a_shape_and_else_what_is_good_everywhere(
+    slow_backend: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network = cait.create_model("xxs24", 16, 10, patch_size=8, embed_dim=32, num_heads=2, depth=2)
     (backends,) = {block.attn.backends for block in (*network.blocks, *deepcopy(network).blocks)}
-    choose, chosen = backends.choose, backends.chosen
-    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
-    assert [chosen(device) for device in (cpu, gpu)] == [{"auto"}, {"auto"}]
-    assert choose(gpu, torch.bfloat16, 4, 2, 16) == "reference"
-    assert chosen(gpu) == {"reference"}
-    assert choose(gpu, torch.bfloat16, 5, 2, 16) == "slow"
-    assert chosen(gpu) == {"reference", "slow"}
-    assert choose(gpu, torch.bfloat16, 5, 2, 16) == "slow"
-    network(torch.zeros(1, 3, 16, 16))
-    assert chosen(cpu) == {"reference"}
-    assert SlowBackend.asked == 3
+    shape = Shape("cpu", torch.float32, 4, 2, 16)
+    assert backends.choose(*shape) == "reference"
+    plain = network(torch.ones(1, 3, 16, 16))
+    backends.settled[shape] = "slow"
+    assert backends.choose(*shape) == "slow"
+    assert backends.choose(*shape._replace(N=5)) == "reference"
+    assert not torch.equal(network(torch.ones(1, 3, 16, 16)), plain)
+    monkeypatch.setattr(SlowBackend, "everywhere", True)
+    assert backends.choose(*shape._replace(N=5)) == "slow"
 
 
 def test_a_backend_of_an_absent_extra_gives_way_to_auto(slow_backend: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,4 +310,4 @@ def test_a_backend_of_an_absent_extra_gives_way_to_auto(slow_backend: None, monk
         network = cait.create_model("xxs24", 16, 10, attention_backend="gone", **fields)
     assert network.config.attention_backend == "auto"
     network(torch.zeros(1, 3, 16, 16))
-    assert network.blocks[0].attn.backends.chosen(torch.device("cpu")) == {"reference"}
+    assert network.blocks[0].attn.backends.choose(*Shape("cpu", torch.float32, 4, 2, 16)) == "reference"

@@ -9,7 +9,7 @@ Shapes: B images, N tokens, h heads (g after mixing), k = embed_dim / h channels
 from __future__ import annotations
 
 import warnings
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,11 @@ from cait.model.config import attention_backends
 class Backend(Protocol):
     """A backend that an extra adds, under the kind ATTENTION_BACKENDS; the class is called without arguments."""
 
-    def refusal(self, device: torch.device, dtype: torch.dtype, heads: int) -> str | None:
+    everywhere: bool
+    """Whether it runs on any device and is never slower than the plain formula: then "auto" need not measure it."""
+
+    def refusal(self, shape: Shape) -> str | None:
         """What the backend needs and does not have here, or None."""
-
-    def rank(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> int:
-        """How good it is here: 0 is not to be taken, 1 better than the plain formula, 2 the fastest known.
-
-        "auto" takes the highest. Asked once for each shape, so it may try itself.
-        """
 
     def __call__(
         self, qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
@@ -37,13 +34,24 @@ class Backend(Protocol):
         """qkv [B, N, 3, h, k], weights [h, h] and biases [h] to [B, N, h·k]."""
 
 
+class Shape(NamedTuple):
+    """What the speed of a backend depends on, besides the number of images."""
+
+    device: str
+    """Type of the device, such as "cuda"."""
+    dtype: torch.dtype
+    N: int
+    heads: int
+    k: int
+
+
 class Backends:
-    """The backends of one network: its blocks and its copies share them, so "auto" checks each shape once."""
+    """The backends of one network, which its blocks and its copies share, and what "auto" takes of them."""
 
     def __init__(self) -> None:
         self._made: dict[str, Backend] = {}
-        self._chosen: dict[tuple[torch.device, torch.dtype, int, int, int], str] = {}
-        """What "auto" takes, by device, dtype, N, h and k."""
+        self.settled: dict[Shape, str] = {}
+        """What "auto" takes, say because it was measured to be the fastest."""
 
     def __deepcopy__(self, memo: Any) -> Backends:
         return self
@@ -53,7 +61,7 @@ class Backends:
 
         Args:
             qkv: queries, keys and values, [B, N, 3, h, k].
-            backend: one of `cait.model.config.attention_backends`. "auto" takes the best for the device and the shape.
+            backend: one of `cait.model.config.attention_backends`; what "auto" takes, `choose` says.
 
         Returns:
             [B, N, h·k].
@@ -61,35 +69,28 @@ class Backends:
         Raises:
             UserError: the backend that is asked for cannot run here.
         """
+        shape = qkv.device.type, qkv.dtype, qkv.shape[1], qkv.shape[3], qkv.shape[4]  # torch.compile takes no Shape
         if torch.compiler.is_exporting() or qkv.is_meta:  # only operators that every format knows; no backward pass
             backend = "reference"
         elif backend == "auto":
-            backend = self.choose(qkv.device, qkv.dtype, qkv.shape[1], qkv.shape[3], qkv.shape[4])
-        elif backend != "reference":
-            self._require(backend, qkv.device, qkv.dtype, qkv.shape[3])
+            backend = self.choose(*shape)
+        elif reason := self.refusal(backend, *shape):
+            raise UserError(f"attention_backend {backend} needs {reason}; take auto or reference")
         if backend != "reference":
             return self._made[backend](qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias, scale)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
         return (mixed_softmax((q * scale) @ k.transpose(-2, -1), proj_l, proj_w) @ v).transpose(1, 2).flatten(2)
 
-    @torch.compiler.assume_constant_result  # torch.compile need not trace a device's properties
-    def choose(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> str:
-        """The backend that "auto" takes: of those with the highest rank the first, or "reference"."""
-        shape = device, dtype, N, heads, k
-        if shape not in self._chosen:
-            ranks = {name: self._make(name).rank(*shape) for name in plugins.merged("ATTENTION_BACKENDS")}
-            best = max(ranks, key=ranks.__getitem__, default="reference")
-            self._chosen[shape] = best if ranks.get(best) else "reference"
-        return self._chosen[shape]
-
-    def chosen(self, device: torch.device) -> set[str]:
-        """What "auto" has taken there so far; "auto" itself before the first pass."""
-        return {name for shape, name in self._chosen.items() if shape[0] == device} or {"auto"}
+    @torch.compiler.assume_constant_result  # torch.compile need not trace it
+    def choose(self, *shape: Any) -> str:
+        """What is settled for the fields of a `Shape`, or the first backend that is good everywhere."""
+        added = (name for name in plugins.merged("ATTENTION_BACKENDS") if self._make(name).everywhere)
+        return self.settled.get(Shape(*shape)) or next(added, "reference")
 
     @torch.compiler.assume_constant_result
-    def _require(self, name: str, device: torch.device, dtype: torch.dtype, heads: int) -> None:
-        if reason := self._make(name).refusal(device, dtype, heads):
-            raise UserError(f"attention_backend {name} needs {reason}; take auto or reference")
+    def refusal(self, name: str, *shape: Any) -> str | None:
+        """What a backend needs for the fields of a `Shape` and does not have, or None."""
+        return None if name == "reference" else self._make(name).refusal(Shape(*shape))
 
     def _make(self, name: str) -> Backend:
         if name not in self._made:

@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from cait.extras.fused import kernels
-from cait.extras.fused.recompute import TalkingHeads, heads_first, no_autocast, padded, scaled_product
+from cait.extras.fused.recompute import heads_first, no_autocast, padded, scaled_product
 
 
 class Tile(NamedTuple):
@@ -241,24 +240,3 @@ def _gradients(ctx: Any, d_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
 
 
 talking_heads.register_autograd(_gradients, setup_context=_save)
-
-
-def difference(device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> float:
-    """Largest error of the output and the gradients for one random image, against the plain backend in float64.
-
-    Each error is relative to the norm of its tensor; the result is NaN if one is. The random image comes from a
-    generator of its own.
-    """
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(1, N, 3, heads, k), (heads, heads), (heads,), (heads, heads), (heads,), (1, N, heads * k)]
-    found: list[list[Tensor]] = []
-    # The first forward pass of a model may be one that only traces.
-    with unset_fake_temporarily(), torch.inference_mode(False), torch.enable_grad():
-        exact = [torch.randn(shape, generator=generator, device="cpu", dtype=torch.float64) for shape in shapes]
-        for attend in (lambda *given: talking_heads(*given)[0], TalkingHeads.apply):
-            kind = dtype if not found else torch.float64
-            tensors = [tensor.to(device, dtype).to(kind).requires_grad_() for tensor in exact]
-            out = attend(*tensors[:5], k**-0.5)
-            found.append([out, *torch.autograd.grad(out, [tensors[i] for i in (0, 1, 3, 4)], tensors[5])])
-        errors = [(ours - plain).norm() / plain.norm() for ours, plain in zip(*found, strict=True)]
-        return torch.stack(errors).max().item()  # NaN if any is

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from cait.model.talking_heads import Shape
+
 
 class Recompute:
-    """See `cait.model.talking_heads.Backend`: "recompute" runs everywhere."""
+    """See `cait.model.talking_heads.Backend`."""
 
-    def refusal(self, device: torch.device, dtype: torch.dtype, heads: int) -> str | None:
+    everywhere = True
+
+    def refusal(self, shape: Shape) -> str | None:
         return None
-
-    def rank(self, device: torch.device, dtype: torch.dtype, N: int, heads: int, k: int) -> int:
-        return 1
 
     def __call__(
         self, qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float

@@ -102,14 +102,15 @@ class Banner(ModelSummary):
 
 
 def attention_in_use(network: nn.Module, device: torch.device) -> str:
-    """The backends of attention with talking heads on `device`: "auto" until a GPU's first pass, empty without any."""
+    """The backends of attention with talking heads on `device`; empty without any, "auto" where a GPU is measured."""
     names: set[str] = set()
     for layer in network.modules():
         if isinstance(layer, SelfAttention) and layer.talking_heads and not layer.cosine:
-            if layer.backend == "auto" and device.type == "cpu":  # where asking costs nothing; one token will do
+            if layer.backend == "auto" and device.type == "cpu":
                 k = layer.qkv.in_features // layer.num_heads
-                layer.backends.choose(device, layer.qkv.weight.dtype, 1, layer.num_heads, k)
-            names |= layer.backends.chosen(device) if layer.backend == "auto" else {layer.backend}
+                names.add(layer.backends.choose("cpu", layer.qkv.weight.dtype, 1, layer.num_heads, k))
+            else:
+                names.add(layer.backend)
     return ", ".join(sorted(names))
 
 

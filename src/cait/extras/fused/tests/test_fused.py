@@ -21,9 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 import cait
 from cait.errors import UserError
-from cait.extras.fused import backend as fused_backend
-from cait.extras.fused.backend import Fused
-from cait.model.talking_heads import Backends
+from cait.extras.fused.measure import Case, difference, measure
+from cait.model.talking_heads import Backends, Shape
 
 pytest.importorskip("triton", reason="Triton is not on this platform")
 
@@ -290,44 +289,39 @@ def capability(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
-LAYER = (torch.device(DEVICE), torch.float16, 33, 4, 8)
+LAYER = Case(Shape(DEVICE, torch.float16, 33, 4, 8), images=1, parameters=torch.float16)
 
 
 @runs
-def test_auto_takes_it_once_it_is_checked_and_says_so(
-    capability: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backends = Backends()
+def test_it_is_measured_beside_the_others(capability: None) -> None:
     before = torch.get_rng_state()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "Conversion of an array", DeprecationWarning)  # Triton 3.7's, to numpy
-        assert backends.choose(*LAYER) == "fused"
-        assert backends.choose(*LAYER) == "fused"  # what was checked is not checked again
-    assert re.fullmatch(r"attention by fused, 4 heads, 33 tokens: differs by \d.\de-04 .*\n", capsys.readouterr().err)
+        assert 0 < difference(Backends(), "fused", LAYER) < LAYER.bound
+        found = measure(LAYER, lambda step, device: float(step() is None))
+    assert found.ms == {"fused": 1, "recompute": 1, "reference": 1}
     assert torch.equal(torch.get_rng_state(), before)
-    assert backends.choose(LAYER[0], torch.float64, 33, 4, 8) == "recompute"
-    monkeypatch.setattr(fused_backend, "FASTEST", {None: "recompute"})  # measured to be; None is this CPU
-    assert Backends().choose(*LAYER) == "recompute"
 
 
 @runs
 @pytest.mark.parametrize(
     ("name", "kernel", "words"),
     [
-        ("mix", lambda *_: None, r"fused differs by \d.*, 3.9e-03 is allowed"),
-        ("mix", lambda *_: 1 / 0, r"fused failed its check \(ZeroDivisionError: division by zero\)"),
-        ("mix_backward", lambda maps, *_: maps.new_full((2, 4, 4), float("nan")), "fused differs by nan"),
+        ("mix", lambda *_: None, r"it differs by \d.* from float64, 3.9e-03 is allowed"),
+        ("mix", lambda *_: 1 / 0, "ZeroDivisionError: division by zero"),
+        ("mix_backward", lambda maps, *_: maps.new_full((2, 4, 4), float("nan")), "it differs by nan"),
     ],
 )
-def test_auto_falls_back_aloud(
+def test_it_is_left_out_if_it_is_wrong(
     name: str, kernel: Any, words: str, capability: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cait.extras.fused import attention
 
     monkeypatch.setattr(attention, name, kernel)
-    with pytest.warns(UserWarning, match=words):
-        assert not Fused().rank(*LAYER)
+    found = measure(LAYER, lambda step, device: 1.0)
+    assert found.ms.keys() == {"recompute", "reference"}
+    assert re.match(words, found.left_out["fused"])
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
