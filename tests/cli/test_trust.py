@@ -185,6 +185,17 @@ def test_nothing_is_run_wherever_it_is_named(
     assert not (stranger / "ran").exists()
 
 
+def test_the_name_of_the_run_is_no_word_of_the_users(stranger: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    attack(stranger, {"trainer": {"callbacks": [NAME]}})
+    named = stranger.with_name(NAME)
+    shutil.copytree(stranger, named)
+    try:
+        assert f"names {NAME}, code that may do anything" in refused(["resume", NAME, "--trainer.max_epochs=9"], capfd)
+        assert not (stranger / "ran").exists()
+    finally:
+        shutil.rmtree(named)
+
+
 @pytest.mark.parametrize("tag", ["!!python/name:stranger.payload.net", "!!python/object/apply:os.abort []"])
 def test_a_tag_of_yaml_builds_nothing(tag: str, stranger: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config = stranger / "config.yaml"

@@ -42,7 +42,8 @@ def resume(arguments: list[str], program: Program) -> None:
         return
     trusted, given = split_trust(arguments)
     try:
-        arguments = _continue(*split_run("resume", given), program)
+        folder, given = split_run("resume", given)
+        arguments = _continue(folder, given, program)
     except UserError as error:
         if program.processes.several():
             raise UserError(f"{error}; all nodes must share {rundir.LOGS}/") from error
@@ -50,8 +51,7 @@ def resume(arguments: list[str], program: Program) -> None:
     from cait.cli.lightning import CaiTCLI
     from cait.guards import trust
 
-    first = program.processes.of_first
-    with trust.only_known(arguments, given, trusted, builds=True, of_first=first) as configs:
+    with trust.only_known(arguments, given, trusted, True, program.processes.of_first) as configs:
         CaiTCLI(arguments, program, configs)
 
 

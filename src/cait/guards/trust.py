@@ -86,7 +86,7 @@ def only_known(
 
     Args:
         settings: the whole command line; its first configuration is the run's.
-        given: what the user typed of it.
+        given: the options that the user typed of it, without the run's name, which may be a stranger's too.
         trusted: whether --trust-config is given. Parts `package.module:name` are then free, and so are the classes of
             the Trainer if the verb `builds` them; otherwise only the command line may name such a class.
         builds: whether the verb takes the Trainer's classes from the configuration.
