@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cait import plugins
-from cait.errors import UserError
+from cait.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,9 +40,25 @@ def read_checkpoint(path: str | Path, without: Sequence[str] = ()) -> Checkpoint
         else:
             checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         checkpoint["global_step"], checkpoint["state_dict"]
+    except OSError as error:
+        raise _unreadable(path, error) from error
     except Exception as error:
         raise UserError(f"{path} is not a whole checkpoint of a run") from error
     return checkpoint
+
+
+@contextmanager
+def reading(path: Any) -> Iterator[None]:
+    """Report a file that cannot be read in a line."""
+    try:
+        yield
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Any, error: OSError) -> UserError:
+    # It names the machine, because others may be able to read the file.
+    return UserError(f"{socket.gethostname()} cannot read {path}: {error.strerror or one_line(error)}")
 
 
 def folder_reader(path: str | Path) -> Any:

@@ -1,13 +1,24 @@
-"""How many cores a training process and its loader workers have."""
+"""How many cores a training process and its loader workers have, and how the workers start."""
 
 from __future__ import annotations
 
 import math
 import os
+import signal
+import sys
 from pathlib import Path
+from typing import Any
+
+from cait.errors import UserError, one_line
 
 OWN_GROUP = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
+STARTS = ("auto", "fork", "forkserver", "spawn")
+"""How loader processes may start."""
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""Signals that ask a run to stop. A scheduler sends them to the whole group of processes."""
+SERVED = "cait.data.datamodule"
+"""What the server that forks workers has imported, so that a worker starts in milliseconds."""
 
 
 def share(processes: int) -> int:
@@ -38,3 +49,63 @@ def _cores(limit: str) -> float:
 
 def _read(path: Path) -> str:
     return path.read_text() if path.is_file() else ""
+
+
+def worker_start(asked: str, trainer: Any, images: Any) -> Any:
+    """The context in which loader processes start; None is Python's default.
+
+    "fork" shares the lists of images with the workers. But a process whose NCCL runs has threads, and a fork in the
+    wrong moment hangs. "forkserver" has a fresh process fork them, "spawn" takes seconds to start each anew; both send
+    them a copy of the lists.
+
+    Args:
+        asked: one of `STARTS`. "auto" is fork, but forkserver if the Trainer is on CUDA and `images` can be sent.
+
+    Raises:
+        UserError: the images cannot be sent to another process.
+    """
+    import multiprocessing
+
+    on_cuda = trainer is not None and trainer.strategy.root_device.type == "cuda"
+    if asked == "auto" and sys.platform != "linux":
+        return None  # a fork is not safe there
+    if asked == "fork" or (asked == "auto" and not on_cuda):
+        return multiprocessing.get_context("fork")
+    if refused := _cannot_send(images):
+        if asked != "auto":
+            raise UserError(f"--data.worker_start {asked}: {refused}; take fork")
+        from lightning.pytorch.utilities import rank_zero_info
+
+        rank_zero_info(f"workers are forked: {refused}")
+        return multiprocessing.get_context("fork")
+    if asked != "spawn":
+        _start_server()
+    return multiprocessing.get_context("spawn" if asked == "spawn" else "forkserver")
+
+
+def _start_server() -> None:
+    """Start the process that forks workers, unless it runs. It inherits that signals which ask to stop are blocked."""
+    from multiprocessing import forkserver
+
+    forkserver.set_forkserver_preload([SERVED])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Nowhere:
+    def write(self, data: Any) -> None:
+        pass
+
+
+def _cannot_send(images: Any) -> str:
+    """Why these images cannot be sent to another process; empty if they can."""
+    from multiprocessing.reduction import ForkingPickler
+
+    try:
+        ForkingPickler(_Nowhere()).dump(images)
+    except Exception as error:  # of many kinds: it is the user's data set
+        return f"the data set or its transform cannot be sent to another process ({one_line(error)})"
+    return ""

@@ -26,9 +26,8 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
 from cait.guards import configurations, failures, trainer_checks
 from cait.guards.configurations import SavedConfig
-from cait.guards.nonfinite import NonFiniteGuard
+from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.guards.run_lock import RunLock, shared
-from cait.guards.unreadable import UnreadableReport
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.run.loggers import run_loggers

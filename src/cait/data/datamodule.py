@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
@@ -181,7 +180,7 @@ class ImageNetDataModule(LightningDataModule):
         self.predict_samples = held_out
         if stage in ("fit", None):
             transform, pipeline = self.train_transform, self.pipeline
-            open_image = pipeline.open if pipeline and transform is pipeline else self._open_rgb
+            open_image = pipeline.open if pipeline and transform is pipeline else partial(_open_rgb, self.preprocessing)
             self.train_images = TrainImages(self._wrapped(train), open_image, transform, self.seed, self.unreadable)
         if stage == "fit":
             for samples in (train, val):
@@ -320,7 +319,7 @@ class ImageNetDataModule(LightningDataModule):
         if len(sampler) == 0:
             lacks = f"do not fill one batch of {self.batch_size} on {world_size} process(es); lower --data.batch_size"
             raise UserError(f"{len(self.train_images)} training images {lacks}")
-        settings = self._loading(self.batch_size, 1 if self.train_transform is self.pipeline else 4)
+        settings = self._loading(self.train_images, self.batch_size, 1 if self.train_transform is self.pipeline else 4)
         return TrainLoader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
 
     def class_counts(self) -> list[int]:
@@ -350,7 +349,7 @@ class ImageNetDataModule(LightningDataModule):
         rank, world_size = self.rank_and_world()
         if len(images) < world_size:  # a process without a batch would not join in adding up the metrics
             raise UserError(f"{len(images)} {purpose} images cannot be shared out over {world_size} processes")
-        settings = dict(batch_size=self.eval_batch_size) | self._loading(self.eval_batch_size)
+        settings = dict(batch_size=self.eval_batch_size) | self._loading(images, self.eval_batch_size)
         return Loader(images, sampler=ShardSampler(len(images), rank, world_size), **settings)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -369,9 +368,6 @@ class ImageNetDataModule(LightningDataModule):
     def rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
 
-    def _open_rgb(self, raw: RawImage, name: str, whole: bool) -> Image.Image:
-        return load_rgb(raw, name, self.preprocessing.reading)
-
     def _position(self) -> tuple[int, int]:
         """(epoch, next batch) of training; under `overfit_batches` each epoch is the first again."""
         if self.trainer is not None:
@@ -385,15 +381,15 @@ class ImageNetDataModule(LightningDataModule):
         """Loader processes for each of the `processes` that train on this node."""
         return self.num_workers if self.num_workers is not None else min(16, cores.share(processes))
 
-    def _loading(self, batch_size: int, bytes_a_value: int = 1) -> dict[str, Any]:
+    def _loading(self, images: Any, batch_size: int, bytes_a_value: int = 1) -> dict[str, Any]:
         """Settings of a loader of images in uint8; `bytes_a_value` is 4 for float32."""
         workers = self.workers(self.trainer.num_devices if self.trainer else 1)
+        start = cores.worker_start(self.loading.worker_start, self.trainer, images) if workers else None
         size = batch_size * 3 * self.img_size**2 * bytes_a_value
         collates = [offer(workers, self.loading.prefetch, size) for offer in plugins.of_kind("collate")]
         return dict(
             num_workers=workers,
-            # Forked workers share the lists of images; a fork is no longer Python's default. Elsewhere it is not safe.
-            multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
+            multiprocessing_context=start,
             worker_init_fn=partial(init_worker, under_trainer=self.trainer is not None),
             collate_fn=next(iter(collates), default_collate),
             prefetch_factor=self.loading.prefetch if workers else None,
@@ -401,3 +397,7 @@ class ImageNetDataModule(LightningDataModule):
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
         )
+
+
+def _open_rgb(how: Preprocessing, raw: RawImage, name: str, whole: bool) -> Image.Image:
+    return load_rgb(raw, name, how.reading)

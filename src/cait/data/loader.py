@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
+from cait import cores
 from cait.data.sampler import TrainBatchSampler
 from cait.errors import UserError
 from cait.settings import check_at_least, check_choice
@@ -48,6 +49,9 @@ class Loading:
     num_workers: int | None = None
     """Loader processes for each training process, each on one core. None means its share of the cores, at most 16, see
     `cait.cores.share`."""
+    worker_start: Literal["auto", "fork", "forkserver", "spawn"] = "auto"
+    """How loader processes start, see `cait.cores.worker_start`; no pixel depends on it. "auto" is fork, but forkserver
+    on CUDA, because a fork of a process that uses NCCL may hang."""
     prefetch: int = 2
     """Batches that each worker has ready."""
     max_bad_share: float = 0.01
@@ -57,7 +61,7 @@ class Loading:
     def __post_init__(self) -> None:
         check_at_least(self, 1, "batch_size", "eval_batch_size", "repeats", "prefetch")
         check_at_least(self, 0, "num_workers")
-        check_choice(self, {"backend": get_args(Backend)})
+        check_choice(self, {"backend": get_args(Backend), "worker_start": cores.STARTS})
         if not isinstance(self.global_batch, bool) and self.global_batch < 1:
             raise UserError(f"global_batch must be true, false or at least 1, got {self.global_batch}")
         if not 0 <= self.max_bad_share < 1:
@@ -149,7 +153,8 @@ def init_worker(worker_id: int, under_trainer: bool) -> None:
     """What a worker process begins with."""
     # A scheduler signals the whole group of processes. Under the Trainer workers ignore that, because the current
     # step still needs them, and the Trainer ends them. Without a Trainer, SIGTERM ends them when the script ends.
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) if under_trainer else ():
+    for signum in cores.STOPPING if under_trainer else ():
         signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, cores.STOPPING)
     # Workers share the cores among themselves; threads of their own would only get in each other's way.
     torch.set_num_threads(1)

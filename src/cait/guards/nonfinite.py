@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.optim import Optimizer
 
+from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.run.rundir import NONFINITE
 from cait.train.module import CaiTModule, SkipStep
@@ -80,3 +81,17 @@ class NonFiniteGuard(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.in_a_row = torch.tensor(float(state_dict["in_a_row"]))
+
+
+class UnreadableReport(Callback):
+    """After each epoch, count the unreadable images of all processes; too many end the run."""
+
+    def __init__(self, data: ImageNetDataModule) -> None:
+        self.data = data
+        self._reported = 0
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        count = self.data.unreadable.check()
+        if count > self._reported and trainer.is_global_zero:
+            self._reported = count
+            print(f"{count} images cannot be read, others stand in for them: {self.data.unreadable.path}", flush=True)

@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cait.disk import clear_scratch, remove
 from cait.errors import UserError
+from cait.file_lock import Lock
 from cait.run.rundir import FINISHED, LOCK, OWNER
 
 SECONDS = 10.0
@@ -36,11 +37,13 @@ class RunLock(Callback):
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(run_dir / LOCK)
+        self._lock = Lock(run_dir / LOCK)
         try:
-            self._lock.acquire(timeout=PATIENCE)
+            self._lock.acquire_from_the_dead(PATIENCE)
         except Timeout as error:
-            raise UserError(f"{run_dir} is being trained by {owner(run_dir) or 'another process'}") from error
+            lease = self._lock.lease
+            advice = f", which renews {lease}; if it is gone, delete that file" if lease else ""
+            raise UserError(f"{run_dir} is being trained by {owner(run_dir) or 'another process'}{advice}") from error
         self._trained, self._before = False, {path.name for path in run_dir.iterdir()}  # `roll_back` keeps them
         self.owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}"
         (run_dir / OWNER).write_text(self.owner)
@@ -52,6 +55,10 @@ class RunLock(Callback):
     def on_train_start(self, *_: Any) -> None:
         self._trained = True
         (self.run_dir / FINISHED).unlink(missing_ok=True)
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        if self._lock.is_lost:  # a file system without locks, and this process stood still for a minute
+            raise UserError(f"{self.run_dir} was taken over by {owner(self.run_dir)}, while this process was held up")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # Lightning does not call this after an exception or a signal

@@ -53,7 +53,8 @@ class DurableCheckpointIO(TorchCheckpointIO):
         """Read a file, or a folder that a sharded run wrote, with whole tensors."""
         if Path(path).is_dir():
             return ckpt.read_checkpoint(path)
-        return super().load_checkpoint(path, *arguments, **settings)
+        with ckpt.reading(path):
+            return super().load_checkpoint(path, *arguments, **settings)
 
 
 def is_whole(path: Path) -> bool:

@@ -7,11 +7,13 @@ That memory also lies in /dev/shm, which containers keep small.
 from __future__ import annotations
 
 import math
+import os
 import sys
 import weakref
 from collections.abc import Callable
 from itertools import count
 from mmap import mmap
+from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
@@ -48,7 +50,7 @@ def collate(samples: list[tuple[Any, int]], memory: SharedBatches | None) -> tup
 
 
 class SharedBatches:
-    """Places for batches of images, a few for each worker, shared with the processes forked after it is made.
+    """Places for batches of images, a few for each worker, shared with the workers, however they start.
 
     A worker takes a place by setting its byte in `taken`. This process clears the byte once nothing refers to
     the batch's tensor any more. If all its places are taken, because somebody keeps batches, a worker sends
@@ -61,15 +63,24 @@ class SharedBatches:
 
     def __init__(self, workers: int, places: int, size: int) -> None:
         self.places, self.size = places, size
-        self.memory = mmap(-1, workers * places * size)  # costs nothing until it is written to
-        self.taken = np.frombuffer(mmap(-1, workers * places), np.uint8)
-        self.key = next(KEYS)
+        self.key, self.file = next(KEYS), os.memfd_create("batches")
+        weakref.finalize(self, os.close, self.file).atexit = False
+        os.ftruncate(self.file, workers * places * (size + 1))  # costs nothing until it is written to
+        self._map(workers * places)
         MEMORIES[self.key] = self
+
+    def _map(self, places: int) -> None:
+        self.memory = mmap(self.file, places * (self.size + 1))
+        self.taken = np.frombuffer(self.memory, np.uint8, places, places * self.size)
+
+    def __reduce__(self) -> Any:
+        """On the way to a worker that is not forked from this process."""
+        return _attached, (DupFd(self.file), self.key, self.places, self.size, len(self.taken))
 
     @staticmethod
     def possible() -> bool:
-        """Whether workers can be forked; others would not share the memory."""
-        return sys.platform == "linux"  # elsewhere a fork is not safe
+        """Whether there is memory without a file that other processes can map."""
+        return sys.platform == "linux"
 
     def stack(self, images: list[Tensor]) -> Tensor | Handle:
         """Stack a batch; a worker stacks it into one of its places if one is free."""
@@ -93,6 +104,13 @@ class SharedBatches:
 
     def free(self, place: int) -> None:
         self.taken[place] = 0
+
+
+def _attached(file: Any, key: int, places: int, size: int, count: int) -> SharedBatches:
+    batches = SharedBatches.__new__(SharedBatches)
+    batches.key, batches.file, batches.places, batches.size = key, file.detach(), places, size
+    batches._map(count)
+    return batches
 
 
 class ByValue:

@@ -15,7 +15,7 @@ from cait.errors import UserError
 
 PLACES = (
     *("root", "data_dir", "copies_dir", "val_list", "predict_root"),
-    *("class_names", "cache_gb", "num_workers", "prefetch"),
+    *("class_names", "cache_gb", "num_workers", "prefetch", "worker_start"),
 )
 """Settings of the data that the card leaves out: they are places on this machine, or they change no result."""
 WEIGHTS = ("weights", "weights_ema", "teacher_weights", "teacher_path", "mean", "std")

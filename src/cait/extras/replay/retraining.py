@@ -24,8 +24,7 @@ from cait.extras import curves
 from cait.extras.replay import contact_sheet
 from cait.extras.replay.step_record import KeptRows, StepRecord
 from cait.extras.replay.training_batches import TrainingBatches
-from cait.guards.nonfinite import NonFiniteGuard
-from cait.guards.unreadable import UnreadableReport
+from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.train.step_seed import StepSeed
 
 NEVER = 2**31

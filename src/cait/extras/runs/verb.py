@@ -13,6 +13,7 @@ from typing import Any
 
 from cait.cli.options import Options
 from cait.errors import UserError, printable
+from cait.file_lock import is_leased
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -133,8 +134,8 @@ def is_held(folder: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # closing the file releases the lock
     except BlockingIOError:
         return True
-    except OSError:
-        return False
+    except OSError:  # no such file, or a file system without locks
+        return is_leased(folder / rundir.LOCK)
     return False
 
 

@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from filelock import AcquireReturnProxy, FileLock, Timeout
+from filelock import Timeout
 from optuna.trial import TrialState
 
 from cait.errors import DISK_FULL, UserError
 from cait.extras.runner import Runner, failure
 from cait.extras.sweep import VARIABLE, table, trials
 from cait.extras.sweep.search_space import SearchSpace
-from cait.file_lock import file_lock
+from cait.file_lock import NO_LOCKS, Lock, file_lock
 from cait.run import rundir
 
 LOCKS = ".claims"
@@ -46,6 +46,8 @@ class Workers:
     def __init__(self, search: SearchSpace, folder: Path, jobs: int, runner: Runner) -> None:
         self.search, self.folder, self.jobs, self.runner = search, folder, jobs, runner
         self._said: set[str] = set()
+        self._locks: dict[int, Lock] = {}
+        """Kept, because a lease of another machine is taken over after it has been watched for a minute."""
         with self._locked():
             self.study = trials.open_study(folder, search)
 
@@ -77,7 +79,7 @@ class Workers:
         """The lock under which one process at a time begins or ends a trial."""
         return file_lock(self.folder / LOCKS / "sweep.lock")
 
-    def _next_trial(self) -> tuple[int, AcquireReturnProxy] | None:
+    def _next_trial(self) -> tuple[int, Lock] | None:
         """The number and the lock of the next trial to train; None if no trial is left.
 
         A trial whose process has ended too early comes first, then a new one.
@@ -92,8 +94,10 @@ class Workers:
             trials.values_of(self.study, self.search, number)
             return number, self._lock(number)
 
-    def _lock(self, number: int) -> AcquireReturnProxy:
-        return FileLock(self.folder / LOCKS / f"{number:03}.lock").acquire(timeout=0)
+    def _lock(self, number: int) -> Lock:
+        lock = self._locks.setdefault(number, Lock(self.folder / LOCKS / f"{number:03}.lock"))
+        lock.acquire(0)
+        return lock
 
     def _train(self, number: int, worker: int) -> None:
         """Train a trial to its end and note what it reached."""
@@ -174,6 +178,8 @@ def _is_locked(file: IO[str]) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:  # without locks nothing tells whether a killed sweep has left the trial training
+        return error.errno in NO_LOCKS
     return True
 
 

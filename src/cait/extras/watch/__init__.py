@@ -1,6 +1,8 @@
 """Processes that train together agree before they start, watch each other, and end together."""
 
-from cait.plugins import Setting
+from typing import Any
+
+from cait.plugins import Run, Setting
 
 SETTINGS = [
     Setting(
@@ -17,3 +19,13 @@ SETTINGS = [
     ),
 ]
 PROCESSES = "cait.extras.watch.processes:WatchedProcesses"
+
+
+def callbacks(run: Run) -> list[Any]:
+    """What compares the processes' data and checkpoint, if they may be on several machines."""
+    processes = run.program.processes
+    if not processes.several():
+        return []
+    from cait.extras.watch.same_start import SameStart
+
+    return [SameStart(run.data, processes)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +55,113 @@ def test_a_node_that_does_not_see_the_run_ends_the_resume_of_all(tmp_path: Path,
     )
     assert "cait/cli.py" not in output
     assert checkpoint(tmp_path / "node0/logs/cut")["global_step"] == 2
+
+
+FAILS = """
+import errno, os, sys
+if os.environ.get("RANK") == "1":
+    import builtins
+    opened = builtins.open
+    def fails(file, *arguments, **settings):
+        if str(file).endswith("last.ckpt"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(file))
+        return opened(file, *arguments, **settings)
+    builtins.open = fails
+    import io
+    io.open = fails
+"""
+REVERSED = """
+import os
+if os.environ.get("RANK") == "1":
+    listed, walked = os.listdir, os.walk
+    os.listdir = lambda *place: listed(*place)[::-1]
+    os.walk = lambda *place, **how: ((at, folders[::-1], files[::-1]) for at, folders, files in walked(*place, **how))
+"""
+"""Files named sitecustomize.py, which Python runs first: what another machine's file system does."""
+
+
+def lines_of(job: subprocess.Popen[str]) -> list[str]:
+    output = job.communicate(timeout=LIMIT)[0]
+    lines = [line for line in output.splitlines() if line.startswith("cait: error:")]
+    assert lines, output
+    assert job.returncode != 0
+    assert "cait/cli" not in output  # no traceback of ours; torchrun shows its own
+    return lines
+
+
+def with_first(folder: Path, code: str) -> dict[str, str]:
+    (folder / "first").mkdir()
+    (folder / "first/sitecustomize.py").write_text(code)
+    found = environment()
+    return found | {"PYTHONPATH": f"{folder}/first{os.pathsep}{found['PYTHONPATH']}"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["training", "validation", "replaced"])
+def test_a_node_with_other_images_ends_the_run_before_its_first_step(
+    kind: str, tmp_path: Path, digits_root: Path
+) -> None:
+    command = apart(tmp_path, digits_root)
+    (tmp_path / "node0/logs").mkdir()
+    (tmp_path / "node1/logs").symlink_to(tmp_path / "node0/logs")
+    (data := tmp_path / "node1/data/digits").unlink()
+    shutil.copytree(digits_root, data)
+    gone = sorted((data / ("val" if kind == "validation" else "train") / "3").iterdir())[5]
+    gone.rename(gone.with_name("other.png")) if kind == "replaced" else gone.unlink()
+    job = start(tmp_path, "fit", *ENDLESS, "--run_name=odd", command=command)
+    (line,) = set(lines_of(job))
+    where = f"{gone.parent.parent.name}/3/{gone.name} is not there on "
+    if kind == "training":
+        seen = r"process 1 on \S+ sees 1,436 training images in data/digits, process 0 on \S+ 1,437: "
+    elif kind == "validation":
+        seen = r"process 1 on \S+ sees 359 validation images in data/digits, process 0 on \S+ 360: "
+    else:
+        seen = r"process 1 on \S+ sees 1,437 training images in data/digits, process 0 on \S+ 1,437: "
+    assert re.search(seen + re.escape(where), line), line
+    assert not (tmp_path / "node0/logs/odd/metrics.csv").exists()
+
+
+@pytest.mark.slow
+def test_a_node_may_list_its_files_in_another_order(tmp_path: Path, digits_root: Path) -> None:
+    link_digits(tmp_path, digits_root)
+    short = [*ENDLESS, "--trainer.max_steps=2", "--trainer.limit_val_batches=1", "--run_name=same"]
+    env = with_first(tmp_path, REVERSED)
+    job = start(tmp_path, "fit", *short, command=torchrun("--standalone"), env=env)
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 0, output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["older", "gone", "torn", "unreadable"])
+def test_a_node_that_sees_another_checkpoint_ends_the_resume_of_all(
+    kind: str, tmp_path: Path, digits_root: Path
+) -> None:
+    command = apart(tmp_path, digits_root)
+    short = [*ENDLESS, "--trainer.devices=1", "--data.batch_size=64", "--run_name=cut", "--save_every_n_steps=2"]
+    job = start(tmp_path / "node0", "fit", *short, "--trainer.max_steps=5", "--trainer.limit_val_batches=1")
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 0, output
+    run, other = tmp_path / "node0/logs/cut", tmp_path / "node1/logs/cut"
+    (other / "checkpoints").mkdir(parents=True)
+    shutil.copy(run / "config.yaml", other)
+    (other / ".owner").symlink_to(run / ".owner")
+    last = other / "checkpoints/last.ckpt"
+    env = environment()
+    if kind == "older":
+        shutil.copy(run / "checkpoints/previous.ckpt", last)
+        says = r"process 1 on \S+ starts from last.ckpt at step 4, process 0 on \S+ from .* at step 5; "
+    elif kind == "gone":
+        says = r"process 1 on \S+: the checkpoint logs/cut/checkpoints/last.ckpt does not exist"
+    elif kind == "torn":
+        last.write_bytes((run / "checkpoints/last.ckpt").read_bytes()[:-5000])
+        says = r"process 1 on \S+: logs/cut/checkpoints/last.ckpt is not a whole checkpoint of a run"
+    else:
+        shutil.copy(run / "checkpoints/last.ckpt", last)
+        env = with_first(tmp_path, FAILS)
+        says = r"\S+ cannot read \S*logs/cut/checkpoints/last.ckpt: Input/output error"
+    again = start(tmp_path, "resume", "cut", *TWO, "--trainer.max_steps=7", command=command, env=env)
+    (line,) = set(lines_of(again))
+    assert re.search(says, line), line
 
 
 @pytest.mark.slow
