@@ -5,7 +5,7 @@
 FROM python:3.11-slim
 
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends gcc git libc6-dev make \
+ && apt-get install --yes --no-install-recommends g++ gcc git libc6-dev make \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 1000 cait \
  && install --directory --owner cait /cait /cait/data /cait/logs

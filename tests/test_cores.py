@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cait import cores
+from cait.cli import main
 
 
 @pytest.fixture
@@ -81,3 +82,17 @@ def test_the_first_version_of_control_groups_has_its_quota(groups: Path) -> None
     for quota, expected in (("-1\n", math.inf), ("600000\n", 6)):
         (groups / "cpu" / "cpu.cfs_quota_us").write_text(quota)
         assert cores.quota() == expected
+
+
+@pytest.mark.parametrize("given", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"])
+def test_a_gpus_memory_grows_in_segments_unless_the_user_says_how(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("", "CUDA_", "HIP_"):
+        monkeypatch.setenv(f"PYTORCH_{kind}ALLOC_CONF", "")  # so that it is taken away again
+        monkeypatch.delenv(f"PYTORCH_{kind}ALLOC_CONF")
+    if given:
+        monkeypatch.setenv(given, "backend:native")
+    main(["--version"])
+    found = {name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")}
+    assert found == ({given: "backend:native"} if given else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -64,3 +65,9 @@ def test_an_environment_without_cuda_stays_one(place: Path) -> None:
     (place / ".venv").mkdir()
     (place / ".venv/torch").write_text("cpu\n")
     assert "TORCH=cpu needs uv" in setup(place)
+
+
+def test_the_container_has_the_compiler_that_torch_compile_needs() -> None:
+    installed = re.search(r"apt-get install .*?((?: [a-z][\w.+-]*)+) \\", (REPO / "Dockerfile").read_text())
+    assert installed
+    assert {"g++", "git", "make"} <= set(installed[1].split())  # gcc alone compiles no C++

@@ -8,7 +8,9 @@ import timm
 import torch
 from attention_cases import attention_case
 from harness import slow
+from networks import network, step
 from timm.layers import DropPath as TimmDropPath
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cait
 from cait import plugins
@@ -126,6 +128,31 @@ def test_skipping_work_is_multiplying_by_zero(mode: str, rate: float) -> None:
     for ours, reference in zip(*gradients, strict=True):
         assert torch.allclose(ours, reference, rtol=0, atol=1e-10)  # and no parameter without a gradient
     assert torch.equal(block.eval()(x[:1]), block(x)[:1])
+
+
+class Operations(TorchDispatchMode):
+    """The names of the operations that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.names.add(func.name())
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("mode", ["skip", "subset"])
+def test_taking_images_sorts_nothing_and_has_the_bits_that_indexing_had(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = torch.randn(16, 3, 32, 32)
+    with Operations() as computed:
+        ours = step(network(mode), images, 3)
+    # index_put, which indexing has in its backward pass, sorts the indices on CUDA.
+    assert not [name for name in computed.names if "index_put" in name]
+    monkeypatch.setattr(cait.model.cait, "sampled", lambda x, sample: x if sample is None else x[sample[0]])
+    assert all(map(torch.equal, ours, step(network(mode), images, 3)))
 
 
 @pytest.mark.parametrize("mode", ["mask", "skip", "subset"])

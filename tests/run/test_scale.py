@@ -175,11 +175,11 @@ def test_the_plan_is_the_arithmetic_done_by_hand() -> None:
     assert written.splitlines()[8:] == text.splitlines()[8:]
 
 
-def slurm(folder: Path, *arguments: str, status: int) -> tuple[int, list[str]]:
+def slurm(folder: Path, *arguments: str, status: int, **variables: str) -> tuple[int, list[str]]:
     """Run scripts/slurm.sbatch beside stand-ins for srun, scontrol and cait; the status and what they were told."""
     told = folder / "told"
     for name, body in {
-        "bin/srun": f'echo "srun $@" >> {told}; shift; exec "$@"',
+        "bin/srun": f'echo "srun $@ on $SRUN_CPUS_PER_TASK" >> {told}; shift; exec "$@"',
         "bin/scontrol": f'echo "scontrol $@" >> {told}',
         ".venv/bin/cait": f"mkdir -p logs/mine/checkpoints; touch logs/mine/checkpoints/last.ckpt; exit {status}",
     }.items():
@@ -187,22 +187,49 @@ def slurm(folder: Path, *arguments: str, status: int) -> tuple[int, list[str]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"#!/bin/bash\n{body}\n")
         path.chmod(0o755)
-    slurms = dict(SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="3", SLURM_NTASKS_PER_NODE="4")
-    env = os.environ | slurms | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    slurms = dict(JOB_ID="7", JOB_NUM_NODES="3", NTASKS_PER_NODE="4", CPUS_PER_TASK="12")
+    env = os.environ | {f"SLURM_{name}": value for name, value in slurms.items()} | variables
+    env |= {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
     told.unlink(missing_ok=True)
     done = subprocess.run(["bash", REPO / "scripts/slurm.sbatch", *arguments], cwd=folder, env=env, capture_output=True)
     return done.returncode, told.read_text().splitlines() if told.exists() else []
 
 
+NODES = "--trainer.num_nodes=3 --trainer.devices=4 on 12"  # srun gives a task its cores only if told
+REQUEUED = "scontrol requeue 7"
+
+
 def test_the_job_script_starts_resumes_and_requeues(tmp_path: Path) -> None:
-    nodes = "--trainer.num_nodes=3 --trainer.devices=4"
     assert slurm(tmp_path, status=0) == (2, [])  # without a run
     status, told = slurm(tmp_path, "mine", "--config", "a b.yaml", status=138)
-    start = f"srun --wait=120 .venv/bin/cait fit --config a b.yaml --run_name mine {nodes}"
-    assert (status, told) == (138, [start, "scontrol requeue 7"])
-    resumed = f"srun --wait=120 .venv/bin/cait resume mine {nodes}"
+    start = f"srun --wait=120 .venv/bin/cait fit --config a b.yaml --run_name mine {NODES}"
+    assert (status, told) == (138, [start, REQUEUED])
+    resumed = f"srun --wait=120 .venv/bin/cait resume mine --config a b.yaml {NODES}"
     assert slurm(tmp_path, "mine", "--config", "a b.yaml", status=0) == (0, [resumed])
-    assert slurm(tmp_path, "mine", status=1) == (1, [resumed])
+    assert slurm(tmp_path, "mine", status=0) == (0, [f"srun --wait=120 .venv/bin/cait resume mine {NODES}"])
+
+
+def test_a_job_that_goes_on_neither_starts_anew_nor_adds_to_its_lists_twice(tmp_path: Path) -> None:
+    start = ["--ckpt_path", "old.ckpt", "--from=timm", "--paper", "table1/x", "--model.lr", "1", "--a.b+=c", "--a.b+=d"]
+    slurm(tmp_path, "mine", *start, status=138)
+    _, (told, _) = slurm(tmp_path, "mine", *start, status=138)
+    assert told == f"srun --wait=120 .venv/bin/cait resume mine --a.b=null --model.lr 1 --a.b+=c --a.b+=d {NODES}"
+
+
+@pytest.mark.parametrize("status", [1, 134, 137])  # a lost process, an abort of NCCL's, a kill
+def test_a_job_that_failed_is_tried_again_so_many_times(status: int, tmp_path: Path) -> None:
+    def requeues(status: int, **variables: str) -> bool:
+        exits, told = slurm(tmp_path, "mine", status=status, **variables)
+        assert exits == status
+        return told[1:] == [REQUEUED]
+
+    assert [requeues(status) for _ in range(6)] == 5 * [True] + [False]
+    assert requeues(138)  # it has trained until its time was over, so the count begins again
+    assert [requeues(status, FAILURES="2") for _ in range(3)] == [True, True, False]
+    assert not requeues(2)  # the user's error
+    assert not requeues(143)  # asked to stop
+    assert not requeues(0)
+    assert [path.name for path in tmp_path.glob("slurm-*")] == []
 
 
 @pytest.mark.slow

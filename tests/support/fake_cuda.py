@@ -136,7 +136,7 @@ def fake_cuda() -> Iterator[Spy]:
             patch.object(Tensor, "_make_subclass", staticmethod(make_subclass)),
             patch.object(torch, "Generator", lambda device="cpu": generator()),
             patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
-            patch("torch.cuda.is_bf16_supported", lambda: True),
+            patch("torch.cuda.is_bf16_supported", lambda including_emulation=True: True),
             patch("torch.utils.swap_tensors", _swap_tensors),
             patch("torch.optim.optimizer._group_tensors_by_device_and_dtype", _by_device_and_type),
             patch("torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype", _by_device_and_type),

@@ -9,7 +9,7 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 import cait
-from cait import plugins
+from cait import environment, plugins
 from cait.errors import UserError, did_you_mean, of_file, printable
 from cait.plugins import Verb
 from cait.run.program import Program
@@ -95,12 +95,7 @@ def main(
         module: a subclass of `CaiTModule` to use instead of it, in every verb.
         data: a subclass of `ImageNetDataModule` to use instead of it, in every verb.
     """
-    # Set before torch is loaded. CPU threads that spin while they wait make a run five to twenty times slower if
-    # another job uses the same cores. Alone they are up to 1.5 times faster: set OMP_WAIT_POLICY=ACTIVE if you know
-    # that nothing else runs.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # A process that ends breaks the others' connections. For each one torch would print a C++ stack trace.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    environment.prepare()
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # `my_file:thing` is found beside logs/
     argv = sys.argv[1:] if argv is None else argv

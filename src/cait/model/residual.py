@@ -107,8 +107,8 @@ def draw_samples(drop_paths: Sequence[DropPath], x: Tensor) -> list[Sample]:
 
 
 def sampled(x: Tensor, sample: Sample) -> Tensor:
-    """The images of x [B, ...] that are in the sample."""
-    return x if sample is None else x[sample[0]]
+    """The images of x [B, ...] that are in the sample. The backward pass of x[indices] would sort them on a GPU."""
+    return x if sample is None else x.index_select(0, sample[0])
 
 
 def sampled_scale(gamma: Tensor | None, sample: Sample) -> Tensor | None:

@@ -40,7 +40,8 @@ def this_machine(given: Mapping[str, Any]) -> Machine:
         cpuinfo = Path("/proc/cpuinfo")  # without Intel's units for matrices in bfloat16, it is slow
         has_amx = cpuinfo.is_file() and " amx_bf16" in cpuinfo.read_text(errors="replace")
         return Machine(share(1), fast_bf16=has_amx, free=free)
-    return Machine(share(1), torch.cuda.device_count(), torch.cuda.is_bf16_supported(), free)
+    in_hardware = torch.cuda.is_bf16_supported(including_emulation=False)  # T4, V100 and RTX 20 emulate it, slowly
+    return Machine(share(1), torch.cuda.device_count(), in_hardware, free)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, Trainer
 from modules import loader, module, trainer
 
 from cait.errors import UserError
-from cait.extras.background.checkpoint_io import BackgroundCheckpointIO
+from cait.extras.background.checkpoint_io import BackgroundCheckpointIO, _Copy
 from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint, is_whole, newest_whole
 
 
@@ -78,6 +78,18 @@ def test_the_file_has_the_state_of_the_moment_of_the_save(tmp_path: Path) -> Non
     io.teardown()
     io.save_checkpoint(state, path)  # a Trainer may fit again
     assert io.load_checkpoint(path)["h"][-1] == 9
+
+
+def test_a_copy_that_no_cuda_event_follows_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy, waits = torch.Tensor.copy_, []
+
+    def noting(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        waits.append(not non_blocking)
+        return copy(into, source, non_blocking)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", noting)
+    assert _Copy().take({"weights": torch.ones(2)})[1] is None  # as on MPS: no event
+    assert waits == [True]
 
 
 class FillsTheDisk(Callback):

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.recipe import arguments
 from cait.extras.recipe.balance import Balanced, shares
-from cait.extras.recipe.duration import Machine
+from cait.extras.recipe.duration import Machine, this_machine
 from cait.extras.recipe.rules import choose
 from cait.extras.recipe.survey import Survey, left_out, survey
 from cait.extras.recipe.weights import Weights
@@ -520,3 +521,19 @@ def test_a_chosen_and_balanced_run_that_is_killed_ends_with_the_same_bits(device
     for key, value in whole["state_dict"].items():
         assert torch.equal(value, cut["state_dict"][key]), key
     assert rows(tmp_path / "logs/cut") == rows(tmp_path / "logs/whole")
+
+
+@pytest.mark.parametrize(("capability", "fast"), [(7, False), (8, True)])  # T4, V100 and RTX 20; A100
+def test_a_gpu_that_emulates_bfloat16_trains_in_float32(
+    capability: int, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=capability))
+    monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda _: True)  # the emulation
+    machine = this_machine({})
+    assert (machine.gpus, machine.fast_bf16) == (1, fast)
+    chosen = choose(PHOTOGRAPHS, machine, {}).settings
+    assert chosen.get("trainer.precision") == ("bf16-mixed" if fast else None)
