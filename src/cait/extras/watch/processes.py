@@ -5,8 +5,10 @@ Every verb loads this file, so it imports torch, Lightning and the files beside 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import resource
 import socket
 import threading
 import time
@@ -100,6 +102,7 @@ class WatchedProcesses(Processes):
             raise UserError(f"silence_seconds must be above 0 or null, got {silence}")
         if trainer.world_size == 1:
             return
+        allow_sockets()  # also where Lightning started the processes
         import torch.distributed as dist
 
         from cait.extras.watch.watch import Place, Watch
@@ -111,6 +114,8 @@ class WatchedProcesses(Processes):
             strategy.setup_environment = connect  # type: ignore[method-assign]  # for what comes after this fit
             self.agree()
             self._starting = False
+            if trainer.global_rank > 0:  # process 0 serves the store, and would keep a socket for each of the others
+                self._store = None
             try:
                 connect()
             except dist.DistError as error:
@@ -165,11 +170,23 @@ def _open_store(cluster: ClusterEnvironment) -> Store:
     """Connect to the store that process 0 serves. `torch.distributed` will use it too."""
     from torch.distributed import TCPStore
 
+    allow_sockets()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = _replace_torchruns(cluster)
         os.environ |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
         return store
     return TCPStore(cluster.main_address, cluster.main_port, **STORE, is_master=cluster.global_rank() == 0)
+
+
+def allow_sockets() -> None:
+    """Take all file descriptors that this process may have. The usual 1024 are too few for process 0 of 300.
+
+    It holds a socket for each store of each process: of `torch.distributed`, of the watch, and at first of `agree`.
+    """
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != most:
+        with contextlib.suppress(OSError, ValueError):  # macOS refuses to lift it altogether
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float) -> None:

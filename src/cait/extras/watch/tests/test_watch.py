@@ -16,11 +16,12 @@ from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from harness import LIMIT, SMALL, environment, link_digits, slow, start
+from harness import LIMIT, SMALL, environment, free_port, link_digits, python, slow, start
 from modules import trainer
 from runs import ENDLESS, TWO, torchrun
 
@@ -281,3 +282,39 @@ def test_a_rank_that_fails_amid_an_epoch_ends_all(
     while alive(job.pid) and time.monotonic() < end:  # loader processes notice within seconds
         time.sleep(0.5)
     assert alive(job.pid) == []
+
+
+def test_process_0_may_hold_more_sockets_than_the_usual_limit_allows() -> None:
+    code = (
+        "import resource\n"
+        "from types import SimpleNamespace\n"
+        "from datetime import timedelta\n"
+        "from torch.distributed import TCPStore\n"
+        "from cait.extras.watch.processes import _open_store\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
+        f"here = dict(main_address='127.0.0.1', main_port={free_port()})\n"
+        "store = _open_store(SimpleNamespace(**here, global_rank=lambda: 0))\n"
+        "others = [TCPStore('127.0.0.1', store.port, timeout=timedelta(seconds=30)) for _ in range(60)]\n"
+        "others[-1].set('word', 'heard')\n"
+        "print(store.get('word'), resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard)"
+    )
+    done = python(code)
+    assert done.stdout == "b'heard' True\n", done.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_process_but_the_one_that_serves_it_keeps_the_store_of_the_start(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes, still_open = WatchedProcesses(), []
+    processes._store = dist.HashStore()
+    monkeypatch.setattr(processes, "agree", lambda: [])
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: SimpleNamespace(clone=dist.HashStore))
+    monkeypatch.setattr(watch, "Watch", lambda *_: SimpleNamespace(start=lambda: None))
+    connect = SimpleNamespace(setup_environment=lambda: still_open.append(processes._store is not None), launcher=None)
+    fit: Any = SimpleNamespace(world_size=2, global_rank=rank, local_rank=rank, global_step=0, strategy=connect)
+    settings = SimpleNamespace(collective_timeout_minutes=1.0, silence_seconds=60.0)
+    processes.connect(fit, settings, own_timeout=True)
+    fit.strategy.setup_environment()
+    assert still_open == [rank == 0]  # before the processes connect, which opens the other sockets
