@@ -9,7 +9,7 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 import cait
-from cait import environment, plugins
+from cait import cores, plugins
 from cait.errors import UserError, did_you_mean, of_file, printable
 from cait.plugins import Verb
 from cait.run.program import Program
@@ -95,7 +95,7 @@ def main(
         module: a subclass of `CaiTModule` to use instead of it, in every verb.
         data: a subclass of `ImageNetDataModule` to use instead of it, in every verb.
     """
-    environment.prepare()
+    cores.before_torch()
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # `my_file:thing` is found beside logs/
     argv = sys.argv[1:] if argv is None else argv

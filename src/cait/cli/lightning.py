@@ -25,7 +25,6 @@ from cait.cli.options import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
 from cait.guards import configurations, failures, trainer_checks
-from cait.guards.configurations import SavedConfig
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.guards.run_lock import RunLock, shared
 from cait.run import rundir
@@ -91,7 +90,7 @@ class CaiTCLI(LightningCLI):
 
     @failures.in_one_line()
     def __init__(
-        self, arguments: list[str], program: Program, configs: Mapping[Path, SavedConfig] | None = None
+        self, arguments: list[str], program: Program, configs: Mapping[Path, configurations.SavedConfig] | None = None
     ) -> None:
         self.configs = configs or {}
         self.arguments, self.program, self.processes = arguments, program, program.processes

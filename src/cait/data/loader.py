@@ -50,8 +50,7 @@ class Loading:
     """Loader processes for each training process, each on one core. None means its share of the cores, at most 16, see
     `cait.cores.share`."""
     worker_start: Literal["auto", "fork", "forkserver", "spawn"] = "auto"
-    """How loader processes start, see `cait.cores.worker_start`; no pixel depends on it. "auto" is fork, but forkserver
-    on CUDA, because a fork of a process that uses NCCL may hang."""
+    """How loader processes start, see `cait.cores.worker_start`. "auto" is fork, but forkserver on CUDA."""
     prefetch: int = 2
     """Batches that each worker has ready."""
     max_bad_share: float = 0.01

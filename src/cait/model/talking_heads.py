@@ -37,8 +37,7 @@ class Backend(Protocol):
 class Shape(NamedTuple):
     """What the speed of a backend depends on, besides the number of images."""
 
-    device: str
-    """Type of the device, such as "cuda"."""
+    device: str  # its type, such as "cuda"
     dtype: torch.dtype
     N: int
     heads: int

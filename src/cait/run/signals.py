@@ -12,8 +12,8 @@ from typing import Any
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""The end of a scheduled job, Ctrl-C, and the signal that SLURM is asked to send before the end."""
+from cait.cores import STOPPING
+
 SECONDS = 0.5
 """Time between two answers of process 0, if the steps are shorter."""
 
