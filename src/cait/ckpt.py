@@ -40,9 +40,9 @@ def read_checkpoint(path: str | Path, without: Sequence[str] = ()) -> Checkpoint
         else:
             checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         checkpoint["global_step"], checkpoint["state_dict"]
-    except OSError as error:
-        raise _unreadable(path, error) from error
     except Exception as error:
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            raise _unreadable(path, error) from error
         raise UserError(f"{path} is not a whole checkpoint of a run") from error
     return checkpoint
 
