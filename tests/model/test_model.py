@@ -326,8 +326,11 @@ def test_auto_takes_what_is_settled_for_a_shape_and_else_what_is_good_everywhere
     assert backends.choose(*shape) == "slow"
     assert backends.choose(*shape._replace(N=5)) == "reference"
     assert not torch.equal(network(torch.ones(1, 3, 16, 16)), plain)
+    given, settled = attention_case(2, 4, torch.float32)[:3], Backends()
+    settled.settled[Shape("cpu", torch.float32, 4, 2, given[0].shape[4])] = "slow"  # asked for nothing before
+    assert torch.equal(settled.attend(*given, 0.5), 2 * given[0][:, :, 2].flatten(2))
     monkeypatch.setattr(SlowBackend, "everywhere", True)
-    assert backends.choose(*shape._replace(N=5)) == "slow"
+    assert Backends().choose(*shape) == "slow"
 
 
 def test_a_backend_of_an_absent_extra_gives_way_to_auto(slow_backend: None, monkeypatch: pytest.MonkeyPatch) -> None:

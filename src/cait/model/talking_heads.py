@@ -51,6 +51,8 @@ class Backends:
         self._made: dict[str, Backend] = {}
         self.settled: dict[Shape, str] = {}
         """What "auto" takes, say because it was measured to be the fastest."""
+        added = plugins.merged("ATTENTION_BACKENDS")
+        self._everywhere = next((name for name in added if self._make(name).everywhere), "reference")
 
     def __deepcopy__(self, memo: Any) -> Backends:
         return self
@@ -76,15 +78,14 @@ class Backends:
         elif reason := self.refusal(backend, *shape):
             raise UserError(f"attention_backend {backend} needs {reason}; take auto or reference")
         if backend != "reference":
-            return self._made[backend](qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias, scale)
+            return self._make(backend)(qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias, scale)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
         return (mixed_softmax((q * scale) @ k.transpose(-2, -1), proj_l, proj_w) @ v).transpose(1, 2).flatten(2)
 
     @torch.compiler.assume_constant_result  # torch.compile need not trace it
     def choose(self, *shape: Any) -> str:
         """What is settled for the fields of a `Shape`, or the first backend that is good everywhere."""
-        added = (name for name in plugins.merged("ATTENTION_BACKENDS") if self._make(name).everywhere)
-        return self.settled.get(Shape(*shape)) or next(added, "reference")
+        return self.settled.get(Shape(*shape), self._everywhere)
 
     @torch.compiler.assume_constant_result
     def refusal(self, name: str, *shape: Any) -> str | None:

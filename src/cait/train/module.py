@@ -287,12 +287,11 @@ class CaiTModule(LightningModule):
 
     def peak_lr(self) -> float:
         """The highest rate: `lr`, which counts for `lr_base_size` images a step if that is set."""
-        trainer, schedule = self.trainer, self.schedule
-        if schedule.lr_base_size is None:
-            return schedule.lr
-        loader: Any = trainer.train_dataloader
-        batch = (loader.batch_size or loader.batch_sampler.batch_size) * trainer.world_size
-        return schedule.lr * batch * trainer.accumulate_grad_batches / schedule.lr_base_size
+        if self.schedule.lr_base_size is None:
+            return self.schedule.lr
+        loader: Any = self.trainer.train_dataloader
+        batch = (loader.batch_size or loader.batch_sampler.batch_size) * self.trainer.world_size
+        return self.schedule.lr * batch * self.trainer.accumulate_grad_batches / self.schedule.lr_base_size
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse another network's weights; let this run's optimizer settings win, as its schedule does."""

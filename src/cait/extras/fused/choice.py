@@ -61,7 +61,7 @@ class AttentionChoice(Callback):
             )
             found = trainer.strategy.broadcast(self.measured(case) if trainer.is_global_zero else Measured())
             self._kept[_name(shape)] = found.fastest
-            backends.settled[shape] = found.fastest
+            self._keep(shape, backends)
             if trainer.is_global_zero:
                 print(f"attention {found}", flush=True)
 
