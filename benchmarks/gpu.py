@@ -1,12 +1,13 @@
-"""Everything that wants a GPU, in four stages of under nine minutes each, into one folder and one archive.
+"""Everything that wants a GPU, in five stages of under nine minutes each, into one folder and one archive.
 
-    python benchmarks/gpu.py [--stage choice tests kernels steps] [--out FOLDER] [--dry]
+    python benchmarks/gpu.py [--stage choice tests kernels steps runs] [--out FOLDER] [--dry]
 
 "choice" says in under four minutes which attention is the fastest for each of the ten models. "tests" holds the
 kernels against the reference, "kernels" times a layer by every backend and tunes the tiles, "steps" times whole
-training steps with them beside timm's. Needs torch, timm, lightning and pytest; run `benchmarks/gpu.ipynb` where there
-is a notebook and no shell. `--dry` runs the same commands without a GPU, on small shapes under Triton's interpreter: it
-shows that they run, its figures mean nothing.
+training steps with them beside timm's, "runs" what a run adds to them: FSDP2, saving in the background, the watch of
+the processes, the choice whether to compile. Needs torch, timm, lightning and pytest; run `benchmarks/gpu.ipynb` where
+there is a notebook and no shell. `--dry` runs the same commands without a GPU, on small shapes under Triton's
+interpreter: it shows that they run, its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from report import REPO, file_name
 SECONDS = 500
 FUSED = "src/cait/extras/fused/tests/test_fused.py"
 TESTS = [FUSED, "tests/model/test_model.py", "tests/test_gpu.py"]
+WATCH = "src/cait/extras/watch/tests/test_gpu_watch.py"
 BACKENDS = ["fused", "recompute", "reference"]
 
 
@@ -39,6 +41,8 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
     kernel, step, profile = "benchmarks/kernel.py", "benchmarks/step.py", "benchmarks/profile_step.py"
     tax = ["benchmarks/tax.py", "--tilings", str(tilings), "--backend", *BACKENDS[: 1 if dry else 3], *files]
     tuned = ["--tilings", str(tilings), *files]
+    runs = ["--out", str(out / "runs.md")]
+    sharding, saving, blocks = "benchmarks/sharding.py", "benchmarks/saving.py", [choice, "--blocks"]
     if dry:
         tiny = ["--batch", "1", "--rounds", "1"]
         small = ["--models", "xxs24", "--sizes", "32", "--batch", "1", "--dtype", "float16"]
@@ -53,6 +57,15 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
                 (300, [*tax, "--cases", "xxs24-32", *tiny]),
                 (300, [step, "--cases", "xxs24-32", *tiny, *tuned]),
                 (300, [profile, "--case", "xxs24-32", *tiny, *tuned]),
+            ],
+            "runs": [
+                (
+                    300,
+                    [sharding, "--model", "xxs24", "--img_size", "32", "--batch", "1", "--steps", "8", "--rounds", "1"],
+                ),
+                (300, [saving, "--models", "xxs24", "--img_size", "32", "--batch", "1", "--rounds", "1", *runs]),
+                (300, ["-m", "pytest", WATCH]),
+                (300, [*blocks, *small, *runs]),
             ],
         }
     whole = ["--rounds", "7"]
@@ -77,6 +90,13 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
             (120, [step, "--batch", "128", "--cases", "s24-224", "s24-224-compiled", *whole, *tuned, "--tag", "224"]),
             (120, [step, "--batch", "32", "--cases", "s24-384", "s24-384-compiled", *whole, *tuned, "--tag", "384"]),
             (60, [profile, "--batch", "128", *tuned]),
+        ],
+        "runs": [
+            (120, [sharding, "--batch", "64", *runs]),
+            (100, [sharding, "--model", "m48", "--img_size", "448", "--batch", "1", "--rounds", "1", *runs]),
+            (110, [saving, "--models", "s24", "m48", "--img_size", "224", "--batch", "32", *runs]),
+            (60, ["-m", "pytest", WATCH]),
+            (110, [*blocks, "--models", "xxs24", "s24", *runs]),
         ],
     }
 
@@ -110,7 +130,7 @@ def run(command: list[str], seconds: float, environment: dict[str, str], log: Te
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = ["choice", "tests", "kernels", "steps"]
+    names = ["choice", "tests", "kernels", "steps", "runs"]
     parser.add_argument("--stage", nargs="+", default=names, choices=names)
     parser.add_argument("--out", type=Path, help="folder for the results; the archive is put beside it")
     parser.add_argument("--dry", action="store_true", help="without a GPU, on small shapes")

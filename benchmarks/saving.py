@@ -29,7 +29,6 @@ from torch.utils.data import DataLoader
 from cait.extras.background.checkpoint_io import BackgroundCheckpointIO
 from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
 from cait.train.ema import EMA
-from cait.train.module import CaiTModule
 
 WARM_UP = 3
 KINDS: dict[str, type[DurableCheckpointIO] | None] = {
@@ -86,7 +85,7 @@ class Rounds(Callback):
 
 def measure(name: str, img_size: int, batch: int, rounds: int, folder: Path) -> str:
     torch.manual_seed(0)
-    module = CaiTModule(name, img_size=img_size, warmup_epochs=0, lr_base_size=None)
+    module = bare.Flat(name, img_size=img_size)
     images, labels = torch.randn(batch, 3, img_size, img_size), torch.randint(0, 1000, (batch,))
     last = LastCheckpoint(folder, every_n_steps=10**9)
     timed = Rounds(last, rounds)

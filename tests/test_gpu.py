@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bare import Flat
 from lightning.pytorch import Callback, LightningModule, Trainer
 from PIL import Image
 
@@ -18,13 +19,6 @@ from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-
-
-class Flat(CaiTModule):
-    """The module at one learning rate, without the schedule of lightning-bolts."""
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:  # type: ignore[override]
-        return self.optimizer_settings.build(self.model, lr=1e-3)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +54,8 @@ class NetworkSettings:
     fields: dict[str, Any] | None = None
     """Further arguments of the network, as {"patch_size": 8}; for the paper's models the fields of
     `cait.model.config.CaiTConfig`."""
-    compile: bool = False
-    """Compile the blocks with torch.compile, see `CaiT.compile_blocks`; the first steps take longer."""
+    compile: bool | Literal["auto"] = False
+    """Compile the blocks with torch.compile, see `CaiT.compile_blocks`; "auto": if an extra finds it faster."""
     grad_checkpointing: bool = False
     """Compute activations again in the backward pass instead of saving them; for the largest models and
     resolutions."""
@@ -70,7 +70,7 @@ class NetworkSettings:
         if self.grad_checkpointing:
             _checkpoint_activations(built, self.name)
         if self.compile:
-            require(built, self.name, "compile_blocks", "model.compile true")
+            require(built, self.name, "compile_blocks", f"model.compile {str(self.compile).lower()}")
         return built
 
 

@@ -126,7 +126,7 @@ class CaiTModule(LightningModule):
         self._at_start = False
         if stage != "fit":
             return
-        if self.architecture.compile:
+        if self.architecture.compile is True:
             self.model.compile_blocks()  # type: ignore[operator]
         if self.loss_settings.class_weights is not None:
             data = self.trainer.datamodule  # type: ignore[attr-defined]

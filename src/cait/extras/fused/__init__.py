@@ -6,7 +6,7 @@ ATTENTION_BACKENDS = {"recompute": "cait.extras.fused.recompute:Recompute", "fus
 
 
 def step_callbacks(data: Any) -> list[Any]:
-    """What "auto" takes on a GPU, measured before the first step."""
-    from cait.extras.fused.choice import AttentionChoice
+    """What "auto" takes for attention and for torch.compile, measured before the first step."""
+    from cait.extras.fused.choice import AttentionChoice, CompileChoice
 
-    return [AttentionChoice(data)]
+    return [CompileChoice(data), AttentionChoice(data)]  # attention is measured as it will run, compiled or not

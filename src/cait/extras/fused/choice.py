@@ -1,16 +1,18 @@
-"""Before the first step on a GPU, "auto" measures the backends of attention; a resumed run keeps what it took."""
+"""Before the first step "auto" measures attention on a GPU, and torch.compile; a resumed run keeps what it took."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from cait.extras.fused.measure import Case, Measured, measure, remembered
-from cait.model.attention import SelfAttention
-from cait.model.config import attention_backends
+from cait.errors import UserError
+from cait.extras.fused.measure import Case, Measured, measure, remembered, shapes
+from cait.model.cait import Block
+from cait.model.config import CaiTConfig, attention_backends
 from cait.model.talking_heads import Backends, Shape
 
 
@@ -48,10 +50,7 @@ class AttentionChoice(Callback):
         if device.type == "cpu":
             return
         precision: Any = trainer.precision_plugin
-        parameters = next(pl_module.parameters()).dtype
-        with precision.forward_context(), torch.no_grad():
-            layer = torch.nn.utils.skip_init(torch.nn.Linear, 1, 1, device=device, dtype=parameters)
-            dtype = layer(torch.zeros(1, 1, device=device, dtype=parameters)).dtype
+        parameters, dtype = precisions(trainer, pl_module)
         self._shapes = shapes(pl_module.model, device.type, dtype)
         for shape, backends in self._shapes.items():
             if self._keep(shape, backends):
@@ -74,6 +73,72 @@ class AttentionChoice(Callback):
         return True
 
 
+class CompileChoice(Callback):
+    """Settle `--model.compile auto`. Process 0 measures and decides for all.
+
+    The choice goes into checkpoints, because compiled code rounds otherwise: a resumed run keeps it.
+
+    Args:
+        data: its `batch_size` is that of this process.
+        measured: gives the times of a `cait.extras.fused.block.BlockCase`.
+    """
+
+    def __init__(self, data: Any, measured: Callable[[Any], Measured] | None = None) -> None:
+        self.data, self.measured = data, measured
+        self._kept: str | None = None
+        self._module: Any = None
+
+    @property
+    def state_key(self) -> str:
+        return "compile"
+
+    def state_dict(self) -> dict[str, str]:
+        return {"taken": self._kept} if self._kept else {}
+
+    def load_state_dict(self, state_dict: dict[str, str]) -> None:
+        self._kept = state_dict.get("taken")
+        if self._module is not None:  # of a strategy that reads checkpoints after `on_fit_start`
+            self._apply()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if pl_module.architecture.compile != "auto":
+            return
+        self._module = pl_module
+        if self._kept is None:
+            from cait.extras.fused import block
+
+            if not isinstance(config := getattr(pl_module.model, "config", None), CaiTConfig):
+                raise UserError("model.compile auto times a block of a CaiT; for other networks say true or false")
+            context: Any = trainer.precision_plugin.forward_context
+            on = trainer.strategy.root_device
+            case = block.BlockCase(config, on, self.data.batch_size, *precisions(trainer, pl_module), context)
+            make = self.measured or (lambda case: remembered(case, block.measure))
+            found = trainer.strategy.broadcast(make(case) if trainer.is_global_zero else Measured())
+            self._kept = found.fastest
+            if trainer.is_global_zero:
+                print(f"compile   {found}", flush=True)
+        self._apply()
+
+    def _apply(self) -> None:
+        """Compile the network or not, and say so to the callbacks that come later."""
+        module, compiled = self._module, self._kept == "compiled"
+        module.architecture = replace(module.architecture, compile=compiled)
+        if compiled:
+            module.model.compile_blocks()
+        else:
+            for block in module.model.modules():
+                if isinstance(block, Block):
+                    block.run = type(block).body
+
+
+def precisions(trainer: Trainer, pl_module: Any) -> tuple[torch.dtype, torch.dtype]:
+    """Of the parameters, and of what the linear layers give."""
+    device, parameters = trainer.strategy.root_device, next(pl_module.parameters()).dtype
+    with trainer.precision_plugin.forward_context(), torch.no_grad():
+        layer = torch.nn.utils.skip_init(torch.nn.Linear, 1, 1, device=device, dtype=parameters)
+        return parameters, layer(torch.zeros(1, 1, device=device, dtype=parameters)).dtype
+
+
 def settle(network: Any, device: str, dtype: torch.dtype, images: int, compiled: bool, **more: Any) -> None:
     """Measure for a loop of your own: have "auto" take the fastest for batches of so many images.
 
@@ -85,17 +150,6 @@ def settle(network: Any, device: str, dtype: torch.dtype, images: int, compiled:
         found = remembered(Case(shape, images, compiled, **more), measure)
         backends.settled[shape] = found.fastest
         print(f"attention {found}", flush=True)
-
-
-def shapes(network: Any, device: str, dtype: torch.dtype) -> dict[Shape, Backends]:
-    """The shapes of the layers of talking heads whose backend is "auto"."""
-    found: dict[Shape, Backends] = {}
-    layers = [layer for layer in network.modules() if isinstance(layer, SelfAttention)]
-    for layer in layers:
-        if layer.talking_heads and not layer.cosine and layer.backend == "auto":
-            k = layer.qkv.in_features // layer.num_heads
-            found |= {Shape(device, dtype, N, layer.num_heads, k): layer.backends for N in sorted(network.token_counts)}
-    return found
 
 
 def _name(shape: Shape) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cait import disk
+from cait.model.attention import SelfAttention
 from cait.model.config import attention_backends
 from cait.model.talking_heads import Backends, Shape
 
@@ -40,6 +41,11 @@ class Case:
     """The Trainer's context of a forward pass."""
 
     @property
+    def key(self) -> tuple[Any, ...]:
+        """What the times depend on, in the cache."""
+        return *versions(self.shape.device), *self.shape, self.images, self.compiled, self.parameters
+
+    @property
     def bound(self) -> float:
         """The largest accepted difference, relative to the norm of a tensor."""
         return max(4 * torch.finfo(self.shape.dtype).eps, 1e-4)
@@ -51,17 +57,31 @@ class Measured:
 
     ms: dict[str, float] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    part: str = "layer"
+    otherwise: str = "reference"
+    """What to take where nothing could be timed."""
 
     @property
     def fastest(self) -> str:
-        return min(self.ms, key=self.ms.__getitem__, default="reference")
+        return min(self.ms, key=self.ms.__getitem__, default=self.otherwise)
 
     def __str__(self) -> str:
         """As "fused 0.41 ms a layer, recompute 0.95: fused; without reference: ..."."""
         times = [f"{name} {self.ms[name]:.2g}" for name in sorted(self.ms, key=self.ms.__getitem__)]
-        shown = f"{', '.join([f'{times[0]} ms a layer', *times[1:]])}: " if times else ""
+        shown = f"{', '.join([f'{times[0]} ms a {self.part}', *times[1:]])}: " if times else ""
         reasons = "".join(f"; without {name}: {reason}" for name, reason in self.left_out.items())
         return f"{shown}{self.fastest}{reasons}"
+
+
+def shapes(network: Any, device: str, dtype: torch.dtype) -> dict[Shape, Backends]:
+    """The shapes of the layers of talking heads whose backend is "auto"."""
+    found: dict[Shape, Backends] = {}
+    layers = [layer for layer in network.modules() if isinstance(layer, SelfAttention)]
+    for layer in layers:
+        if layer.talking_heads and not layer.cosine and layer.backend == "auto":
+            k = layer.qkv.in_features // layer.num_heads
+            found |= {Shape(device, dtype, N, layer.num_heads, k): layer.backends for N in sorted(network.token_counts)}
+    return found
 
 
 def milliseconds(step: Step, device: torch.device) -> float:
@@ -101,11 +121,14 @@ def measure(case: Case, clock: Callable[[Step, torch.device], float] = milliseco
                 continue
             found.ms[name] = clock(_step(backends, name, case), torch.device(case.shape.device))
         except Exception as failure:  # no compiler, an old driver, too little memory: train without it
-            line = (str(failure).splitlines() or [""])[0]
-            found.left_out[name] = f"{type(failure).__name__}: {line}"
+            found.left_out[name] = in_a_line(failure)
     if case.shape.device == "cuda":
         torch.cuda.empty_cache()
     return found
+
+
+def in_a_line(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"
 
 
 def difference(backends: Backends, name: str, case: Case) -> float:
@@ -163,14 +186,14 @@ def _tensors(case: Case, exact: bool = False) -> tuple[Tensor, nn.Linear, nn.Lin
         return draw(dtype, B, N, 3, h, k), *layers, draw(dtype, B, N, h * k).detach()
 
 
-def remembered(case: Case, make: Callable[[Case], Measured], folder: Path | None = None) -> Measured:
-    """What `make` finds, kept beside torch.compile's cache by device, versions, shape and batch."""
+def remembered(case: Any, make: Callable[[Any], Measured], folder: Path | None = None) -> Measured:
+    """What `make` finds for a case, kept by its `key` beside torch.compile's cache."""
     path = (folder or _cache_folder()) / CACHE
-    key = " ".join(map(str, (*_versions(case.shape.device), *case.shape, case.images, case.compiled, case.parameters)))
+    key = " ".join(map(str, case.key))
     known: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         known = dict(json.loads(path.read_text()))
-    if isinstance(entry := known.get(key), dict) and entry.keys() == {"ms", "left_out"}:
+    if isinstance(entry := known.get(key), dict) and entry.keys() == vars(Measured()).keys():
         return Measured(**entry)
     found = make(case)
     with suppress(OSError):  # a disk that is full: it is measured again next time
@@ -186,7 +209,8 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir())
 
 
-def _versions(device: str) -> tuple[str, ...]:
+def versions(device: str) -> tuple[str, ...]:
+    """Of the device and of what makes its code."""
     name = torch.cuda.get_device_name() if device == "cuda" else device
     triton = ""
     with suppress(ImportError):

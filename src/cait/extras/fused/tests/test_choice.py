@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from networks import needs_a_compiler
 from torch import nn
 
 import cait
-from cait.extras.fused.choice import AttentionChoice, shapes
-from cait.extras.fused.measure import Case, Measured, measure, remembered
+from cait.extras.fused import block
+from cait.extras.fused.block import BlockCase
+from cait.extras.fused.choice import AttentionChoice, CompileChoice
+from cait.extras.fused.measure import Case, Measured, measure, remembered, shapes
 from cait.extras.fused.recompute import Recompute
 from cait.model.config import attention_backends
+from cait.model.network import NetworkSettings
 from cait.model.talking_heads import Backends, Shape
 
 CASE = Case(Shape("cpu", torch.float32, 9, 2, 8), images=2)
@@ -173,3 +177,87 @@ def test_on_the_cpu_nothing_is_measured() -> None:
     trainer: Any = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))
     choice.on_fit_start(trainer, SimpleNamespace(model=network))
     assert taken(network) == "recompute"
+
+
+def compile_run(choice: CompileChoice, compile: Any = "auto", rank: int = 0, told: Any = None) -> Any:
+    """`on_fit_start` for a network in float32 on the CPU."""
+    network = cait.create_model("xxs24", 16, 10, **FIELDS)
+    strategy = SimpleNamespace(root_device=torch.device("cpu"), broadcast=lambda found: found if rank == 0 else told)
+    trainer: Any = SimpleNamespace(
+        strategy=strategy, precision_plugin=SimpleNamespace(forward_context=nullcontext), is_global_zero=rank == 0
+    )
+    module = SimpleNamespace(
+        model=network, parameters=network.parameters, architecture=NetworkSettings(compile=compile)
+    )
+    choice.on_fit_start(trainer, module)
+    return module
+
+
+def is_compiled(module: Any) -> bool:
+    runs = {block.run is not type(block).body for block in (*module.model.blocks, *module.model.blocks_token_only)}
+    assert runs == {module.architecture.compile}  # all blocks, and what comes later is told
+    return runs.pop()
+
+
+def timed(**ms: float) -> Any:
+    return lambda case: Measured(ms, part="block", otherwise="plain")
+
+
+DATA = SimpleNamespace(batch_size=4)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("fastest", ["plain", "compiled"])
+def test_a_network_is_compiled_where_that_is_faster(fastest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ms = {name: 1.0 if name == fastest else 2.0 for name in ("plain", "compiled")}
+    choice = CompileChoice(DATA, timed(**ms))
+    assert is_compiled(compile_run(choice)) == (fastest == "compiled")
+    other = ({*ms} - {fastest}).pop()
+    assert capsys.readouterr().out == f"compile   {fastest} 1 ms a block, {other} 2: {fastest}\n"
+
+    again = CompileChoice(DATA, lambda case: pytest.fail("a resumed run measures"))
+    again.load_state_dict(choice.state_dict())
+    assert is_compiled(compile_run(again)) == (fastest == "compiled")
+    assert again.state_dict() == choice.state_dict()
+
+    late = CompileChoice(DATA, timed(**{other: 1.0, fastest: 2.0}))  # a strategy that reads checkpoints later
+    module = compile_run(late)
+    late.load_state_dict(choice.state_dict())
+    assert is_compiled(module) == (fastest == "compiled")
+
+
+def test_the_first_process_decides_whether_to_compile(capsys: pytest.CaptureFixture[str]) -> None:
+    choice = CompileChoice(DATA, lambda case: pytest.fail("process 1 measures"))
+    assert not is_compiled(compile_run(choice, rank=1, told=Measured({"compiled": 2.0, "plain": 1.0})))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_who_says_whether_to_compile_needs_no_clock(compile: bool) -> None:
+    choice = CompileChoice(DATA, lambda case: pytest.fail("it measures"))
+    assert compile_run(choice, compile).architecture.compile is compile
+    assert choice.state_dict() == {}
+
+
+@needs_a_compiler
+def test_a_block_is_timed_as_it_trains_and_the_run_draws_the_same() -> None:
+    config = cait.create_model("xxs24", 16, 10, 0.4, **FIELDS).config
+    case = BlockCase(config, torch.device("cpu"), 4, torch.float32, torch.float32, nullcontext)
+    state = torch.get_rng_state()
+    found = block.measure(case)
+    assert found.ms.keys() == {"plain", "compiled"}
+    assert not found.left_out
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_without_a_compiler_a_network_runs_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    def refuse() -> None:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", refuse)
+    config = cait.create_model("xxs24", 16, 10, **FIELDS).config
+    found = block.measure(BlockCase(config, torch.device("cpu"), 2, torch.float32, torch.float32, nullcontext))
+    assert found.fastest == "plain"
+    assert "install g++" in found.left_out["compiled"]
