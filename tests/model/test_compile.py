@@ -73,6 +73,17 @@ def test_small_batches_need_one_graph_whatever_is_dropped(batch: int, monkeypatc
     assert kept == set(range(1, batch + 1))  # one image too, and none, of which one is computed
 
 
+def test_blocks_with_and_without_the_class_token_are_compiled_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    settings = SMALLEST | dict(depth=2, class_token_at=1)
+    eager, compiled = (create_model("xxs24", 8, 7, 0.0, **settings) for _ in range(2))
+    compiled.load_state_dict(eager.state_dict())
+    compiled.compile_blocks()
+    images = torch.randn(4, 3, 8, 8)
+    for ours, reference in zip(step(compiled, images, 0), step(eager, images, 0), strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
+
+
 @needs_a_compiler
 def test_a_copy_of_a_compiled_network_runs_its_own_weights() -> None:
     model = network()

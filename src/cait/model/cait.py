@@ -135,13 +135,11 @@ class ClassAttentionBlock(Block):
 
 
 def compiled(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A block's `body`, compiled for any number of images from the first call on.
+    """A block's `body`, compiled for any number of images from the first call on, and for each number of tokens.
 
-    By default torch compiles the first call for its own size, which may round differently: a resumed run, which
-    starts with it, would end with other bits. It also compiles anew for a size of 1, for indices that begin at 0 or 1
-    of their memory, and for a factor that two samples share, until it gives up. So each sample gets tensors of its
-    own, and a single image is taken twice at half the factor: the same draw and, but for rounding, the same sum.
-    Only a batch norm differs: its running variance is smaller by 1 / (2n - 1) of it for n tokens.
+    torch compiles the first call for its size: a resumed run, which starts with another, would end with other bits. It
+    compiles anew for a size of 1, a slice's offset of 0 or 1 and a tensor given twice, until it gives up. So samples
+    get tensors of their own, and a lone image counts twice with half the factor: a batch norm's variance is smaller.
     """
     fast = torch.compile(body, fullgraph=True)
 
@@ -149,8 +147,10 @@ def compiled(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if isinstance(arg, tuple):
             indices, factor = arg
             arg = (indices.repeat(2), factor / 2) if len(indices) == 1 else (indices.clone(), factor.detach())
-        if arg is not None:
-            torch._dynamo.maybe_mark_dynamic(arg[0] if isinstance(arg, tuple) else arg, 0)
+            torch._dynamo.maybe_mark_dynamic(arg[0], 0)
+        elif arg is not None:
+            torch._dynamo.maybe_mark_dynamic(arg, 0)
+            torch._dynamo.mark_static(arg, 1)  # attention is chosen by the number of tokens
         return arg
 
     return lambda block, *args: fast(block, *map(own, args))
