@@ -83,7 +83,7 @@ def check_trainer(trainer: Trainer, model: LightningModule, trains: bool, sync_b
     """Refuse what the strategy cannot do, by its method `check` if it has one; report devices that stay idle."""
     _check_type(type(trainer.strategy))
     if hasattr(trainer.strategy, "check"):
-        trainer.strategy.check(trainer.precision, sync_batchnorm, model.hparams.get("optimizer", ""))
+        trainer.strategy.check(trainer.precision, sync_batchnorm)
     cluster = getattr(trainer.strategy, "cluster_environment", None)
     if trains and trainer.num_nodes > 1 and isinstance(cluster, LightningEnvironment) and not os.getenv("MASTER_ADDR"):
         raise UserError(f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun")

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from cait.train.module import CaiTModule
 
 ANOTHER = "take another --model.optimizer, such as adamw"
+NOT_SHARED = ("mixed torch.Tensor and DTensor", "Sharding propagation failed")
+"""What torch says of an operation that it cannot share out."""
 PRECISIONS = ("32-true", "bf16-mixed")
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _BatchNorm)
 """Their activations are float32, and not all of them accept parameters of another type."""
@@ -52,14 +54,12 @@ class FullyShardedStrategy(ModelParallelStrategy):
         super().__init__(tensor_parallel_size=1, **settings)
         self._states_checked = False
 
-    def check(self, precision: str, sync_batchnorm: bool, optimizer: str) -> None:
+    def check(self, precision: str, sync_batchnorm: bool) -> None:
         """Raise UserError if FSDP2 cannot train with these settings."""
         if precision not in PRECISIONS:
             raise UserError(f"--trainer.precision {precision}: fsdp2 takes {' or '.join(PRECISIONS)}")
         if sync_batchnorm:
             raise UserError("--trainer.sync_batchnorm true: fsdp2 leaves batch norms as they are; take ddp")
-        if "muon" in optimizer:
-            raise UserError(f"--model.optimizer {optimizer} needs whole matrices, and fsdp2 shares them out; take ddp")
         if type(self.checkpoint_io) not in (DurableCheckpointIO, TorchCheckpointIO):
             raise UserError("fsdp2 writes checkpoints itself: leave out --save_async true and plugins that write them")
         if self.root_device.type not in ("cpu", "cuda"):
@@ -100,7 +100,9 @@ class FullyShardedStrategy(ModelParallelStrategy):
         try:
             result = super().optimizer_step(*args, **kwargs)
         except RuntimeError as error:
-            if "mixed torch.Tensor and DTensor" not in str(error):
+            if not any(
+                words in str(error) for words in ("mixed torch.Tensor and DTensor", "Sharding propagation failed")
+            ):
                 raise
             raise UserError(f"fsdp2 cannot run this step: {one_line(error)}; {ANOTHER}") from error
         if not self._states_checked:  # now, not when the first checkpoint is due

@@ -84,6 +84,7 @@ REFUSED = {
     "tied": dict(name="fsdp_pair:Tied"),
     "scaled": dict(name="fsdp_pair:Scaled"),
     "adafactor": dict(optimizer="adafactor", fields=dict(embed_dim=64)),
+    "adamuon": dict(optimizer="adamuon"),
 }
 
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import KIND, LIMIT, SMALL, Cait, ended, environment, free_port, rows, start
+from harness import KIND, LIMIT, SMALL, Cait, ended, environment, free_port, rows, slow, start
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from runs import filled_disk, wait_for_steps
 from torch.utils._pytree import tree_flatten_with_path
@@ -262,15 +263,14 @@ def test_consolidated_it_is_the_file_of_ddp(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("16-mixed", False, "adamw"), "--trainer.precision 16-mixed: fsdp2 takes 32-true or bf16-mixed"),
-        (("32-true", True, "adamw"), "--trainer.sync_batchnorm true"),
-        (("32-true", False, "muon"), "--model.optimizer muon"),
+        (("16-mixed", False), "--trainer.precision 16-mixed: fsdp2 takes 32-true or bf16-mixed"),
+        (("32-true", True), "--trainer.sync_batchnorm true"),
     ],
 )
-def test_what_cannot_be_sharded_is_refused(settings: tuple[str, bool, str], message: str) -> None:
+def test_what_cannot_be_sharded_is_refused(settings: tuple[str, bool], message: str) -> None:
     strategy = FullyShardedStrategy()
     strategy.parallel_devices = [torch.device("cpu")]
-    strategy.check("bf16-mixed", False, "adamw")
+    strategy.check("bf16-mixed", False)
     with pytest.raises(UserError, match=message):
         strategy.check(*settings)
 
@@ -288,10 +288,10 @@ def test_another_writer_of_checkpoints_is_refused() -> None:
     strategy = FullyShardedStrategy()
     strategy.parallel_devices = [torch.device("cpu")]
     strategy.checkpoint_io = DurableCheckpointIO()
-    strategy.check("32-true", False, "adamw")
+    strategy.check("32-true", False)
     strategy.checkpoint_io = AsyncCheckpointIO(DurableCheckpointIO())
     with pytest.raises(UserError, match="--save_async true"):
-        strategy.check("32-true", False, "adamw")
+        strategy.check("32-true", False)
 
 
 def test_what_shows_only_in_training_is_refused(both: tuple[Path, list[dict]]) -> None:
@@ -300,6 +300,8 @@ def test_what_shows_only_in_training_is_refused(both: tuple[Path, list[dict]]) -
     assert "Tied fails on images of [3, 8, 8]" in said["tied"]
     assert "the network cannot be sharded" in said["scaled"]
     assert "take another --model.optimizer" in said["adafactor"]
+    assert re.match("fsdp2 cannot run this step: .*; take another --model.optimizer", said["adamuon"])
+    assert "\n" not in said["adamuon"]
     assert "they have 3 to 4 batches" in said["uneven"]
 
 
@@ -314,8 +316,9 @@ CHECKPOINTED = dict(grad_checkpointing=True)
         (dict(compile=True), dict(gradient_clip_algorithm="value", gradient_clip_val=1e-3), 1e-5),
         (dict(optimizer="lamb", layer_decay=0.7, fields=dict(norm="batchnorm")), {}, 1e-4),
         (CHECKPOINTED, dict(precision="bf16-mixed"), 0.05),
+        (dict(optimizer="muon"), {}, 0.05),
     ],
-    ids=["checkpointing and accumulation", "compiled and clipped by value", "lamb and batch norms", "bf16"],
+    ids=["checkpointing and accumulation", "compiled and clipped by value", "lamb and batch norms", "bf16", "muon"],
 )
 def test_other_settings_train_as_with_ddp(settings: dict, trainers: dict, tolerance: float, tmp_path: Path) -> None:
     found = pair(tmp_path, settings, trainers)
@@ -328,6 +331,15 @@ def test_other_settings_train_as_with_ddp(settings: dict, trainers: dict, tolera
     ours = checkpoint(tmp_path, "fsdp")
     assert all(weight.dtype == torch.float32 for weight in ckpt.weights(ours).values() if weight.is_floating_point())
     assert ours["state_dict"].keys() == checkpoint(tmp_path, "ddp")["state_dict"].keys()
+
+
+@pytest.mark.parametrize("processes", [2, *slow(3)])
+def test_muon_on_shares_is_muon_on_whole_matrices(processes: int) -> None:
+    script, folder = Path(__file__).with_name("muon_share.py"), Path(__file__).parents[5]
+    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", script)
+    ran = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=LIMIT)
+    assert ran.returncode == 0, ran.stderr
+    assert float(ran.stdout) < 1e-4
 
 
 @pytest.fixture(scope="module")
