@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from lightning.pytorch.strategies import Strategy, StrategyRegistry
+from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from cait import ckpt, disk, plugins, signature
@@ -290,7 +290,7 @@ class CaiTCLI(LightningCLI):
             trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
             if self.subcommand == "fit":
                 self.datamodule.share_batch(trainer)  # before other processes are started
-                self.processes.connect(trainer, self.config.fit, isinstance(given.strategy, Strategy))
+                self.processes.connect(trainer, self.config.fit)
         except (ValueError, TypeError, ImportError) as error:  # Lightning's, about settings that do not fit together
             raise UserError(one_line(error)) from error
         trainer_checks.check_trainer(trainer, self.model, self.subcommand == "fit", bool(given.sync_batchnorm))

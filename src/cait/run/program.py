@@ -62,11 +62,8 @@ class Processes:
         """What `make` gives in the first process; here each process makes its own."""
         return make()
 
-    def connect(self, trainer: Trainer, settings: Any, own_timeout: bool) -> None:
-        """Prepare a Trainer, which has not started yet, for several processes.
-
-        `settings` are those of `cait fit`; `own_timeout` says whether the strategy brings a time limit of its own.
-        """
+    def connect(self, trainer: Trainer, settings: Any) -> None:
+        """Prepare a Trainer, which has not started yet, for several processes. `settings` are those of `cait fit`."""
 
     def disconnect(self) -> None:
         """Tell the other processes that this one has finished."""

@@ -6,12 +6,6 @@ from cait.plugins import Run, Setting
 
 SETTINGS = [
     Setting(
-        "collective_timeout_minutes",
-        float,
-        10.0,
-        "Minutes that the processes of a run wait for one that does not answer, before all end.",
-    ),
-    Setting(
         "silence_seconds",
         float | None,
         60.0,

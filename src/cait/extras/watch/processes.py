@@ -1,4 +1,4 @@
-"""Processes that torchrun, SLURM or Lightning started agree before they train, then watch each other, and end together.
+"""Processes that torchrun, SLURM or Lightning started agree before they train, then watch each other.
 
 Every verb loads this file, so it imports torch, Lightning and the files beside it where it uses them.
 """
@@ -89,15 +89,13 @@ class WatchedProcesses(Processes):
         cluster = self.cluster()
         return self.agree(make() if cluster is None or cluster.global_rank() == 0 else "")[0]
 
-    def connect(self, trainer: Trainer, settings: Any, own_timeout: bool) -> None:
+    def connect(self, trainer: Trainer, settings: Any) -> None:
         """Have the processes of `trainer` watch each other from their first connection on.
 
         Raises:
-            UserError: one of the settings `collective_timeout_minutes` and `silence_seconds` is not above 0.
+            UserError: `silence_seconds` is not above 0.
         """
-        minutes, silence = settings.collective_timeout_minutes, settings.silence_seconds
-        if not minutes > 0:
-            raise UserError(f"collective_timeout_minutes must be above 0, got {minutes}")
+        silence = settings.silence_seconds
         if silence is not None and not silence > 0:
             raise UserError(f"silence_seconds must be above 0 or null, got {silence}")
         if trainer.world_size == 1:
@@ -120,13 +118,10 @@ class WatchedProcesses(Processes):
                 connect()
             except dist.DistError as error:
                 raise UserError(f"cannot reach the other processes: {one_line(error)}") from error
-            if not own_timeout:
-                limit_collectives(timedelta(minutes=minutes))
             store = dist.PrefixStore("cait/watch", dist.distributed_c10d._get_default_store().clone())
-            limit = math.inf if silence is None else min(silence, 60 * minutes)
             children = getattr(strategy.launcher, "procs", ())
             place = Place(trainer.global_rank, trainer.world_size, trainer.local_rank, children)
-            self.watch = Watch(store, place, limit, lambda: trainer.global_step)
+            self.watch = Watch(store, place, math.inf if silence is None else silence)
             self.watch.start()
             _silence_lightnings_observer()
 
@@ -138,7 +133,7 @@ class WatchedProcesses(Processes):
             self.watch = None
 
     def fail(self, error: Exception, line: str | None) -> str | None:
-        """Print the first cause once, and nothing about the connections that broke after it."""
+        """Print the first cause once, and a line about a connection that broke after it."""
         if self.watch:
             self._end(self.watch, error, line)
         if line is None or not self._starting or not self.several():
@@ -150,19 +145,17 @@ class WatchedProcesses(Processes):
         return line
 
     def _end(self, watch: Watch, error: Exception, line: str | None) -> NoReturn:
-        from cait.extras.watch.watch import is_of_the_network, print_error
+        from cait.extras.watch.watch import LINGER, is_of_the_network, print_error
 
-        if line is not None:
-            status, prints = 2, watch.fail(line, 2)
-        elif is_of_the_network(error):
-            trouble, prints = watch.blame(error)
-            line, status = trouble.text, trouble.status
+        status = 2 if line else 1
+        if line is None and is_of_the_network(error):
+            time.sleep(LINGER)  # meanwhile the watch ends this process if another one tells the cause
+            print_error(f"the connection between the processes broke: {one_line(error)}")
+        elif watch.is_first():
+            print_error(line) if line else traceback.print_exception(error)
+            watch.tell(line or kind_and_place(error), status)
         else:
-            status, prints = 1, watch.fail(kind_and_place(error))
-        if prints and line is not None:
-            print_error(line)
-        elif prints:
-            traceback.print_exception(error)
+            time.sleep(LINGER)
         watch.leave(status)
 
 
@@ -224,15 +217,6 @@ def _replace_torchruns(cluster: ClusterEnvironment) -> Any:
 
     _wait_until(all_connected, WAIT)
     return store
-
-
-def limit_collectives(limit: timedelta) -> None:
-    """Limit how long the default group's operations wait. Connecting may take longer, as processes start apart."""
-    from torch.distributed import distributed_c10d
-
-    set_timeout = getattr(distributed_c10d, "set_timeout", None) or distributed_c10d._set_pg_timeout
-    set_timeout(limit)
-    distributed_c10d._get_default_store().set_timeout(limit)
 
 
 def _silence_lightnings_observer() -> None:
