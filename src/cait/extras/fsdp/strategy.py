@@ -100,9 +100,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         try:
             result = super().optimizer_step(*args, **kwargs)
         except RuntimeError as error:
-            if not any(
-                words in str(error) for words in ("mixed torch.Tensor and DTensor", "Sharding propagation failed")
-            ):
+            if not any(words in str(error) for words in NOT_SHARED):
                 raise
             raise UserError(f"fsdp2 cannot run this step: {one_line(error)}; {ANOTHER}") from error
         if not self._states_checked:  # now, not when the first checkpoint is due
