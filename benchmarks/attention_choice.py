@@ -46,16 +46,18 @@ def main() -> None:
             images = max(1, options.batch // (1 if size <= 224 else 4))
             if options.blocks:
                 case = BlockCase(network.config, torch.device(DEVICE), images, torch.float32, dtype, mixed)
-                line = f"{name} at {size}, {images} images: compile {block.measure(case)}"
-                print(line, flush=True)
-                add(options.out, line)
+                report(options.out, f"{name} at {size}, {images} images: compile {block.measure(case)}")
                 continue
             for shape in shapes(network, DEVICE, dtype):
                 found: Measured = find(Case(shape, images, options.compile, context=mixed))
-                line = f"{name} at {size}, {images} images of {shape.N} tokens, {shape.heads} heads: attention {found}"
-                print(line, flush=True)
-                add(options.out, line)
+                heads = f"{images} images of {shape.N} tokens, {shape.heads} heads"
+                report(options.out, f"{name} at {size}, {heads}: attention {found}")
     print(f"{time.perf_counter() - begin:.0f} s")
+
+
+def report(out: Path | None, line: str) -> None:
+    print(line, flush=True)
+    add(out, line)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ class Flat(CaiTModule):
         return self.optimizer_settings.build(self.model, lr=1e-3)
 
 
-def trainer(**settings: Any) -> Trainer:
+def trainer(devices: int | str = 1, **settings: Any) -> Trainer:
     return Trainer(
         accelerator="auto",
-        devices=1,
+        devices=devices,
         precision="bf16-mixed",
         logger=False,
         enable_checkpointing=False,

@@ -59,11 +59,8 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
                 (300, [profile, "--case", "xxs24-32", *tiny, *tuned]),
             ],
             "runs": [
-                (
-                    300,
-                    [sharding, "--model", "xxs24", "--img_size", "32", "--batch", "1", "--steps", "8", "--rounds", "1"],
-                ),
-                (300, [saving, "--models", "xxs24", "--img_size", "32", "--batch", "1", "--rounds", "1", *runs]),
+                (300, [sharding, "--model", "xxs24", "--img_size", "32", "--steps", "8", *tiny, *runs]),
+                (300, [saving, "--models", "xxs24", "--img_size", "32", *tiny, *runs]),
                 (300, ["-m", "pytest", WATCH]),
                 (300, [*blocks, *small, *runs]),
             ],

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import bare
 import torch
-from bare import Flat
 from lightning.pytorch import Callback, Trainer
 from report import DEVICE, add
 from torch.utils.data import DataLoader
@@ -45,21 +45,15 @@ def train(options: argparse.Namespace) -> None:
     """Train by one of the two in this process; process 0 writes what it found."""
     torch.manual_seed(0)
     sharded, clock = options.strategy == "fsdp2", Clock()
-    module = Flat(options.model, img_size=options.img_size, drop_path_rate=0.0)
+    module = bare.Flat(options.model, img_size=options.img_size, drop_path_rate=0.0)
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(options.batch, 3, options.img_size, options.img_size, generator=generator)
     labels = torch.randint(0, 1000, (options.batch,), generator=generator)
-    trainer = Trainer(
-        accelerator="auto" if DEVICE == "cuda" else "cpu",
+    trainer = bare.trainer(
         devices="auto" if DEVICE == "cuda" else 1,
         strategy=FullyShardedStrategy() if sharded else "ddp",
-        precision="bf16-mixed",
         max_steps=options.steps,
         callbacks=[clock],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
     )
     batches: Any = [(images, labels)] * options.steps
     trainer.fit(module, DataLoader(batches, batch_size=None))
@@ -82,10 +76,13 @@ def main() -> None:
     parser.add_argument("--strategy", choices=["ddp", "fsdp2"], help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.strategy:
-        return train(options)
     if options.steps < WARM_UP + 3:
         parser.error(f"--steps {options.steps}: {WARM_UP} warm up and a few are timed")
+    train(options) if options.strategy else compare(options)
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Train by both in turns, each in processes of its own."""
     found: dict[str, list[dict[str, float]]] = {"ddp": [], "fsdp2": []}
     for _ in range(options.rounds):
         for strategy, results in found.items():
@@ -107,7 +104,6 @@ def main() -> None:
     )
     print(line, flush=True)
     add(options.out, line)
-    return None
 
 
 if __name__ == "__main__":

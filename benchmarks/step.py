@@ -94,9 +94,10 @@ def stepper(case: Case, which: str, batch: int) -> dict[str, Callable[[], Any]]:
         return torch.autocast(DEVICE, dtype=case.dtype, enabled=case.dtype != torch.float32)
 
     if DEVICE == "cuda" and which == "ours":
-        from cait.extras.fused.choice import settle
+        from cait.extras.fused.measure import settle
 
-        settle(model, DEVICE, case.dtype, batch, case.compiled, context=autocast)
+        for found in settle(model, DEVICE, case.dtype, batch, case.compiled, context=autocast):
+            print(f"attention {found}", flush=True)
     if case.compiled and which == "ours":
         model.compile_blocks()
     elif case.compiled:

@@ -24,7 +24,7 @@ QUIET = 20.0
 PATIENCE = 12 * 3600.0
 """Seconds after which a process no longer waits: longer than any download or unpacking takes."""
 TOLD: set[Path] = set()
-"""Folders of which this process has said that it waits."""
+"""Folders for which this process has printed that it waits."""
 
 
 class Lock:

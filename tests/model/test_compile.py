@@ -70,7 +70,7 @@ def test_small_batches_need_one_graph_whatever_is_dropped(batch: int, monkeypatc
             if seed < 20:
                 for got, reference in zip(ours, step(eager, images, seed), strict=True):
                     torch.testing.assert_close(got, reference, rtol=1e-4, atol=1e-5)
-    assert kept == set(range(1, batch + 1))  # one image too, and none, of which one is computed
+    assert kept == set(range(1, batch + 1))  # 1 stands for no image too: one is then computed, times 0
 
 
 def test_blocks_with_and_without_the_class_token_are_compiled_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,16 @@ def torchrun(*options: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", *options)
 
 
+def apart(tmp_path: Path, digits_root: Path) -> tuple[str, ...]:
+    """A launcher whose process 1 works in another folder, as on a node with a disk of its own."""
+    for name in ("node0", "node1"):
+        (tmp_path / name / "data").mkdir(parents=True)
+        (tmp_path / name / "data/digits").symlink_to(digits_root)
+    script = tmp_path / "apart.sh"
+    script.write_text(f'cd {tmp_path}/node$RANK && exec {sys.executable} "$@"\n')
+    return (*torchrun("--standalone", "--no_python"), "bash", str(script))
+
+
 def slurm_task(folder: Path, rank: int, *arguments: str) -> subprocess.Popen:
     """Start one of two tasks of a SLURM job on this machine."""
     job = dict(NTASKS="2", NTASKS_PER_NODE="2", NNODES="1", JOB_ID="7", JOB_NAME="train", NODEID="0")

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from cait.extras.fused.measure import Case, Measured, Step, in_a_line, milliseconds, remembered, shapes, versions
-from cait.extras.fused.measure import measure as measure_layer
+from cait.extras.fused.measure import Measured, Step, in_a_line, milliseconds, settle, versions
 from cait.model.cait import CaiT
 from cait.model.config import CaiTConfig
 
@@ -53,9 +52,8 @@ def _step(case: BlockCase, compiled: bool) -> Step:
     config, on = replace(case.config, depth=1), (case.device, case.parameters)
     network = CaiT(config).to(*on).train()
     if case.device.type != "cpu":  # each way with the attention that is the fastest there
-        for shape, backends in shapes(network, case.device.type, case.dtype).items():
-            layer = Case(shape, case.images, compiled, case.parameters, case.context)
-            backends.settled[shape] = remembered(layer, measure_layer).fastest
+        more: dict[str, Any] = dict(parameters=case.parameters, context=case.context)
+        settle(network, case.device.type, case.dtype, case.images, compiled, **more)
     if compiled:
         network.compile_blocks()
     block = network.blocks[0]

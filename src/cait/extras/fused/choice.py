@@ -139,19 +139,6 @@ def precisions(trainer: Trainer, pl_module: Any) -> tuple[torch.dtype, torch.dty
         return parameters, layer(torch.zeros(1, 1, device=device, dtype=parameters)).dtype
 
 
-def settle(network: Any, device: str, dtype: torch.dtype, images: int, compiled: bool, **more: Any) -> None:
-    """Measure for a loop of your own: have "auto" take the fastest for batches of so many images.
-
-    Args:
-        dtype: the precision of qkv.
-        more: further fields of `Case`.
-    """
-    for shape, backends in shapes(network, device, dtype).items():
-        found = remembered(Case(shape, images, compiled, **more), measure)
-        backends.settled[shape] = found.fastest
-        print(f"attention {found}", flush=True)
-
-
 def _name(shape: Shape) -> str:
     """A shape in checkpoints, as "196 tokens, 4 heads of 48, bfloat16"."""
     return f"{shape.N} tokens, {shape.heads} heads of {shape.k}, {str(shape.dtype).removeprefix('torch.')}"

@@ -190,17 +190,34 @@ def remembered(case: Any, make: Callable[[Any], Measured], folder: Path | None =
     """What `make` finds for a case, kept by its `key` beside torch.compile's cache."""
     path = (folder or _cache_folder()) / CACHE
     key = " ".join(map(str, case.key))
-    known: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
-        known = dict(json.loads(path.read_text()))
-    if isinstance(entry := known.get(key), dict) and entry.keys() == vars(Measured()).keys():
+    if isinstance(entry := _cached(path).get(key), dict) and entry.keys() == vars(Measured()).keys():
         return Measured(**entry)
     found = make(case)
     with suppress(OSError):  # a disk that is full: it is measured again next time
         path.parent.mkdir(parents=True, exist_ok=True)
-        with disk.whole(path) as beside:
-            beside.write_text(json.dumps(known | {key: vars(found)}, indent=1))
+        with disk.whole(path) as beside:  # `make` may have kept something too
+            beside.write_text(json.dumps(_cached(path) | {key: vars(found)}, indent=1))
     return found
+
+
+def settle(network: Any, device: str, dtype: torch.dtype, images: int, compiled: bool, **more: Any) -> list[Measured]:
+    """Have "auto" take the fastest for batches of so many images: for a block, or a loop of your own.
+
+    Args:
+        dtype: the precision of qkv.
+        more: further fields of `Case`.
+    """
+    found = []
+    for shape, backends in shapes(network, device, dtype).items():
+        found.append(remembered(Case(shape, images, compiled, **more), measure))
+        backends.settled[shape] = found[-1].fastest
+    return found
+
+
+def _cached(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        return dict(json.loads(path.read_text()))
+    return {}
 
 
 def _cache_folder() -> Path:

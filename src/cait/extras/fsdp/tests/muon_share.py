@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from cait.extras.fsdp.strategy import shard
 from cait.model.network import create_model
+from cait.train.module import whole_tensor
 from cait.train.optim import OptimizerSettings
 
 STEPS = 4
@@ -32,8 +33,7 @@ def trained(model: nn.Module) -> list[Tensor]:
 
 
 def matrices(model: nn.Module) -> list[Tensor]:
-    weights = (parameter.detach() for parameter in model.parameters() if parameter.ndim > 1)
-    return [weight.full_tensor() if hasattr(weight, "full_tensor") else weight for weight in weights]
+    return [whole_tensor(parameter.detach()) for parameter in model.parameters() if parameter.ndim > 1]
 
 
 def difference() -> float:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import KIND, LIMIT, SMALL, Cait, ended, environment, free_port, rows, slow, start
+from harness import KIND, LIMIT, REPO, SMALL, Cait, ended, environment, free_port, rows, slow, start
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
-from runs import filled_disk, wait_for_steps
+from runs import filled_disk, torchrun, wait_for_steps
 from torch.utils._pytree import tree_flatten_with_path
 
 from cait import ckpt, disk
@@ -335,9 +335,9 @@ def test_other_settings_train_as_with_ddp(settings: dict, trainers: dict, tolera
 
 @pytest.mark.parametrize("processes", [2, *slow(3)])
 def test_muon_on_shares_is_muon_on_whole_matrices(processes: int) -> None:
-    script, folder = Path(__file__).with_name("muon_share.py"), Path(__file__).parents[5]
-    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", script)
-    ran = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=LIMIT)
+    script = str(Path(__file__).with_name("muon_share.py"))
+    command = torchrun("--standalone", f"--nproc_per_node={processes}", script)
+    ran = subprocess.run(command, cwd=REPO, env=environment(), capture_output=True, text=True, timeout=LIMIT)
     assert ran.returncode == 0, ran.stderr
     assert float(ran.stdout) < 1e-4
 

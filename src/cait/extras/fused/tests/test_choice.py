@@ -90,6 +90,14 @@ def test_the_next_start_measures_nothing(tmp_path: Path) -> None:
     assert len(counted) == 3
 
 
+def test_what_is_kept_while_another_case_is_measured_stays(tmp_path: Path) -> None:
+    whole, layer = Case(CASE.shape, images=8), Case(CASE.shape, images=4)
+    found = Measured({"recompute": 1.0})
+    remembered(whole, lambda case: remembered(layer, lambda case: found, tmp_path), tmp_path)
+    for case in (whole, layer):
+        assert remembered(case, lambda case: pytest.fail("it is measured again"), tmp_path) == found
+
+
 def test_the_shapes_are_those_that_the_network_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = set()
     attend = Backends.attend

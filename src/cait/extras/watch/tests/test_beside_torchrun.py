@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from harness import LIMIT, REPO, environment, free_port, link_digits, start
-from runs import ENDLESS, torchrun, wait_for_steps
+from runs import ENDLESS, apart, torchrun, wait_for_steps
 
 LIMITED = [
     *ENDLESS,
@@ -130,15 +130,12 @@ def test_nobody_names_a_process_that_hangs_in_its_own_code(watched: bool, tmp_pa
 def test_a_machine_with_other_images_is_refused_by_the_watch_alone(
     watched: bool, tmp_path: Path, digits_root: Path, env: dict[str, str]
 ) -> None:
+    command = apart(tmp_path, digits_root)
     for name in ("node0", "node1"):
-        (tmp_path / name / "data").mkdir(parents=True)
         (tmp_path / name / "logs").symlink_to(tmp_path)
-    (tmp_path / "node0/data/digits").symlink_to(digits_root)
-    shutil.copytree(digits_root, tmp_path / "node1/data/digits")
-    next((tmp_path / "node1/data/digits/train/3").iterdir()).unlink()
-    script = tmp_path / "apart.sh"
-    script.write_text(f'cd {tmp_path}/node$RANK && exec {sys.executable} "$@"\n')
-    command = (*torchrun("--standalone", "--no_python"), "bash", str(script))
+    (data := tmp_path / "node1/data/digits").unlink()
+    shutil.copytree(digits_root, data)
+    next((data / "train/3").iterdir()).unlink()
     job = start(tmp_path, "fit", *LIMITED, "--trainer.max_steps=8", command=command, env=env)
     output = job.communicate(timeout=LIMIT)[0]
     assert (job.returncode == 0) is not watched, output  # without the watch it trains on other images

@@ -5,12 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
+from harness import LIMIT, free_port
 
 from cait.extras.watch.watch import Place, Watch
 
@@ -30,14 +30,12 @@ def run(rank: int, port: int) -> None:
 
 
 def test_a_process_that_waits_for_its_gpu_ends(capfd: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = int(free_port())
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     processes = [context.Process(target=run, args=(rank, port)) for rank in range(2)]
     for process in processes:
         process.start()
-    processes[0].join(120)
+    processes[0].join(LIMIT)
     ended = processes[0].exitcode
     for process in processes:
         process.kill()

@@ -12,17 +12,7 @@ from pathlib import Path
 
 import pytest
 from harness import LIMIT, Cait, checkpoint, ended, environment, free_port, link_digits, start
-from runs import ENDLESS, RECIPE, TWO, assert_same, slurm_task, torchrun, wait_for_steps
-
-
-def apart(tmp_path: Path, digits_root: Path) -> tuple[str, ...]:
-    """A launcher whose process 1 works in another folder, as on a node with a disk of its own."""
-    for name in ("node0", "node1"):
-        (tmp_path / name / "data").mkdir(parents=True)
-        (tmp_path / name / "data/digits").symlink_to(digits_root)
-    script = tmp_path / "apart.sh"
-    script.write_text(f'cd {tmp_path}/node$RANK && exec {sys.executable} "$@"\n')
-    return (*torchrun("--standalone", "--no_python"), "bash", str(script))
+from runs import ENDLESS, RECIPE, TWO, apart, assert_same, slurm_task, torchrun, wait_for_steps
 
 
 @pytest.mark.slow

@@ -44,9 +44,7 @@ class Processes:
     """Three processes that watch each other while they run `main`."""
 
     def __init__(self, folder: Path, main: Main, limit: float) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = int(free_port())
         self.folder, self.main, self.limit = folder, main, limit
         context = multiprocessing.get_context("fork")
         self.all: list[BaseProcess] = [context.Process(target=self._run, args=(rank,)) for rank in range(3)]
