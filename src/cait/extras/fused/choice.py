@@ -109,8 +109,7 @@ class CompileChoice(Callback):
 
             if not isinstance(config := getattr(pl_module.model, "config", None), CaiTConfig):
                 raise UserError("model.compile auto times a block of a CaiT; for other networks say true or false")
-            context: Any = trainer.precision_plugin.forward_context
-            on = trainer.strategy.root_device
+            on, context = trainer.strategy.root_device, trainer.precision_plugin.forward_context
             case = block.BlockCase(config, on, self.data.batch_size, *precisions(trainer, pl_module), context)
             make = self.measured or (lambda case: remembered(case, block.measure))
             found = trainer.strategy.broadcast(make(case) if trainer.is_global_zero else Measured())

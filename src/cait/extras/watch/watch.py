@@ -69,6 +69,7 @@ class Watch:
         if self.place.rank == 0:
             self.store.set("process 0", f"{os.getpid()} {self.host}")
         self._process_0 = self.store.get("process 0").decode()
+        self.store.set(f"beat {self.place.rank}", f"0 {self.host}")  # its machine is known if it falls silent at once
         self._beating.start()
         threading.Thread(target=self._judge, daemon=True).start()
 

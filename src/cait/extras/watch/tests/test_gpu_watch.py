@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 from datetime import timedelta
 
 import pytest
@@ -41,4 +42,4 @@ def test_a_process_that_waits_for_its_gpu_ends(capfd: pytest.CaptureFixture[str]
         process.kill()
         process.join()
     assert ended == 1
-    assert "process 1: no answer" in capfd.readouterr().err
+    assert f"process 1 on {socket.gethostname()}: no answer" in capfd.readouterr().err

@@ -128,6 +128,15 @@ def test_a_process_ends_though_nobody_reads_its_output(tmp_path: Path) -> None:
     assert Processes(tmp_path, main, limit=LIMIT).ended(0, 1, 2) == [1, 1, 1]
 
 
+def test_a_process_that_falls_silent_at_once_is_named_with_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    store.set("process 0", "7 node-0")
+    monkeypatch.setattr(watch.Watch, "_beat", lambda self: None)  # it is stopped before it gives a sign
+    monkeypatch.setattr(watch.Watch, "_judge", lambda self: None)
+    Watch(store, Place(1, 2, 0), limit=LIMIT).start()
+    assert store.get("beat 1").decode().split()[1:] == [HOST]
+
+
 def test_a_process_that_is_done_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SECONDS", 0.01)
     store = dist.HashStore()
