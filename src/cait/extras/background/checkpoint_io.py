@@ -74,8 +74,7 @@ class _Copy:
         on_gpu = False
         for place, tensor in enumerate(leaf for leaf in tree_leaves(checkpoint) if isinstance(leaf, Tensor)):
             # Only a CUDA event is waited for. Another device, as MPS, must have copied before the next step.
-            copy = self._room(place, tensor).copy_(tensor.detach(), non_blocking=tensor.is_cuda)
-            memo[id(tensor)] = copy
+            memo[id(tensor)] = self._room(place, tensor).copy_(tensor.detach(), non_blocking=tensor.is_cuda)
             on_gpu |= tensor.is_cuda
         state = deepcopy(checkpoint, memo)
         if not on_gpu:

@@ -49,15 +49,13 @@ class AttentionChoice(Callback):
         device = trainer.strategy.root_device
         if device.type == "cpu":
             return
-        precision: Any = trainer.precision_plugin
+        compiled, context = pl_module.architecture.compile, trainer.precision_plugin.forward_context
         parameters, dtype = precisions(trainer, pl_module)
         self._shapes = shapes(pl_module.model, device.type, dtype)
         for shape, backends in self._shapes.items():
             if self._keep(shape, backends):
                 continue
-            case = Case(
-                shape, self.data.batch_size, pl_module.architecture.compile, parameters, precision.forward_context
-            )
+            case = Case(shape, self.data.batch_size, compiled, parameters, context)
             found = trainer.strategy.broadcast(self.measured(case) if trainer.is_global_zero else Measured())
             self._kept[_name(shape)] = found.fastest
             self._keep(shape, backends)

@@ -145,13 +145,14 @@ class WatchedProcesses(Processes):
         return line
 
     def _end(self, watch: Watch, error: Exception, line: str | None) -> NoReturn:
-        from cait.extras.watch.watch import LINGER, is_of_the_network, print_error
+        from cait.extras.watch.watch import LINGER, PATIENCE, is_of_the_network, print_error
 
         status = 2 if line else 1
         if line is None and is_of_the_network(error):
-            time.sleep(LINGER)  # meanwhile the watch ends this process if another one tells the cause
-            print_error(f"the connection between the processes broke: {one_line(error)}")
-        elif watch.is_first():
+            # Process 0 knows who is silent. Another that tells the cause meanwhile ends this one.
+            time.sleep(PATIENCE + LINGER * (watch.place.rank > 0))
+            line = watch.silent(PATIENCE - 2) or f"the connection between the processes broke: {one_line(error)}"
+        if watch.is_first():
             print_error(line) if line else traceback.print_exception(error)
             watch.tell(line or kind_and_place(error), status)
         else:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, NoReturn
 
 SECONDS = 1.0
 """Time between two signs of life."""
+PATIENCE = 10.0
+"""Seconds to look on after a connection broke: a process that lives gives a sign meanwhile."""
 LINGER = 3.0
 """Seconds that the others have to read why, before process 0 ends and takes the store with it."""
 ADVICE = "it was killed or stopped, or its machine was lost; look at its output and at `dmesg` there"
@@ -137,7 +139,7 @@ class Watch:
                 if self._told.host != self.host and local_rank == 0:
                     print_error(self._told.text)
                 self.leave(self._told.status)
-            if text := self._dead_child() or self._silent():
+            if text := self._dead_child() or self.silent(self.limit):
                 if rank <= 1 or local_rank == 0:  # process 0 names the others; all others name process 0
                     print_error(text)
                 if rank == 0:
@@ -152,10 +154,10 @@ class Watch:
                 return f"process {rank} on {self.host} {how}"
         return ""
 
-    def _silent(self) -> str:
-        """Name the processes silent for too long: process 0 judges the others, and they judge process 0."""
+    def silent(self, limit: float) -> str:
+        """Name the processes silent for longer: process 0 judges the others, and they judge process 0."""
         heard = self._since | {0: self._now} if self.place.rank == 0 else {0: self._heard}
-        silent = [rank for rank, since in heard.items() if self._now - since > self.limit]
+        silent = [rank for rank, since in heard.items() if self._now - since > limit]
         if not silent:
             return ""
         hosts = {rank: beat.split()[1:] for rank, beat in self._beats.items()} | {0: self._process_0.split()[1:]}

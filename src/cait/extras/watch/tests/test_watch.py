@@ -114,6 +114,18 @@ def test_a_process_may_go_on_after_process_0_has_ended(tmp_path: Path) -> None:
     assert Processes(tmp_path, main, limit=15.0).ended(0, 1, 2) == [0, 0, 0]
 
 
+def test_a_killed_process_is_found_behind_the_broken_connection(tmp_path: Path) -> None:
+    def main(watcher: Watch, rank: int) -> None:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        WatchedProcesses()._end(watcher, RuntimeError("gloo: Connection closed by peer"), None)
+
+    processes = Processes(tmp_path, main, limit=LIMIT)
+    assert processes.ended(0, 1, 2) == [1, -9, 1]
+    told = rf"cait: error: process 1 on {HOST}: no answer for \d+ s; it was killed .*\n"
+    assert re.fullmatch(told, "".join(processes.said()))
+
+
 def test_a_process_ends_though_nobody_reads_its_output(tmp_path: Path) -> None:
     def main(watcher: Watch, rank: int) -> None:
         if rank == 1:
