@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLease, Timeout
 
-from cait.errors import UserError
+from cait.errors import UserError, printable
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 """What `flock` answers on a file system without locks, as Lustre mounted without `flock`, or NFS 3 without lockd."""
@@ -146,4 +146,4 @@ def file_lock(path: Path) -> Iterator[None]:
 def tell(line: str) -> None:
     """Say something on the side: what a verb prints may be read by a program."""
     with suppress(OSError, ValueError):  # the terminal or the reader has gone
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import resource
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
@@ -275,6 +277,30 @@ def test_a_broken_validation_picture_is_not_counted(jpegs: Path) -> None:
     logits[labels < 0] = torch.tensor([float("nan"), 5.0])
     metrics.update(logits, labels)
     assert metrics.compute("val")["val/acc1"] == 100
+
+
+@pytest.mark.parametrize("backend", ["pillow", "auto"])
+def test_an_image_on_a_failing_disk_is_named_with_its_machine_at_once(
+    backend: str, jpegs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = package.ImageNetDataModule(
+        root=str(jpegs), img_size=16, batch_size=16, num_workers=0, repeats=1, backend=backend
+    )
+    data.unreadable_path = jpegs / "unreadable.csv"
+    opened, bad = open, [str(path) for path in sorted(jpegs.glob("train/class0/*"))[:2]]
+
+    def fails(file: object, *arguments: object, **settings: object) -> object:
+        if str(file) in bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), file)
+        return opened(file, *arguments, **settings)
+
+    monkeypatch.setattr("builtins.open", fails)
+    data.setup("fit")
+    assert sum(len(batch[0]) for batch in data.train_dataloader()) > 0
+    reasons = {path: f"cannot read the image {path}: Input/output error on {socket.gethostname()}" for path in bad}
+    assert data.train_images.unreadable.read() == reasons
+    said = f"; the run goes on without it, and {jpegs}/unreadable.csv lists all such images\n"
+    assert capsys.readouterr().err in [reason + said for reason in reasons.values()]
 
 
 def test_an_unreadable_image_whose_name_is_no_text_is_listed(jpegs: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import errno
+import socket
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
@@ -15,6 +17,7 @@ from PIL import ExifTags, Image, ImageColor
 
 from cait.disk import TABLE
 from cait.errors import UserError
+from cait.file_lock import tell
 from cait.settings import check_at_least
 
 # Broken EXIF data do not matter to a run: it uses what can be read of them.
@@ -40,6 +43,9 @@ ORIENTATIONS = {
     8: Image.Transpose.ROTATE_90,
 }
 """What turns an image upright, by its EXIF orientation. 1 is upright."""
+
+FAILING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+"""What the system answers when a disk or a network file system fails, and not the file."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +99,16 @@ def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Ima
                 rgb = rgb.reduce(2)
             return rgb
     except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error ...
-        reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else str(error)
+        reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else reason_of(error)
         path = image if isinstance(image, str | Path) else name
         raise UnreadableImageError(f"cannot read the image {path}: {reason}") from error
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be read; of a failing disk, on which machine: the others may read the same file well."""
+    if not (isinstance(error, OSError) and error.strerror):
+        return str(error)
+    return f"{error.strerror} on {socket.gethostname()}" if error.errno in FAILING else error.strerror
 
 
 def orientation(image: Image.Image) -> int:
@@ -151,9 +164,10 @@ class UnreadableImages:
         """Names of the unreadable images that this process has met."""
 
     def note(self, image: str, reason: str) -> None:
-        """Note an image once. Raises UserError if there are more than `limit`."""
+        """Note an image once, and say so of the process's first. Raises UserError if there are more than `limit`."""
         if image in self.seen:
             return
+        is_first = not self.seen
         self.seen.add(image)
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,6 +175,8 @@ class UnreadableImages:
             with self.path.open("a", **TABLE) as file:
                 csv.writer(file).writerow([image, reason])
         self._check(len(self.seen), reason)
+        if is_first and self.path is not None:
+            tell(f"{reason}; the run goes on without it, and {self.path} lists all such images")
 
     def read(self) -> dict[str, str]:
         """Reason by image, from all processes and from earlier parts of the run."""

@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from cait.data.reading import AS_SEEN, PUBLISHED, RawImage, Reading, UnreadableImageError, load_rgb, orientation
+from cait.data.reading import AS_SEEN, PUBLISHED, RawImage, Reading, UnreadableImageError, load_rgb, orientation, reason_of
 from cait.errors import UserError
 
 Decoder = Literal["nvimgcodec", "torchvision", "pillow"]
@@ -137,7 +137,7 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading:
         with open(raw, "rb") if isinstance(raw, str | Path) else raw as file:
             data = file.read()
     except OSError as error:
-        raise UnreadableImageError(f"cannot read the image {name}: {error.strerror}") from error
+        raise UnreadableImageError(f"cannot read the image {name}: {reason_of(error)}") from error
     # A decoder could read a box above the point where a file is cut off. Pillow refuses such a file, so we do too.
     if data.startswith(JPEG_START) and data.endswith(JPEG_END):
         try:

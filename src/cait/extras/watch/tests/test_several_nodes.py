@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -53,7 +54,7 @@ if os.environ.get("RANK") == "1":
     import builtins
     opened = builtins.open
     def fails(file, *arguments, **settings):
-        if str(file).endswith("last.ckpt"):
+        if "last.ckpt" in str(file):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(file))
         return opened(file, *arguments, **settings)
     builtins.open = fails
@@ -152,6 +153,19 @@ def test_a_node_that_sees_another_checkpoint_ends_the_resume_of_all(
     again = start(tmp_path, "resume", "cut", *TWO, "--trainer.max_steps=7", command=command, env=env)
     (line,) = set(lines_of(again))
     assert re.search(says, line), line
+
+
+@pytest.mark.slow
+def test_a_node_whose_disk_fails_ends_the_run_in_a_line_that_names_it(tmp_path: Path, digits_root: Path) -> None:
+    link_digits(tmp_path, digits_root)
+    env = with_first(tmp_path, FAILS.replace("last.ckpt", "digits/train/3/"))
+    job = start(tmp_path, "fit", *ENDLESS, "--run_name=cut", command=torchrun("--standalone"), env=env)
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode != 0
+    image = rf"cannot read the image data/digits/train/3/\d+.png: Input/output error on {socket.gethostname()}"
+    assert re.search(rf"^{image}; the run goes on without it, and logs/cut/\S+ lists all such images$", output, re.M)
+    (line,) = re.findall(r"^cait: error: .*", output, re.M)
+    assert re.search(rf"18 images cannot be read, 17 are allowed \(data.max_bad_share\): {image}", line), line
 
 
 @pytest.mark.slow
