@@ -1,4 +1,13 @@
-"""One of several processes that compare Muon on shares with Muon on whole matrices: test_fsdp.py starts them."""
+"""One of several processes that compare Muon on shares with Muon on whole tensors: test_fsdp.py starts them.
+
+    muon_share.py FOLDER
+
+Train from the checkpoint in FOLDER if there is one, which another number of processes may have written, and leave one
+there. Print by how much the shares differ from what one process makes of all steps.
+"""
+
+import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -6,7 +15,9 @@ from modules import FIELDS
 from timm.optim import muon
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.optim import Optimizer
 
+from cait.extras.fsdp import sharded
 from cait.extras.fsdp.strategy import shard
 from cait.model.network import create_model
 from cait.train.module import whole_tensor
@@ -21,26 +32,45 @@ def network() -> nn.Module:
     return create_model("xxs24", 8, 7, 0.0, **FIELDS | dict(embed_dim=20, depth=1))
 
 
-def trained(model: nn.Module) -> list[Tensor]:
-    """The whole matrices after some steps on the same images in all processes."""
-    optimizer = OptimizerSettings(optimizer="muon", weight_decay=0.1).build(model, 0.02)
-    for step in range(STEPS):
+def optimizer_of(model: nn.Module) -> Optimizer:
+    """timm's Muon, which leaves biases, norms and scales to its AdamW."""
+    return OptimizerSettings(optimizer="muon", weight_decay=0.1).build(model, 0.02)
+
+
+def train(model: nn.Module, optimizer: Optimizer, steps: range) -> None:
+    """All processes see the same images."""
+    for step in steps:
         images = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(step))
         model(images).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return matrices(model)
 
 
-def matrices(model: nn.Module) -> list[Tensor]:
-    return [whole_tensor(parameter.detach()) for parameter in model.parameters() if parameter.ndim > 1]
+def tensors(model: nn.Module) -> list[Tensor]:
+    """Whole; without the keys' biases, whose gradients are nothing but rounding."""
+    named = model.named_parameters()
+    return [whole_tensor(parameter.detach()) for name, parameter in named if not name.endswith("attn.k.bias")]
 
 
-def difference() -> float:
-    """The largest, relative to how far a matrix has moved."""
-    whole, shares, start = network(), network(), matrices(network())
-    shard(shares, init_device_mesh("cpu", (dist.get_world_size(),)))
-    sides = zip(trained(shares), trained(whole), start, strict=True)
+def difference(folder: Path) -> float:
+    """The largest of a tensor, relative to how far the tensor has moved."""
+    whole, shares = network(), network()
+    start = [tensor.clone() for tensor in tensors(whole)]
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    shard(shares, mesh)
+    optimizer, done = optimizer_of(shares), 0
+    if folder.is_dir():
+        checkpoint = sharded.read(folder, mesh)
+        shares.load_state_dict(checkpoint["state_dict"])
+        optimizer.load_state_dict(checkpoint["optimizer_states"][0])
+        done = checkpoint["step"]
+    train(shares, optimizer, range(done, done + STEPS))
+    train(whole, optimizer_of(whole), range(done + STEPS))
+    states = {"state_dict": shares.state_dict(), "optimizer_states": [optimizer.state_dict()], "step": done + STEPS}
+    (beside := folder.with_suffix(f".{done}")).mkdir(exist_ok=True)
+    reason = sharded.save(states, beside, lambda: None if folder.is_dir() else beside.rename(folder))
+    assert reason is None, reason
+    sides = zip(tensors(shares), tensors(whole), start, strict=True)
     return max(float((ours - theirs).norm() / (theirs - before).norm()) for ours, theirs, before in sides)
 
 
@@ -51,7 +81,7 @@ if __name__ == "__main__":
     exact = tuple(torch.float32 if value is torch.bfloat16 else value for value in rounded)
     assert exact != rounded
     muon.zeropower_via_newtonschulz.__defaults__ = exact
-    largest = difference()
+    largest = difference(Path(sys.argv[1]))
     if dist.get_rank() == 0:
         print(largest)
     dist.destroy_process_group()
