@@ -121,8 +121,7 @@ class CaiTCLI(LightningCLI):
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Only the verb that is run: parsers for all verbs would take a third of a second more."""
-        verb = self.arguments[0]
-        return {verb: LightningCLI.subcommands()[verb]}
+        return {self.arguments[0]: LightningCLI.subcommands()[self.arguments[0]]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(EMA, "ema")
