@@ -100,8 +100,7 @@ class CaiTModule(LightningModule):
         save_hyperparameters(self, given)
         self.architecture, self.initial_weights, self.schedule = architecture, initial_weights, schedule
         self.name, self._at_start = architecture.name, True
-        self.optimizer_settings = optimizer
-        self.loss_settings, self.loss = loss, loss.build()
+        self.optimizer_settings, self.loss_settings, self.loss = optimizer, loss, loss.build()
         self.distillation, self.teacher = distillation, None
         self.grad_norm: Tensor | None = None
         """The norm in this step, if a callback has computed it; clipping then uses it."""
