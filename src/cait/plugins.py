@@ -109,6 +109,7 @@ class Run:
         module: the LightningModule.
         first_step: optimizer steps that the run has done; 0 in a new run.
         program: what `cait` was started with, a `cait.run.program.Program`.
+        arguments: the words of the command line, after extras have replaced some.
         shared: what `share` has made, by its class.
     """
 
@@ -119,6 +120,7 @@ class Run:
     module: Any
     first_step: int
     program: Any
+    arguments: Sequence[str]
     shared: dict[type, Any] = field(default_factory=dict)
 
     def share(self, kind: type[Shared]) -> Shared:

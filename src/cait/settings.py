@@ -173,6 +173,28 @@ def save_hyperparameters(module: Any, given: Given) -> None:
     module.save_hyperparameters(frame=caller)
 
 
+SIZES = {"img_size": 224, "num_classes": 1000}
+"""The sizes of a module that is given neither, nor a data module that says them."""
+
+
+def take_from_data(module: Any, data: Any) -> Settings:
+    """A LightningModule's `SIZES` from its data module, or None; they and the normalisation join its hyper-parameters.
+
+    Raises:
+        UserError: the module was given other sizes.
+    """
+    sizes = dict(SIZES)
+    for name, default in SIZES.items():
+        given, found = module.hparams[name], getattr(data, name, None)
+        if None not in (given, found) and given != found:
+            raise UserError(f"the module has {name} {given}, the data has {found}: leave it out of the module")
+        sizes[name] = given or found or default
+    how = getattr(data, "preprocessing", None)
+    for hparams in (module.hparams, module._hparams_initial):  # of the checkpoints, of the loggers
+        hparams.update(sizes | ({"mean": how.mean, "std": how.std} if how else {}))
+    return sizes
+
+
 def check_at_least(held: Any, least: float, *names: str) -> None:
     """Raise UserError if one of these fields is less; None is left out."""
     for name in names:

@@ -1,14 +1,16 @@
 """Every YAML that is shipped parses and says what the paper's recipe says."""
 
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from harness import REPO
+from harness import DEVICES, REPO, Cait, rows
 
 from cait import plugins
 from cait.cli import main
+from cait.data.datamodule import ImageNetDataModule
 from cait.guards.configurations import is_overlay
 from cait.plugins import Setting
 
@@ -39,6 +41,23 @@ def test_every_config_parses_and_is_honoured(path: Path, capsys, monkeypatch) ->
             continue
         for key, value in settings.items():
             assert config[section][key] == value, key
+
+
+def test_the_plain_file_has_nothing_of_the_recipe_and_trains(cait: Cait, tmp_path: Path) -> None:
+    """What it trains on is the crop, flipped or not, and nothing else; the learning rate is as given."""
+    shutil.copy(REPO / "configs/base.yaml", tmp_path / "mine.yaml")
+    fields = "{embed_dim: 16, depth: 1, num_heads: 1, patch_size: 8}"
+    few = ["--trainer.max_steps=3", "--trainer.log_every_n_steps=1", "--model.warmup_epochs=0"]
+    done = cait("fit", "--config", "mine.yaml", *DEVICES, *few, "--model.fields", fields)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "logs/mine"
+    lr = yaml.safe_load((tmp_path / "mine.yaml").read_text())["model"]["lr"]
+    assert float(rows(run)[0]["lr"]) == pytest.approx(lr, rel=1e-6)
+    settings = yaml.safe_load((run / "config.yaml").read_text())["data"]
+    data = ImageNetDataModule(**{key: settings[key] for key in ("auto_augment", "erase_prob", "hflip", "scale")})
+    steps = [type(step).__name__ for step in data.augmentation.transform(data.preprocessing).transforms]
+    assert steps == ["RandomResizedCropAndInterpolation", "RandomHorizontalFlip", "MaybeToTensor", "Normalize"]
+    assert (settings["repeats"], settings["mixup"], settings["cutmix"]) == (1, 0.0, 0.0)
 
 
 def test_an_overlay_sets_what_an_extra_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,19 +34,13 @@ in a YAML file on the command line too: --model.lr 1e-3
 # A verb's module is imported only when it is asked for: `cait --help` never waits for Lightning.
 VERBS = {
     "fit": Verb(
-        "cait.cli.fit:fit",
-        "train:              cait fit --config configs/digits.yaml --run_name NAME",
-        takes="fit",
+        "cait.cli.fit:fit", "train:              cait fit --config configs/digits.yaml --run_name NAME", takes="fit"
     ),
     "resume": Verb(
-        "cait.cli.fit:resume",
-        "continue a run:     cait resume NAME [--trainer.max_epochs 100 ...]",
-        takes="run fit",
+        "cait.cli.fit:resume", "continue a run:     cait resume NAME [--trainer.max_epochs 100 ...]", takes="run fit"
     ),
     "eval": Verb(
-        "cait.cli.evaluate:evaluate",
-        "score a run:        cait eval NAME [--ema.decay null ...]",
-        takes="run fit",
+        "cait.cli.evaluate:evaluate", "score a run:        cait eval NAME [--ema.decay null ...]", takes="run fit"
     ),
     "predict": Verb(
         "cait.cli.predict:predict",

@@ -121,8 +121,7 @@ class CaiTCLI(LightningCLI):
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Only the verb that is run: parsers for all verbs would take a third of a second more."""
-        verb = self.arguments[0]
-        return {verb: LightningCLI.subcommands()[verb]}
+        return {self.arguments[0]: LightningCLI.subcommands()[self.arguments[0]]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(EMA, "ema")
@@ -330,7 +329,8 @@ class CaiTCLI(LightningCLI):
         self.run_dir = self._lock_run_dir()
         continued = any(self.run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt"))
         first_step = (self.checkpoint_step or 0) if continued else 0  # a new run may start from another's checkpoint
-        run = plugins.Run(config, given, self.run_dir, self.datamodule, self.model, first_step, self.program)
+        parts = self.datamodule, self.model, first_step, self.program, self.arguments
+        run = plugins.Run(config, given, self.run_dir, *parts)
         config.ckpt_path = None  # the run's configuration does not say where it was resumed from
         kwargs["default_root_dir"] = self.run_dir
         callbacks: list[Callback] = [self.lock] if self.lock else []

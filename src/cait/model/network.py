@@ -45,10 +45,10 @@ class NetworkSettings:
     name: str = "xxs24"
     """One of the paper's models, as "xxs24"; a timm model, as "timm/vit_small_patch16_224"; or
     "package.module:factory", which is called with img_size, num_classes and `fields`."""
-    img_size: int = 224
-    """Side of the images in pixels; the command line takes it from the data."""
-    num_classes: int = 1000
-    """Width of the head; the command line takes it from the data."""
+    img_size: int | None = None
+    """Side of the images in pixels; None takes the data module's, 224 without one."""
+    num_classes: int | None = None
+    """Width of the head; None takes the number of the data module's classes, 1000 without one."""
     drop_path_rate: float | None = None
     """Stochastic depth; None takes the paper's rate for the model, or the network's own."""
     fields: dict[str, Any] | None = None
@@ -66,7 +66,7 @@ class NetworkSettings:
 
     def build(self) -> nn.Module:
         """Build the network with fresh weights; raise UserError if it does not exist or cannot run in this way."""
-        built = build(self.name, self.img_size, self.num_classes, self.drop_path_rate, **(self.fields or {}))
+        built = build(self.name, self.img_size, self.num_classes, self.drop_path_rate, **(self.fields or {}))  # type: ignore[arg-type]
         if self.grad_checkpointing:
             _checkpoint_activations(built, self.name)
         if self.compile:
@@ -139,14 +139,13 @@ def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | No
     hint = "; --model.fields null gives it none of the fields" if fields else ""
     if name in VARIANTS:
         return create_model(name, img_size, num_classes, drop_path_rate, **fields)
+    arguments = dict(img_size=img_size, num_classes=num_classes, **fields)
     if name.startswith(TIMM):
-        sizes = dict(img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate)
-        return _build_timm(name, sizes | fields, hint)
+        return _build_timm(name, dict(drop_path_rate=drop_path_rate) | arguments, hint)
     if not references.is_path(name):
         known = did_you_mean(name, VARIANTS, f"; choose one of {', '.join(VARIANTS)},")
         raise UserError(f"unknown model {name!r}{known} or timm/<name>, or package.module:factory")
     factory = references.locate(name)
-    arguments = dict(img_size=img_size, num_classes=num_classes, **fields)
     try:
         takes = inspect.signature(factory)
         any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.parameters.values())

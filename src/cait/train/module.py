@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
@@ -23,7 +24,7 @@ from cait.model import network
 from cait.model.config import VARIANTS
 from cait.model.initialization import difference
 from cait.model.network import InitialWeights, NetworkSettings
-from cait.settings import Given, flat, save_hyperparameters
+from cait.settings import Given, flat, save_hyperparameters, take_from_data
 from cait.train.losses import DistillationSettings, LossSettings
 from cait.train.metrics import EvalMetrics
 from cait.train.optim import OptimizerSettings
@@ -63,7 +64,7 @@ class CaiTModule(LightningModule):
             {"f1": "torchmetrics.classification:MulticlassF1Score"}; see `cait.train.metrics.EvalMetrics`.
         per_class: log val/acc1_macro, the mean of the classes' recalls, and write those of the last validation to
             per_class.csv in the folder of the run.
-        mean: of the normalisation that the images have had; the command line takes it from the data.
+        mean: of the normalisation that the images have had; with a data module it is the data's.
         std: the same.
 
     Raises:
@@ -98,15 +99,8 @@ class CaiTModule(LightningModule):
         super().__init__()
         save_hyperparameters(self, given)
         self.architecture, self.initial_weights, self.schedule = architecture, initial_weights, schedule
-        self.name, self.num_classes = architecture.name, architecture.num_classes
-        self._at_start = True
-        self.model = architecture.build()
-        self.has_distillation_head = network.has_distillation_head(self.model, trained=distillation.is_on)
-        self.optimizer_settings = optimizer
-        optimizer.build(self.model, schedule.lr)  # a wrong setting fails here, not later
-        if self.name not in VARIANTS:
-            network.check(self.model, self.name, network.input_shape(self.hparams), self.num_classes)
-        self.loss_settings, self.loss = loss, loss.build()
+        self.name, self._at_start = architecture.name, True
+        self.optimizer_settings, self.loss_settings, self.loss = optimizer, loss, loss.build()
         self.distillation, self.teacher = distillation, None
         self.grad_norm: Tensor | None = None
         """The norm in this step, if a callback has computed it; clipping then uses it."""
@@ -115,7 +109,31 @@ class CaiTModule(LightningModule):
         self._figures_of_step: list[Tensor] = []
         """Those of the batches that the running step has accumulated."""
         self.own_metrics, self.per_class = dict(metrics or {}), per_class
-        self.val_metrics = EvalMetrics(self.num_classes, metrics, per_class)
+        if None not in (architecture.img_size, architecture.num_classes):
+            self._build()
+
+    def _build(self) -> None:
+        self.num_classes = self.hparams["num_classes"]
+        self.model = self.architecture.build()
+        self.has_distillation_head = network.has_distillation_head(self.model, trained=self.distillation.is_on)
+        self.optimizer_settings.build(self.model, self.schedule.lr)  # a wrong setting fails here, not later
+        if self.name not in VARIANTS:
+            network.check(self.model, self.name, network.input_shape(self.hparams), self.num_classes)
+        self.val_metrics = EvalMetrics(self.num_classes, self.own_metrics, self.per_class)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "model" and name not in self._modules:
+            raise AttributeError("the network is built when a Trainer gets data; or give img_size and num_classes")
+        return super().__getattr__(name)
+
+    def configure_callbacks(self) -> list[Any]:
+        """Build the network for the data, in the first hook: other callbacks already use it in their `setup`."""
+        built = hasattr(self, "model")
+        if not built or self.trainer.state.fn == "fit":
+            self.architecture = replace(self.architecture, **take_from_data(self, self.trainer.datamodule))  # type: ignore[attr-defined]
+        if not built:
+            self._build()
+        return []
 
     def setup(self, stage: str) -> None:
         # Only once and before a checkpoint is read, because it would overwrite what was trained since.
@@ -134,12 +152,11 @@ class CaiTModule(LightningModule):
                 raise UserError("class_weights counts the images of a data module; without one set it to null")
             self.loss = self.loss_settings.weighted(data.class_counts()).to(self.device)
         if self.distillation.is_on:
-            # Not registered as a submodule, so that it is not saved, trained, averaged or put into train mode.
-            self.__dict__["teacher"] = self._load_teacher()
+            from cait.train.teacher import load_teacher
 
-    def on_fit_start(self) -> None:
-        if self.teacher is not None:
-            self.teacher.to(self.device)
+            teacher = load_teacher(self.distillation, self.architecture, self.hparams["mean"], self.hparams["std"])
+            # Not registered as a submodule, so that it is not saved, trained, averaged or put into train mode.
+            self.__dict__["teacher"] = teacher.to(self.device)
 
     def configure_model(self) -> None:
         """Let a strategy that shards networks shard this one, in its method `shard_module`."""
@@ -153,11 +170,6 @@ class CaiTModule(LightningModule):
             return self.trainer.datamodule.class_names  # type: ignore[attr-defined]
         except (AttributeError, UserError):
             return None
-
-    def _load_teacher(self) -> nn.Module:
-        from cait.train.teacher import load_teacher
-
-        return load_teacher(self.distillation, self.architecture, self.hparams["mean"], self.hparams["std"])
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, 3, img_size, img_size] to logits [B, num_classes]."""
@@ -197,16 +209,12 @@ class CaiTModule(LightningModule):
 
     def is_logged(self) -> bool:
         """Whether to log this step: every `log_every_n_steps`, and the last of an epoch. Each metric takes 0.1 ms."""
-        trainer = self.trainer
-        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        steps = trainer.fit_loop.epoch_loop._batches_that_stepped + 1
+        trainer: Any = self.trainer
+        steps, every = trainer.fit_loop.epoch_loop._batches_that_stepped + 1, trainer.log_every_n_steps
         return trainer.is_last_batch or (every > 0 and steps % every == 0)
 
     def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
+        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         """Clip the gradients, also those of a fused optimizer under mixed precision, which Lightning refuses."""
         if not gradient_clip_val:

@@ -43,8 +43,7 @@ def transform(module: Any, image: RawImage) -> Tensor:
     pixels = module.eval_transform(load_rgb(image, reading=module.reading or AS_SEEN))
     if pixels.dtype != torch.uint8:
         return pixels
-    normalize = NormalizeAndErase(module.hparams["mean"], module.hparams["std"])
-    return normalize(channels_last(pixels)[None])[0]
+    return NormalizeAndErase(module.hparams["mean"], module.hparams["std"])(channels_last(pixels)[None])[0]
 
 
 @torch.no_grad()

@@ -78,7 +78,7 @@ def load_teacher(
             hparams[key] for key in ("num_classes", "img_size", "mean", "std")
         )
     elif name in VARIANTS or references.is_path(name):
-        teacher = network.build(name, img_size or student.img_size, known, **fields)
+        teacher = network.build(name, img_size or student.img_size, known, **fields)  # type: ignore[arg-type]
         if path is not None:
             load_weights(teacher, path)
         elif name in VARIANTS:
@@ -87,7 +87,7 @@ def load_teacher(
         else:
             rank_zero_info(f"the teacher {name} has the weights that it is made with: there is no --model.teacher_path")
     else:
-        teacher = _of_timm(name.removeprefix(TIMM), path, known, fields)
+        teacher = _of_timm(name.removeprefix(TIMM), path, known, fields)  # type: ignore[arg-type]
         cfg = teacher.pretrained_cfg
         known, teacher_mean, teacher_std = teacher.num_classes, cfg["mean"], cfg["std"]
         if img_size is None and cfg.get("fixed_input_size"):

@@ -42,7 +42,8 @@ def callbacks(run: Run) -> list[Any]:
         shown.append(EpochLines(clock, Console().width if sys.stdout.isatty() else None))
     if run.trainer.enable_model_summary is not False:
         run.data.announces = False
-        shown.append(Banner(run.data, None if run.trainer.fast_dev_run else run.folder, clock, run.share(ForwardCost)))
+        folder = None if run.trainer.fast_dev_run else run.folder
+        shown.append(Banner(run.data, folder, clock, run.share(ForwardCost), run))
     keeps_nothing = run.trainer.logger is False and run.trainer.enable_checkpointing is False
     if not (run.trainer.fast_dev_run or keeps_nothing):
         shown.append(RunSummary(run, clock))

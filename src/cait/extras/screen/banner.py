@@ -19,8 +19,10 @@ from torch import nn
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras.clock import Clock, duration
 from cait.extras.gmacs import ForwardCost
+from cait.extras.screen.defaults import on_by_default
 from cait.extras.screen.doubts import checkpoint_bytes, doubts, peak_rate
 from cait.model.attention import SelfAttention
+from cait.plugins import Run
 
 MEASURED_STEPS = range(10, 20)
 """Steps of a process whose pace gives the estimate of its time. The ones before start workers and choose kernels."""
@@ -36,11 +38,14 @@ class Banner(ModelSummary):
         run_dir: the run's folder; None if nothing is written.
         clock: comes before this one among the callbacks.
         cost: of the network.
+        run: what the command line has set; None says nothing of the defaults.
     """
 
-    def __init__(self, data: ImageNetDataModule, run_dir: Path | None, clock: Clock, cost: ForwardCost) -> None:
+    def __init__(
+        self, data: ImageNetDataModule, run_dir: Path | None, clock: Clock, cost: ForwardCost, run: Run | None = None
+    ) -> None:
         super().__init__()
-        self.data, self.run_dir, self.clock, self.cost = data, run_dir, clock, cost
+        self.data, self.run_dir, self.clock, self.cost, self.run = data, run_dir, clock, cost, run
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         if trainer.is_global_zero:  # the others print nothing; before the module compiles its blocks
@@ -81,6 +86,8 @@ class Banner(ModelSummary):
             "length": f"{epochs}{steps:,} steps; peak learning rate {peak:.3g}{scaled}",
             "device": f"{device}, {trainer.precision}" + (f", {backends} attention" if backends else ""),
         }
+        if self.run and (on := on_by_default(self.run.config, self.run.arguments, peak, images)):
+            rows["on"] = on
         if self.run_dir:
             needed, free = checkpoint_bytes(trainer, pl_module), shutil.disk_usage(self.run_dir).free
             checkpoints = f"; the checkpoints take {decimal(needed)} of {decimal(free)} free" if needed else ""

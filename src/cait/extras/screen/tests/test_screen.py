@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness import DEVICES, REPO, Cait
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Checkpoint, LambdaCallback
 from modules import FIELDS, loader, module, trainer
@@ -22,6 +23,7 @@ from cait.extras import clock
 from cait.extras.clock import Clock
 from cait.extras.gmacs import ForwardCost, forward_gmacs
 from cait.extras.screen.banner import Banner, attention_in_use
+from cait.extras.screen.defaults import PLAIN, on_by_default
 from cait.extras.screen.doubts import checkpoint_bytes, doubts, shortage
 from cait.extras.screen.progress import EpochLines, fitting
 from cait.extras.screen.summary import never_right
@@ -133,6 +135,50 @@ def test_the_banner_says_what_will_run(
     assert "─ training mine ─" in drawn[0]
     assert len(drawn) <= 14
     assert max(map(len, drawn)) <= 80
+
+
+DEFAULTS: dict[str, Any] = {
+    "data.repeats": 3,
+    "data.auto_augment": "rand-m9-mstd0.5-inc1",
+    "data.erase_prob": 0.25,
+    "data.mixup": 0.8,
+    "data.cutmix": 1.0,
+    "model.label_smoothing": 0.1,
+    "model.lr_base_size": 512,
+}
+
+
+def test_what_defaults_turn_on_is_named_unless_it_is_given(tmp_path: Path) -> None:
+    def on(*arguments: str, **changed: Any) -> str:
+        return on_by_default(DEFAULTS | changed, ["fit", *arguments], 6.25e-5, 64)
+
+    end = " (defaults; configs/base.yaml has none of it)"
+    every = "3 repeats, RandAugment, erasing 0.25, Mixup, CutMix, label smoothing 0.1, lr 6.25e-05 for 64 images a step"
+    assert on() == every + end
+    file = tmp_path / "mine.yaml"
+    file.write_text("data: {repeats: 3, mixup: 0.8}\n")
+    rest = "RandAugment, erasing 0.25, CutMix, label smoothing 0.1, lr 6.25e-05 for 64 images a step"
+    assert on("--config", str(file)) == rest + end
+    assert on("--config={data: {repeats: 3, mixup: 0.8}}") == rest + end
+    assert on("--data.repeats", "3", "--data.mixup=0.8") == rest + end
+    assert on("--data", "{repeats: 3, mixup: 0.8}") == rest + end
+    assert on(**{"data.auto_augment": "3a", "data.erase_prob": 0.0, "data.repeats": 1}).startswith("3a, Mixup")
+    assert on("--config", str(REPO / PLAIN)) == ""
+
+
+def test_a_run_names_what_its_file_leaves_out(cait: Cait, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "model:\n  name: xxs24\ndata: {root: data/digits, img_size: 16, batch_size: 64}\n"
+    )
+    fields = "{embed_dim: 16, depth: 1, num_heads: 1, patch_size: 8}"
+    few = [*DEVICES, "--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--model.fields", fields]
+    done = cait("fit", "--config", "mine.yaml", *few)
+    assert done.returncode == 0, done.stderr
+    assert "\non        3 repeats, RandAugment, erasing 0.25, Mixup, CutMix, " in done.stdout
+    done = cait("fit", "--config", str(REPO / PLAIN), *few)
+    assert done.returncode == 0, done.stderr
+    assert "\nlength " in done.stdout
+    assert "\non  " not in done.stdout
 
 
 def test_a_disk_that_is_too_small_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,61 @@
+"""What is on in a run although neither a file nor an option of its command line says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cait.guards.configurations import join_values
+from cait.settings import flatten
+
+PLAIN = "configs/base.yaml"
+"""The configuration that has none of it."""
+
+
+def on_by_default(config: Any, arguments: Sequence[str], peak_lr: float, images: int) -> str:
+    """The parts of the recipe that defaults turn on, in a line; empty if there are none.
+
+    Args:
+        config: the settings of `cait fit`, as `cait.plugins.Run` has them.
+        arguments: the words of the command line.
+        peak_lr: the highest learning rate.
+        images: of an optimizer step.
+    """
+    given = set(_given(join_values(arguments)))
+    parts = {
+        "data.repeats": lambda count: f"{count} repeats" if count > 1 else "",
+        "data.auto_augment": lambda policy: "RandAugment" if policy.startswith("rand") else policy,
+        "data.erase_prob": lambda share: f"erasing {share:g}",
+        "data.mixup": lambda alpha: "Mixup",
+        "data.cutmix": lambda alpha: "CutMix",
+        "model.label_smoothing": lambda share: f"label smoothing {share:g}",
+        "model.lr_base_size": lambda size: f"lr {peak_lr:.3g} for {images:,} images a step",
+    }
+    values = {name: config.get(name) for name in parts if name not in given}
+    found = [text for name, value in values.items() if value and (text := parts[name](value))]
+    return f"{', '.join(found)} (defaults; {PLAIN} has none of it)" if found else ""
+
+
+def _given(words: Iterable[str]) -> Iterable[str]:
+    """The names of the settings in files, in YAML and in options, as "data.repeats"."""
+    words = list(words)
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, has_value, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--"):
+            continue
+        text = value if has_value else following
+        if name == "config":
+            path = Path(text)
+            yield from _names(path.read_text(encoding="utf-8") if len(path.name) < 256 and path.is_file() else text)
+        elif name in ("data", "model"):
+            yield from (f"{name}.{inner}" for inner in _names(text))
+        else:
+            yield name
+
+
+def _names(text: str) -> Iterable[str]:
+    content = yaml.safe_load(text)
+    return flatten(content) if isinstance(content, dict) else ()

@@ -1,0 +1,114 @@
+"""A script of one's own: docs/your_script.md runs as it stands, and the module takes its sizes from the data."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import REPO, link_digits, script
+from lightning.pytorch import Callback
+from modules import FIELDS, loader, trainer
+
+import cait
+from cait.errors import UserError
+from cait.train.ema import EMA
+from cait.train.step_seed import StepSeed
+
+spec = importlib.util.spec_from_file_location("check", REPO / "docs" / "check.py")
+check = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(check)
+PLAIN = dict(repeats=1, auto_augment=None, erase_prob=0.0, mixup=0.0, cutmix=0.0, num_workers=0)
+
+
+def data(root: Path, **settings: Any) -> cait.ImageNetDataModule:
+    return cait.ImageNetDataModule(**(dict(root=str(root), img_size=8, batch_size=256) | PLAIN | settings))
+
+
+def module(**settings: Any) -> cait.CaiTModule:
+    return cait.CaiTModule(**(dict(fields=FIELDS, lr=1e-3, lr_base_size=None, drop_path_rate=0.3) | settings))
+
+
+@pytest.mark.slow
+def test_the_page_trains_resumes_and_predicts(tmp_path: Path, digits_root: Path) -> None:
+    link_digits(tmp_path, digits_root)
+    blocks = [block for block in check.blocks() if block.place.startswith("docs/your_script.md")]
+    said = {}
+    for block in blocks:
+        if "file" in block.words:
+            (tmp_path / block.words["file"]).write_text(block.text)
+        for command in block.commands if block.language == "bash" else ():
+            _, file, *arguments = command.split()
+            done = script(file, tmp_path, *arguments)
+            assert done.returncode == 0, done.stderr
+            said[command.removeprefix(".venv/bin/python ")] = done.stdout + done.stderr
+    assert "Restored all states" in said["my_train.py logs/script/newest.ckpt"]
+    assert "Restored all states" in said["my_durable.py logs/durable/last.ckpt"]
+    assert re.search(r"\[\{'class': '\d', 'index': \d, 'probability': 0\.\d+\}, ", said["my_predict.py"])
+    assert {path.name for path in (tmp_path / "logs/durable").iterdir()} >= {"last.ckpt", "best.ckpt", "previous.ckpt"}
+
+
+def test_a_module_takes_its_sizes_from_the_data(digits_root: Path, tmp_path: Path) -> None:
+    net = module()
+    with pytest.raises(AttributeError, match="built when a Trainer gets data; or give img_size and num_classes"):
+        net(torch.zeros(1, 3, 8, 8))
+    average = EMA(0.9)
+    run = trainer(callbacks=[average], max_steps=2)
+    run.fit(net, data(digits_root, mean=[0.1, 0.2, 0.3]))
+    assert net(torch.zeros(2, 3, 8, 8)).shape == (2, 10)
+    assert average.average(torch.zeros(2, 3, 8, 8)).shape == (2, 10)
+    assert net.hparams_initial == net.hparams
+    run.save_checkpoint(tmp_path / "x.ckpt")
+    saved = torch.load(tmp_path / "x.ckpt", weights_only=True)["hyper_parameters"]
+    assert (saved["img_size"], saved["num_classes"], list(saved["mean"])) == (8, 10, [0.1, 0.2, 0.3])
+    again = cait.CaiTModule.load_from_checkpoint(tmp_path / "x.ckpt", weights_only=True)
+    loaded = cait.load(tmp_path / "x.ckpt", raw=True)
+    for key, value in net.state_dict().items():
+        assert torch.equal(value, again.state_dict()[key]), key
+        assert torch.equal(value, loaded.state_dict()[key]), key
+    image = next((digits_root / "val/7").iterdir())
+    assert again.predict(image) == loaded.predict(image)
+
+
+@pytest.mark.parametrize("sizes", [dict(num_classes=1000), dict(img_size=16), dict(img_size=16, num_classes=10)])
+def test_other_sizes_than_the_datas_are_refused(sizes: dict, digits_root: Path) -> None:
+    name, value = next(iter(sizes.items()))
+    found = {"num_classes": 10, "img_size": 8}[name]
+    with pytest.raises(UserError, match=f"^the module has {name} {value}, the data has {found}: leave it out"):
+        trainer(max_steps=1).fit(module(**sizes), data(digits_root))
+
+
+def test_bare_loaders_take_the_sizes_that_the_module_was_given() -> None:
+    net = module(img_size=8)
+    trainer(max_steps=1).fit(net, loader())
+    assert net(torch.zeros(1, 3, 8, 8)).shape == (1, 1000)
+
+
+class Leave(Callback):
+    """Stop in the middle of the second epoch, and save there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 8:
+            trainer.save_checkpoint(self.path)
+
+
+def test_a_plain_trainer_resumes_in_the_middle_of_an_epoch_to_the_bit(digits_root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.ckpt"
+    whole, rest = module(warmup_epochs=1), module(warmup_epochs=1)
+    trainer(callbacks=[StepSeed(0), Leave(path)], max_epochs=3).fit(whole, data(digits_root, auto_augment="3a"))
+    resumed = trainer(callbacks=[StepSeed(0)], max_epochs=3)
+    resumed.fit(rest, data(digits_root, auto_augment="3a"), ckpt_path=path)
+    assert resumed.global_step == 15
+    for key, value in whole.state_dict().items():
+        assert torch.equal(value, rest.state_dict()[key]), key
+
+
+def test_what_is_public_is_listed() -> None:
+    assert dir(cait) == sorted(["CaiTModule", "ImageNetDataModule", "create_model", "load", "__version__"])
+    assert all(getattr(cait, name) for name in dir(cait))
