@@ -128,6 +128,14 @@ def test_the_teacher_stays_frozen_and_out_of_everything(teacher_file: Path, tmp_
     assert trained == len(list(plain.parameters()))
 
 
+def test_the_teacher_moves_to_the_modules_device(teacher_file: Path) -> None:
+    """Lightning moves the module between `setup` and `on_fit_start`, and does not know the teacher."""
+    net = distilled(teacher_file)
+    trainer(max_steps=1).fit(net, loader())
+    net.to("meta").on_fit_start()
+    assert {tensor.device.type for tensor in net.teacher.state_dict().values()} == {"meta"}
+
+
 def test_the_teacher_sees_its_own_resolution(teacher_file: Path) -> None:
     seen = []
 

@@ -156,7 +156,11 @@ class CaiTModule(LightningModule):
 
             teacher = load_teacher(self.distillation, self.architecture, self.hparams["mean"], self.hparams["std"])
             # Not registered as a submodule, so that it is not saved, trained, averaged or put into train mode.
-            self.__dict__["teacher"] = teacher.to(self.device)
+            self.__dict__["teacher"] = teacher
+
+    def on_fit_start(self) -> None:
+        if self.teacher is not None:  # Lightning moves the module after `setup`, and does not know the teacher
+            self.teacher.to(self.device)
 
     def configure_model(self) -> None:
         """Let a strategy that shards networks shard this one, in its method `shard_module`."""
