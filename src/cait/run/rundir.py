@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from pathlib import Path
 
 from cait.disk import AWAY
@@ -35,7 +36,14 @@ def folder_of(name: str) -> Path:
             return folder
     runs = sorted(path.parent.name for path in LOGS.glob(f"*/{CONFIG}"))
     others = f"; {'runs: ' + ', '.join(runs) if runs else 'there are none yet'}"
-    raise UserError(f"there is no run {LOGS / name}{did_you_mean(name, runs, others)}")
+    place = Path(name) if LOGS in Path(name).parents else LOGS / name
+    raise UserError(f"there is no run {place}{did_you_mean(place.name, runs, others)}")
+
+
+def check_name(name: str) -> None:
+    """Raise UserError if a run cannot be called that."""
+    if not re.fullmatch(r"\w[\w.=+-]*", name):
+        raise UserError(f"a run's name is made of letters, digits and . _ - + =, and is not a path: {name!r}")
 
 
 def new_folder(root: Path, base: str) -> Path:

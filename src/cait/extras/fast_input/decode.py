@@ -21,7 +21,16 @@ import torch
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from cait.data.reading import AS_SEEN, PUBLISHED, RawImage, Reading, UnreadableImageError, load_rgb, orientation, reason_of
+from cait.data.reading import (
+    AS_SEEN,
+    PUBLISHED,
+    RawImage,
+    Reading,
+    UnreadableImageError,
+    load_rgb,
+    orientation,
+    reason_of,
+)
 from cait.errors import UserError
 
 Decoder = Literal["nvimgcodec", "torchvision", "pillow"]

@@ -81,6 +81,14 @@ def test_a_bad_space_is_told_in_a_line(changes: dict[str, Any], message: str, tm
     assert "\n" not in str(error.value)
 
 
+def test_a_space_that_is_no_yaml_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "space.yaml"
+    path.write_text("space: {model.lr: [1\n")
+    with pytest.raises(UserError) as error:
+        SearchSpace.read(path)
+    assert str(error.value) == f"{path} is not YAML at line 2, column 1: did not find expected ',' or ']'"
+
+
 @pytest.mark.parametrize(
     ("axis", "message"),
     [
