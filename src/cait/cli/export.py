@@ -18,8 +18,6 @@ NEEDED = ("mean", "std", "crop_pct", "interpolation")
 
 def export(arguments: list[str], program: Program) -> None:
     """Write the network of a run's best checkpoint in another program's format."""
-    if arguments and not arguments[0].startswith("-"):
-        named_run("export", arguments[0])  # before torch is imported
     from cait.model import formats
 
     options = Options("export", "Write the best network of a run for other programs.")

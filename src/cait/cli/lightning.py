@@ -243,7 +243,7 @@ class CaiTCLI(LightningCLI):
             base = configurations.recipe(self.arguments) or self.program.default_name or model
             # Processes that were launched separately cannot agree on a number.
             name = base if launched else rundir.new_folder(root, base).name
-        rundir.check_name(name)
+        configurations.check_run_name(name)
         os.environ[RUN_VARIABLE] = config.run_name = name
         return root / name
 

@@ -25,8 +25,8 @@ from cait.cli.options import Options, run_missing
 from cait.errors import UserError, printable
 from cait.run.program import Program
 
-TOP_K, WIDEST = 5, 48
-"""Classes of each image; letters of a name in the table, where a longer one shows only its end."""
+WIDEST = 48
+"""Letters of a name in the table; a longer name shows only its end."""
 Row = dict[str, Any]
 """The result for an image, as docs/predict.schema.json says: "path", and "predictions" or "error"."""
 
@@ -52,13 +52,10 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options = Options("predict", "Classify images with the best checkpoint of a run.")
     options.epilog = "Unreadable images get a row with the error and do not stop the others."
     options.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
-    options.add_argument(
-        "images", metavar="IMAGE", nargs="*", help='files, folders, patterns such as "*.jpg", or - for names on stdin'
-    )
+    images = 'files, folders, patterns such as "*.jpg", or - for names on stdin'
+    options.add_argument("images", metavar="IMAGE", nargs="*", help=images)
     options.add_argument("--format", choices=FORMATS, help="default: as --output ends, or table")
-    options.add_argument(
-        "--top_k", type=int, default=TOP_K, metavar="K", help=f"classes of each image; default {TOP_K}"
-    )
+    options.add_argument("--top_k", type=int, default=5, metavar="K", help="classes of each image; default 5")
     options.add_argument("--output", type=Path, metavar="FILE", help="default: the screen")
     options.add_argument("--raw", action="store_true", help="the raw weights, also if there is a moving average")
     options.add_trust()
@@ -140,7 +137,7 @@ def _write(loaded: loading.Loaded, paths: list[str], device: Any, given: argpars
     start, console = time.monotonic(), Console(stderr=True)
     moving = console.is_terminal and (given.output is not None or not sys.stdout.isatty())
     count, unreadable, classes = len(paths), list[str](), len(loaded.class_names)
-    if given.top_k > max(classes, TOP_K):
+    if given.top_k > max(classes, 5):
         print(f"--top_k {given.top_k}: there are {classes} classes, so each image has {classes}", file=sys.stderr)
     rows = _rows(loaded, paths, device, given.top_k, unreadable)
     # The loader's processes are forked now: later, a thread of the bar might hold a lock that they need.

@@ -201,5 +201,5 @@ class UnreadableImages:
     def _check(self, count: int, reason: str) -> None:
         if count > self.limit:
             where = f"; they are listed in {self.path}" if self.path else ""
-            allowed = f"{self.limit} are allowed (data.max_bad_share)"
-            raise UserError(f"{count} images cannot be read, {allowed}: {reason}{where}")
+            found = f"{count} images cannot be read, {self.limit} are allowed (data.max_bad_share)"
+            raise UserError(f"{found}: {reason}{where}")

@@ -56,7 +56,7 @@ def explain(message: str, arguments: list[str], known: list[str]) -> str:
         instead = LINKED.get(found[1], "it follows another setting")
         return f"{_file_with(found[1], arguments)}{found[1]} cannot be set: {instead}"
     if found := re.match(r'Parser key "config": .*?(exist|not a file|readable).*?: \'(.*?)\'', line):
-        return no_config(Path(found[2]))
+        return _no_config(Path(found[2]))
     if found := re.match(r"Parser key \"(.+?)\": Unable to load config '(.*?)'", line):
         member = next((name for name in known if name.startswith(f"{found[1]}.")), f"{found[1]}.name")
         return f"--{found[1]} cannot be {found[2]!r}: it is a group of settings, as --{member} VALUE"
@@ -81,8 +81,7 @@ def _did_you_mean(word: str, verb: str, known: list[str]) -> str:
     return did_you_mean(f"--{word}", [f"--{name}" for name in known], f"; `cait {verb} --help=all` lists what there is")
 
 
-def no_config(path: Path) -> str:
-    """What is said of a --config that is no file."""
+def _no_config(path: Path) -> str:
     name = str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
     if path.is_dir():
         return f"--config {name} is a folder; name a YAML file in it"

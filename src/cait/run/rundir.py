@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 from pathlib import Path
 
 from cait.disk import AWAY
@@ -38,12 +37,6 @@ def folder_of(name: str) -> Path:
     others = f"; {'runs: ' + ', '.join(runs) if runs else 'there are none yet'}"
     place = Path(name) if LOGS in Path(name).parents else LOGS / name
     raise UserError(f"there is no run {place}{did_you_mean(place.name, runs, others)}")
-
-
-def check_name(name: str) -> None:
-    """Raise UserError if a run cannot be called that."""
-    if not re.fullmatch(r"\w[\w.=+-]*", name):
-        raise UserError(f"a run's name is made of letters, digits and . _ - + =, and is not a path: {name!r}")
 
 
 def new_folder(root: Path, base: str) -> Path:

@@ -12,13 +12,11 @@ from typing import Any
 import yaml
 
 from cait import ckpt, plugins
-from cait.cli import saved
 from cait.data.digits import ROOT
 from cait.data.folder import FolderSource, Splits
 from cait.errors import UserError
 from cait.extras.first_look.names import NotCertainError, settings
-from cait.guards import refusals
-from cait.guards.configurations import LINKED, check_config, join_values, read_text
+from cait.guards.configurations import LINKED, check_config, check_run_name, join_values, read_text
 from cait.references import is_path
 from cait.run import rundir
 from cait.run.program import Program
@@ -45,7 +43,7 @@ def look(verb: str, arguments: list[str], program: Program) -> None:
     known = _known(kind, program)
     typed = [kind, *arguments]
     if known and verb == "fit" and words and not words[0].startswith("-"):
-        raise UserError(refusals.explain(f"unrecognized arguments: {words[0]}", typed, known))
+        raise _refusal(f"unrecognized arguments: {words[0]}", typed, known)
     given: Settings = {}
     for word, following in pairwise([*configs, *words, ""]):
         option, equals, value = word.partition("=")
@@ -55,11 +53,22 @@ def look(verb: str, arguments: list[str], program: Program) -> None:
         if option == "--config":
             given |= _configuration(value, typed, known) if equals else {}
         elif known and not _is_setting(name, known):
-            raise UserError(refusals.explain(f"unrecognized arguments: {option}", typed, known))
-        elif (text := value if equals else following) not in ("null", "") and (equals or not text.startswith("--")):
+            raise _refusal(f"unrecognized arguments: {option}", typed, known)
+        elif (text := value if equals else following) in ("null", ""):
+            given.pop(name, None)
+        elif equals or not text.startswith("--"):
             given[name] = text
     if "--print_config" not in {word.split("=")[0] for word in words}:
-        _check_places(given, verb, program)
+        _check_places(given, verb)
+        if program.data is None and ("data.root" in given or not words) and "data" not in given:
+            _check_root({name: given[f"data.{name}"] for name in SPLITS if f"data.{name}" in given})
+
+
+def _refusal(message: str, typed: list[str], known: list[str]) -> UserError:
+    """The error for what jsonargparse would say."""
+    from cait.guards import refusals
+
+    return UserError(refusals.explain(message, typed, known))
 
 
 def _known(kind: str, program: Program) -> list[str]:
@@ -92,15 +101,17 @@ def _configuration(value: str, typed: list[str], known: list[str]) -> Settings:
         UserError: there is no such file, it is not YAML, or it has a setting that nobody takes.
     """
     path = Path(value)
-    if path.suffix in (".yaml", ".yml") and value.isprintable() and not set(value) & set("{}[]:#"):
-        if path.is_dir() or not path.exists():
-            if path.name == rundir.CONFIG:  # of a run: the verb says what is missing
-                return {}
-            raise UserError(refusals.no_config(path))
-    elif not (len(path.name) < 256 and path.is_file()):  # YAML itself
+    if len(path.name) > 255 or set(value) & set("{}[]:#\n"):  # YAML itself
+        return {}
+    if not path.is_file():
+        is_missing = path.suffix in (".yaml", ".yml") and path.name != rundir.CONFIG  # of a run the verb says more
+        if is_missing or path.is_dir():
+            raise _refusal(f"Parser key \"config\": not a file: '{path}'", typed, known)
         return {}
     text = read_text(path)
     if path.name == rundir.CONFIG:  # settings of extras that are gone are left out
+        from cait.cli import saved
+
         return flatten(saved.read(path, text))
     check_config(path, text)
     try:
@@ -109,21 +120,18 @@ def _configuration(value: str, typed: list[str], known: list[str]) -> Settings:
         return {}
     for name in found:
         if known and isinstance(name, str) and not _is_setting(name, known):
-            raise UserError(refusals.explain(f"does not accept option '{name}'", typed, known))
+            raise _refusal(f"does not accept option '{name}'", typed, known)
     return found
 
 
-def _check_places(given: Settings, verb: str, program: Program) -> None:
-    """Raise UserError if a run's name cannot be one, or a file or folder that is read is not there."""
+def _check_places(given: Settings, verb: str) -> None:
+    """Raise UserError if a run's name cannot be one, or a file that is read is not there."""
     if verb == "fit" and isinstance(given.get("run_name"), str):
-        rundir.check_name(given["run_name"])
+        check_run_name(given["run_name"])
     if isinstance(path := given.get("ckpt_path"), str):
         ckpt.check_exists(path)
     if isinstance(path := given.get("model.weights"), str) and Path(path).suffix != ".ckpt":  # that may be a folder
         ckpt.check_weights(Path(path))
-    replaced = any(name in given for names in plugins.of_kind("REPLACED") for name in names)
-    if program.data is None and "data" not in given and (not replaced or "data.root" in given):
-        _check_root({name: given[f"data.{name}"] for name in SPLITS if f"data.{name}" in given})
 
 
 def _check_root(data: dict[str, Any]) -> None:

@@ -60,7 +60,7 @@ class Findings(Callback):
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        classes = getattr(pl_module, "num_classes", None)
+        classes: int = getattr(pl_module, "num_classes", -1)
         if trainer.sanity_checking or not isinstance(outputs, Tensor) or outputs.shape[1:] != (classes,):
             return  # a validation step of your own returns what it likes
         best = outputs.argmax(dim=1)
