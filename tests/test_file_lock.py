@@ -164,3 +164,10 @@ def test_a_lease_ends_with_a_signal_too(tmp_path: Path, code: int) -> None:
         lock = Lock(place)
         lock.acquire(0.5)
         lock.release()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_where_no_file_can_be_made_nobody_waits() -> None:
+    told = r"cannot lock /proc/\.a\.lock, so nothing can be put into /proc"
+    with pytest.raises(UserError, match=told), file_lock.file_lock(Path("/proc/.a.lock")):
+        pass

@@ -22,6 +22,18 @@ TENSORS = ("state_dict", "optimizer_states", "callbacks")
 Checkpoint = dict[str, Any]
 
 
+def check_exists(path: str) -> None:
+    """Raise UserError if there is no such checkpoint."""
+    if not Path(path).exists():
+        raise UserError(f"the checkpoint {path} does not exist")
+
+
+def check_weights(path: Path) -> None:
+    """Raise UserError if there is no such file of weights."""
+    if not path.is_file():
+        raise UserError(f"the weights {path} do not exist")
+
+
 def read_checkpoint(path: str | Path, without: Sequence[str] = ()) -> Checkpoint:
     """Read a checkpoint without running code from it.
 

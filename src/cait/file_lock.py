@@ -52,6 +52,7 @@ class Lock:
 
     def acquire(self, seconds: float, stop: Callable[[], bool] | None = None) -> None:
         """Raises Timeout after `seconds` or when `stop` says so, and OSError if the file cannot be written."""
+        self.path.open("ab").close()  # where no file can be made, filelock would wait: it takes ENOENT for a race
         try:
             self._lock.acquire(timeout=seconds, cancel_check=stop)
         except OSError as error:

@@ -33,6 +33,8 @@ KINDS = {
     "PERSONAL": 'Sequence[str]: settings that no run of a stranger sets, as "logger"; they write or send elsewhere',
     "update_config": "(config) -> config: a step after a run's config.yaml is read, as for settings that have changed",
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
+    "REPLACED": 'Sequence[str]: the options that its `replace_arguments` takes away, as "paper"',
+    "check_arguments": "(verb, arguments, program) -> None: what a verb would refuse, before it imports torch",
     "fit_help": "(arguments) -> str: what `cait fit --help` prints for these; empty lists every setting, as without it",
     "quieten": "() -> None: before a verb trains or scores, to hide some of Lightning's messages",
     "progress_bar": "() -> ProgressBar: what takes the place of Lightning's bar on a terminal",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from harness import REPO
 
 from cait.cli import main
@@ -108,6 +109,7 @@ VERBS = {
     "runs nowhere": "there is no folder nowhere",
     "resume": "which run?",
     "resume nowhere": "there is no run logs/nowhere",
+    "resume logs/nowhere": "there is no run logs/nowhere;",
     "resume broken": "logs/broken/config.yaml is not YAML at line 2",
     "resume hollow": "logs/hollow/config.yaml is not a configuration: it is empty",
     "eval broken": "logs/broken/config.yaml is not YAML at line 2",
@@ -121,6 +123,8 @@ VERBS = {
     "zoo foo": "unrecognized arguments: foo",
     "paper table9": "no table 'table9'",
 }
+if not torch.accelerator.is_available():
+    OPTIONS["--trainer.accelerator gpu"] = "--trainer.accelerator gpu: this machine has no GPU that PyTorch can use"
 if sys.version_info < (3, 14):  # later ones say that such a folder does not exist
     VERBS |= {
         f"imagenet-check {300 * 'x'}": f"cannot use {300 * 'x'}: File name too long",

@@ -98,6 +98,12 @@ def test_every_image_gets_its_row_in_every_format(here: Path, capsys: pytest.Cap
         assert [ours["class"], ours["class_2"]] == [best[0]["class"], best[1]["class"]]
         assert "error" in row or float(ours["probability_2"]) == pytest.approx(best[1]["probability"], abs=6e-5)
 
+    main(["predict", "mixed", "images", "--top_k=99", f"--output={(here / 'all.jsonl')}"])  # the suffix is the format
+    told = capsys.readouterr()
+    assert told.out == f"{here / 'all.jsonl'}\n"
+    assert "--top_k 99: there are 3 classes, so each image has 3\n" in told.err
+    assert {len(row["predictions"]) for row in lines(Path("all.jsonl").read_text()) if "predictions" in row} == {3}
+
     main(["predict", "--top_k", "1", "mixed", "images", "missing.png"])
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == len(rows)
@@ -185,6 +191,12 @@ def test_a_loaded_module_predicts(here: Path) -> None:
         assert (module.transform(path) - timms(load_rgb(path))).abs().max() < 1e-5
     with pytest.raises(UserError, match=r"cannot read the image images/broken\.jpg: not an image"):
         module.predict(["images/broken.jpg"])
+    with pytest.raises(
+        UserError, match="the image is of type NoneType; it must be a PIL image, a path or an open file"
+    ):
+        module.predict(None)
+    with pytest.raises(UserError, match="there is no run logs/nowhere; runs: mixed"):
+        package.load("logs/nowhere")
     # Lightning's own loader reads a checkpoint alone, with the raw weights.
     path = Path("logs/mixed/checkpoints/best.ckpt")
     alone = package.CaiTModule.load_from_checkpoint(path, weights_only=True)

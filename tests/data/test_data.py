@@ -21,12 +21,13 @@ from sklearn.datasets import load_digits
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from cait import plugins, seeds
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.digits import write_digits
-from cait.data.listing import Files
+from cait.data.listing import TORCHVISIONS, Files
 from cait.data.reading import AS_SEEN, PUBLISHED, Reading, load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError
@@ -496,3 +497,28 @@ def test_without_an_extra_for_it_timm_reads_the_images(
         theirs.load_state_dict(state)
     with pytest.raises(UserError, match="backend pillow needs an extra that is not here; auto takes timm's transform"):
         module(mixed_root, backend="pillow").setup("fit")
+
+
+def test_files_are_told_by_torchvisions_suffixes() -> None:
+    assert TORCHVISIONS == IMG_EXTENSIONS
+
+
+def test_one_damaged_image_of_a_small_folder_does_not_end_the_run(
+    mixed_root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = sorted(mixed_root.glob("train/*/*.jpg"))[0]
+    path.write_bytes(path.read_bytes()[:-200])  # its header is whole
+    settings = dict(root=str(mixed_root), img_size=16, batch_size=2, num_workers=0, repeats=1)
+    data = ImageNetDataModule(**settings)
+    data.unreadable_path = mixed_root / "unreadable.csv"
+    data.setup("fit")
+    assert sum(len(labels) for _, labels in data.train_dataloader()) == len(data.train_images)
+    assert list(data.unreadable.read()) == [str(path)]
+    assert data.unreadable.check() == 1
+    assert f"cannot read the image {path}" in capfd.readouterr().err
+    with pytest.raises(UserError, match="2 images cannot be read, 1 are allowed"):
+        data.unreadable.note("another", "cannot read it")
+    strict = ImageNetDataModule(**settings, max_bad_share=0)
+    strict.setup("fit")
+    with pytest.raises(UserError, match="1 images cannot be read, 0 are allowed"):
+        list(strict.train_dataloader())

@@ -138,6 +138,8 @@ def _run(argv: list[str], program: Program) -> None:
     sys.argv[1:] = argv  # the processes that Lightning starts for DDP repeat this command line
     for processes in plugins.of_kind("PROCESSES"):
         program.processes = plugins.load(processes)()
+    for check in plugins.of_kind("check_arguments"):
+        check(name, rest, program)
     known[name].load()(rest, program)
 
 

@@ -215,9 +215,8 @@ class CaiTCLI(LightningCLI):
                 raise UserError(
                     "nothing to score: give --ckpt_path or --model.weights FILE, or use `cait eval RUN` for a run"
                 )
-        elif not Path(config.ckpt_path).exists():
-            raise UserError(f"the checkpoint {config.ckpt_path} does not exist")
         else:
+            ckpt.check_exists(config.ckpt_path)
             checkpoint = ckpt.read_checkpoint(config.ckpt_path, without=ckpt.TENSORS)
             config.weights_only = True  # whatever the configuration says; Lightning reads the file again
             self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
@@ -243,8 +242,7 @@ class CaiTCLI(LightningCLI):
             base = configurations.recipe(self.arguments) or self.program.default_name or model
             # Processes that were launched separately cannot agree on a number.
             name = base if launched else rundir.new_folder(root, base).name
-        if not re.fullmatch(r"\w[\w.=+-]*", name):
-            raise UserError(f"a run's name is made of letters, digits and . _ - + =, and is not a path: {name!r}")
+        configurations.check_run_name(name)
         os.environ[RUN_VARIABLE] = config.run_name = name
         return root / name
 

@@ -86,7 +86,7 @@ def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
         folder = Path(os.path.relpath(path.absolute().parent.parent))
         return path, folder if (folder / rundir.CONFIG).is_file() else None
     if path.suffix in WEIGHTS and not path.is_dir():
-        raise UserError(f"the weights {source} do not exist")
+        ckpt.check_weights(path)
     folder = rundir.folder_of(source)
     return rundir.best_checkpoint(folder, purpose), folder
 

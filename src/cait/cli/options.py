@@ -28,20 +28,10 @@ SETTINGS = [
         10.0,
         "Minutes between checkpoints. Every epoch and every --save_every_n_steps saves one too.",
     ),
-    Setting(
-        "save_every_n_steps",
-        int | None,
-        None,
-        "Optimizer steps between checkpoints; null saves by time and epochs alone.",
-    ),
+    Setting("save_every_n_steps", int | None, None, "Steps between checkpoints; null saves by time and epochs alone."),
     Setting("max_nonfinite_steps", int, 10, "Skipped steps in a row, without a finite gradient, that end the run."),
     Setting("best_metric", str, "val/acc1", "Metric that chooses best.ckpt, as metrics.csv names it."),
-    Setting(
-        "best_mode",
-        Literal["max", "min"],
-        "max",
-        "Whether the best value of --best_metric is its largest or its smallest.",
-    ),
+    Setting("best_mode", Literal["max", "min"], "max", "Whether the largest or the smallest --best_metric is best."),
 ]
 """Settings of a run that no class takes; extras add theirs."""
 

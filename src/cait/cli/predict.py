@@ -52,10 +52,9 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options = Options("predict", "Classify images with the best checkpoint of a run.")
     options.epilog = "Unreadable images get a row with the error and do not stop the others."
     options.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
-    options.add_argument(
-        "images", metavar="IMAGE", nargs="*", help='files, folders, patterns such as "*.jpg", or - for names on stdin'
-    )
-    options.add_argument("--format", choices=FORMATS, default="table", help="default table")
+    images = 'files, folders, patterns such as "*.jpg", or - for names on stdin'
+    options.add_argument("images", metavar="IMAGE", nargs="*", help=images)
+    options.add_argument("--format", choices=FORMATS, help="default: as --output ends, or table")
     options.add_argument("--top_k", type=int, default=5, metavar="K", help="classes of each image; default 5")
     options.add_argument("--output", type=Path, metavar="FILE", help="default: the screen")
     options.add_argument("--raw", action="store_true", help="the raw weights, also if there is a moving average")
@@ -65,6 +64,8 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         raise run_missing("predict")
     if not given.images:
         raise UserError(f"which images? `cait predict {given.run} FILE|DIR ...`, or - for names on standard input")
+    suffix = given.output.suffix[1:] if given.output else ""
+    given.format = given.format or (suffix if suffix in FORMATS else "table")
     if given.top_k < 1:
         raise UserError(f"--top_k must be at least 1, got {given.top_k}")
     return given
@@ -135,7 +136,9 @@ def _write(loaded: loading.Loaded, paths: list[str], device: Any, given: argpars
     """Write the rows to the file or to the screen."""
     start, console = time.monotonic(), Console(stderr=True)
     moving = console.is_terminal and (given.output is not None or not sys.stdout.isatty())
-    count, unreadable = len(paths), list[str]()
+    count, unreadable, classes = len(paths), list[str](), len(loaded.class_names)
+    if given.top_k > max(classes, 5):
+        print(f"--top_k {given.top_k}: there are {classes} classes, so each image has {classes}", file=sys.stderr)
     rows = _rows(loaded, paths, device, given.top_k, unreadable)
     # The loader's processes are forked now: later, a thread of the bar might hold a lock that they need.
     first = [*itertools.islice(rows, 1)]
@@ -148,7 +151,7 @@ def _write(loaded: loading.Loaded, paths: list[str], device: Any, given: argpars
     end = f", {len(unreadable):,} unreadable" if unreadable else ""
     print(f"{count:,} image{'s' * (count != 1)} in {time.monotonic() - start:.1f} s{end}", file=sys.stderr)
     if given.output:
-        print(os.path.relpath(given.output))
+        print(given.output)
     if len(unreadable) == count:
         raise UserError(f"none of the {count:,} images can be read")
 

@@ -173,8 +173,7 @@ class ImageNetDataModule(LightningDataModule):
         if self.num_classes != len(self.source.class_names):
             listed = len(self.source.class_names)
             raise UserError(f"class_names has {self.num_classes} names, {self.root} has {listed} classes; leave it out")
-        allowed = int(self.loading.max_bad_share * (len(train) + len(val)))
-        self.unreadable = UnreadableImages(self.unreadable_path, allowed)
+        self.unreadable = UnreadableImages(self.unreadable_path, self.loading.bad_allowed(len(train) + len(val)))
         held_out = self._wrapped(val)
         self.val_images = self._eval_images(held_out, self.unreadable)
         self.predict_samples = held_out
@@ -337,7 +336,7 @@ class ImageNetDataModule(LightningDataModule):
 
     def extra_val_dataloader(self, samples: Samples) -> Loader:
         """Loader of another evaluation set of the same classes, under the same transform."""
-        unreadable = UnreadableImages(None, int(self.loading.max_bad_share * len(samples)))
+        unreadable = UnreadableImages(None, self.loading.bad_allowed(len(samples)))
         loader = self._eval_loader(self._eval_images(samples, unreadable), "extra validation")
         loader.finish = self._normalized  # here, because the Trainer gets the loader without this data module's hooks
         return loader

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cait import seeds
-from cait.data.reading import RawImage, Reading, UnreadableImageError, UnreadableImages, load_rgb
+from cait.data.reading import RawImage, Reading, UnreadableImageError, UnreadableImages, check_raw, load_rgb
 from cait.data.sampler import Key
 from cait.errors import UserError
 
@@ -65,9 +64,7 @@ class MapSamples:
             label = operator.index(label)
         except (TypeError, ValueError) as error:
             raise UserError(f"{self.name(index)} is not a pair of an image and a class index") from error
-        if not (isinstance(image, str | Path | Image.Image) or hasattr(image, "read")):
-            what = f"is of type {type(image).__name__}; it must be a PIL image, a path or an open file"
-            raise UserError(f"the image of {self.name(index)} {what}")
+        check_raw(image, f"the image of {self.name(index)}")
         if not NO_LABEL <= label < len(self.class_names):
             raise UserError(f"{self.name(index)} has the label {label}, there are {len(self.class_names)} classes")
         return image, label

@@ -9,12 +9,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
-from torchvision.datasets.folder import IMG_EXTENSIONS as TORCHVISIONS
-
 from cait import plugins
 
 HEIF = (".heic", ".heif")
 """Suffixes of the photographs that iPhones take; pillow-heif reads them."""
+TORCHVISIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 EXTENSIONS = (*TORCHVISIONS, ".gif", ".avif", *(HEIF if find_spec("pillow_heif") else ()))
 """Suffixes of image names, in lower case. Only the first frame of a GIF file is read."""
 THREADS = 8  # a server in the network answers many at a time; a local disk loses half a second in a million files

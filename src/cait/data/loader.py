@@ -54,8 +54,8 @@ class Loading:
     prefetch: int = 2
     """Batches that each worker has ready."""
     max_bad_share: float = 0.01
-    """Share of the images that may be unreadable. In training others stand in for them, validation leaves them out, and
-    unreadable_images.csv in the run's folder lists them. If there are more, the run fails."""
+    """Share of the images that may be unreadable, one at least unless it is 0. In training others stand in for them,
+    validation leaves them out, and unreadable_images.csv in the run's folder lists them. More end the run."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "batch_size", "eval_batch_size", "repeats", "prefetch")
@@ -65,6 +65,10 @@ class Loading:
             raise UserError(f"global_batch must be true, false or at least 1, got {self.global_batch}")
         if not 0 <= self.max_bad_share < 1:
             raise UserError(f"max_bad_share must be in [0, 1), got {self.max_bad_share}")
+
+    def bad_allowed(self, images: int) -> int:
+        """How many of so many images may be unreadable: the share, or one in a small set unless the share is 0."""
+        return max(1, int(self.max_bad_share * images)) if self.max_bad_share else 0
 
 
 def images_a_batch(images: int, even: bool, trainer: Trainer) -> int:

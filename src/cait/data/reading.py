@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from PIL import ExifTags, Image, ImageColor
@@ -80,6 +80,12 @@ AS_SEEN = Reading()
 """As viewers show an image, on white."""
 PUBLISHED = Reading(exif_orientation=False, background=None)
 """As torchvision's ImageFolder reads, and so timm's loaders and the published recipes."""
+
+
+def check_raw(image: Any, name: str) -> None:
+    """Raise UserError if this is no `RawImage`."""
+    if not (isinstance(image, str | Path | Image.Image) or hasattr(image, "read")):
+        raise UserError(f"{name} is of type {type(image).__name__}; it must be a PIL image, a path or an open file")
 
 
 def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Image.Image:
@@ -195,5 +201,5 @@ class UnreadableImages:
     def _check(self, count: int, reason: str) -> None:
         if count > self.limit:
             where = f"; they are listed in {self.path}" if self.path else ""
-            allowed = f"{self.limit} are allowed (data.max_bad_share)"
-            raise UserError(f"{count} images cannot be read, {allowed}: {reason}{where}")
+            found = f"{count} images cannot be read, {self.limit} are allowed (data.max_bad_share)"
+            raise UserError(f"{found}: {reason}{where}")

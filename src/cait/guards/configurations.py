@@ -69,6 +69,12 @@ def recipe(arguments: Iterable[str]) -> str:
     return next((path.stem for path in named if not is_overlay(path)), "")
 
 
+def check_run_name(name: str) -> None:
+    """Raise UserError if a run cannot be called that."""
+    if not re.fullmatch(r"\w[\w.=+-]*", name):
+        raise UserError(f"a run's name is made of letters, digits and . _ - + =, and is not a path: {name!r}")
+
+
 def is_overlay(path: Path) -> bool:
     """Whether a configuration says where a run trains and logs, and not what it is.
 

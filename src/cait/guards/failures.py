@@ -14,6 +14,12 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from cait.errors import DISK_FULL, UserError, one_line
 
+IN_WORDS = {
+    "No supported gpu backend found!": "--trainer.accelerator gpu: this machine has no GPU that PyTorch can use; take "
+    "auto or cpu, and look at what nvidia-smi says"
+}
+"""What Lightning says, and what a user needs to know instead."""
+
 
 @contextlib.contextmanager
 def in_one_line() -> Iterator[None]:
@@ -35,7 +41,7 @@ def in_one_line() -> Iterator[None]:
                 "take a smaller model, or add --model.grad_checkpointing true"
             ) from error
         if isinstance(error, MisconfigurationException) or _is_lightnings(error):
-            raise UserError(one_line(error)) from error
+            raise UserError(IN_WORDS.get(one_line(error), one_line(error))) from error
         raise
 
 

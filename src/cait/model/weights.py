@@ -54,8 +54,7 @@ def _read(path: str | Path) -> Any:
     path = Path(path)
     if path.is_dir() and path.suffix == ".ckpt":  # of a sharded run
         return ckpt.read_checkpoint(path, without=["optimizer_states"])
-    if not path.is_file():
-        raise UserError(f"the weights {path} do not exist")
+    ckpt.check_weights(path)
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

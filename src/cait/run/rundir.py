@@ -35,7 +35,8 @@ def folder_of(name: str) -> Path:
             return folder
     runs = sorted(path.parent.name for path in LOGS.glob(f"*/{CONFIG}"))
     others = f"; {'runs: ' + ', '.join(runs) if runs else 'there are none yet'}"
-    raise UserError(f"there is no run {LOGS / name}{did_you_mean(name, runs, others)}")
+    place = Path(name) if LOGS in Path(name).parents else LOGS / name
+    raise UserError(f"there is no run {place}{did_you_mean(place.name, runs, others)}")
 
 
 def new_folder(root: Path, base: str) -> Path:

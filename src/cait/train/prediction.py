@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cait.data.dataset import channels_last
-from cait.data.reading import AS_SEEN, RawImage, load_rgb
+from cait.data.reading import AS_SEEN, RawImage, check_raw, load_rgb
 from cait.data.transforms import NormalizeAndErase, Preprocessing
 from cait.errors import UserError
 from cait.settings import group
@@ -35,6 +35,7 @@ def transform(module: Any, image: RawImage) -> Tensor:
     Raises:
         UserError: the image cannot be read, or the checkpoint does not say how images are prepared.
     """
+    check_raw(image, "the image")
     if module.eval_transform is None:
         if not module.preprocessing:
             raise UserError('nothing says how images are prepared: load the run with cait.load("logs/NAME")')
@@ -53,13 +54,13 @@ def predict(module: Any, images: RawImage | Sequence[RawImage], top_k: int = 5) 
     Args:
         module: a `cait.train.module.CaiTModule`.
         images: a path, an open file or a PIL image; or a list of them.
-        top_k: how many classes to return.
+        top_k: how many classes to return, at most all.
 
     Returns:
         [{"class": "cat", "index": 3, "probability": 0.91}, ...], or a list of such lists for a list of images.
 
     Raises:
-        UserError: an image cannot be read, or the checkpoint does not say how images are prepared.
+        UserError: an image cannot be read or is none, or nothing says how images are prepared.
     """
     several: Any = images if isinstance(images, list | tuple) else [images]
     names = module.class_names or [f"class {index}" for index in range(module.num_classes)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from cait import disk
-from cait.errors import UserError
+from cait.errors import UserError, one_line
 
 VERSION = "1.30.0"
 PACKAGE = f"onnxruntime-web@{VERSION}"
@@ -41,8 +41,12 @@ def files(given: Path | None) -> dict[str, bytes]:
         _fetch(place)
     try:
         contents = _read_folder(place) if place.is_dir() else _read_tarball(place)
+    except tarfile.ReadError as error:
+        raise UserError(
+            f"{place} is not the package {PACKAGE}: it is no .tgz; `npm pack {PACKAGE}` fetches it"
+        ) from error
     except (OSError, KeyError, AttributeError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise UserError(f"{place} is not the package {PACKAGE}: {error}") from error
+        raise UserError(f"{place} is not the package {PACKAGE}: {one_line(error)}") from error
     for name, content in contents.items():
         if FILES[name] != f"sha512-{base64.b64encode(hashlib.sha512(content).digest()).decode()}":
             raise UserError(f"{name} in {place} is not that of {PACKAGE}; `npm pack {PACKAGE}` fetches the package")

@@ -15,6 +15,7 @@ VERBS = {
     ),
 }
 SETTINGS = [Setting("paper_row", str | None, None, "Row of the paper to compare the run with; --paper sets it.")]
+REPLACED = ("paper",)
 
 
 def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:

@@ -39,6 +39,7 @@ class OwnImages:
 
 
 DATA_SETTINGS = "cait.extras.recipe:OwnImages"
+REPLACED = ("from",)
 
 
 def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:

@@ -34,6 +34,7 @@ def callbacks(run: Run) -> list[Any]:
     from cait.extras.clock import Clock
     from cait.extras.gmacs import ForwardCost
     from cait.extras.screen.banner import Banner
+    from cait.extras.screen.findings import Findings
     from cait.extras.screen.progress import EpochLines
     from cait.extras.screen.summary import RunSummary
 
@@ -44,6 +45,7 @@ def callbacks(run: Run) -> list[Any]:
         run.data.announces = False
         folder = None if run.trainer.fast_dev_run else run.folder
         shown.append(Banner(run.data, folder, clock, run.share(ForwardCost), run))
+        shown.append(Findings())
     keeps_nothing = run.trainer.logger is False and run.trainer.enable_checkpointing is False
     if not (run.trainer.fast_dev_run or keeps_nothing):
         shown.append(RunSummary(run, clock))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import shutil
+from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,12 @@ def doubts(trainer: Trainer, pl_module: Any, run_dir: Path | None) -> list[str]:
             found.append("nothing is validated, so there will be no best.ckpt")
         elif every is not None and every > epochs:
             found.append(f"--trainer.check_val_every_n_epoch {every} validates never in {epochs} epochs: no best.ckpt")
+    validation = trainer.val_dataloaders
+    if trainer.num_val_batches == [1] and isinstance(validation, Sized) and len(validation) > 1:
+        found.append(
+            f"--trainer.limit_val_batches {trainer.limit_val_batches} scores one batch of {len(validation)}: the "
+            "accuracy and best.ckpt depend on its few images; leave it out, or give more"
+        )
     if run_dir and (missing := shortage(run_dir, checkpoint_bytes(trainer, pl_module))):
         found.append(f"the disk of {run_dir} is {decimal(missing)} short of the checkpoints")
     return found

@@ -14,6 +14,7 @@ import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from cait.errors import UserError, did_you_mean, one_line
+from cait.guards.configurations import check_config, read_text
 from cait.settings import Settings, as_text, flatten
 
 Axis = CategoricalDistribution | FloatDistribution | IntDistribution
@@ -92,11 +93,13 @@ class SearchSpace:
             UserError: the file cannot be read.
         """
         try:
-            return cls(path, yaml.safe_load(path.read_text(encoding="utf-8")))
+            text = read_text(path)
+            check_config(path, text)
+            return cls(path, yaml.safe_load(text))
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
-        except (UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UserError(f"{path} is no YAML: {one_line(error)}") from error
+        except yaml.YAMLError as error:
+            raise UserError(f"{path} is not YAML: {one_line(error)}") from error
 
     @cached_property
     def grid(self) -> dict[str, list[Any]]:

@@ -16,14 +16,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from cait import ckpt
 from cait.errors import UserError, one_line
 from cait.extras import curves, plots
 from cait.extras.sweep import trials
 from cait.extras.sweep.search_space import SearchSpace
+from cait.run import rundir
 from cait.settings import as_text
 
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "running", "FAIL": "failed"}
 """Optuna's names and those of the table, in its order."""
+CHANCE = 1.2
+"""An accuracy up to so many times chance is hardly above it."""
 Row = dict[str, Any]
 """A trial, by the columns of trials.csv: trial, state, the metric, epochs, seconds, run, the settings, cause."""
 
@@ -91,6 +95,25 @@ def show(rows: list[Row], search: SearchSpace) -> None:
     for row in rows:
         if row["cause"]:
             console.print(f"trial {row['trial']} failed: {row['cause']}")
+
+
+def doubt(best: Row, search: SearchSpace) -> str:
+    """A line if the best trial is no better than chance; empty otherwise, and for other metrics than accuracy."""
+    value = best[search.metric]
+    if search.metric != "val/acc1" or value is None:
+        return ""
+    try:
+        path = rundir.best_checkpoint(best["run"], "read")
+        names = ckpt.class_names(ckpt.read_checkpoint(path, without=ckpt.TENSORS))
+    except UserError:
+        return ""
+    chance = 100 / len(names) if names else 0.0
+    if value > CHANCE * chance:
+        return ""
+    return (
+        f"the best trial's {value:.4g} % is hardly above chance, which is {chance:.4g} %: its settings say nothing; "
+        "train the trials longer, or search other values"
+    )
 
 
 def _labels(search: SearchSpace) -> list[str]:

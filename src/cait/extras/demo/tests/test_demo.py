@@ -125,6 +125,16 @@ def runtime_of_ones_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / web_runtime.TARBALL
 
 
+def test_a_runtime_that_is_no_package_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.png").write_bytes(b"no archive")
+    with pytest.raises(UserError) as error:
+        web_runtime.files(tmp_path / "bad.png")
+    assert str(error.value).startswith(
+        f"{tmp_path / 'bad.png'} is not the package {web_runtime.PACKAGE}: it is no .tgz"
+    )
+    assert "\n" not in str(error.value)
+
+
 def test_the_folder_holds_all_that_the_page_needs(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -154,6 +154,20 @@ def metadata(card: str) -> dict[str, Any]:
     return yaml.safe_load(card.split("---\n")[1])
 
 
+@pytest.mark.parametrize("words", ["card mine --license nope", "push mine me/digits --dry-run --license nope"])
+def test_a_license_that_the_hub_does_not_know_is_refused(
+    words: str, scored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(words.split())
+    assert stop.value.code == 2
+    assert (
+        "there is no license nope; it is one of the Hub's identifiers, as apache-2.0, or other"
+        in capsys.readouterr().err
+    )
+    assert not Path("logs/mine/hub").exists()
+
+
 def test_the_card_tells_what_the_run_has_written(scored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["card", "mine", "--license", "apache-2.0", "--repo", "me/digits"])
     files = capsys.readouterr().out.split()

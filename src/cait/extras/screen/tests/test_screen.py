@@ -14,6 +14,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Checkpoint, LambdaCallback
 from modules import FIELDS, loader, module, trainer
 from starving import Time, train_starving
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from cait import plugins
@@ -25,6 +26,7 @@ from cait.extras.gmacs import ForwardCost, forward_gmacs
 from cait.extras.screen.banner import Banner, attention_in_use
 from cait.extras.screen.defaults import PLAIN, on_by_default
 from cait.extras.screen.doubts import checkpoint_bytes, doubts, shortage
+from cait.extras.screen.findings import Findings, findings
 from cait.extras.screen.progress import EpochLines, fitting
 from cait.extras.screen.summary import never_right
 from cait.model.network import create_model
@@ -57,6 +59,8 @@ def test_what_matters_most_stays_on_the_line() -> None:
         ({}, dict(accumulate_grad_batches=7), "--trainer.accumulate_grad_batches 7 is more than the 6 batches"),
         ({}, dict(limit_val_batches=0), "nothing is validated, so there will be no best.ckpt"),
         ({}, dict(check_val_every_n_epoch=3), "--trainer.check_val_every_n_epoch 3 validates never in 2 epochs"),
+        ({}, dict(limit_val_batches=1), "--trainer.limit_val_batches 1 scores one batch of 2"),
+        ({}, dict(limit_val_batches=2), None),
         ({}, {}, None),
     ],
 )
@@ -90,6 +94,37 @@ def test_classes_that_are_never_right_are_named() -> None:
     assert never_right(run, net).removesuffix(", ...") == words
     net.val_metrics.per_class = torch.tensor([[3, 0]] * 7)
     assert never_right(run, net) == "7 of 7 classes in the last validation: a, b, c, d, e, ..."
+
+
+def test_classes_that_the_last_validation_never_predicts_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    net = module(lr=1e-3)
+    images, labels = torch.randn(140, 3, 8, 8), torch.arange(140) % 7
+    validation = DataLoader(TensorDataset(images, labels), batch_size=40)
+    trainer(callbacks=[Findings()], max_epochs=2, num_sanity_val_steps=1).fit(net, loader(), validation)
+    with torch.no_grad():
+        predicted = torch.bincount(net.eval()(images).argmax(dim=1), minlength=7)
+    never = [str(label) for label in range(7) if not predicted[label]]
+    assert never
+    line, *others = capsys.readouterr().out.splitlines()
+    assert f"warning: {len(never)} of 7 classes are never predicted in the last validation ({never[0]}" in line
+    assert not others
+
+
+@pytest.mark.parametrize(
+    ("trained", "right", "predicted", "words"),
+    [
+        (97.0, 3, 20, "training is right in 97 % of the images, validation in 15.0 %, no better than chance"),
+        (97.0, 6, 20, None),  # 30 % of 140 images in 7 classes is no luck
+        (80.0, 3, 20, None),
+        (None, 3, 20, None),
+        (80.0, 3, 0, "1 of 7 classes are never predicted in the last validation (a): train longer"),
+    ],
+)
+def test_what_a_validation_shows(trained: float | None, right: int, predicted: int, words: str | None) -> None:
+    counts = torch.tensor([[20, right]] * 7)
+    told = findings(trained, counts, torch.tensor([predicted, *[20] * 6]), list("abcdefg"))
+    assert len(told) == (words is not None), told
+    assert words is None or told[0].startswith(words)
 
 
 def data(root: Path, **settings: Any) -> ImageNetDataModule:

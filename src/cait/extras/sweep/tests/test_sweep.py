@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
+import torch
 import yaml
 from harness import DEVICES, LIMIT, REPO, link_digits, start
 from optuna.trial import TrialState
 
 from cait.cli import main
 from cait.errors import UserError
-from cait.extras.sweep import trials
+from cait.extras.sweep import table, trials
 from cait.extras.sweep.search_space import SearchSpace
 from cait.extras.sweep.trials import Sampler
 from cait.extras.sweep.verb import check_values
@@ -79,6 +80,14 @@ def test_a_bad_space_is_told_in_a_line(changes: dict[str, Any], message: str, tm
     assert str(error.value).startswith(f"{path}: ")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_space_that_is_no_yaml_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "space.yaml"
+    path.write_text("space: {model.lr: [1\n")
+    with pytest.raises(UserError) as error:
+        SearchSpace.read(path)
+    assert str(error.value) == f"{path} is not YAML at line 2, column 1: did not find expected ',' or ']'"
 
 
 @pytest.mark.parametrize(
@@ -194,6 +203,25 @@ def test_trials_without_their_study_are_not_taken_for_others(tmp_path: Path) -> 
     (tmp_path / "trial-000/config.yaml").touch()
     with pytest.raises(UserError, match=r"has trials, but .*study\.db is missing"):
         trials.open_study(tmp_path, SearchSpace.read(write(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "words"),
+    [
+        ("val/acc1", 11.5, "the best trial's 11.5 % is hardly above chance, which is 10 %"),
+        ("val/acc1", 30.0, ""),
+        ("val/loss", 2.3, ""),
+    ],
+)
+def test_a_best_trial_at_chance_is_doubted(metric: str, value: float, words: str, tmp_path: Path) -> None:
+    place = tmp_path / "trial-000/checkpoints/best.ckpt"
+    place.parent.mkdir(parents=True)
+    data = {"class_names": list("abcdefghij"), "depends_on": {}}
+    torch.save({"global_step": 1, "state_dict": {}, "ImageNetDataModule": data}, place)
+    search = SearchSpace.read(write(tmp_path, metric=metric))
+    told = table.doubt({"run": tmp_path / "trial-000", metric: value}, search)
+    assert told.startswith(words)
+    assert bool(told) == bool(words)
 
 
 def trials_of(folder: Path) -> list[tuple[Any, ...]]:
