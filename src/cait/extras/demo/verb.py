@@ -145,10 +145,12 @@ def _score(loaded: loading.Loaded, paths: list[Path]) -> tuple[int, list[int]]:
 def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> Facts:
     """What is known of the model, and what `cait eval` has measured of this checkpoint."""
     from cait.extras import scores
+    from cait.extras.network_name import network_name
 
     size, count = loaded.data.img_size, sum(parameter.numel() for parameter in loaded.network.parameters())
+    name = network_name(loaded.name, loaded.module.hparams.get("fields"))
     facts = {
-        "Model": f"{loaded.name}, {count / 1e6:.1f} million parameters",
+        "Model": f"{name}, {count / 1e6:.1f} million parameters",
         "Input": f"{size} × {size} pixels",
         "Checkpoint": loaded.about.replace(f"{checkpoint.parent}/", ""),
     }

@@ -20,6 +20,7 @@ from cait.data.folder import scan_flat
 from cait.data.reading import UnreadableImageError, load_rgb
 from cait.errors import UserError
 from cait.extras import curves, plots
+from cait.extras.network_name import network_name
 from cait.extras.visualize import attention, mistakes, page
 from cait.model import network
 
@@ -44,7 +45,11 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
     """
     network.require(loaded.network, loaded.name, "maps", "visualize")
     output.mkdir(parents=True, exist_ok=True)
-    facts = [("weights", loaded.about), ("model", f"{loaded.name}, {loaded.data.img_size} pixels")]
+    fields = loaded.module.hparams.get("fields") if loaded.module else None
+    facts = [
+        ("weights", loaded.about),
+        ("model", f"{network_name(loaded.name, fields)}, {loaded.data.img_size} × {loaded.data.img_size} pixels"),
+    ]
     parts = [("Images", _images(loaded, given, output))]
     if folder is not None:
         parts.append(("Curves", _curves(folder)))
