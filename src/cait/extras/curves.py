@@ -77,7 +77,7 @@ def panels(runs: Iterable[dict[str, Curve]]) -> list[str]:
 
 
 def smoothed(values: Sequence[float], window: int) -> Any:
-    """The mean of the `window` points around each point, of fewer at the ends; odd windows have the point's middle."""
+    """The mean of the `window` points around each point, of fewer at the ends; `window` is odd."""
     import numpy as np
 
     box = np.ones(window)
@@ -112,7 +112,7 @@ def draw(runs: Mapping[str, dict[str, Curve]], titles: Sequence[str] | None = No
                 split = name.rpartition("/")[0] or "train"
                 place = SPLITS.index(split) if split in SPLITS else len(SPLITS)
                 style: dict[str, Any] = {"color": f"C{number if len(runs) > 1 else place}"}
-                window = len(values) // SMOOTHED_BY if name.startswith("train/") else 1
+                window = len(values) // SMOOTHED_BY | 1 if name.startswith("train/") else 1
                 if window > 1:
                     panel.plot(time, values, ".", markersize=2.5, alpha=0.4, **style)
                     values, split = smoothed(values, window), f"{split}, smoothed"

@@ -82,7 +82,7 @@ def confusion(scored: Scored, class_names: Sequence[str]) -> Figure:
     np.add.at(matrix, (rows, columns), 1)
     shares = matrix / matrix.sum(axis=1, keepdims=True).clip(1)
     named = classes <= LABELLED
-    side = max(3.65, 0.65 + 0.3 * classes + 0.07 * max(map(len, class_names))) if named else 6.5
+    side = max(3.65, 0.55 + 0.3 * classes + 0.07 * max(map(len, class_names))) if named else 6.5
     figure, axes = plots.grid(1, 1, side, side if named else 0.85 * side)
     axis = axes[0, 0]
     shown = axis.imshow(np.ma.masked_equal(shares, 0), norm=SHADES, extent=(-0.5, classes - 0.5, classes - 0.5, -0.5))

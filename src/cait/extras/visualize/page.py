@@ -16,8 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-PIXELS_PER_INCH, COLUMN = 96, 536
-"""Of CSS, and the pixels of half the page; a wider figure takes a row of its own."""
+PIXELS_PER_INCH = 96
+"""Of CSS."""
+COLUMN, ROW = 350, 1088
+"""Pixels of the narrowest column, beyond which a figure takes a row of its own, and of the row; as in page.html."""
 RULES = (
     ".w{width} img {{ min-width: {width}px; max-width: {widest}px; }} "
     "@media (max-width: {too_narrow}px) {{ .w{width} .hint {{ display: block; }} }}"
@@ -38,7 +40,10 @@ def page(title: str, facts: Sequence[tuple[str, str]], sections: Sequence[tuple[
         parts.append(f'\n<h2 id="{anchor}">{escape(heading)}</h2>\n{html}')
     html = "".join(parts)
     widths = sorted({int(width) for width in re.findall(r'<div class="figure w(\d+)', html)})
-    rules = [RULES.format(width=width, widest=int(1.5 * width), too_narrow=width + 31) for width in widths]
+    rules = [
+        RULES.format(width=width, widest=int(1.5 * width), too_narrow=width + 31 if width <= ROW else 10**6)
+        for width in widths
+    ]
     template = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
     return template.substitute(title=escape(title), body=html, scrolls="\n".join(rules))
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import chromium
 import numpy as np
 import onnxruntime
 import pytest
@@ -239,25 +240,10 @@ def test_another_runtime_is_refused_and_npm_need_not_be_there(
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Any]:
-    """Chromium without a window."""
-    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not (binary and driver):
-        pytest.skip("runs in Chromium, with chromedriver")
     if not (shutil.which("npm") or all((web_runtime._cache() / name).is_file() for name in web_runtime.FILES)):
         pytest.skip("npm fetches onnxruntime-web")
-    webdriver = pytest.importorskip("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for flag in (
-        *("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking", "disable-component-update"),
-        *("disable-sync", "no-first-run", f"user-data-dir={tmp_path / 'browser'}", "window-size=1440,1000"),
-    ):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    chromium = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    chromium.set_script_timeout(120)
-    yield chromium
-    chromium.quit()
+    with chromium.started(tmp_path / "browser") as browser:
+        yield browser
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -321,9 +307,10 @@ class Page:
         return self.browser.execute_script(f"return {code}")
 
 
-def test_a_page_opened_as_a_file_says_how_to_open_it(browser: Any) -> None:
-    browser.get((verb.PAGE / "index.html").as_uri())
-    status, error = browser.execute_script(STATUS)
+def test_a_page_opened_as_a_file_says_how_to_open_it(tmp_path: Path) -> None:
+    with chromium.started(tmp_path) as browser:
+        browser.get((verb.PAGE / "index.html").as_uri())
+        status, error = browser.execute_script(STATUS)
     assert status == (
         "A browser cannot run this page from a file. "
         "In its folder run python3 -m http.server and open http://localhost:8000"

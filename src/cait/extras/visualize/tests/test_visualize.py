@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import chromium
 import matplotlib.text
 import numpy as np
 import pytest
@@ -34,8 +35,9 @@ from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.extras import curves
+from cait.extras.plots import grid
 from cait.extras.visualize import attention, mistakes, page
-from cait.extras.visualize.sections import crop_box
+from cait.extras.visualize.sections import _about_training, crop_box
 
 SMALL_CAIT = dict(depth=2, embed_dim=48, patch_size=8, num_heads=4)
 EVIL = "<b>&\"cat'$_{$"
@@ -338,6 +340,33 @@ def test_what_users_named_is_text() -> None:
     tags = Tags(html)
     assert tags.texts.count(EVIL) == 10
     assert ("img", "alt", EVIL) in tags.attributes
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_on_a_screen_a_figure_keeps_its_size_and_a_line_says_what_scrolls(width: int, tmp_path: Path) -> None:
+    figures = {f"{inches} inches": grid(1, 1, inches, 1.0)[0] for inches in (3.0, 3.65, 5.0, 14.0)}
+    html = page.page("many", [], [("A part", page.beside(*(page.embed(*pair[::-1]) for pair in figures.items())))])
+    (tmp_path / "index.html").write_text(html)
+    with chromium.started(tmp_path / "browser", width) as browser:
+        browser.get((tmp_path / "index.html").as_uri())
+        assert browser.execute_script("return document.documentElement.scrollWidth") == width
+        all_shown = browser.execute_script(SHOWN)
+    for inches, (shown, room, image, hint) in zip((3.0, 3.65, 5.0, 14.0), all_shown, strict=True):
+        assert image >= round(96 * inches) - 1  # its text stays as large as it was drawn
+        assert hint == (shown > room) == (96 * inches > min(width, 1120) - 32)
+
+
+SHOWN = """return [...document.querySelectorAll(".figure")].map((figure) => {
+  const [scroll, hint] = [figure.querySelector(".scroll"), figure.querySelector(".hint")];
+  return [scroll.scrollWidth, scroll.clientWidth, scroll.firstChild.clientWidth, hint.offsetHeight > 0];
+});"""
+
+
+def test_the_curves_say_how_training_images_are_mixed() -> None:
+    mixed = _about_training({"mixup": 0.2, "cutmix": 1.0, "mix_prob": 0.5})
+    assert "mixed by Mixup 0.2 and CutMix 1 in 50% of the batches; so train accuracy can be below" in mixed
+    for plain in ({}, {"mixup": 0.0, "cutmix": 0.0, "mix_prob": 1.0}, {"mixup": 0.8, "mix_prob": 0.0}):
+        assert "mixed" not in _about_training(plain)
 
 
 @pytest.fixture(scope="module")
