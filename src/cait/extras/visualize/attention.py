@@ -182,12 +182,12 @@ class Picture(NamedTuple):
         for line, weights in zip(lines[1:], maps.values(), strict=True):
             _draw_maps(line, weights)
         for line, label in zip(lines, ["saliency", *maps], strict=True):
-            (line[0].set_ylabel if across else line[0].set_title)(label, fontsize=8)
+            (line[0].set_ylabel if across else line[0].set_title)(label, fontsize=7 if across else 8)
         row, column = self.view.query
         for axes in lines[len(lines) - len(self.view.self_attention) :].flat:
             axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, color="#56B4E9", lw=1.5))
         meaning = "Below a map: its least and largest weight;\n×1 is an even share over the "
-        part.supxlabel(f"{meaning}{first[0, 0].numel()} patches", fontsize=8)
+        part.supxlabel(f"{meaning}{first[0, 0].numel()} patches", fontsize=8, x=0, ha="left")
 
 
 def _draw_photograph(axes: Axes, photograph: Image.Image, box: Box) -> None:
@@ -217,9 +217,14 @@ def _draw_maps(line: np.ndarray, maps: Tensor) -> None:
     """Maps [h, s, s], each scaled from its least weight to its largest; below it these two, in multiples of 1 / s²."""
     for axes, weights in zip(line, maps, strict=True):
         axes.imshow(weights, cmap="inferno")
-        least, largest = (bound * weights.numel() for bound in weights.aminmax())
-        axes.set_xlabel(f"×{least:.1f} … ×{largest:.1f}", fontsize=8, labelpad=1)
+        least, largest = (float(bound) * weights.numel() for bound in weights.aminmax())
+        axes.set_xlabel(f"×{short(least)} … ×{short(largest)}", fontsize=8, labelpad=1)
         _bare(axes)
+
+
+def short(number: float) -> str:
+    """Two digits, none beyond hundredths; of a number from 10 on all before the point."""
+    return f"{round(number, 2) + 0.0:.2g}" if abs(number) < 10 else f"{number:.0f}"  # + 0.0: no minus before a zero
 
 
 def _bare(axes: Axes) -> None:

@@ -119,11 +119,19 @@ def test_the_patches_weights_are_cut_out_of_maps_of_every_kind(fields: dict, tok
         assert {axes.get_ylabel() for axes in below} - {""} == down
         assert {axes.get_title() for axes in below} - {""} == across
         numbers = {axes.get_xlabel() for axes in below} - {""}
-        assert all(re.match(r"×-?\d+\.\d … ×-?\d+\.\d$", number) for number in numbers)
+        assert all(re.match(r"×-?[\d.e-]+ … ×-?[\d.e-]+$", number) for number in numbers)
         texts = [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
         assert "Below a map: its least and largest weight;\n×1 is an even share over the 16 patches" in texts
     least, largest = (16 * bound for bound in view.class_attention[0][0, 0].aminmax())
-    assert f"×{least:.1f} … ×{largest:.1f}" in numbers
+    assert f"×{round(float(least), 2):.2g} … ×{round(float(largest), 2):.2g}" in numbers
+    assert [*map(attention.short, (0.0294, -0.003, -0.5, 4.72, 10.6, 196.2))] == [
+        "0.03",
+        "0",
+        "-0.5",
+        "4.7",
+        "11",
+        "196",
+    ]
 
 
 def test_what_cannot_be_shown_is_refused() -> None:
