@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from cait.run import rundir
 Curve = tuple[list[int], list[float]]
 """Optimizer steps, and the value at each."""
 SPLITS = ("train", "val", "val_ema")
-DASHES = ("-", "--", ":", "-.")
+DASHES: tuple[Any, ...] = ("-", "--", ":", "-.")
 FIRST = ("loss", "acc1", "acc5", "lr", "grad_norm")
 """The panels that come first."""
 UNITS = {"acc1": "top-1 (%)", "acc5": "top-5 (%)", "lr": "learning rate", "grad_norm": "norm of the gradient"}
+SMOOTHED_BY = 10
+"""A curve of training is averaged over this part of its points."""
 
 
 def read(folder: Path) -> dict[str, Curve]:
@@ -67,21 +69,40 @@ def steps_per_epoch(curves: dict[str, Curve]) -> float | None:
     return max((step + 1) / (epoch + 1) for step, epoch in zip(steps, epochs, strict=True))
 
 
-def draw(runs: Mapping[str, dict[str, Curve]]) -> Any:
+def panels(runs: Iterable[dict[str, Curve]]) -> list[str]:
+    """What the curves of runs show, a panel each, without the splits: loss, acc1, ..."""
+    metrics = sorted({metric for curves in runs for metric in curves} - {"epoch"})
+    found = dict.fromkeys(metric.rpartition("/")[2] for metric in metrics)
+    return [*(title for title in FIRST if title in found), *(title for title in found if title not in FIRST)]
+
+
+def smoothed(values: Sequence[float], window: int) -> Any:
+    """The mean of the `window` points around each point, of fewer at the ends; `window` is odd."""
+    import numpy as np
+
+    box = np.ones(window)
+    return np.convolve(values, box, "same") / np.convolve(np.ones(len(values)), box, "same")
+
+
+def draw(runs: Mapping[str, dict[str, Curve]], titles: Sequence[str] | None = None) -> Any:
     """The curves of runs, by the runs' names, as a figure with a panel for each metric; its splits share the panel.
 
     Colours tell the splits of one run apart. With several runs, colours tell the runs apart and dashes the splits.
-    Time counts in epochs, or in steps if a run is within its first epoch.
+    Time counts in epochs, or in steps if a run is within its first epoch. What training logs of single batches is
+    drawn as points, with their running mean as the line.
+
+    Args:
+        titles: those of `panels` to draw; None draws all.
     """
+    from matplotlib.lines import Line2D
+
     from cait.extras import plots
 
-    metrics = sorted({metric for curves in runs.values() for metric in curves} - {"epoch"})
-    found = dict.fromkeys(metric.rpartition("/")[2] for metric in metrics)
-    titles = [*(title for title in FIRST if title in found), *(title for title in found if title not in FIRST)]
+    titles = panels(runs.values()) if titles is None else titles
     per_epoch = {label: steps_per_epoch(curves) for label, curves in runs.items()}
     in_epochs = all(per_epoch.values())
     figure, axes = plots.panels(len(titles), 3.6, 2.6, below=0.4)
-    legend = {}
+    splits: dict[str, int] = {}
     for panel, title in zip(axes, titles, strict=True):
         for number, (label, curves) in enumerate(runs.items()):
             for name in sorted(name for name in curves if name.rpartition("/")[2] == title):
@@ -90,15 +111,22 @@ def draw(runs: Mapping[str, dict[str, Curve]]) -> Any:
                 time = [step if each is None else (step + 1) / each for step in steps]
                 split = name.rpartition("/")[0] or "train"
                 place = SPLITS.index(split) if split in SPLITS else len(SPLITS)
-                style: dict[str, Any]
-                if len(runs) > 1:
-                    words, style = f"{label} {split}", {"color": f"C{number}", "linestyle": DASHES[place]}
-                else:
-                    words, style = split, {"color": f"C{place}"}
-                marker = "." if len(time) == 1 else ""
-                (legend[words],) = panel.plot(time, values, linewidth=1.2, marker=marker, **style)
+                style: dict[str, Any] = {"color": f"C{number if len(runs) > 1 else place}"}
+                window = len(values) // SMOOTHED_BY | 1 if name.startswith("train/") else 1
+                if window > 1:
+                    panel.plot(time, values, ".", markersize=2.5, alpha=0.4, **style)
+                    values, split = smoothed(values, window), f"{split}, smoothed"
+                splits[split] = place
+                marker, dashes = "." if len(time) == 1 else "", DASHES[place] if len(runs) > 1 else "-"
+                panel.plot(time, values, linewidth=1.2, marker=marker, linestyle=dashes, **style)
         panel.set(title=UNITS.get(title, title), xlabel="epoch" if in_epochs else "step")
-    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=3, fontsize=8)
+    if any(split.startswith("train, ") for split in splits):
+        splits.pop("train", None)  # the learning rate, which is no measurement
+    keys = [Line2D([], [], color=f"C{place}", label=split) for split, place in splits.items()]
+    if len(runs) > 1:
+        keys = [Line2D([], [], color=f"C{number}", linewidth=4, label=label) for number, label in enumerate(runs)]
+        keys += [Line2D([], [], color="0.5", linestyle=DASHES[place], label=split) for split, place in splits.items()]
+    figure.legend(handles=keys, loc="outside lower center", ncols=min(6, 3 * len(titles)), fontsize=8)
     return figure
 
 

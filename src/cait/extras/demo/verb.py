@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+from cait import disk
 from cait.cli import loading
 from cait.cli.options import Options, check_folder, run_missing
 from cait.errors import UserError
@@ -16,12 +19,14 @@ from cait.extras.demo import web_runtime
 from cait.run.program import Program
 
 PAGE = Path(__file__).parent / "page"
-MODEL, SETTINGS = "model.onnx", "model.json"
-SAMPLE = 1000
+MODEL, SETTINGS, SAMPLES = "model.onnx", "model.json", "sample-images"
+SCORED = 1000
 """The accuracy lost to 8 bits is measured on at most this many validation images."""
 BATCH = 32
 Facts = dict[str, str]
 """What the page says about the model."""
+Samples = list[dict[str, Any]]
+"""The file and the index of the class of each image that the page offers."""
 
 
 def demo(arguments: list[str], program: Program) -> None:
@@ -29,10 +34,12 @@ def demo(arguments: list[str], program: Program) -> None:
     given = _options().parse_args(arguments)
     if given.run is None:
         raise run_missing("demo")
+    if given.samples < 0:
+        raise UserError(f"--samples must be at least 0, got {given.samples}")
     checkpoint, folder = loading.checkpoint_of(given.run, "show")
     output = given.output or (folder or Path()) / "demo"
     check_folder(output)
-    if (output / "index.html").exists() and not (output / SETTINGS).exists():
+    if any((output / name).exists() for name in ("index.html", SAMPLES)) and not (output / SETTINGS).exists():
         raise UserError(f"{output} holds another page; name a folder of its own with --output")
     runtime = web_runtime.files(given.runtime)
     from cait.guards import trust
@@ -45,8 +52,10 @@ def demo(arguments: list[str], program: Program) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".demo-", dir=output.parent) as scratch:
         facts = _facts(loaded, checkpoint, folder) | _write_network(loaded, Path(scratch), given.quantize)
-        _write_page(loaded, Path(scratch), folder.name if folder else checkpoint.stem, facts, runtime)
+        samples = _write_samples(loaded, Path(scratch), given.samples) if given.samples else []
+        _write_page(loaded, Path(scratch), folder.name if folder else checkpoint.stem, facts, runtime, samples)
         output.mkdir(exist_ok=True)
+        disk.remove(output / SAMPLES)  # those of an earlier page
         for file in Path(scratch).iterdir():  # files of other names stay in the folder
             os.replace(file, output / file.name)
     print(f"open http://localhost:8000 after: python -m http.server --directory {os.path.relpath(output)}")
@@ -58,6 +67,8 @@ def _options() -> Options:
     options.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
     options.add_argument("--output", type=Path, metavar="DIR", help="default the folder demo/ of the run")
     options.add_argument("--quantize", action="store_true", help="weights in 8 bits: a quarter of the size")
+    copied = "validation images that are copied into the page, one of a class; default 10, 0 copies none"
+    options.add_argument("--samples", type=int, default=10, metavar="N", help=copied)
     options.add_argument("--raw", action="store_true", help="the raw weights, also if there is a moving average")
     runtime = f"the package {web_runtime.PACKAGE}; default: npm fetches it once"
     options.add_argument("--runtime", type=Path, metavar="FILE.tgz|DIR", help=runtime)
@@ -121,13 +132,9 @@ def _score(loaded: loading.Loaded, paths: list[Path]) -> tuple[int, list[int]]:
     import onnxruntime
     import torch
 
-    data = loaded.data
-    data.setup("validate")
-    if loaded.data_state is not None:
-        data.load_state_dict(loaded.data_state)  # which refuses other classes
+    data, images = loaded.data, _validation(loaded)
     sessions = [onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in paths]
-    images = data.val_images
-    indices = range(0, len(images), -(-len(images) // SAMPLE))
+    indices = range(0, len(images), -(-len(images) // SCORED))
     counted, right = 0, [0, 0]
     for start in range(0, len(indices), BATCH):
         pixels, labels = zip(*(images[index] for index in indices[start : start + BATCH]), strict=True)
@@ -142,13 +149,58 @@ def _score(loaded: loading.Loaded, paths: list[Path]) -> tuple[int, list[int]]:
     return counted, right
 
 
+def _validation(loaded: loading.Loaded) -> Any:
+    """The validation images; UserError if they are not here or have other classes."""
+    loaded.data.setup("validate")
+    if loaded.data_state is not None:
+        loaded.data.load_state_dict(loaded.data_state)  # which refuses other classes
+    return loaded.data.val_images
+
+
+def _write_samples(loaded: loading.Loaded, folder: Path, most: int) -> Samples:
+    """Copy up to `most` validation images, one of each class or of evenly spread ones, no larger than the network sees.
+
+    The copies have names of their own, and no metadata.
+    """
+    import numpy as np
+    from PIL import Image
+
+    from cait.data.reading import UnreadableImageError, load_rgb
+
+    try:
+        images = _validation(loaded).samples
+    except UserError as error:
+        print(f"the page has no sample images: {error}")
+        return []
+    classes, how = len(loaded.class_names), loaded.data.preprocessing
+    wanted = {place * classes // min(most, classes) for place in range(min(most, classes))}
+    side, found = math.ceil(how.img_size / how.crop_pct), dict[int, str]()
+    (folder / SAMPLES).mkdir()
+    for number in range(len(images)):
+        if not wanted:
+            break
+        with contextlib.suppress(UnreadableImageError):
+            raw, label = images[number]
+            if label in wanted:
+                image = load_rgb(raw, images.name(number), how.reading)
+                scale = min(1, side / min(image.size))
+                copy = image.resize([max(1, round(scale * length)) for length in image.size])
+                Image.fromarray(np.asarray(copy)).save(folder / SAMPLES / f"{label}.png")
+                wanted.remove(label)
+                found[label] = f"{SAMPLES}/{label}.png"
+    print(f"{len(found)} validation images are copied into the page; --samples 0 copies none")
+    return [{"file": file, "index": label} for label, file in sorted(found.items())]
+
+
 def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> Facts:
     """What is known of the model, and what `cait eval` has measured of this checkpoint."""
     from cait.extras import scores
+    from cait.extras.network_name import network_name
 
     size, count = loaded.data.img_size, sum(parameter.numel() for parameter in loaded.network.parameters())
+    name = network_name(loaded.name, loaded.module.hparams.get("fields"))
     facts = {
-        "Model": f"{loaded.name}, {count / 1e6:.1f} million parameters",
+        "Model": f"{name}, {count / 1e6:.1f} million parameters",
         "Input": f"{size} × {size} pixels",
         "Checkpoint": loaded.about.replace(f"{checkpoint.parent}/", ""),
     }
@@ -162,7 +214,9 @@ def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> Fac
     return facts
 
 
-def _write_page(loaded: loading.Loaded, folder: Path, title: str, facts: Facts, runtime: dict[str, bytes]) -> None:
+def _write_page(
+    loaded: loading.Loaded, folder: Path, title: str, facts: Facts, runtime: dict[str, bytes], samples: Samples
+) -> None:
     from PIL import ImageColor
 
     settings = loaded.data.preprocessing.settings()
@@ -176,6 +230,7 @@ def _write_page(loaded: loading.Loaded, folder: Path, title: str, facts: Facts, 
         "title": title,
         "class_names": loaded.class_names,
         "preprocessing": settings,
+        "samples": samples,
         "bytes": (folder / MODEL).stat().st_size,
         "facts": [*facts.items(), ("Runs with", f"onnxruntime-web {web_runtime.VERSION}")],
     }

@@ -12,6 +12,7 @@ import yaml
 import cait
 from cait.data.source import SplitSource, open_source
 from cait.errors import UserError
+from cait.extras.network_name import network_name
 
 PLACES = (
     *("root", "data_dir", "copies_dir", "val_list", "predict_root"),
@@ -61,10 +62,11 @@ def text(
         images: files of CURVES and RELIABILITY that lie beside the card.
         license: identifier of the Hub; None leaves it out.
     """
+    network = network_name(about["model"], config["model"].get("fields"))
     parts = [
         f"---\n{_metadata(repo, scores, config, license)}\n---",
         f"# {repo.partition('/')[2]}",
-        f"An image classifier of {len(about['class_names']):,} classes: `{about['model']}` for images of "
+        f"An image classifier of {len(about['class_names']):,} classes: `{network}` for images of "
         f"{about['img_size']} × {about['img_size']} pixels, trained with PyTorch Lightning and "
         "[CaiT's recipe](https://arxiv.org/abs/2103.17239) or a part of it.",
         "## Results",

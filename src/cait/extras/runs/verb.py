@@ -13,6 +13,7 @@ from typing import Any
 
 from cait.cli.options import Options
 from cait.errors import UserError, printable
+from cait.extras.network_name import network_name
 from cait.file_lock import is_leased
 from cait.run import rundir
 from cait.run.program import Program
@@ -66,7 +67,7 @@ def folders(root: Path) -> list[Path]:
 def describe(folder: Path) -> Row:
     """Read what a run's folder says. Checkpoints are not opened."""
     settings = _settings(folder)
-    trainer = settings.get("trainer") or {}
+    trainer, model = settings.get("trainer") or {}, settings.get("model") or {}
     metrics = folder / rundir.METRICS
     epochs, steps, best = _logged(metrics)
     planned = trainer.get("max_epochs")
@@ -78,7 +79,7 @@ def describe(folder: Path) -> Row:
         state = "stopped" if any(folder.glob(f"{rundir.CHECKPOINTS}/*.ckpt")) else "failed"
     return Row(
         name=str(folder.relative_to(rundir.LOGS)) if folder.is_relative_to(rundir.LOGS) else str(folder),
-        model=(settings.get("model") or {}).get("name"),
+        model=network_name(str(model["name"]), model.get("fields")) if model.get("name") else None,
         data=(settings.get("data") or {}).get("root"),
         epochs=epochs,
         planned=planned if planned and planned > 0 else None,
@@ -156,7 +157,7 @@ def _print(rows: list[Row]) -> None:
     for row in rows:
         table.add_row(
             escape(printable(row.name)),
-            escape(printable(str(row.model or "?")).removeprefix("timm/")),
+            escape(printable(str(row.model or "?"))),
             escape(printable(_place(row.data))),
             f"{row.epochs}/{row.planned}" if row.planned else f"{row.steps:,} steps",
             _best(row.best),

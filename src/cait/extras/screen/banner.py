@@ -19,6 +19,7 @@ from torch import nn
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras.clock import Clock, duration
 from cait.extras.gmacs import ForwardCost
+from cait.extras.network_name import network_name
 from cait.extras.screen.defaults import on_by_default
 from cait.extras.screen.doubts import checkpoint_bytes, doubts, peak_rate
 from cait.model.attention import SelfAttention
@@ -76,8 +77,9 @@ class Banner(ModelSummary):
         epochs = f"{trainer.max_epochs} epochs, " if trainer.max_steps < 0 else ""
         steps, peak = int(trainer.estimated_stepping_batches), peak_rate(trainer)
         backends = attention_in_use(pl_module.model, pl_module.device)
+        name = network_name(pl_module.name, pl_module.hparams.get("fields"))
         rows = {
-            "model": f"{pl_module.name}, {parameters:,} parameters{cost}",
+            "model": f"{name}, {parameters:,} parameters{cost}",
             "data": data.summary(),
             "order": f"{order} by seed {data.seed}{repeats}",
             "decoding": data.how_read(),

@@ -24,13 +24,12 @@ from cait.errors import UserError
 Box = tuple[float, float, float, float]
 TOKENS = ("class token", "distillation token")
 CAPTION = (
-    "Saliency is the map of the first class-attention block: what the class token reads of each patch, from the least "
-    "(dark) to the most (bright), resized to the image. Each map has a scale of its own. The numbers below it are its "
-    "least and its largest weight, in multiples of 1 / number of patches. Self-attention is what the framed patch "
-    "reads, after the heads are mixed; there a weight may be negative."
+    "Saliency: bright is what the class token reads most, in the first class-attention block. Each map has a scale of "
+    "its own. The frame on an image is what the network sees of it."
 )
-WIDTH, LEAST_COLUMNS = 8.0, 4
-"""Width in inches of a figure with few heads, and the columns that it has room for."""
+WIDTH, NARROW, LEAST_PANEL, LABELLED_PANEL = 8.0, 3.65, 0.9, 1.2
+"""Widths in inches: of a figure with few heads, of one that a phone shows whole, of the smallest map,
+and of one below its label."""
 MOST_PIXELS, MOST_LETTERS = 1000, 24
 """Longer side of a photograph, and length of a class's name, in a figure."""
 
@@ -98,83 +97,119 @@ def likely(probabilities: Tensor, class_names: Sequence[str]) -> list[tuple[str,
     return [(class_names[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
 
 
-def figure(
-    view: View, photograph: Image.Image, pixels: np.ndarray, box: Box | None, class_names: Sequence[str]
-) -> Figure:
-    """Draw what a network makes of an image.
+class Picture(NamedTuple):
+    """An image, and what a network makes of it."""
 
-    Above: the saliency of the first class-attention block on the photograph and on what the network sees, and the
-    top classes. Below, in a column for each head: the same saliency, then the maps of each block.
+    view: View
+    photograph: Image.Image
+    pixels: np.ndarray
+    """What the network sees, uint8 [S, S, 3]."""
+    box: Box | None
+    """(left, top, right, bottom) of that on the photograph, in its pixels; None if nobody knows."""
+    class_names: Sequence[str]
 
-    Args:
-        pixels: what the network sees, uint8 [S, S, 3].
-        box: (left, top, right, bottom) of that on the photograph, in its pixels; None if nobody knows.
-    """
-    first = view.class_attention[0]  # [h, T, s, s]
-    heads, tokens, *_ = first.shape
-    names = [f"\n{token}" for token in TOKENS] if tokens > 1 else [""]
-    maps = {}  # [h, s, s] by the label of their row
-    for number, weights in enumerate(view.class_attention):
-        for name, of_token in zip(names, weights.unbind(1), strict=True):
-            maps[f"class attention {number}{name}"] = of_token
-    maps |= {f"self-attention {block}": weights for block, weights in view.self_attention.items()}
+    def figure(self) -> Figure:
+        """The panels of the image in a row, and below them the heads' maps."""
+        rows, columns = self._grid()
+        width = max(WIDTH, columns * self._least_panel())
+        heights = width / len(self._panels()) + 0.4, rows * (width / columns + 0.2) + 0.5
+        whole = Figure(figsize=(width, sum(heights)), layout="constrained")
+        above, below = whole.subfigures(2, 1, squeeze=False, height_ratios=heights)[:, 0]
+        self._draw_image(above, len(self._panels()))
+        self._draw_heads(below)
+        return whole
 
-    rows, columns = 1 + len(maps), max(heads, LEAST_COLUMNS)
-    width = max(WIDTH, columns * 0.9)
-    heights = WIDTH / 4 + 0.3, rows * (width / columns + 0.15)
-    whole = Figure(figsize=(width, sum(heights)), layout="constrained")
-    above, below = whole.subfigures(2, 1, squeeze=False, height_ratios=heights)[:, 0]
+    def halves(self) -> tuple[Figure, Figure]:
+        """The same as two figures: what the network sees, and the heads' maps, as narrow as can be read."""
+        rows, columns = self._grid()
+        image = Figure(figsize=(NARROW, -(-len(self._panels()) // 2) * (NARROW / 2 + 0.4)), layout="constrained")
+        panel = max(self._least_panel(), min(NARROW / columns, NARROW / 2))
+        heads = Figure(figsize=(max(NARROW, columns * panel), rows * (panel + 0.2) + 0.5), layout="constrained")
+        self._draw_image(image, 2)
+        self._draw_heads(heads)
+        return image, heads
 
-    panels = [*["photograph"] * (box is not None), "seen", *TOKENS[:tokens], "classes"]
-    upper = dict(zip(panels, above.subplots(1, len(panels)), strict=True))
-    means = dict(zip(TOKENS, first.mean(dim=0), strict=False))
-    if box is not None:
-        _draw_photograph(upper["photograph"], photograph, saliency(means[TOKENS[0]], len(pixels)), box)
-    upper["seen"].imshow(pixels)
-    upper["seen"].set_title(f"as seen, {len(pixels)} pixels")
-    _bare(upper["seen"])
-    for token, weights in means.items():
-        _draw_seen(upper[token], pixels, weights, token if tokens > 1 else "mean saliency")
-    _draw_classes(upper["classes"], likely(view.probabilities, class_names))
+    def _panels(self) -> list[str]:
+        tokens = self.view.class_attention[0].shape[1]
+        return [*["photograph"] * (self.box is not None), "seen", *TOKENS[:tokens], "classes"]
 
-    lower = below.subplots(rows, columns)
-    for empty in lower[:, heads:].flat:
-        empty.remove()
-    lower = lower[:, :heads]
-    for head, axes in enumerate(lower[0]):
-        _draw_seen(axes, pixels, first[head, 0], f"head {head}")
-    for line, weights in zip(lower[1:], maps.values(), strict=True):
-        _draw_maps(line, weights)
-    for line, label in zip(lower, ["saliency", *maps], strict=True):
-        line[0].set_ylabel(label, fontsize=8)
-    row, column = view.query
-    for axes in lower[rows - len(view.self_attention) :].flat:
-        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, color="#56B4E9", lw=1.5))
-    return whole
+    def _maps(self) -> dict[str, Tensor]:
+        """[h, s, s] by label: of each block and token, then of self-attention."""
+        maps = {}
+        for number, weights in enumerate(self.view.class_attention):
+            names = [f"\n{token}" for token in TOKENS] if weights.shape[1] > 1 else [""]
+            for name, of_token in zip(names, weights.unbind(1), strict=True):
+                maps[f"class attention {number}{name}"] = of_token
+        return maps | {f"self-attention {block}": weights for block, weights in self.view.self_attention.items()}
+
+    def _grid(self) -> tuple[int, int]:
+        """Rows and columns of the heads' maps: the longer side goes across, so that no corner is left blank."""
+        sides = len(self.view.class_attention[0]), 1 + len(self._maps())
+        return min(sides), max(sides)
+
+    def _least_panel(self) -> float:
+        _, columns = self._grid()
+        return LEAST_PANEL if columns == len(self.view.class_attention[0]) else LABELLED_PANEL
+
+    def _draw_image(self, part: Any, columns: int) -> None:
+        """The image, what the network sees of it, where it looks, and the likely classes."""
+        panels, pixels = self._panels(), self.pixels
+        grid = part.subplots(-(-len(panels) // columns), columns, squeeze=False)
+        for empty in grid.flat[len(panels) :]:
+            empty.remove()
+        axes = dict(zip(panels, grid.flat, strict=False))
+        if self.box is not None:
+            _draw_photograph(axes["photograph"], self.photograph, self.box)
+        axes["seen"].imshow(pixels)
+        axes["seen"].set_title(f"as the network sees it\n{len(pixels)} × {len(pixels)} pixels", fontsize=8)
+        _bare(axes["seen"])
+        first = self.view.class_attention[0]  # [h, T, s, s]
+        for token, weights in zip(TOKENS, first.mean(dim=0), strict=False):
+            of_which = f"saliency of the {token}" if first.shape[1] > 1 else "saliency"
+            _draw_seen(axes[token], pixels, weights, f"{of_which}\nmean of the heads")
+        _draw_classes(axes["classes"], likely(self.view.probabilities, self.class_names))
+
+    def _draw_heads(self, part: Any) -> None:
+        """For each head its saliency and its maps, with what their numbers mean."""
+        first, maps = self.view.class_attention[0], self._maps()
+        rows, columns = self._grid()
+        across = len(first) == columns
+        grid = part.subplots(rows, columns, squeeze=False)
+        lines = grid if across else grid.T  # [1 + len(maps), h]
+        for head, axes in enumerate(lines[0]):
+            _draw_seen(axes, self.pixels, first[head, 0])
+            (axes.set_title if across else axes.set_ylabel)(f"head {head}", fontsize=8)
+        for line, weights in zip(lines[1:], maps.values(), strict=True):
+            _draw_maps(line, weights)
+        for line, label in zip(lines, ["saliency", *maps], strict=True):
+            (line[0].set_ylabel if across else line[0].set_title)(label, fontsize=7 if across else 8)
+        row, column = self.view.query
+        for axes in lines[len(lines) - len(self.view.self_attention) :].flat:
+            axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, color="#56B4E9", lw=1.5))
+        meaning = "Below a map: its least and largest weight;\n×1 is an even share over the "
+        part.supxlabel(f"{meaning}{first[0, 0].numel()} patches", fontsize=8, x=0, ha="left")
 
 
-def _draw_photograph(axes: Axes, photograph: Image.Image, values: Tensor, box: Box) -> None:
-    """The whole photograph, the saliency where the network saw it, a frame around that."""
+def _draw_photograph(axes: Axes, photograph: Image.Image, box: Box) -> None:
+    """The whole photograph as it is, and a frame around what the network sees."""
     left, top, right, bottom = box
     width, height = photograph.size
     small = photograph.copy()
     small.thumbnail((MOST_PIXELS, MOST_PIXELS))
-    _overlay(axes, small, (0, width, height, 0), values, (left, right, bottom, top))
+    axes.imshow(small, extent=(0, width, height, 0))
     axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, color="#D55E00", lw=1, clip_on=False))
-    axes.set(xlim=(0, width), ylim=(height, 0), title=f"image, {width} × {height}")
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    axes.set_title(f"image\n{width} × {height} pixels", fontsize=8)
+    _bare(axes)
 
 
-def _draw_seen(axes: Axes, pixels: np.ndarray, weights: Tensor, title: str) -> None:
-    """The saliency of weights [s, s] over what the network sees."""
-    size = len(pixels)
-    _overlay(axes, pixels, (0, size, size, 0), saliency(weights, size), (0, size, size, 0))
-    axes.set_title(title)
-
-
-def _overlay(axes: Axes, image: Any, place: Box, values: Tensor, values_place: Box) -> None:
-    """An image and values from 0 to 1 over it, each at (left, right, bottom, top)."""
-    axes.imshow(image, extent=place)
-    axes.imshow(values, extent=values_place, cmap="inferno", vmin=0, vmax=1, alpha=0.6, interpolation="bilinear")
+def _draw_seen(axes: Axes, pixels: np.ndarray, weights: Tensor, title: str = "") -> None:
+    """What the network sees, and over it the saliency of weights [s, s]."""
+    place = (0, len(pixels), len(pixels), 0)
+    axes.imshow(pixels, extent=place)
+    values = saliency(weights, len(pixels))
+    axes.imshow(values, extent=place, cmap="inferno", vmin=0, vmax=1, alpha=0.6, interpolation="bilinear")
+    axes.set_title(title, fontsize=8)
     _bare(axes)
 
 
@@ -182,9 +217,14 @@ def _draw_maps(line: np.ndarray, maps: Tensor) -> None:
     """Maps [h, s, s], each scaled from its least weight to its largest; below it these two, in multiples of 1 / s²."""
     for axes, weights in zip(line, maps, strict=True):
         axes.imshow(weights, cmap="inferno")
-        least, largest = (bound * weights.numel() for bound in weights.aminmax())
-        axes.set_xlabel(f"{least:.3g} … {largest:.3g}", fontsize=7, labelpad=1)
+        least, largest = (float(bound) * weights.numel() for bound in weights.aminmax())
+        axes.set_xlabel(f"×{short(least)} … ×{short(largest)}", fontsize=8, labelpad=1)
         _bare(axes)
+
+
+def short(number: float) -> str:
+    """Two digits, none beyond hundredths; of a number from 10 on all before the point."""
+    return f"{round(number, 2) + 0.0:.2g}" if abs(number) < 10 else f"{number:.0f}"  # + 0.0: no minus before a zero
 
 
 def _bare(axes: Axes) -> None:
@@ -198,4 +238,5 @@ def _draw_classes(axes: Axes, best: Sequence[tuple[str, float]]) -> None:
         shown = name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…"
         axes.text(0, line - 0.35, f"{shown}  {value:.1%}", va="center", fontsize=8, parse_math=False)
     _bare(axes)
-    axes.set(title="classes", xlim=(0, 1), ylim=(4.5, -0.8))
+    axes.set(xlim=(0, 1), ylim=(4.5, -0.8))
+    axes.set_title("most probable\nclasses", fontsize=8)

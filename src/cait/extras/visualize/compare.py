@@ -12,6 +12,7 @@ from cait.cli.options import Options
 from cait.errors import UserError, printable
 from cait.extras import curves
 from cait.extras.curves import Curve
+from cait.extras.network_name import network_name
 from cait.run import rundir
 from cait.run.program import Program
 from cait.settings import Settings, as_text, flatten
@@ -36,9 +37,11 @@ def compare(arguments: list[str], program: Program) -> None:
     output = given.output or folders[0].parent / f"compare-{'-'.join(names)}.png"
     labels = names if len(set(names)) == len(names) else list(map(str, folders))
     all_settings = [settings(folder) for folder in folders]
+    models = [saved.read(rundir.config(folder))["model"] for folder in folders]
+    networks = [network_name(model["name"], model.get("fields")) for model in models]
     logged = [curves.read(folder) for folder in folders]
     plots.write(curves.draw(dict(zip(labels, logged, strict=True))), output)
-    _print(labels, {"setting": differing(all_settings), "metric": _metrics(logged)})
+    _print(labels, {"setting": differing(all_settings), "metric": {"network": networks} | _metrics(logged)})
     print(os.path.relpath(output))
 
 

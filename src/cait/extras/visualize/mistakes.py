@@ -17,6 +17,7 @@ from cait.extras import plots
 
 LABELLED = 30
 """Up to this many classes the confusion matrix has their names and counts; beyond, it is an image."""
+CAPTION = "A row is a true class: where its images went. Colours are shares of the row; an empty cell has no image."
 MOST_CELLS = 200
 """Cells along a side of that image; neighbouring classes share one if there are more."""
 SHADES = PowerNorm(0.4, vmin=0, vmax=1)
@@ -80,13 +81,15 @@ def confusion(scored: Scored, class_names: Sequence[str]) -> Figure:
     matrix = np.zeros((cells, cells), np.int64)
     np.add.at(matrix, (rows, columns), 1)
     shares = matrix / matrix.sum(axis=1, keepdims=True).clip(1)
-    side = min(7.0, 2.5 + 0.35 * classes)
-    figure, axes = plots.grid(1, 1, side, 0.85 * side)
+    named = classes <= LABELLED
+    side = max(3.65, 0.55 + 0.3 * classes + 0.07 * max(map(len, class_names))) if named else 6.5
+    figure, axes = plots.grid(1, 1, side, side if named else 0.85 * side)
     axis = axes[0, 0]
     shown = axis.imshow(np.ma.masked_equal(shares, 0), norm=SHADES, extent=(-0.5, classes - 0.5, classes - 0.5, -0.5))
     axis.set(xlabel="predicted class", ylabel="true class")
-    figure.colorbar(shown, ax=axis, shrink=0.7, label="share of the true class")
-    if classes <= LABELLED:
+    if not named:
+        figure.colorbar(shown, ax=axis, shrink=0.7, label="share of the true class")
+    else:
         axis.set_xticks(range(classes), class_names, rotation=90, parse_math=False)
         axis.set_yticks(range(classes), class_names, parse_math=False)
         for (row, column), count in np.ndenumerate(matrix):

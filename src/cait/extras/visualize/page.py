@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -15,6 +16,15 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
+PIXELS_PER_INCH = 96
+"""Of CSS."""
+COLUMN, ROW = 350, 1088
+"""Pixels of the narrowest column, beyond which a figure takes a row of its own, and of the row; as in page.html."""
+RULES = (
+    ".w{width} img {{ min-width: {width}px; max-width: {widest}px; }} "
+    "@media (max-width: {too_narrow}px) {{ .w{width} .hint {{ display: block; }} }}"
+)
+"""CSS of the figures of a width: they grow a little, and they scroll on a screen that is narrower with its padding."""
 GREY = "#7d7d7d"
 """Text colour of a figure without a background, readable on white and on black."""
 
@@ -28,8 +38,14 @@ def page(title: str, facts: Sequence[tuple[str, str]], sections: Sequence[tuple[
     parts.append("</nav>")
     for anchor, (heading, html) in zip(anchors, sections, strict=True):
         parts.append(f'\n<h2 id="{anchor}">{escape(heading)}</h2>\n{html}')
+    html = "".join(parts)
+    widths = sorted({int(width) for width in re.findall(r'<div class="figure w(\d+)', html)})
+    rules = [
+        RULES.format(width=width, widest=int(1.5 * width), too_narrow=width + 31 if width <= ROW else 10**6)
+        for width in widths
+    ]
     template = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
-    return template.substitute(title=escape(title), body="".join(parts))
+    return template.substitute(title=escape(title), body=html, scrolls="\n".join(rules))
 
 
 def paragraph(text: str) -> str:
@@ -59,9 +75,9 @@ def tiles(images: Iterable[tuple[np.ndarray, str, str]]) -> str:
 
 
 def embed(figure: Figure, description: str) -> str:
-    """A figure without its background, its black text in a grey that suits light and dark.
+    """A figure in its own size without its background, its black text in a grey that suits light and dark.
 
-    It scrolls sideways on a narrow screen.
+    On a screen that is narrower it scrolls sideways, and a line above it says so.
     """
     for text in figure.findobj(Text):
         if text.get_color() == mpl.rcParams["text.color"]:
@@ -71,9 +87,18 @@ def embed(figure: Figure, description: str) -> str:
         axes.spines[:].set_edgecolor(GREY)
     out = io.BytesIO()
     figure.savefig(out, format="png", transparent=True, dpi=144)
-    return f'<div class="wide" tabindex="0">{_image(out, "png", description)}</div>'
+    width = round(PIXELS_PER_INCH * figure.get_figwidth())
+    hint = '<p class="hint">Scroll sideways to see the rest →</p>'
+    image = f'<div class="scroll" tabindex="0">{_image(out, "png", description, width)}</div>'
+    return f'<div class="figure w{width}{" row" * (width > COLUMN)}">{hint}{image}</div>'
 
 
-def _image(content: io.BytesIO, kind: str, description: str) -> str:
+def beside(*parts: str) -> str:
+    """Parts side by side, below each other on a narrow screen."""
+    return f'<div class="beside">{"".join(parts)}</div>'
+
+
+def _image(content: io.BytesIO, kind: str, description: str, width: int | None = None) -> str:
     data = base64.b64encode(content.getvalue()).decode()
-    return f'<img src="data:image/{kind};base64,{data}" alt="{escape(description)}">'
+    size = f' width="{width}"' if width else ""
+    return f'<img src="data:image/{kind};base64,{data}" alt="{escape(description)}"{size}>'

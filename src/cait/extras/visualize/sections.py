@@ -7,19 +7,21 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from cait import disk
+from cait.cli import saved
 from cait.cli.loading import Loaded
 from cait.data.dataset import channels_last
 from cait.data.folder import scan_flat
 from cait.data.reading import UnreadableImageError, load_rgb
 from cait.errors import UserError
 from cait.extras import curves, plots
+from cait.extras.network_name import network_name
 from cait.extras.visualize import attention, mistakes, page
 from cait.model import network
 
@@ -27,6 +29,7 @@ PAGE = "index.html"
 WORST = 24
 MANY = 5000
 CONFUSIONS = 15
+MIXES = {"mixup": "Mixup", "cutmix": "CutMix"}
 Photographs = Iterator[tuple[str, Any, int | None]]
 """Names, PIL images in RGB, and labels; None where nobody knows."""
 
@@ -44,12 +47,16 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
     """
     network.require(loaded.network, loaded.name, "maps", "visualize")
     output.mkdir(parents=True, exist_ok=True)
-    facts = [("weights", loaded.about), ("model", f"{loaded.name}, {loaded.data.img_size} pixels")]
-    parts = [("Images", _images(loaded, given, output))]
+    fields = loaded.module.hparams.get("fields") if loaded.module else None
+    facts = [
+        ("weights", loaded.about),
+        ("model", f"{network_name(loaded.name, fields)}, {loaded.data.img_size} × {loaded.data.img_size} pixels"),
+    ]
+    parts = [("Attention maps", _images(loaded, given, output))]
     if folder is not None:
         parts.append(("Curves", _curves(folder)))
     if folder is not None and not given.no_validation:
-        parts += _mistakes(loaded, facts)
+        parts = _mistakes(loaded, facts) + parts  # what is wrong comes first
     html = page.page(f"{given.source}: what the network sees", [*facts, ("command", command)], parts)
     with disk.whole(output / PAGE) as beside:
         beside.write_text(html, encoding="utf-8", errors="xmlcharrefreplace")  # file names may be no text
@@ -66,14 +73,18 @@ def _images(loaded: Loaded, given: argparse.Namespace, output: Path) -> str:
         image, pixels = _seen(data, channels_last(data.eval_transform(photograph)))
         view = attention.look(loaded.network, image, given.self_attention, given.query)
         box = crop_box(data, *photograph.size)
-        figure = attention.figure(view, photograph, pixels, box, names)
+        picture = attention.Picture(view, photograph, pixels, box, names)
         written.append(_new_path(output, name, written))
-        plots.write(figure, written[-1])
-        words = ", ".join(f"{taken} {value:.1%}" for taken, value in attention.likely(view.probabilities, names))
+        plots.write(picture.figure(), written[-1])
+        best = attention.likely(view.probabilities, names)
+        words = ", ".join(f"{taken} {value:.1%}" for taken, value in best)
+        verdict = f"predicted {best[0][0]} at {best[0][1]:.1%}"
         if label is not None:
             words += f"; true class {names[label]}"
+            verdict = f"true {names[label]}, {verdict}"
         print(f"{os.path.relpath(written[-1])}  {words}", flush=True)
-        html += [page.heading(name), page.paragraph(words), page.embed(figure, name)]
+        figures = [page.embed(half, name) for half in picture.halves()]
+        html += [page.heading(name), page.paragraph(verdict), page.beside(*figures)]
     if not written:
         raise UserError(f"no validation image of {data.root} can be read")
     return "\n".join(html)
@@ -122,6 +133,11 @@ def _validation(loaded: Loaded) -> Any:
     return data.val_images
 
 
+def _short(name: str) -> str:
+    """The file and its folder."""
+    return str(Path(*Path(name).parts[-2:]))
+
+
 def _seen(data: Any, pixels: Tensor) -> tuple[Tensor, Any]:
     """The network's input [3, S, S] of an image as `EvalImages` has it, and the same as uint8 [S, S, 3]."""
     (image,), _ = data.on_after_batch_transfer((pixels[None], None), 0)
@@ -156,9 +172,20 @@ def _new_path(folder: Path, name: str, written: list[Path]) -> Path:
 
 def _curves(folder: Path) -> str:
     try:
-        return page.embed(curves.draw({folder.name: curves.read(folder)}), "curves")
+        logged = curves.read(folder)
     except UserError as error:
         return page.paragraph(str(error))
+    figures = [page.embed(curves.draw({folder.name: logged}, [title]), title) for title in curves.panels([logged])]
+    return page.paragraph(_about_training(saved.data_settings(folder))) + page.beside(*figures)
+
+
+def _about_training(settings: Mapping[str, Any]) -> str:
+    """Why the curves of training and validation are not of the same images."""
+    strengths = [f"{name} {settings[key]:g}" for key, name in MIXES.items() if settings.get(key)]
+    share = settings.get("mix_prob", 0)
+    mixed = f", mixed by {' and '.join(strengths)} in {share:.0%} of the batches" if strengths and share else ""
+    lower = "; so train accuracy can be below validation accuracy" if mixed else ""
+    return f"Training is measured on single batches of augmented images{mixed}{lower}. The line is their running mean."
 
 
 def _mistakes(loaded: Loaded, facts: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -176,15 +203,18 @@ def _mistakes(loaded: Loaded, facts: list[tuple[str, str]]) -> list[tuple[str, s
     facts.append(("scored now", result))
     pairs = [(names[true], names[taken], f"{count:,}") for true, taken, count in scored.confusions(CONFUSIONS)]
     matrix = page.embed(mistakes.confusion(scored, names), "confusion matrix")
+    frequent = page.table(("true class", "predicted", "images"), pairs) if pairs else ""
+    samples = validation.samples
     tiles = [
         (
             _seen(loaded.data, validation[index][0])[1],
             f"true {names[scored.labels[index]]}, predicted {names[scored.predicted[index]]}",
-            f"at {scored.probabilities[index]:.1%}, loss {scored.losses[index]:.2f}; {validation.samples.name(index)}",
+            f"at {scored.probabilities[index]:.1%}, loss {scored.losses[index]:.2f}; {_short(samples.name(index))}",
         )
         for index in scored.worst(WORST)
     ]
+    worst = page.paragraph("As the network sees them, the highest loss first.") + page.tiles(tiles)
     return [
-        ("Confusion matrix", matrix + page.table(("true class", "predicted", "images"), pairs)),
-        ("Worst mistakes", page.tiles(tiles) if tiles else page.paragraph("Every image is right.")),
+        ("Worst mistakes", worst if tiles else page.paragraph("Every image is right.")),
+        ("Confusion", page.paragraph(mistakes.CAPTION) + page.beside(frequent, matrix)),
     ]

@@ -26,7 +26,30 @@ async function start() {
     input.disabled = false;
     input.addEventListener("change", () => take(input.files, () => (input.value = "")));
   }
+  for (const sample of model.samples) offer(sample);
   say("Ready.");
+}
+
+// A button with an image that came with the page.
+function offer({ file, index }) {
+  const name = model.class_names[index];
+  const button = element("button");
+  const image = element("img");
+  Object.assign(button, { type: "button", title: name });
+  Object.assign(image, { src: file, alt: `Try an image of the class ${name}` });
+  image.className = model.preprocessing.img_size < 64 ? "coarse" : "";
+  button.append(image);
+  button.addEventListener("click", async () => {
+    try {
+      const content = await fetch(file, fresh);
+      if (!content.ok) throw new Error(`${file} is missing beside this page.`);
+      take([new File([await content.blob()], `True class ${name}`, { type: "image/png" })]);
+    } catch (error) {
+      fail(error);
+    }
+  });
+  $("sample-list").append(button);
+  $("samples").hidden = false;
 }
 
 function element(tag, text, name) {
@@ -40,9 +63,20 @@ function say(text) {
   $("status").textContent = text;
 }
 
+// Show an error, and nothing of an earlier image beside it.
 function fail(error) {
+  clear();
   $("error").textContent = error.message ?? String(error);
   $("error").hidden = false;
+}
+
+function clear() {
+  for (const id of ["photo", "map", "switch"]) $(id).hidden = true;
+  $("hint").hidden = false;
+  $("frame").classList.remove("filled");
+  $("best").replaceChildren();
+  $("seen").textContent = "";
+  say("");
 }
 
 function listClasses() {

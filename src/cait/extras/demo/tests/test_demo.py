@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import chromium
 import numpy as np
 import onnxruntime
 import pytest
@@ -144,7 +145,7 @@ def test_the_folder_holds_all_that_the_page_needs(
     folder = Path("logs/few/demo")
     assert told.splitlines()[-1] == str(folder / "index.html")
     assert {path.name for path in folder.iterdir()} == {
-        *(path.name for path in verb.PAGE.iterdir()), *web_runtime.FILES, "model.onnx", "model.json",
+        *(path.name for path in verb.PAGE.iterdir()), *web_runtime.FILES, "model.onnx", "model.json", "sample-images",
     }  # fmt: skip
     about = json.loads((folder / "model.json").read_text())
     assert about["class_names"] == [str(digit) for digit in range(10)]
@@ -155,7 +156,10 @@ def test_the_folder_holds_all_that_the_page_needs(
         "bicubic",
         "#ffffff",
     )
+    assert "10 validation images are copied into the page; --samples 0 copies none" in told
+    assert about["samples"] == [{"file": f"sample-images/{digit}.png", "index": digit} for digit in range(10)]
     facts = dict(about["facts"])
+    assert facts["Model"].startswith("CaiT 1×32, 0.0 million parameters")
     assert "of 360 validation images right" in facts["8 bits"]
     assert f"8 bits: {facts['8 bits']}" in told
     small, large = (float(facts["Weights"].split(" MB")[i].split()[-1]) for i in (0, 1))
@@ -172,6 +176,44 @@ def test_the_folder_holds_all_that_the_page_needs(
         maps = module.model.maps(image[None]).class_attention[0]  # [1, h, T, T + s²], the class token first
     assert torch.allclose(logits.softmax(1), expected.softmax(1), atol=0.05)  # in 8 bits
     assert torch.allclose(saliency[0], maps[0, :, 0, -16:].mean(dim=0).view(4, 4), atol=0.02)
+
+
+def test_the_copied_images_are_small_and_say_nothing_but_their_class(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime = str(runtime_of_ones_own(tmp_path, monkeypatch))
+    for number, name in enumerate(("a", "b", "c")):
+        place = tmp_path / "photos/val" / name
+        place.mkdir(parents=True)
+        exif = Image.Exif()
+        exif[0x010E] = "where it was taken"
+        Image.new("RGB", (400, 200 + number), (80 * number, 0, 0)).save(place / "1.jpg", exif=exif)
+        shutil.copytree(place, tmp_path / "photos/train" / name)
+        (place / "0.jpg").write_text("no image")
+    how = [f"--data.root={tmp_path / 'photos'}", "--data.num_workers=0", "--data.batch_size=2", "--run_name=photos"]
+    how += ["--data.max_bad_share=0.9", "--trainer.max_steps=1", "--trainer.devices=1"]
+    main(["fit", *SMALL, *how])
+    folder = Path("logs/photos/demo")
+
+    main(["demo", "photos", "--runtime", runtime, "--samples", "2"])
+    about = json.loads((folder / "model.json").read_text())
+    assert about["samples"] == [{"file": f"sample-images/{index}.png", "index": index} for index in (0, 1)]
+    for index in (0, 1):
+        with Image.open(folder / f"sample-images/{index}.png") as copy:
+            assert min(copy.size) == about["preprocessing"]["img_size"]
+            assert copy.info == dict(copy.getexif()) == {}
+            assert abs(copy.getpixel((0, 0))[0] - 80 * index) <= 3
+
+    main(["demo", "photos", "--runtime", runtime, "--samples", "0"])
+    assert json.loads((folder / "model.json").read_text())["samples"] == []
+    assert not (folder / "sample-images").exists()
+    capsys.readouterr()
+    shutil.rmtree(tmp_path / "photos")
+    main(["demo", "photos", "--runtime", runtime])
+    assert capsys.readouterr().out.startswith("the page has no sample images: ")
+    with pytest.raises(SystemExit):
+        main(["demo", "photos", "--samples=-1"])
+    assert "--samples must be at least 0, got -1" in capsys.readouterr().err
 
 
 def test_another_runtime_is_refused_and_npm_need_not_be_there(
@@ -208,25 +250,10 @@ def test_another_runtime_is_refused_and_npm_need_not_be_there(
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Any]:
-    """Chromium without a window."""
-    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not (binary and driver):
-        pytest.skip("runs in Chromium, with chromedriver")
     if not (shutil.which("npm") or all((web_runtime._cache() / name).is_file() for name in web_runtime.FILES)):
         pytest.skip("npm fetches onnxruntime-web")
-    webdriver = pytest.importorskip("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for flag in (
-        *("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking", "disable-component-update"),
-        *("disable-sync", "no-first-run", f"user-data-dir={tmp_path / 'browser'}", "window-size=1440,1000"),
-    ):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    chromium = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    chromium.set_script_timeout(120)
-    yield chromium
-    chromium.quit()
+    with chromium.started(tmp_path / "browser") as browser:
+        yield browser
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -290,6 +317,17 @@ class Page:
         return self.browser.execute_script(f"return {code}")
 
 
+def test_a_page_opened_as_a_file_says_how_to_open_it(tmp_path: Path) -> None:
+    with chromium.started(tmp_path) as browser:
+        browser.get((verb.PAGE / "index.html").as_uri())
+        status, error = browser.execute_script(STATUS)
+    assert status == (
+        "A browser cannot run this page from a file. "
+        "In its folder run python3 -m http.server and open http://localhost:8000"
+    )
+    assert error == ""
+
+
 def odd_files(folder: Path, photograph: Image.Image) -> dict[str, Path]:
     """Images that a browser may read in another way than Pillow."""
     folder.mkdir()
@@ -341,9 +379,18 @@ def test_the_page_gives_what_predict_gives(
         limit = 1e-3 if path.suffix == ".png" else 5e-3  # another release of libjpeg may be in the browser
         assert max(differences) <= limit, path
         worst = max(worst, *differences)
-    assert page.script("!document.getElementById('map').hidden && !document.getElementById('switch').hidden")
+    assert page.script("document.getElementById('map').hidden && !document.getElementById('switch').hidden")
     page.browser.find_element("id", "saliency").click()
-    assert page.script("document.getElementById('map').hidden")
+    assert page.script("!document.getElementById('map').hidden")
+    page.script("document.body.removeAttribute('data-done')")
+    samples = page.browser.find_elements("css selector", "#sample-list button")
+    assert len(samples) == 10
+    samples[3].click()
+    page.wait.until(lambda _: page.script(f"(() => {{ {DONE} }})()"))
+    assert page.script("document.body.dataset.done") == "True class 3"
+    shown = {int(index): probability for index, probability in page.browser.execute_script(TOP)}
+    expected = {best["index"]: best["probability"] for best in module.predict("logs/digits/demo/sample-images/3.png")}
+    assert shown == pytest.approx(expected, abs=1e-3)
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
     page.browser.find_element("id", "test-input").send_keys(str(broken))
@@ -352,6 +399,9 @@ def test_the_page_gives_what_predict_gives(
     assert page.script("document.getElementById('error').textContent") == (
         "broken.png is not an image that this browser can read."
     )
+    for left in ("photo", "map", "switch"):  # nothing of the last answer beside the error
+        assert page.script(f"document.getElementById('{left}').hidden")
+    assert page.script("document.getElementById('best').children.length") == 0
     assert page.drop(digits[3])  # and the next one is read
     assert page.script("document.getElementById('error').hidden")
     origins = page.script(

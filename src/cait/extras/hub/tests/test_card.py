@@ -191,6 +191,7 @@ def test_the_card_tells_what_the_run_has_written(scored: Path, capsys: pytest.Ca
     assert re.search(r"Code when this card was written: (commit `[0-9a-f]{40}`|cait-lightning \d)", card)
     settings = yaml.safe_load(re.search(r"```yaml\n(.*?)```", card, re.S)[1])
     assert settings["model"]["fields"]["embed_dim"] == 32
+    assert f"`CaiT {settings['model']['fields']['depth']}×32` for images of" in card
     assert str(scored) not in card  # nothing of this machine
 
     main(["card", "mine", "--ema", "--output", "ema"])

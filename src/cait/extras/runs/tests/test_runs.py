@@ -40,6 +40,7 @@ def test_the_runs_are_listed(
     write_run(tmp_path, "cut", "0,1e-3,4,2.5,,\n0,,8,,40.5,\n1,1e-3,14,2.0,,\n1,1e", 2e9)
     write_run(tmp_path, "sweep/3", "", 3e8, checkpoint=False)
     running = write_run(tmp_path, "a-long-name-of-a-run-that-is-training", "0,1e-3,4,2.5,,\n", 1.5e9)
+    (running / "config.yaml").write_text("model: {name: xxs24, fields: {depth: 6, embed_dim: 96}}\n")
     broken = write_run(tmp_path, "broken", ends, 1e8)
     (broken / "config.yaml").write_text("trainer: [\n")
     with FileLock(running / ".lock"):
@@ -53,6 +54,7 @@ def test_the_runs_are_listed(
     assert [row["steps"] for row in rows.values()] == [15, 5, 27, 0, 27]
     assert rows["whole"]["best"] == {"val/acc1": 7.5, "val_ema/acc1": 7.25}
     assert (rows["cut"]["model"], rows["cut"]["data"], rows["cut"]["planned"]) == ("xxs24", "data/digits", 3)
+    assert rows[running.name]["model"] == "CaiT 6×96"
     assert rows["broken"]["model"] is None
     assert [line.split()[0] for line in shown.splitlines()[1:]] == list(rows)
     assert re.search(r"^cut +xxs24 +data/digits +1/3 +40\.50 .* stopped", shown, re.M)

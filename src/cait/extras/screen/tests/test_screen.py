@@ -149,8 +149,9 @@ def test_the_banner_says_what_will_run(
     lines = said(Path(digits_root.name), tmp_path / "mine", capsys)
     net = create_model("xxs24", 8, 10, 0.0, **FIELDS)
     parameters = sum(parameter.numel() for parameter in net.parameters())
+    name = f"CaiT {FIELDS['depth']}×{FIELDS['embed_dim']}"
     start = [
-        f"model     xxs24, {parameters:,} parameters, {forward_gmacs(net, (3, 8, 8)):.3g} GMACs an image",
+        f"model     {name}, {parameters:,} parameters, {forward_gmacs(net, (3, 8, 8)):.3g} GMACs an image",
         "data      digits: 1,437 training and 360 validation images, 10 classes",
         "order     shuffled by seed 0",
     ]

@@ -34,6 +34,7 @@ def test_two_runs_that_were_trained_apart(capsys: pytest.CaptureFixture[str]) ->
     }
     assert rows["model.lr"] == ["0.002", "0.0001"]
     assert rows["ema.decay"] == ["0.9", "null"]
+    assert rows["network"] == ["CaiT 2×32", "CaiT 2×32"]
     assert rows["steps"] == ["18", "4"]
     assert rows["epochs"] == ["3", "≤ 1"]
     with Path("logs/watched/metrics.csv").open() as file:
@@ -69,6 +70,10 @@ def test_curves_of_two_runs_have_a_colour_each() -> None:
     drawn = [(line.get_color(), line.get_linestyle()) for line in loss.get_lines()]
     assert drawn[:4] == [("C0", "-"), ("C0", "--"), ("C0", ":"), ("C1", "-")]
     assert list(loss.get_lines()[3].get_ydata()) == runs["short"]["train/loss"][1]
+    keys = figure.legends[0].get_lines()
+    assert [key.get_label() for key in keys] == ["watched", "short", "train", "val", "val_ema"]
+    assert [key.get_color() for key in keys[:2]] == ["C0", "C1"]  # the colours say which run,
+    assert [key.get_linestyle() for key in keys[2:]] == ["-", "--", ":"]  # the dashes which images
 
 
 def test_runs_with_the_same_settings_and_brackets_in_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

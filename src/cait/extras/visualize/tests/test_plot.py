@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from harness import SMALL
 from PIL import Image
@@ -77,6 +78,24 @@ def test_the_curves_are_those_of_metrics_csv() -> None:
     assert list(val.get_ydata()) == read["val/loss"][1]
     assert list(val.get_xdata()) == [1, 2, 3]  # epochs
     assert list(average.get_ydata()) == read["val_ema/loss"][1]
+
+
+def test_a_curve_of_batches_is_smoothed_beside_its_points() -> None:
+    values = [float(value) for value in np.random.default_rng(0).normal(size=60)]
+    run = {"train/loss": ([*range(60)], values), "val/loss": ([29, 59], [1.0, 0.5]), "lr": ([*range(60)], values)}
+    figure = curves.draw({"a": run})
+    loss, rate = figure.axes
+    points, mean, val = loss.get_lines()
+    assert list(points.get_ydata()) == values
+    assert points.get_linestyle() == "None"
+    window = 7  # a tenth of the points, and odd
+    expected = [np.mean(values[max(0, at - window // 2) : at + window // 2 + 1]) for at in range(60)]
+    assert np.allclose(mean.get_ydata(), expected)
+    assert list(val.get_ydata()) == [1.0, 0.5]
+    assert list(rate.get_lines()[0].get_ydata()) == values  # a setting, and no measurement
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["train, smoothed", "val"]
+    (panel,) = curves.draw({"a": run}, ["lr"]).axes
+    assert panel.get_title() == "learning rate"
 
 
 def test_a_run_that_was_not_watched_has_curves_and_a_hint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -15,11 +15,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import chromium
+import matplotlib.text
 import numpy as np
 import pytest
 import timm
 import torch
 from harness import NO_TEXT, SMALL, python, save_mixed, slow
+from matplotlib.axes import Axes
 from PIL import Image, ImageDraw
 from safetensors.torch import save_file
 from saliency import share, spread
@@ -31,8 +34,10 @@ import cait as package
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
+from cait.extras import curves
+from cait.extras.plots import grid
 from cait.extras.visualize import attention, mistakes, page
-from cait.extras.visualize.sections import crop_box
+from cait.extras.visualize.sections import _about_training, crop_box
 
 SMALL_CAIT = dict(depth=2, embed_dim=48, patch_size=8, num_heads=4)
 EVIL = "<b>&\"cat'$_{$"
@@ -97,12 +102,36 @@ def test_the_patches_weights_are_cut_out_of_maps_of_every_kind(fields: dict, tok
     torch.testing.assert_close(view.probabilities.sum(), torch.ones(()))
 
     photograph, pixels = Image.new("RGB", (40, 32)), np.zeros((32, 32, 3), np.uint8)
-    figure = attention.figure(view, photograph, pixels, (4, 0, 36, 32), [f"class {i}" for i in range(7)])
-    shown = {axes.get_ylabel() for axes in figure.findobj(lambda part: hasattr(part, "get_ylabel"))}
+    picture = attention.Picture(view, photograph, pixels, (4, 0, 36, 32), [f"class {i}" for i in range(7)])
     rows = ["class attention 0", "class attention 1"]
     if tokens == 2:
         rows = [f"{row}\n{token} token" for row in rows for token in ("class", "distillation")]
-    assert shown == {"", "saliency", *rows, "self-attention 1"}
+    rows = {"saliency", *rows, "self-attention 1"}
+    for figure in (picture.figure(), picture.halves()[1]):
+        heads = {f"head {head}" for head in range(4)}
+        across, down = (heads, rows) if len(rows) <= 4 else (rows, heads)  # the longer side: no corner is blank
+        below = [
+            axes
+            for axes in figure.findobj(Axes)
+            if axes.get_subplotspec().get_geometry()[:2] == (len(down), len(across))
+        ]
+        assert len(below) == len(rows) * 4
+        assert {axes.get_ylabel() for axes in below} - {""} == down
+        assert {axes.get_title() for axes in below} - {""} == across
+        numbers = {axes.get_xlabel() for axes in below} - {""}
+        assert all(re.match(r"×-?[\d.e-]+ … ×-?[\d.e-]+$", number) for number in numbers)
+        texts = [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
+        assert "Below a map: its least and largest weight;\n×1 is an even share over the 16 patches" in texts
+    least, largest = (16 * bound for bound in view.class_attention[0][0, 0].aminmax())
+    assert f"×{round(float(least), 2):.2g} … ×{round(float(largest), 2):.2g}" in numbers
+    assert [*map(attention.short, (0.0294, -0.003, -0.5, 4.72, 10.6, 196.2))] == [
+        "0.03",
+        "0",
+        "-0.5",
+        "4.7",
+        "11",
+        "196",
+    ]
 
 
 def test_what_cannot_be_shown_is_refused() -> None:
@@ -173,20 +202,25 @@ def test_saliency_lands_on_the_object(width: int, height: int, crop_pct: float) 
     assert (data.preprocessing.denormalized(image) == pixels.numpy()).all()
     box = crop_box(data, width, height)
     view = attention.look(bright_seeker(64), image)
-    figure = attention.figure(view, photograph, pixels.numpy(), box, ["a", "b"])
+    figure = attention.Picture(view, photograph, pixels.numpy(), box, ["a", "b"]).figure()
     figure.draw_without_rendering()
 
-    # matplotlib itself says which value is drawn over which pixel of the photograph.
-    axes = next(axes for axes in figure.findobj(matches("image, ")))
-    overlay = axes.images[1]
-    x, y = np.meshgrid(np.linspace(0, width, 71)[1:-1], np.linspace(0, height, 71)[1:-1])
-    values = np.array([value_at(axes, overlay, *point) for point in zip(x.flat, y.flat, strict=True)]).reshape(x.shape)
-    beyond = np.maximum.reduce([box[0] - x, x - box[2], box[1] - y, y - box[3]])  # the crop, by so many pixels
+    # The image is drawn as it is, and the frame is on what the network sees of it.
+    axes = next(axes for axes in figure.findobj(matches("image\n")))
+    (drawn,) = axes.images
+    assert drawn.get_extent() == [0, width, height, 0]
+    assert np.array_equal(drawn.get_array(), np.asarray(photograph))
+    (frame,) = axes.patches
+    assert frame.get_bbox().extents == pytest.approx(box)
+
+    # matplotlib itself says which value is drawn over which pixel of the crop; the frame says where that is.
+    axes = next(axes for axes in figure.findobj(matches("saliency\n")))
+    at = np.linspace(0.5, 63.5, 64)
+    values = np.array([[value_at(axes, axes.images[1], x, y) for x in at] for y in at])
+    assert not np.isnan(values).any()
     patch = (box[2] - box[0]) / 16
-    assert np.isnan(values[beyond > patch / 4]).all()  # matplotlib rounds within a pixel that the network sees
-    assert not np.isnan(values[beyond < -patch / 100]).any()
-    assert (beyond > 0).any() == (width != height or crop_pct < 1)
-    salient = np.nan_to_num(values) > 0.5
+    x, y = np.meshgrid(box[0] + at * (box[2] - box[0]) / 64, box[1] + at * (box[3] - box[1]) / 64)
+    salient = values > 0.5
     assert abs(x[salient].mean() - (left + right) / 2) <= patch / 2
     assert abs(y[salient].mean() - (top + bottom) / 2) <= patch / 2
     near = (x > left - patch) & (x < right + patch) & (y > top - patch) & (y < bottom + patch)
@@ -316,6 +350,33 @@ def test_what_users_named_is_text() -> None:
     assert ("img", "alt", EVIL) in tags.attributes
 
 
+@pytest.mark.parametrize("width", [390, 1440])
+def test_on_a_screen_a_figure_keeps_its_size_and_a_line_says_what_scrolls(width: int, tmp_path: Path) -> None:
+    figures = {f"{inches} inches": grid(1, 1, inches, 1.0)[0] for inches in (3.0, 3.65, 5.0, 14.0)}
+    html = page.page("many", [], [("A part", page.beside(*(page.embed(*pair[::-1]) for pair in figures.items())))])
+    (tmp_path / "index.html").write_text(html)
+    with chromium.started(tmp_path / "browser", width) as browser:
+        browser.get((tmp_path / "index.html").as_uri())
+        assert browser.execute_script("return document.documentElement.scrollWidth") == width
+        all_shown = browser.execute_script(SHOWN)
+    for inches, (shown, room, image, hint) in zip((3.0, 3.65, 5.0, 14.0), all_shown, strict=True):
+        assert image >= round(96 * inches) - 1  # its text stays as large as it was drawn
+        assert hint == (shown > room) == (96 * inches > min(width, 1120) - 32)
+
+
+SHOWN = """return [...document.querySelectorAll(".figure")].map((figure) => {
+  const [scroll, hint] = [figure.querySelector(".scroll"), figure.querySelector(".hint")];
+  return [scroll.scrollWidth, scroll.clientWidth, scroll.firstChild.clientWidth, hint.offsetHeight > 0];
+});"""
+
+
+def test_the_curves_say_how_training_images_are_mixed() -> None:
+    mixed = _about_training({"mixup": 0.2, "cutmix": 1.0, "mix_prob": 0.5})
+    assert "mixed by Mixup 0.2 and CutMix 1 in 50% of the batches; so train accuracy can be below" in mixed
+    for plain in ({}, {"mixup": 0.0, "cutmix": 0.0, "mix_prob": 1.0}, {"mixup": 0.8, "mix_prob": 0.0}):
+        assert "mixed" not in _about_training(plain)
+
+
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Image]) -> Path:
     """A run of two classes of photographs, not square and of every mode."""
@@ -371,7 +432,9 @@ def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
     assert last == "logs/a/visualize/index.html"
     text, images = check_page(Path(last))
     wrong = 10 - round(float(result.split()[1]) / 10)
-    assert len(images) == 2 + 1 + 1 + wrong  # the two, the curves, the confusion matrix, the mistakes
+    panels = len(curves.panels([curves.read(trained)]))
+    assert len(images) == wrong + 1 + 2 * 2 + panels  # mistakes, confusion matrix, halves of the two, curves
+    assert text.index("Worst mistakes") < text.index("Attention maps") < text.index("Curves")
     for words in ("logs/a/checkpoints/best.ckpt, step ", EVIL, "cait visualize a", result, "Curves", "Worst mistakes"):
         assert words in text
     for line in (first, second):
@@ -385,7 +448,7 @@ def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
     assert out[0] == "the first 3 of 29 images; --num_images 29 draws all"
     assert len(out) == 5
     text, images = check_page(trained / "visualize" / "index.html")
-    assert len(images) == 3 + 1
+    assert len(images) == 2 * 3 + panels
     assert "Confusion" not in text
 
     shutil.rmtree("mixed/val")  # of a run that was fetched from another machine
@@ -397,16 +460,16 @@ def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
     assert out[0].startswith("out/here/x.png  ")
     assert out[1].startswith("the validation set is not scored: ")
     text, images = check_page(Path("out/here/index.html"))
-    assert len(images) == 1
+    assert len(images) == 2
     for words in (
         "last.ckpt, moving average, step ",
-        "64 pixels",
+        "CaiT 2×32, 64 × 64 pixels",
         "The validation set is not scored: ",
         "metrics.csv is ",
     ):
         assert words in text
 
-    with mock.patch.object(attention, "figure", wraps=attention.figure) as drawn:
+    with mock.patch.object(attention, "Picture", wraps=attention.Picture) as drawn:
         main(["visualize", "a", "--images", "x.jpg", "--output=own"], data=OwnTransform)
     assert capfd.readouterr().out.startswith("own/x.png  ")
     assert drawn.call_args.args[3] is None  # nobody knows what it cut out
@@ -529,8 +592,8 @@ def test_weights_of_a_file_see_as_timms_network_does(
         main(["visualize", file, "--name", "xxs24", "--images", "china.png"])
         assert capfd.readouterr().out.splitlines()[0] == f"visualize/china.png  {expected}"
     text, images = check_page(Path("visualize/index.html"))
-    assert "xxs24, 64 pixels" in text
-    assert len(images) == 1
+    assert "xxs24, 64 × 64 pixels" in text
+    assert len(images) == 2
     main(["visualize", "release.pth", "--name=xxs24", "--img_size=96", "--images", "china.png"])
     text, _ = check_page(Path("visualize/index.html"))
     assert "positions resized from 16 to 36 patches" in text
@@ -557,4 +620,4 @@ def test_published_weights_come_through_timm(
     capfd.readouterr()
     text, _ = check_page(Path("visualize/index.html"))
     assert "timm's cait_xxs24_224.fb_dist_in1k" in text
-    assert "xxs24, 224 pixels" in text
+    assert "xxs24, 224 × 224 pixels" in text

@@ -1,0 +1,42 @@
+"""A real browser."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@contextmanager
+def started(profile: Path, width: int = 1440) -> Iterator[Any]:
+    """Chromium without a window, driven by selenium. Skips the test where it is not installed.
+
+    Args:
+        profile: folder for its files.
+        width: of the screen in pixels.
+    """
+    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (binary and driver):
+        pytest.skip("runs in Chromium, with chromedriver")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for flag in (
+        *("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking", "disable-component-update"),
+        *("disable-sync", "no-first-run", f"user-data-dir={profile}", "window-size=1440,1000"),
+    ):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    try:
+        if width != 1440:
+            screen = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        browser.set_script_timeout(120)
+        yield browser
+    finally:
+        browser.quit()
