@@ -113,7 +113,7 @@ def is_l2(make: Callable[[nn.Module, float, float], Optimizer]) -> bool:
                 weight.grad = gradient + (1 - decay) * weight.detach()
                 optimizer.step()
             ends.append(weight)
-    return len(ends) < 2 or torch.allclose(*ends, rtol=1e-4)
+    return len(ends) < 2 or torch.allclose(ends[0], ends[1], rtol=1e-4)
 
 
 def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:
