@@ -326,8 +326,7 @@ def test_a_run_is_as_long_as_the_time_and_the_images_allow() -> None:
         ("timm/inception_v3", 48, 96, None),  # smaller images vanish in it
         ("timm/vit_tiny_patch16_224", 48, 96, "muon"),  # nine patches would be too few
         ("timm/swin_tiny_patch4_window7_224", 48, 48, "muon"),
-        ("timm/resnet10t", 480, 160, None),
-        ("timm/resnet50", 480, 64, None),
+        ("timm/resnet10t", 480, 64, None),
         ("timm/no_such_network", 48, 224, None),
     ],
 )
@@ -378,7 +377,7 @@ def test_a_trial_measures_the_run_itself(tmp_path: Path, monkeypatch: pytest.Mon
     assert paces[1].image > 2 * paces[0].image
     assert paces[0].copying > 0
     assert [*Path("copies").rglob("*.ppm")]
-    assert measure(choose(folder, TWO_CORES, quick | {"model.fields.depth": "many"}), folder) is None
+    assert measure(choose(folder, TWO_CORES, quick | {"model.optimizer": "nope"}), folder) is None
 
 
 def test_minutes_are_taken_and_wrong_ones_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,13 +414,15 @@ def test_a_network_with_batchnorm_is_as_good_in_validation_as_with_the_batches_o
     module = CaiTModule(**_arguments(recipe.held(), "model") | of_images)
     fit = Trainer(accelerator="cpu", max_epochs=4, logger=False, enable_checkpointing=False, enable_progress_bar=False)
     fit.fit(module, datamodule=data)
-    images, labels = (torch.cat(parts) for parts in zip(*data.val_dataloader(), strict=True))
+    batches = [data.on_after_batch_transfer(batch, 0) for batch in data.val_dataloader()]
+    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    mixed = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))  # the classes come in order
     accuracies = []
     for training in (False, True):
         module.model.train(training)
         with torch.no_grad():
-            found = [module(part).argmax(1) for part in images[torch.arange(360).view(4, 90).T.flatten()].split(90)]
-        accuracies.append((torch.cat(found) == labels[torch.arange(360).view(4, 90).T.flatten()]).float().mean().item())
+            predicted = torch.cat([module(images[part]).argmax(1) for part in mixed.split(60)])
+        accuracies.append((predicted == labels[mixed]).float().mean().item())
     assert accuracies[0] > 0.8
     assert accuracies[0] > accuracies[1] - 0.03
 
