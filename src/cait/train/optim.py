@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,14 +43,11 @@ class OptimizerSettings:
 
     def build(self, network: nn.Module, lr: float) -> Optimizer:
         """Build the optimizer of a network. Raises UserError if there is none, or it takes other arguments."""
-        decay = self.weight_decay
-        if decay is None:
-            decay = 0.0 if self.optimizer != "adamw" and is_l2(self._make) else 0.05
-        return self._make(network, lr, decay)
-
-    def _make(self, network: nn.Module, lr: float, weight_decay: float) -> Optimizer:
+        if self.weight_decay is None:
+            is_added = self.optimizer != "adamw" and is_l2(self)
+            return replace(self, weight_decay=0.0 if is_added else 0.05).build(network, lr)
         name, given = self.optimizer, dict(self.optimizer_args or {})
-        decay: dict[str, Any] = dict(weight_decay=weight_decay, layer_decay=self.layer_decay)
+        decay: dict[str, Any] = dict(weight_decay=self.weight_decay, layer_decay=self.layer_decay)
         try:
             if name == "adamw":
                 given = {"betas": tuple(self.betas), "eps": self.eps, "fused": True, **given}
@@ -98,8 +95,8 @@ def _timms(network: nn.Module, name: str, given: Mapping[str, Any]) -> Optimizer
     return timm.optim.create_optimizer_v2(network, opt=name, **given)
 
 
-def is_l2(make: Callable[[nn.Module, float, float], Optimizer]) -> bool:
-    """Whether an optimizer adds the decay to the gradient: its steps with a decay are those of a gradient with it.
+def is_l2(settings: OptimizerSettings) -> bool:
+    """Whether the optimizer adds the decay to the gradient: its steps with a decay are those of a gradient with it.
 
     It is tried on a layer; one that cannot be counts as such. Adaptive ones divide by what dwarfs the gradient then.
     """
@@ -108,7 +105,7 @@ def is_l2(make: Callable[[nn.Module, float, float], Optimizer]) -> bool:
         for decay in (1.0, 0.0):
             torch.default_generator.manual_seed(0)
             weight = (layer := nn.Linear(4, 4, bias=False)).weight
-            optimizer = make(layer, 0.01, decay)
+            optimizer = replace(settings, weight_decay=decay).build(layer, 0.01)
             for gradient in torch.randn(2, 4, 4):
                 weight.grad = gradient + (1 - decay) * weight.detach()
                 optimizer.step()
