@@ -173,35 +173,42 @@ def suitable(folder: Survey, machine: Machine, recipe: Recipe) -> tuple[int, Ana
     small = folder.side <= SMALL
     if "data.img_size" in recipe.held():
         return recipe.number("data.img_size", 1), None, "that of the weights"
-    if recipe.is_cait and not recipe.weights:
-        if small:
-            step = 4 if folder.side <= 40 else 8  # so that patches of several sizes fit
-            return step * max(16 // step, math.ceil(folder.side / step)), None, "as the images are"
-        return (128, None, "a GPU has the time for it") if machine.gpus else (64, None, SLOW)
-    if small and not recipe.weights:
-        for step in (4, 8, 16, 32):
-            size = step * math.ceil(folder.side / step)
-            anatomy = recipe.look(size)
-            if anatomy is None:
-                continue
-            if not anatomy.attention or size >= 6 * anatomy.patch:
-                return size, anatomy, "as the images are"
-            size = 6 * anatomy.patch
-            if anatomy := recipe.look(size):
-                return size, anatomy, f"so that {size // 6}-pixel patches leave something to attend to"
-    smallest = None
-    for size in SIZES[:-1] if recipe.weights else SIZES:
+    if recipe.weights or not recipe.is_cait:
+        found = as_they_are(folder, recipe) if small and not recipe.weights else None
+        return found or as_time_allows(folder, machine, recipe)
+    if small:
+        step = 4 if folder.side <= 40 else 8  # so that patches of several sizes fit
+        return step * max(16 // step, math.ceil(folder.side / step)), None, "as the images are"
+    return (128, None, "a GPU has the time for it") if machine.gpus else (64, None, SLOW)
+
+
+def as_they_are(folder: Survey, recipe: Recipe) -> tuple[int, Anatomy, str] | None:
+    """The size of small images, or the next that the network takes; with attention at least 6 patches a side."""
+    for step in (4, 8, 16, 32):
+        size = step * math.ceil(folder.side / step)
         if (anatomy := recipe.look(size)) is None:
             continue
-        smallest = size, anatomy
-        work = Work(folder, machine, halved(folder, recipe, size), True, recipe.minutes)
-        if (small and not recipe.weights) or work.epochs(anatomy.gmacs) < (10 if recipe.weights else 25):
-            continue
-        break
-    if smallest is None:  # code that does not run without weights
-        return SIZES[0], None, "the usual size, because the network cannot be looked at"
-    seen = "nearer to what the weights have seen is better, but takes longer"
-    return *smallest, seen if recipe.weights else "the smallest that the network takes" if small else SLOW
+        if not anatomy.attention or size >= 6 * anatomy.patch:
+            return size, anatomy, "as the images are" if step <= 8 else "the next size that the network takes"
+        larger = 6 * anatomy.patch
+        if anatomy := recipe.look(larger):
+            return larger, anatomy, f"because patches of {larger // 6} pixels would be too few"
+    return None
+
+
+def as_time_allows(folder: Survey, machine: Machine, recipe: Recipe) -> tuple[int, Anatomy | None, str]:
+    """The largest size with which enough epochs fit; of small images, and where none fit, the smallest it takes."""
+    seen = "nearer to what the weights have seen is better, but takes longer" if recipe.weights else SLOW
+    small = folder.side <= SMALL and not recipe.weights
+    enough = math.inf if small else 10 if recipe.weights else 25
+    found: tuple[int, Anatomy | None, str] = SIZES[0], None, "the usual size: the network cannot be looked at"
+    for size in SIZES[:-1] if recipe.weights else SIZES:
+        if anatomy := recipe.look(size):
+            found = size, anatomy, "the smallest that the network takes" if small else seen
+            work = Work(folder, machine, halved(folder, recipe, size), True, recipe.minutes)
+            if work.epochs(anatomy.gmacs) >= enough:
+                break
+    return found
 
 
 def halve(folder: Survey, machine: Machine, recipe: Recipe, size: int) -> Work:
