@@ -93,6 +93,35 @@ def test_an_optimizer_that_is_none_is_refused_in_one_line(name: str, arguments: 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("adamw", {}, 0.05),
+        ("lion", {}, 0.05),
+        ("lamb", {}, 0.05),
+        ("muon", {}, 0.05),
+        ("radamw", {}, 0.05),
+        ("torch.optim:Adafactor", {}, 0.05),
+        ("sgd", {}, 0.0),
+        ("adam", {}, 0.0),
+        ("nadam", {}, 0.0),
+        ("lookahead_radam", {}, 0.0),
+        ("torch.optim:NAdam", {}, 0.0),
+        ("torch.optim:NAdam", {"decoupled_weight_decay": True}, 0.05),
+        ("adahessian", {}, 0.0),  # it needs second derivatives, so it cannot be tried
+    ],
+)
+def test_the_default_decay_is_the_papers_unless_the_optimizer_adds_it_to_the_gradient(
+    name: str, arguments: dict, expected: float
+) -> None:
+    network = small_net()
+    state = torch.get_rng_state()
+    for given, taken in ((None, expected), (0.02, 0.02)):
+        groups = OptimizerSettings(name, arguments, weight_decay=given).build(network, lr=1e-3).param_groups
+        assert max(group["weight_decay"] for group in groups) == taken
+    assert torch.equal(torch.get_rng_state(), state)  # the trial draws nothing
+
+
 def test_frozen_parameters_are_left_out() -> None:
     model = cait.create_model("xxs24", img_size=32, depth=1)
     model.patch_embed.requires_grad_(False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,8 +28,9 @@ class OptimizerSettings:
     """Further arguments of the optimizer, as {"momentum": 0.95}."""
     layer_decay: float | None = None
     """Scale the rate of each layer by this factor once for each layer above it, as timm does; None does not."""
-    weight_decay: float = 0.05
-    """Not for biases, norms, LayerScale, position and class embeddings."""
+    weight_decay: float | None = None
+    """Not for biases, norms, LayerScale, position and class embeddings. None takes 0.05, the paper's, or 0 if the
+    optimizer adds it to the gradient (L2), as torch's SGD, Adam, NAdam and RAdam do."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Of AdamW."""
     eps: float = 1e-8
@@ -41,6 +43,9 @@ class OptimizerSettings:
 
     def build(self, network: nn.Module, lr: float) -> Optimizer:
         """Build the optimizer of a network. Raises UserError if there is none, or it takes other arguments."""
+        if self.weight_decay is None:
+            is_added = self.optimizer != "adamw" and is_l2(self)
+            return replace(self, weight_decay=0.0 if is_added else 0.05).build(network, lr)
         name, given = self.optimizer, dict(self.optimizer_args or {})
         decay: dict[str, Any] = dict(weight_decay=self.weight_decay, layer_decay=self.layer_decay)
         try:
@@ -88,6 +93,24 @@ def _timms(network: nn.Module, name: str, given: Mapping[str, Any]) -> Optimizer
         if argument in given and not taken:
             raise UserError(f"optimizer {name} takes no {argument}")
     return timm.optim.create_optimizer_v2(network, opt=name, **given)
+
+
+def is_l2(settings: OptimizerSettings) -> bool:
+    """Whether the optimizer adds the decay to the gradient: its steps with a decay are those of a gradient with it.
+
+    It is tried on a layer; one that cannot be counts as such. Adaptive ones divide by what dwarfs the gradient then.
+    """
+    ends = []
+    with torch.random.fork_rng(devices=[]), suppress(RuntimeError, AssertionError, NotImplementedError):
+        for decay in (1.0, 0.0):
+            torch.default_generator.manual_seed(0)
+            weight = (layer := nn.Linear(4, 4, bias=False)).weight
+            optimizer = replace(settings, weight_decay=decay).build(layer, 0.01)
+            for gradient in torch.randn(2, 4, 4):
+                weight.grad = gradient + (1 - decay) * weight.detach()
+                optimizer.step()
+            ends.append(weight)
+    return len(ends) < 2 or torch.allclose(ends[0], ends[1], rtol=1e-4)
 
 
 def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:

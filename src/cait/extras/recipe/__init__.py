@@ -18,6 +18,10 @@ PERSONAL = ("data.copies_dir",)
 """It is written to."""
 
 
+WORDS = {"--data", "--data.root", "--from", "--minutes"}
+"""Options that may ask for a recipe. It takes the last two out."""
+
+
 @dataclass(frozen=True)
 class OwnImages:
     """What suits collections of your own.
@@ -46,7 +50,9 @@ def replace_arguments(verb: str, arguments: list[str], program: Program) -> list
     """Put the recipe of a folder in front of the settings given beside it."""
     if verb != "fit" or program.module or program.data:  # the rules know the settings of the package's own classes
         return arguments
-    if {"--data", "--data.root", "--from"}.isdisjoint(argument.partition("=")[0] for argument in arguments):
+    if {"--data", "--data.root", "--from", "--minutes"}.isdisjoint(
+        argument.partition("=")[0] for argument in arguments
+    ):
         return arguments
     from cait.extras.recipe.arguments import replace_folder
 

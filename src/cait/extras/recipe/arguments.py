@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
 import textwrap
 from collections.abc import Mapping
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,8 @@ from cait.data.listing import HEIF
 from cait.data.reading import Reading
 from cait.data.source import open_source
 from cait.errors import UserError
-from cait.extras.recipe.duration import this_machine
+from cait.extras.recipe import duration
+from cait.extras.recipe.duration import Pace
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.survey import Survey, left_out, survey
 from cait.extras.recipe.weights import Weights, initial_weights
@@ -31,7 +34,9 @@ from cait.references import is_path
 from cait.run.program import Program
 from cait.settings import as_text, flatten, group
 
-FROM = "from"
+FROM, MINUTES = "from", "minutes"
+CHOSEN = "CAIT_RECIPE"
+"""Passes the arguments and the recipe of the first process to the others that Lightning starts."""
 TEXTS = (FROM, "data.root", "data.train_split", "data.val_split")
 """Settings that stay text where YAML would read a number, as in a folder 2024."""
 
@@ -40,13 +45,16 @@ def replace_folder(arguments: list[str], program: Program) -> list[str]:
     """`arguments` with the recipe chosen for their folder in front; the run is named after the folder.
 
     `arguments` come back unchanged if they name a checkpoint, a configuration that is not an overlay, or no folder of
-    class folders. `--from FILE|timm|RUN` is always replaced by the settings of the weights.
+    class folders. `--from FILE|timm|RUN` is always replaced by the settings of the weights. `--minutes N` says how long
+    a chosen run may take.
 
     Raises:
-        UserError: the folder or the weights cannot be used.
+        UserError: the folder, the weights or the minutes cannot be used.
     """
     given = _settings(arguments)
     weights = None
+    minutes = _minutes(given)
+    arguments = _without(arguments, MINUTES)
     if FROM in given:
         weights = initial_weights(str(given.pop(FROM)))
         arguments = _without(arguments, FROM)
@@ -54,12 +62,14 @@ def replace_folder(arguments: list[str], program: Program) -> list[str]:
     configurations = [Path(path) for path in configurations_of(arguments)]
     settled = "ckpt_path" in given or not all(map(is_overlay, configurations))
     if settled or asks_for_help(arguments) or not isinstance(root, str) or not _is_folder(root):
+        if minutes:
+            raise UserError("--minutes is for a folder of images without a configuration: give --trainer.max_time")
         return [*_as_arguments(weights.settings if weights else {}), *arguments]
     for path in configurations:
         check_config(path, read_text(path))
         given = flatten(yaml.safe_load(path.read_text(encoding="utf-8"))) | given
     try:
-        recipe = _chosen(Path(root), given, weights, program)
+        recipe = _chosen(Path(root), given, weights, minutes or duration.MINUTES, program)
     except UserError:
         raise
     except (TypeError, ValueError):  # a value of the wrong type; the parser reports it
@@ -78,18 +88,49 @@ def _is_folder(root: str) -> bool:
     return not is_path(root) and all(opened(root, {"root": root}) is None for opened in others)
 
 
-def _chosen(root: Path, given: dict[str, Any], weights: Weights | None, program: Program) -> dict[str, Any]:
+def _minutes(given: dict[str, Any]) -> float | None:
+    """The minutes that are given, taken out of `given`."""
+    minutes = given.pop(MINUTES, None)
+    if minutes is not None and (isinstance(minutes, bool) or not isinstance(minutes, int | float) or not minutes > 0):
+        raise UserError(f"--minutes must be a number above 0, got {minutes!r}")
+    return minutes
+
+
+def _chosen(
+    root: Path, given: dict[str, Any], weights: Weights | None, minutes: float, program: Program
+) -> dict[str, Any]:
     """The settings of the recipe, the same in all processes of the run; the first one prints the reasons."""
+    key = json.dumps([str(root), given, minutes], default=str, sort_keys=True)
+    chosen = json.loads(os.environ.get(CHOSEN, "{}"))
+    if "LOCAL_RANK" in os.environ and key in chosen and not program.processes.several():  # Lightning started this one
+        return chosen[key]
     data = {name.removeprefix("data."): value for name, value in given.items() if name.startswith("data.")}
     source = open_source(str(root), **data)
     assert isinstance(source, FolderSource)
     source.prepare()
     folder = survey(source.train, source.val, source.class_names, group(Reading, data))
-    recipe = choose(folder, this_machine(given), given, weights)
+
+    def measured(recipe: Recipe) -> Pace | None:
+        from cait.extras.recipe.trial import measure
+
+        pace = program.processes.of_first(lambda: json.dumps(_fields(measure(recipe, folder, _devices(recipe)))))
+        return Pace(**json.loads(pace)) if json.loads(pace) else None
+
+    recipe = choose(folder, duration.this_machine(given), given, weights, minutes, measured)
     with contextlib.redirect_stdout(sys.stderr if "print_config" in given else sys.stdout):
         _report(source, folder, recipe)
     words = program.processes.agree(json.dumps(recipe.settings))  # shares of the cores may differ
+    os.environ[CHOSEN] = json.dumps({key: json.loads(words[0])})
     return json.loads(words[0])
+
+
+def _fields(pace: Pace | None) -> dict[str, Any]:
+    return asdict(pace) if pace else {}
+
+
+def _devices(recipe: Recipe) -> int:
+    devices = recipe.get("trainer.devices", 1)
+    return devices if isinstance(devices, int) and devices > 0 else 1
 
 
 @rank_zero_only

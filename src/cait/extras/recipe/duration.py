@@ -11,7 +11,9 @@ from typing import Any
 from cait.extras.recipe.survey import Survey
 
 MINUTES = 3.0
-"""Planned length of a run whose cores are free. On slower ones it ends within 5 minutes."""
+"""Length of a run unless --minutes says another, from the command to its end."""
+EPOCH, START = 0.15, 20.0
+"""Seconds that an epoch takes beside its steps and its validation, and a run beside its epochs."""
 COPIES = "data/cache/copies"
 
 
@@ -45,6 +47,41 @@ def this_machine(given: Mapping[str, Any]) -> Machine:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How fast a run is, in seconds: as planned by `Work`, or as measured by `cait.extras.recipe.trial`."""
+
+    image: float
+    """Train on one image."""
+    validation: float
+    """Validate once."""
+    copying: float = 0.0
+    """Make the small copies of all images, once."""
+    start: float = START
+    """From the command to the first step, and from the last step to the end."""
+    is_measured: bool = False
+
+    def plan(self, minutes: float, images: int, most: int) -> tuple[int, int]:
+        """The epochs of `images` images that fit into `minutes`, at most `most`, and how often to validate.
+
+        Validation takes at most 15 % of the time and comes at most 30 times. However long copying takes, half of the
+        time is left.
+        """
+        time = max(60 * minutes - self.start, 20 * minutes)
+        time = max(time / 2, time - self.copying)
+        validations = max(1, min(30, int(0.15 * time / max(self.validation, 1e-9))))
+        epoch = images * self.image + EPOCH
+        fitting = max(
+            (time - validations * self.validation) / epoch, min(validations, time / (epoch + self.validation))
+        )
+        epochs = max(1, min(most, int(fitting)))
+        return epochs - epochs % max(1, epochs // validations), validations
+
+    def seconds(self, epochs: int, images: int, validations: float) -> float:
+        """The length of a run, from the command to its end."""
+        return self.start + self.copying + epochs * (images * self.image + EPOCH) + validations * self.validation
+
+
+@dataclass(frozen=True)
 class Work:
     """How long parts of a run take, in seconds of a GPU, or of one core where there is none."""
 
@@ -54,6 +91,8 @@ class Work:
     """As `data.shrink`."""
     kept: bool = False
     """Whether copies of the halved images are kept."""
+    minutes: float = MINUTES
+    """As long as the run may take."""
 
     def halving(self) -> float:
         """Decode one image and halve it, on a core."""
@@ -83,7 +122,7 @@ class Work:
 
     def budget(self) -> float:
         """The time for training. A fifth of the run goes into its start, validation and checkpoints."""
-        return 0.8 * 60 * MINUTES * self.parallel()
+        return 0.8 * 60 * self.minutes * self.parallel()
 
     def parallel(self) -> int:
         """Seconds of work that are done in one second: cores work side by side, and more than 8 gain nothing."""
@@ -92,6 +131,11 @@ class Work:
     def epochs(self, cost: float) -> float:
         """Epochs of a network of `cost` GMACs that fit into the budget. However long copying takes, half is left."""
         return max(self.budget() / 2, self.budget() - self.copying()) / (self.folder.images * self.training(cost))
+
+    def pace(self, cost: float) -> Pace:
+        """The planned pace of a network of `cost` GMACs."""
+        at_once = self.parallel()
+        return Pace(self.training(cost) / at_once, self.validation() / at_once, self.copying() / at_once)
 
 
 def copied(shrink: int) -> float:

@@ -8,22 +8,31 @@ benchmark.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from cait.errors import UserError
-from cait.extras.recipe.duration import COPIES, Machine, Work, copied, gmacs, xxs24
+from cait.extras.clock import duration
+from cait.extras.recipe.anatomy import Anatomy, look
+from cait.extras.recipe.duration import COPIES, MINUTES, Machine, Pace, Work, copied, gmacs, xxs24
 from cait.extras.recipe.survey import Survey
 from cait.extras.recipe.weights import Weights
 from cait.model.config import VARIANTS
 
-SMALL = 40
+SLOW = "twice the size takes four times as long"
+SMALL = 64
 """Images up to this size, in pixels, are trained on as they are."""
+SIZES = (224, 160, 128, 96, 64)
+"""Sizes that networks other than the recipe's own may see, in pixels."""
+RATES = {"muon": 6e-3, "lion": 3e-4, "lamb": 5e-3, "sgd": 0.05, "nesterov": 0.05, "momentum": 0.05}
+"""Peak rates of optimizers that are given, by the end of their name; Adam and its like take 1e-3."""
 FEW = 20
 """With fewer training images of a class than this, more images help more than any setting."""
 LARGE = 100_000
 """From this many training images on, the published recipe is the right one."""
+FIELDS = "model.fields."
 UNEVEN, RARE = 3.0, 10.0
 """Ratios of the largest class to the smallest from which classes are drawn more evenly, and equally often: at the
 square root a network learns to leave out a rare class."""
@@ -35,6 +44,7 @@ class Recipe:
 
     given: Mapping[str, Any]
     weights: Weights | None = None
+    minutes: float = MINUTES
     settings: dict[str, Any] = field(default_factory=dict)
     lines: list[tuple[str, str]] = field(default_factory=list)
 
@@ -58,31 +68,51 @@ class Recipe:
     def note(self, topic: str, text: str) -> None:
         self.lines.append((topic, text))
 
+    def held(self) -> dict[str, Any]:
+        """All settings so far, those that are given and those that are chosen."""
+        return self.settings | dict(self.given)
+
+    def look(self, size: int) -> Anatomy | None:
+        """What the network so far is made of, if it takes images of `size` pixels."""
+        fields = {name[len(FIELDS) :]: value for name, value in self.held().items() if name.startswith(FIELDS)}
+        return look(self.get("model.name", "xxs24"), size, fields)
+
     @property
     def is_cait(self) -> bool:
         return self.get("model.name", "xxs24") in VARIANTS
 
 
-def choose(folder: Survey, machine: Machine, given: Mapping[str, Any], weights: Weights | None = None) -> Recipe:
-    """The recipe for a folder.
+Measure = Callable[[Recipe], Pace | None]
+"""Measures the pace of the settings so far; None if they cannot run."""
+
+
+def choose(
+    folder: Survey,
+    machine: Machine,
+    given: Mapping[str, Any],
+    weights: Weights | None = None,
+    minutes: float = MINUTES,
+    measure: Measure | None = None,
+) -> Recipe:
+    """The recipe for a folder. Without `measure` its length is planned by typical speeds.
 
     Raises:
         UserError: the folder holds too little to learn from.
     """
-    recipe = Recipe(given, weights)
+    recipe = Recipe(given, weights, minutes)
     warn(folder, recipe)
     if weights:
         start_from(weights, recipe)
     if folder.images >= LARGE and not weights:
         publish(folder, machine, recipe)
     else:
-        size = resolution(folder, machine, recipe)
+        size, anatomy = resolution(folder, machine, recipe)
         work = halve(folder, machine, recipe, size)
-        cost = network(work, recipe, size)
+        cost = network(work, recipe, size, anatomy)
         augment(folder, recipe)
         batch = steps(folder, machine, recipe)
-        length(work, recipe, batch, cost)
-        optimize(recipe)
+        optimize(recipe, anatomy)
+        length(work, recipe, batch, cost, measure)
     balance(folder, recipe)
     return recipe
 
@@ -121,33 +151,71 @@ def publish(folder: Survey, machine: Machine, recipe: Recipe) -> None:
     recipe.note("recipe", f"the paper's, XXS-24 at 224 pixels, because there are {folder.images:,} images; needs GPUs")
 
 
-def resolution(folder: Survey, machine: Machine, recipe: Recipe) -> int:
-    """Keep small images as they are. Shrink photographs while their subject still shows: time grows with the area."""
-    if recipe.weights or not recipe.is_cait:
-        learned_at = (224, 160, 128, 96)
-        works = [(size, Work(folder, machine, halved(folder, recipe, size), True)) for size in learned_at]
-        fitting = [size for size, work in works if work.epochs(xxs24(size)) >= 10]
-        size = recipe.number("data.img_size", (fitting or learned_at[-1:])[0] if recipe.weights else learned_at[0])
-        recipe.note("size", f"{size} pixels: nearer to what the weights have seen is better, but takes longer")
-        return size
-    if folder.side <= SMALL:
-        size, reason = 4 * max(4, math.ceil(folder.side / 4)), "as the images are"
-    elif machine.gpus:
-        size, reason = 128, "a GPU has the time for it"
-    else:
-        size, reason = 64, "a CPU needs four times as long for twice the size"
+def resolution(folder: Survey, machine: Machine, recipe: Recipe) -> tuple[int, Anatomy | None]:
+    """Keep small images as they are. Shrink photographs while their subject still shows: time grows with the area.
+
+    Returns the size, and what a network is made of that is not the recipe's own CaiT.
+    """
+    size, anatomy, reason = suitable(folder, machine, recipe)
+    is_given = "data.img_size" in recipe.given
     size = recipe.number("data.img_size", size)
-    recipe.take("data.mean", list(folder.mean))
-    recipe.take("data.std", list(folder.std))
-    recipe.note("size", f"{size} pixels, {reason if 'data.img_size' in recipe.settings else 'as given'}")
-    return size
+    if is_given or (anatomy is None and (recipe.weights or not recipe.is_cait)):
+        anatomy = None if recipe.is_cait and not recipe.weights else recipe.look(size)
+    if not recipe.weights:
+        recipe.take("data.mean", list(folder.mean))
+        recipe.take("data.std", list(folder.std))
+    recipe.note("size", f"{size} pixels, {'as given' if is_given else reason}")
+    return size, anatomy
+
+
+def suitable(folder: Survey, machine: Machine, recipe: Recipe) -> tuple[int, Anatomy | None, str]:
+    """The size that suits images, machine and network, the network's anatomy if it matters, and the reason."""
+    small = folder.side <= SMALL
+    if "data.img_size" in recipe.held():
+        return recipe.number("data.img_size", 1), None, "that of the weights"
+    if recipe.weights or not recipe.is_cait:
+        found = as_they_are(folder, recipe) if small and not recipe.weights else None
+        return found or as_time_allows(folder, machine, recipe)
+    if small:
+        step = 4 if folder.side <= 40 else 8  # so that patches of several sizes fit
+        return step * max(16 // step, math.ceil(folder.side / step)), None, "as the images are"
+    return (128, None, "a GPU has the time for it") if machine.gpus else (64, None, SLOW)
+
+
+def as_they_are(folder: Survey, recipe: Recipe) -> tuple[int, Anatomy, str] | None:
+    """The size of small images, or the next that the network takes; with attention at least 6 patches a side."""
+    for step in (4, 8, 16, 32):
+        size = step * math.ceil(folder.side / step)
+        if (anatomy := recipe.look(size)) is None:
+            continue
+        if not anatomy.attention or size >= 6 * anatomy.patch:
+            return size, anatomy, "as the images are" if step <= 8 else "the next size that the network takes"
+        larger = 6 * anatomy.patch
+        if anatomy := recipe.look(larger):
+            return larger, anatomy, f"because patches of {larger // 6} pixels would be too few"
+    return None
+
+
+def as_time_allows(folder: Survey, machine: Machine, recipe: Recipe) -> tuple[int, Anatomy | None, str]:
+    """The largest size with which enough epochs fit; of small images, and where none fit, the smallest it takes."""
+    seen = "nearer to what the weights have seen is better, but takes longer" if recipe.weights else SLOW
+    small = folder.side <= SMALL and not recipe.weights
+    enough = math.inf if small else 10 if recipe.weights else 25
+    found: tuple[int, Anatomy | None, str] = SIZES[0], None, "the usual size: the network cannot be looked at"
+    for size in SIZES[:-1] if recipe.weights else SIZES:
+        if anatomy := recipe.look(size):
+            found = size, anatomy, "the smallest that the network takes" if small else seen
+            work = Work(folder, machine, halved(folder, recipe, size), True, recipe.minutes)
+            if work.epochs(anatomy.gmacs) >= enough:
+                break
+    return found
 
 
 def halve(folder: Survey, machine: Machine, recipe: Recipe, size: int) -> Work:
     """Halve large images as they are read, and keep copies: a photograph takes longer to read than to learn from."""
     shrink = halved(folder, recipe, size)
     if shrink is None:
-        return Work(folder, machine)
+        return Work(folder, machine, minutes=recipe.minutes)
     recipe.take("data.shrink", shrink)
     megabytes = (folder.images + folder.val) * 3 * min(folder.megapixels, copied(shrink))
     fits = megabytes < 1000 * machine.free / 4
@@ -155,7 +223,7 @@ def halve(folder: Survey, machine: Machine, recipe: Recipe, size: int) -> Work:
     without = "no copies are kept" if "data.copies_dir" in recipe.given else "there is no room for copies"
     keeps = f"{place} keeps copies ({megabytes:,.0f} MB)" if place else without
     recipe.note("reading", f"images are halved down to {shrink} pixels; {keeps}")
-    return Work(folder, machine, shrink, bool(place))
+    return Work(folder, machine, shrink, bool(place), recipe.minutes)
 
 
 def halved(folder: Survey, recipe: Recipe, size: int) -> int | None:
@@ -167,18 +235,15 @@ def halved(folder: Survey, recipe: Recipe, size: int) -> int | None:
     return shrink if folder.megapixels >= gain * copied(shrink) else None
 
 
-def network(work: Work, recipe: Recipe, size: int) -> float:
+def network(work: Work, recipe: Recipe, size: int, anatomy: Anatomy | None) -> float:
     """CaiT, shallow and wide for so little data: four blocks learn faster than 24. Returns its cost in GMACs an image.
 
     LayerScale starts at 1: it is there for depth, and four blocks are not deep. Patches grow until enough epochs fit.
     """
     gpus = work.machine.gpus
     name = recipe.take("model.name", "xxs24")
-    if not recipe.is_cait or (recipe.weights and recipe.get("model.fields.embed_dim", None) is None):
-        return xxs24(size)
-    if recipe.weights:
-        width, depth = recipe.get("model.fields.embed_dim", 0), recipe.get("model.fields.depth", 24)
-        return gmacs(size, recipe.get("model.fields.patch_size", 16), width, depth)
+    if not recipe.is_cait or recipe.weights:
+        return anatomy.gmacs if anatomy else xxs24(size)
     if name == "xxs24":
         width = recipe.number("model.fields.embed_dim", 192 if gpus else 128)
         depth = recipe.number("model.fields.depth", 12 if gpus else 4)
@@ -204,27 +269,28 @@ def network(work: Work, recipe: Recipe, size: int) -> float:
 def augment(folder: Survey, recipe: Recipe) -> None:
     """Photographs may be mirrored, cropped and recoloured; grey ones not recoloured: brightness is all they have.
 
-    Small grey images may be digits or letters. The few images of a rare class are drawn so often that the network would
-    learn them by heart, so they are changed more, grey or not.
+    Grey images may be letters or digits, which are others in a mirror. The few images of a rare class are drawn so
+    often that the network would learn them by heart, so they are changed more, grey or not.
     """
-    small = folder.side <= SMALL
-    gently = folder.grey and (small or unevenness(folder) < RARE)
+    gently = folder.grey and (folder.side <= SMALL or unevenness(folder) < RARE)
     recipe.take("data.repeats", 1)
     recipe.take("data.erase_prob", 0.0)
     recipe.take("data.cutmix", 1.0)
     recipe.take("data.mixup", 0.2)
-    recipe.take("data.hflip", 0.0 if gently and small else 0.5)
+    mirror = recipe.take("data.hflip", 0.0 if folder.grey else 0.5)
     recipe.take("data.auto_augment", None if gently else "rand-m6-mstd0.5-inc1")
     recipe.take("data.scale", [0.7, 1.0] if gently else [0.35, 1.0])
     recipe.take("data.mix_prob", 0.2 if gently else 0.3)
-    if not gently:
-        why = ", because few images are drawn often" if folder.grey else ""
-        text = f"crops, mirror, RandAugment, some Mixup{why}; --data.hflip 0 if left and right matter"
-    elif small:
-        text = "crops, a little Mixup; no mirror, because grey and small may be letters or digits"
+    done = ["crops", "mirror"] if mirror else ["crops"]
+    done += ["a little Mixup"] if gently else ["RandAugment", "some Mixup"]
+    why = ", because few images are drawn often" if folder.grey and not gently else ""
+    if "data.hflip" in recipe.given:
+        left = "mirror as given" if mirror else "no mirror, as given"
+    elif mirror:
+        left = "--data.hflip 0 if left and right matter"
     else:
-        text = "crops, mirror, a little Mixup; brightness stays, because grey images are often measurements"
-    recipe.note("augment", text)
+        left = "no mirror, because grey images may be letters or digits: --data.hflip 0.5 if left and right are alike"
+    recipe.note("augment", f"{', '.join(done)}{why}; {left}")
 
 
 def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
@@ -242,7 +308,36 @@ def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     return batch
 
 
-def length(work: Work, recipe: Recipe, batch: int, cost: float) -> None:
+def optimize(recipe: Recipe, anatomy: Anatomy | None) -> None:
+    """Muon learns in half the steps of AdamW on networks of matrices. Given weights must change only slowly.
+
+    Its steps on wide convolutions take longer than the network itself, and the running statistics of BatchNorm lag
+    behind steps so large: see benchmark.md.
+    """
+    recipe.take("model.lr_base_size", None)
+    if recipe.weights and "model.optimizer" not in recipe.given:
+        recipe.take("model.lr", 3e-4)
+        recipe.take("model.layer_decay", 0.75)
+        recipe.note("optimizer", "AdamW at a low rate, lower layers slower: the weights know much already")
+        return
+    if "model.optimizer" in recipe.given:
+        name = str(recipe.given["model.optimizer"])
+        last = re.split("[:_.]", name.lower())[-1]
+        rate = recipe.take("model.lr", RATES.get(last, 1e-3) / (20 if recipe.weights else 1))
+        recipe.note("optimizer", f"{name} as given, at {rate:g}")
+    elif anatomy is None and not recipe.is_cait:
+        rate = recipe.take("model.lr", 1e-3)
+        recipe.note("optimizer", f"AdamW at {rate:g}, which suits most networks")
+    elif anatomy is not None and anatomy.matrices < 0.5:
+        rate = recipe.take("model.lr", 2e-3)
+        recipe.note("optimizer", f"AdamW at {rate:g}: most weights are in convolutions, where Muon takes long")
+    else:
+        recipe.take("model.optimizer", "muon")
+        rate = recipe.take("model.lr", RATES["muon"])
+        recipe.note("optimizer", f"Muon at {rate:g}, which learned twice as fast as AdamW in trials")
+
+
+def length(work: Work, recipe: Recipe, batch: int, cost: float, measure: Measure | None) -> None:
     """As many epochs as the time allows, up to 200 or 4000 steps: a small folder gains nothing from more.
 
     Validation takes at most 15 % of the time, and comes at most 30 times.
@@ -250,39 +345,26 @@ def length(work: Work, recipe: Recipe, batch: int, cost: float) -> None:
     if recipe.given.keys() & {"trainer.max_steps", "trainer.max_time", "trainer.fast_dev_run"}:
         return
     folder, machine = work.folder, work.machine
+    recipe.take("trainer.log_every_n_steps", max(1, min(10, folder.images // batch)))
+    pace = (measure(recipe) if measure else None) or work.pace(cost)
     most = min(200, max(10, 4000 * batch // folder.images))
     if recipe.weights:
         most = min(most, 30)  # the weights know most of it already
-    wanted = max(1, min(most, int(work.epochs(cost))))
-    validations = max(1, min(30, int(0.15 * work.budget() / work.validation())))
-    epochs = recipe.number("trainer.max_epochs", wanted - wanted % max(1, wanted // validations))
+    wanted, validations = pace.plan(recipe.minutes, folder.images, most)
+    epochs = recipe.number("trainer.max_epochs", wanted)
     # The last epoch must be validated, whatever number was given.
     every = max(count for count in range(1, max(1, epochs // validations) + 1) if epochs % count == 0)
     every = recipe.take("trainer.check_val_every_n_epoch", every)
     recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(epochs / 10, 1))))
-    recipe.take("trainer.log_every_n_steps", max(1, min(10, folder.images // batch)))
-    took = (work.copying() + epochs * folder.images * work.training(cost)) / work.parallel()
     scored = "" if every == 1 else f", validated every {every}"
     on = counted(machine.gpus, "GPU") if machine.gpus else counted(machine.cores, "core")
-    about = f"about {max(1, round(took / 48))} min on {on}, if nothing else runs"
-    recipe.note("length", f"{counted(epochs, 'epoch')}{scored}: {about}")
+    seconds = pace.seconds(epochs, folder.images, epochs / every)
+    about = duration(10 * max(1, round(seconds / 10)))
+    how = "measured just now" if pace.is_measured else "if nothing else runs"
+    recipe.note("length", f"{counted(epochs, 'epoch')}{scored}: about {about} on {on}, {how}")
     if epochs < 10 and not recipe.weights and "trainer.max_epochs" in recipe.settings:
-        recipe.note("warning", f"{folder.images:,} images are many for this machine; --trainer.max_epochs 30 is better")
-
-
-def optimize(recipe: Recipe) -> None:
-    """Muon learns in half the steps of AdamW on networks this small. Given weights must change only slowly."""
-    recipe.take("model.lr_base_size", None)
-    if recipe.given.get("model.optimizer", "muon") != "muon":
-        return
-    if recipe.weights:
-        recipe.take("model.lr", 3e-4)
-        recipe.take("model.layer_decay", 0.75)
-        recipe.note("optimizer", "AdamW at a low rate, lower layers slower: the weights know much already")
-        return
-    recipe.take("model.optimizer", "muon")
-    rate = recipe.take("model.lr", 6e-3)
-    recipe.note("optimizer", f"Muon at {rate}, which learned twice as fast as AdamW in trials")
+        more = f"--minutes {math.ceil(recipe.minutes * 30 / epochs)}"
+        recipe.note("warning", f"{folder.images:,} images are many for this machine; {more} would give 30 epochs")
 
 
 def unevenness(folder: Survey) -> float:

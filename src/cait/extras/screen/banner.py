@@ -85,6 +85,7 @@ class Banner(ModelSummary):
             "decoding": data.how_read(),
             "batch": f"{images:,} = {processes} process{'es' * (processes > 1)} × {data.batch_size} images"
             + (f" × {accumulated} accumulated" if accumulated > 1 else ""),
+            "optimizer": optimizer_row(pl_module.optimizer_settings.optimizer, trainer.optimizers[0]),
             "length": f"{epochs}{steps:,} steps; peak learning rate {peak:.3g}{scaled}",
             "device": f"{device}, {trainer.precision}" + (f", {backends} attention" if backends else ""),
         }
@@ -108,6 +109,16 @@ class Banner(ModelSummary):
             left = int(trainer.estimated_stepping_batches) - self._last_step
             if left > 0:
                 print(f"{seconds:.2g} s a step: about {duration(left * seconds)} to go, and validation", flush=True)
+
+
+def optimizer_row(name: str, optimizer: Any) -> str:
+    """The optimizer and its weight decay; if it has none, how to decay the weights apart from the gradient."""
+    decay = max(group.get("weight_decay", 0) for group in optimizer.param_groups)
+    apart = [key for key, value in optimizer.defaults.items() if key.startswith("decoupled") and value is False]
+    if decay or not apart:
+        return f"{name}, weight decay {decay:g}"
+    setting = f"--model.optimizer_args.{apart[0]} true"
+    return f"{name}, weight decay 0, because it would be added to the gradient; {setting} takes it off the weights"
 
 
 def attention_in_use(network: nn.Module, device: torch.device) -> str:

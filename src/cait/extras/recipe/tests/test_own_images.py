@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 from harness import LIMIT, REPO, checkpoint, rows, start
+from lightning.pytorch import Trainer
 from PIL import Image
 
 from cait.cli import main
@@ -27,15 +28,18 @@ from cait.data.reading import AS_SEEN, Reading, load_rgb
 from cait.data.sampler import TrainBatchSampler, occurrences
 from cait.data.source import open_source
 from cait.errors import UserError
+from cait.extras.clock import duration
 from cait.extras.recipe import arguments
 from cait.extras.recipe.balance import Balanced, shares
-from cait.extras.recipe.duration import Machine, this_machine
+from cait.extras.recipe.duration import Machine, Pace, this_machine
 from cait.extras.recipe.rules import choose
 from cait.extras.recipe.survey import Survey, left_out, survey
+from cait.extras.recipe.trial import _arguments
 from cait.extras.recipe.weights import Weights
 from cait.run.program import Program
 from cait.train.losses import LossSettings
 from cait.train.metrics import EvalMetrics
+from cait.train.module import CaiTModule
 
 TWO_CORES = Machine(2)
 PHOTOGRAPHS = Survey({"cat": 300, "dog": 280}, 60, side=480, megapixels=0.4, grey=False)
@@ -222,8 +226,11 @@ def test_the_survey_tells_megapixels_in_jpeg_files_from_others(tmp_path: Path) -
     assert found.jpeg == pytest.approx(0.5 / 3)  # the third of each class is held out
 
 
-def settings(folder: Survey, machine: Machine = TWO_CORES, weights: Weights | None = None, **given) -> dict:
-    return choose(folder, machine, {key.replace("__", "."): value for key, value in given.items()}, weights).settings
+def settings(
+    folder: Survey, machine: Machine = TWO_CORES, weights: Weights | None = None, minutes: float = 3, **given
+) -> dict:
+    named = {key.replace("__", "."): value for key, value in given.items()}
+    return choose(folder, machine, named, weights, minutes).settings
 
 
 def test_small_grey_images_are_not_mirrored_and_keep_their_size() -> None:
@@ -233,7 +240,14 @@ def test_small_grey_images_are_not_mirrored_and_keep_their_size() -> None:
     assert (found["data.img_size"], found["data.hflip"]) == (64, 0.5)
     assert found["data.auto_augment"] is not None
     found = settings(replace(PHOTOGRAPHS, grey=True))
-    assert (found["data.hflip"], found["data.auto_augment"], found["data.scale"]) == (0.5, None, [0.7, 1.0])
+    assert (found["data.hflip"], found["data.auto_augment"], found["data.scale"]) == (0.0, None, [0.7, 1.0])
+    letters = choose(replace(DIGITS, side=48), TWO_CORES, {})
+    found = letters.settings
+    assert (found["data.img_size"], found["data.hflip"]) == (48, 0.0)
+    assert 4 <= 48 // found["model.fields.patch_size"] <= 10
+    assert "--data.hflip 0.5 if left and right are alike" in dict(letters.lines)["augment"]
+    mirrored = choose(DIGITS, TWO_CORES, {"data.hflip": 0.5})
+    assert dict(mirrored.lines)["augment"] == "crops, mirror, a little Mixup; mirror as given"
 
 
 def test_large_images_are_halved_and_read_once() -> None:
@@ -281,9 +295,11 @@ def test_the_few_images_of_a_rare_class_are_changed_more() -> None:
 
 def test_what_is_given_wins_and_the_rules_go_on_from_it() -> None:
     found = settings(PHOTOGRAPHS, data__img_size=96, trainer__max_epochs=7, model__optimizer="adamw")
-    assert found.keys().isdisjoint({"data.img_size", "trainer.max_epochs", "model.optimizer", "model.lr"})
+    assert found.keys().isdisjoint({"data.img_size", "trainer.max_epochs", "model.optimizer"})
     assert 96 % found["model.fields.patch_size"] == 0
-    assert found["model.warmup_epochs"] == 0.7
+    assert (found["model.warmup_epochs"], found["model.lr"]) == (0.7, 1e-3)
+    rates = [settings(PHOTOGRAPHS, model__optimizer=name)["model.lr"] for name in ("torch.optim:SGD", "lookahead_lion")]
+    assert rates == [0.05, 3e-4]
     assert "trainer.max_epochs" not in settings(PHOTOGRAPHS, trainer__max_steps=5)
     large = settings(PHOTOGRAPHS, model__name="s24")
     assert {"model.fields.embed_dim", "model.fields.depth"}.isdisjoint(large)
@@ -300,6 +316,115 @@ def test_a_run_is_as_long_as_the_time_and_the_images_allow() -> None:
     published = settings(replace(PHOTOGRAPHS, counts={"a": 90_000, "b": 90_000}), Machine(16, 8, True))
     assert published["ema.decay"] == 0.99996
     assert "model.fields.depth" not in published
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "size", "optimizer"),
+    [
+        ("timm/resnet10t", 48, 48, None),
+        ("timm/vgg11", 28, 32, None),  # it halves five times
+        ("timm/inception_v3", 48, 96, None),  # smaller images vanish in it
+        ("timm/vit_tiny_patch16_224", 48, 96, "muon"),  # nine patches would be too few
+        ("timm/swin_tiny_patch4_window7_224", 48, 48, "muon"),
+        ("timm/resnet10t", 480, 64, None),
+        ("timm/no_such_network", 48, 224, None),
+    ],
+)
+def test_the_rules_look_at_what_a_network_is_made_of(name: str, side: int, size: int, optimizer: str | None) -> None:
+    recipe = choose(replace(PHOTOGRAPHS, side=side), TWO_CORES, {"model.name": name})
+    found = recipe.settings
+    assert (found["data.img_size"], found.get("model.optimizer")) == (size, optimizer)
+    assert found["data.mean"] == list(PHOTOGRAPHS.mean)
+    assert "weights" not in dict(recipe.lines)["size"]
+    assert not any(key.startswith("model.fields") for key in found)
+
+
+def test_weights_choose_the_size_that_they_have_seen() -> None:
+    weights = Weights("timm's", {"model.pretrained": True})
+    recipe = choose(PHOTOGRAPHS, TWO_CORES, {"model.name": "timm/resnet10t"}, weights)
+    assert recipe.settings["data.img_size"] > 64
+    assert "data.mean" not in recipe.settings
+    assert "what the weights have seen" in dict(recipe.lines)["size"]
+
+
+def test_the_measured_pace_sets_the_length_and_the_minutes_are_kept() -> None:
+    for minutes in (1, 3, 10):
+        for image, validation in ((1e-3, 1.0), (0.05, 20.0), (1e-4, 60.0)):
+            pace = Pace(image, validation, copying=5.0, start=15.0, is_measured=True)
+            recipe = choose(PHOTOGRAPHS, TWO_CORES, {}, minutes=minutes, measure=lambda _, pace=pace: pace)
+            epochs, every = (recipe.settings[f"trainer.{name}"] for name in ("max_epochs", "check_val_every_n_epoch"))
+            seconds = pace.seconds(epochs, PHOTOGRAPHS.images, epochs / every)
+            assert seconds <= 60 * minutes or epochs == 1
+            assert f"about {duration(10 * round(seconds / 10))} on 2 cores, measured" in dict(recipe.lines)["length"]
+    few, many = (settings(replace(PHOTOGRAPHS, counts={"a": 4000, "b": 4000}), minutes=minutes) for minutes in (3, 9))
+    assert many["trainer.max_epochs"] > 2.5 * few["trainer.max_epochs"]
+
+
+def test_a_trial_measures_the_run_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cait.extras.recipe.trial import measure
+
+    monkeypatch.chdir(tmp_path)
+    root = fill(tmp_path / "photos", {"a": 40, "b": 40}, size=80)
+    folder = surveyed(root)
+    quick = {"data.num_workers": 0, "trainer.accelerator": "cpu", "data.root": str(root)}
+    paces = []
+    for given in ({"model.fields.depth": 1}, {"model.fields": {"depth": 12}}):  # in either spelling
+        recipe = choose(folder, TWO_CORES, quick | given | {"data.shrink": 20, "data.copies_dir": "copies"})
+        pace = measure(recipe, folder)
+        assert pace is not None
+        paces.append(pace)
+        assert min(pace.image, pace.validation, pace.start) > 0
+    assert paces[1].image > 2 * paces[0].image
+    assert paces[0].copying > 0
+    assert [*Path("copies").rglob("*.ppm")]
+    assert measure(choose(folder, TWO_CORES, quick | {"model.optimizer": "nope"}), folder) is None
+
+
+def test_minutes_are_taken_and_wrong_ones_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = fill(tmp_path / "photos", {"a": 6, "b": 6})
+    given = ["--data.root", str(root), "--trainer.max_steps=2"]
+    chosen = arguments.replace_folder([*given, "--minutes", "10"], Program())
+    assert chosen == arguments.replace_folder(given, Program())
+    for wrong in ("0", "soon", "true"):
+        with pytest.raises(UserError, match="--minutes must be a number above 0"):
+            arguments.replace_folder([*given, f"--minutes={wrong}"], Program())
+    with pytest.raises(UserError, match="--minutes is for a folder of images"):
+        arguments.replace_folder(["--config", str(REPO / "configs/digits.yaml"), "--minutes=2"], Program())
+
+
+def test_processes_that_lightning_starts_take_the_recipe_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = str(fill(tmp_path / "photos", {"a": 6, "b": 6}))
+    monkeypatch.setenv(arguments.CHOSEN, "{}")
+    first = arguments.replace_folder(["--data.root", root, "--trainer.max_steps=2"], Program())
+    monkeypatch.setattr(arguments, "survey", None)  # nothing is looked at again
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert arguments.replace_folder(["--data.root", root, "--trainer.max_steps=2"], Program()) == first
+
+
+def test_a_network_with_batchnorm_is_as_good_in_validation_as_with_the_batches_own_statistics(
+    digits_root: Path,
+) -> None:
+    given = {"model.name": "timm/resnet10t", "model.fields": {"channels": [16, 32, 64, 64], "stem_width": 16}}
+    given |= {"data.root": str(digits_root), "data.num_workers": 0, "trainer.max_epochs": 4}
+    recipe = choose(replace(DIGITS, side=16), TWO_CORES, given)
+    data = ImageNetDataModule(**_arguments(recipe.held(), "data"))
+    of_images = dict(img_size=16, num_classes=10, mean=data.preprocessing.mean, std=data.preprocessing.std)
+    module = CaiTModule(**_arguments(recipe.held(), "model") | of_images)
+    fit = Trainer(accelerator="cpu", max_epochs=4, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    fit.fit(module, datamodule=data)
+    batches = [data.on_after_batch_transfer(batch, 0) for batch in data.val_dataloader()]
+    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    mixed = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))  # the classes come in order
+    accuracies = []
+    for training in (False, True):
+        module.model.train(training)
+        with torch.no_grad():
+            predicted = torch.cat([module(images[part]).argmax(1) for part in mixed.split(60)])
+        accuracies.append((predicted == labels[mixed]).float().mean().item())
+    assert accuracies[0] > 0.8
+    assert accuracies[0] > accuracies[1] - 0.03
 
 
 @pytest.mark.parametrize("given", ["abc", None, 0, 2.5])

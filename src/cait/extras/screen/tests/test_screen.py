@@ -157,13 +157,14 @@ def test_the_banner_says_what_will_run(
     ]
     assert lines[:3] == start
     assert "batch     64 = 1 process × 64 images" in lines
+    assert "optimizer adamw, weight decay 0.05" in lines
     assert "length    2 epochs, 44 steps; peak learning rate 0.001 = 0.008 × 64 / 512" in lines
     assert f"device    CPU, 32-true, {ON_A_CPU} attention" in lines
     assert sum("a step: about" in line for line in lines) == 1
     assert [line for line in lines if line.startswith("warning")] == [
         "warning: the warm-up takes 110 steps (--model.warmup_epochs 5), the run has 44: the learning rate only rises"
     ]
-    assert len(lines) == 10
+    assert len(lines) == 11
 
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
