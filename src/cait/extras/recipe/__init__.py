@@ -18,10 +18,6 @@ PERSONAL = ("data.copies_dir",)
 """It is written to."""
 
 
-WORDS = {"--data", "--data.root", "--from", "--minutes"}
-"""Options that may ask for a recipe. It takes the last two out."""
-
-
 @dataclass(frozen=True)
 class OwnImages:
     """What suits collections of your own.
@@ -43,16 +39,15 @@ class OwnImages:
 
 
 DATA_SETTINGS = "cait.extras.recipe:OwnImages"
-REPLACED = ("from",)
+REPLACED = ("from", "minutes")
 
 
 def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:
     """Put the recipe of a folder in front of the settings given beside it."""
     if verb != "fit" or program.module or program.data:  # the rules know the settings of the package's own classes
         return arguments
-    if {"--data", "--data.root", "--from", "--minutes"}.isdisjoint(
-        argument.partition("=")[0] for argument in arguments
-    ):
+    asking = {"--data", "--data.root", *(f"--{name}" for name in REPLACED)}
+    if asking.isdisjoint(argument.partition("=")[0] for argument in arguments):
         return arguments
     from cait.extras.recipe.arguments import replace_folder
 

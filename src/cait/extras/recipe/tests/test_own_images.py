@@ -404,8 +404,9 @@ def test_processes_that_lightning_starts_take_the_recipe_of_the_first(
 
 
 def test_a_network_with_batchnorm_is_as_good_in_validation_as_with_the_batches_own_statistics(
-    digits_root: Path,
+    digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     given = {"model.name": "timm/resnet10t", "model.fields": {"channels": [16, 32, 64, 64], "stem_width": 16}}
     given |= {"data.root": str(digits_root), "data.num_workers": 0, "trainer.max_epochs": 4}
     recipe = choose(replace(DIGITS, side=16), TWO_CORES, given)
