@@ -211,10 +211,10 @@ class CaiT(nn.Module):
         if self.config.class_token_at == 0:
             x = self.prepend_class_tokens(x)
         x = x + self.pos_embed
-        drops: list[Any] = [block.drop_path for block in self.blocks for _ in range(2)]
-        drawn = (
-            draw_samples(drops, x) if self.training else []
-        )  # for all blocks at once: the indices travel in one copy
+        drawn: list[Sample] = []
+        if self.training:  # for all blocks at once: the indices travel in one copy
+            drops: list[Any] = [block.drop_path for block in self.blocks for _ in range(2)]
+            drawn = draw_samples(drops, x)
         for i, block in enumerate(self.blocks):
             if i > 0 and i == self.config.class_token_at:
                 x = self.prepend_class_tokens(x)
