@@ -49,6 +49,7 @@ KINDS = {
     "train_pipeline": "(backend, preprocessing, augmentation) -> TrainPipeline or None, in place of timm's transform",
     "collate": "(workers, ready, size) -> what collates: each worker has so many batches ready, of so many bytes",
     "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module:Backend"}; see `cait.model.talking_heads.Backend`',
+    "STEMS": 'dict[str, str]: {"name": "module:factory"}: (CaiTConfig) -> module of images to tokens [B, N, d]',
     "STRATEGIES": 'dict[str, str]: {"name": "module:Strategy"}: strategies of the Trainer, made without arguments',
     "CHECKPOINT_FOLDERS": '"module": its read(folder, without) and is_whole(folder) serve checkpoints that are folders',
     "PROCESSES": '"module:class": the subclass of cait.run.program.Processes that connects several processes',

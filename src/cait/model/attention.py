@@ -31,8 +31,7 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(d, d * 3, bias=config.qkv_bias)
         self.proj = nn.Linear(d, d)
         if self.talking_heads:
-            self.proj_l = nn.Linear(self.num_heads, self.num_heads)
-            self.proj_w = nn.Linear(self.num_heads, self.num_heads)
+            self.proj_l, self.proj_w = (nn.Linear(self.num_heads, self.num_heads) for _ in range(2))
 
     def forward(self, x: Tensor, gamma: Tensor | None = None) -> Tensor:
         """γ · attention(x); no γ means 1."""
@@ -41,8 +40,8 @@ class SelfAttention(nn.Module):
             out = self.backends.attend(qkv, self.proj_l, self.proj_w, self.scale, self.backend)
         else:
             q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
-            mixed = self.talking_heads
-            out = merge_heads(self._weights(q, k) @ v if mixed else attend(q, k, v, self.scale, self.cosine))
+            out = self._weights(q, k) @ v if self.talking_heads else attend(q, k, v, self.scale, self.cosine)
+            out = merge_heads(out)
         return scaled_linear(self.proj, self.bias_proj(out), gamma)
 
     def maps(self, x: Tensor) -> Tensor:
@@ -71,9 +70,7 @@ class ClassAttention(nn.Module):
         self.cosine = config.attention == "cosine"
         self.queries, self.cls_in_keys = config.num_class_tokens, config.cls_in_keys
         self.bias_qkv, self.bias_proj = scalar_bias(config), scalar_bias(config)
-        self.q = nn.Linear(d, d, bias=config.qkv_bias)
-        self.k = nn.Linear(d, d, bias=config.qkv_bias)
-        self.v = nn.Linear(d, d, bias=config.qkv_bias)
+        self.q, self.k, self.v = (nn.Linear(d, d, bias=config.qkv_bias) for _ in range(3))
         self.proj = nn.Linear(d, d)
 
     def forward(self, z: Tensor, gamma: Tensor | None = None) -> Tensor:

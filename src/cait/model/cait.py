@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from cait import plugins
 from cait.errors import UserError
 from cait.model import initialization
 from cait.model.attention import ClassAttention, SelfAttention
-from cait.model.config import CaiTConfig
+from cait.model.config import CaiTConfig, stems
 from cait.model.residual import (
     DropPath,
     Sample,
@@ -36,9 +37,9 @@ from cait.model.talking_heads import Backends, known_backend
 class PatchEmbed(nn.Module):
     """Cut the image into patches and project each: [B, C, H, W] to [B, N, d]."""
 
-    def __init__(self, in_chans: int, patch_size: int, embed_dim: int) -> None:
+    def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(in_chans, embed_dim, kernel_size=patch_size, stride=patch_size)
+        self.proj = nn.Conv2d(config.in_chans, config.embed_dim, config.patch_size, stride=config.patch_size)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.proj(x).flatten(2).transpose(1, 2).contiguous()
@@ -78,8 +79,7 @@ class Block(nn.Module):
 
     def __init__(self, config: CaiTConfig, attn: nn.Module, drop_path_rate: float, scaled: bool = True) -> None:
         super().__init__()
-        self.gamma_1 = residual_scale(config) if scaled else None
-        self.gamma_2 = residual_scale(config) if scaled else None
+        self.gamma_1, self.gamma_2 = (residual_scale(config) if scaled else None for _ in range(2))
         self.norm1 = norm_layer(config)
         self.attn = attn
         self.drop_path = DropPath(drop_path_rate, config.drop_path_mode if config.residual != "none" else "mask")
@@ -181,7 +181,7 @@ class CaiT(nn.Module):
         # A class token that is there from the first block on has a position too, as in DeiT.
         positions = config.num_patches + (config.num_class_tokens if config.class_token_at == 0 else 0)
         self.pos_embed = nn.Parameter(torch.zeros(1, positions, d))
-        self.patch_embed = PatchEmbed(config.in_chans, config.patch_size, d)
+        self.patch_embed = plugins.load(stems()[config.stem])(config)
         rates, backends = drop_path_rates(config), Backends()
         self.blocks = nn.Sequential(*(SelfAttentionBlock(config, rate, backends) for rate in rates))
         self.blocks_token_only = nn.ModuleList(ClassAttentionBlock(config) for _ in range(config.depth_token_only))
@@ -242,9 +242,7 @@ class CaiT(nn.Module):
 
     def class_tokens(self) -> Tensor:
         """The class token and the distillation token where there is one, [1, T, d]."""
-        if not self.config.distillation_token:
-            return self.cls_token
-        return torch.cat((self.cls_token, self.dist_token), dim=1)
+        return torch.cat((self.cls_token, self.dist_token), dim=1) if self.config.distillation_token else self.cls_token
 
     def prepend_class_tokens(self, x: Tensor) -> Tensor:
         """[B, N, d] to [B, T + N, d]"""

@@ -26,6 +26,8 @@ class CaiTConfig:
     img_size: int = 224
     patch_size: int = 16
     in_chans: int = 3
+    stem: str = "patch"
+    """What makes tokens of images: the paper's projection of patches, or a stem that an extra adds."""
     num_classes: int = 1000
     embed_dim: int = 192
     depth: int = 24
@@ -73,6 +75,8 @@ class CaiTConfig:
             _check(field.name, getattr(self, field.name), hints[field.name])
         if self.img_size % self.patch_size:
             raise UserError(f"img_size {self.img_size} is not a multiple of patch_size {self.patch_size}")
+        if self.stem not in stems():
+            raise UserError(f"stem must be one of {', '.join(stems())}, got {self.stem!r}")
         if self.embed_dim % self.num_heads:
             raise UserError(f"embed_dim {self.embed_dim} is not a multiple of num_heads {self.num_heads}")
         if not 0.0 <= self.drop_path_rate < 1.0:
@@ -127,6 +131,11 @@ def _is_number(value: object) -> bool:
 def attention_backends() -> list[str]:
     """The values of `attention_backend`: the core's, then those of extras."""
     return ["auto", "reference", *plugins.merged("ATTENTION_BACKENDS")]
+
+
+def stems() -> dict[str, str]:
+    """The values of `stem`, each with what is called with the configuration: the core's, then those of extras."""
+    return {"patch": "cait.model.cait:PatchEmbed"} | plugins.merged("STEMS")
 
 
 # XXS-36 is the one exception to the rule for ε: the released code and weights use 1e-5.

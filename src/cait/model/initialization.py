@@ -63,15 +63,17 @@ def scale_as_t_fixup(blocks: list[Any]) -> None:
 
 def _linear_layers(blocks: list[Any]) -> list[tuple[str, nn.Linear]]:
     """The linear layers of each block by their name in it."""
-    named = (pair for block in blocks for pair in block.named_modules())
-    return [(name, layer) for name, layer in named if isinstance(layer, nn.Linear)]
+    return [pair for block in blocks for pair in block.named_modules() if isinstance(pair[1], nn.Linear)]
 
 
 def fit(state: dict[str, Tensor], network: Any) -> list[str]:
     """Fit weights to a CaiT, in place: their resolution, and whether they have a distillation token.
 
-    Returns a line for each change. Raises UserError if the positions do not form a square grid.
+    Returns a line for each change. Raises UserError for another stem, or if the positions form no square grid.
     """
+    stems = [{key for key in side if key.startswith("patch_embed.")} for side in (state, network.state_dict())]
+    if stems[0] and stems[0] != stems[1]:
+        raise UserError(f"its stem or patch_size is another; this one's stem is {network.config.stem}")
     notes, after = _fit_distillation_token(state, network), network.pos_embed
     before = state.get("pos_embed")
     # A class token with a position of its own (class_token_at 0) is no part of the grid.

@@ -19,7 +19,7 @@ from cait.extras.recipe.anatomy import Anatomy, look
 from cait.extras.recipe.duration import COPIES, MINUTES, Machine, Pace, Work, copied, gmacs, xxs24
 from cait.extras.recipe.survey import Survey
 from cait.extras.recipe.weights import Weights
-from cait.model.config import VARIANTS
+from cait.model.config import VARIANTS, stems
 
 SLOW = "twice the size takes four times as long"
 SMALL = 64
@@ -238,7 +238,8 @@ def halved(folder: Survey, recipe: Recipe, size: int) -> int | None:
 def network(work: Work, recipe: Recipe, size: int, anatomy: Anatomy | None) -> float:
     """CaiT, shallow and wide for so little data: four blocks learn faster than 24. Returns its cost in GMACs an image.
 
-    LayerScale starts at 1: it is there for depth, and four blocks are not deep. Patches grow until enough epochs fit.
+    LayerScale starts at 1: it is there for depth, and four blocks are not deep. On a CPU a convolutional stem takes the
+    place of one block, see conv_stem/benchmark.md. Patches grow until enough epochs fit.
     """
     gpus = work.machine.gpus
     name = recipe.take("model.name", "xxs24")
@@ -246,24 +247,27 @@ def network(work: Work, recipe: Recipe, size: int, anatomy: Anatomy | None) -> f
         return anatomy.gmacs if anatomy else xxs24(size)
     if name == "xxs24":
         width = recipe.number("model.fields.embed_dim", 192 if gpus else 128)
-        depth = recipe.number("model.fields.depth", 12 if gpus else 4)
+        conv = not gpus and "conv" in stems() and recipe.take("model.fields.stem", "conv") == "conv"
+        depth = recipe.number("model.fields.depth", 12 if gpus else 3 if conv else 4)
         recipe.take("model.fields.num_heads", 4)
         if not gpus:
             recipe.take("model.fields.layer_scale_init", 1.0)
         recipe.take("model.drop_path_rate", 0.1 if gpus else 0.0)
     else:
         width = recipe.get("model.fields.embed_dim", VARIANTS[name]["embed_dim"])
-        depth = recipe.get("model.fields.depth", VARIANTS[name]["depth"])
+        depth, conv = recipe.get("model.fields.depth", VARIANTS[name]["depth"]), False
     whole = [patch for patch in range(1, size + 1) if size % patch == 0]
     possible = [patch for patch in whole if 4 <= size // patch <= (16 if gpus else 10)] or whole[-1:]
-    epochs = [work.epochs(gmacs(size, patch, width, depth)) for patch in possible]
+    layers = depth + conv  # convolutions take the time of a block
+    epochs = [work.epochs(gmacs(size, patch, width, layers)) for patch in possible]
     # If reading the images takes the time, larger patches save none.
     enough = min(25, 0.8 * epochs[-1])
     fitting = next(patch for patch, count in zip(possible, epochs, strict=True) if count >= enough)
     patch = recipe.number("model.fields.patch_size", fitting)
     count = (size // patch) ** 2
-    recipe.note("network", f"CaiT of {depth} blocks, {width} wide, {count} patches of {patch} × {patch} pixels")
-    return gmacs(size, patch, width, depth)
+    after = " after convolutions, which are not the paper's" if conv else ""
+    recipe.note("network", f"CaiT of {depth} blocks, {width} wide, {count} patches of {patch} × {patch} pixels{after}")
+    return gmacs(size, patch, width, layers)
 
 
 def augment(folder: Survey, recipe: Recipe) -> None:

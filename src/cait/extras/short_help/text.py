@@ -16,7 +16,7 @@ import cait
 from cait import plugins
 from cait.cli.options import SETTINGS
 from cait.errors import UserError
-from cait.model.config import VARIANTS, CaiTConfig, attention_backends
+from cait.model.config import VARIANTS, CaiTConfig, attention_backends, stems
 from cait.settings import documented, sentences
 
 HEAD = """\
@@ -126,7 +126,7 @@ def fields() -> str:
         if field.name in ("img_size", "num_classes", "drop_path_rate"):
             continue  # settings of their own
         hint = hints[field.name]
-        values = attention_backends() if field.name == "attention_backend" else get_args(hint)
+        values = {"attention_backend": attention_backends(), "stem": list(stems())}.get(field.name, get_args(hint))
         choices = " | ".join(map(str, values)) if hint is str or get_origin(hint) is Literal else ""
         kind = choices or (hint.__name__ if isinstance(hint, type) else str(hint).replace("None", "null"))
         default = json.dumps(field.default).strip('"')

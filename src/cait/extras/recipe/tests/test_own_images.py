@@ -36,6 +36,7 @@ from cait.extras.recipe.rules import choose
 from cait.extras.recipe.survey import Survey, left_out, survey
 from cait.extras.recipe.trial import _arguments
 from cait.extras.recipe.weights import Weights
+from cait.model.config import stems
 from cait.run.program import Program
 from cait.train.losses import LossSettings
 from cait.train.metrics import EvalMetrics
@@ -304,6 +305,18 @@ def test_what_is_given_wins_and_the_rules_go_on_from_it() -> None:
     large = settings(PHOTOGRAPHS, model__name="s24")
     assert {"model.fields.embed_dim", "model.fields.depth"}.isdisjoint(large)
     assert not any(key.startswith("model.fields") for key in settings(PHOTOGRAPHS, model__name="timm/resnet18"))
+
+
+def test_on_a_cpu_a_convolutional_stem_takes_the_place_of_a_block() -> None:
+    shapes = [
+        (found.get("model.fields.stem"), found["model.fields.depth"])
+        for found in (
+            settings(PHOTOGRAPHS),
+            settings(PHOTOGRAPHS, model__fields__stem="patch"),
+            settings(PHOTOGRAPHS, Machine(16, 1, True)),
+        )
+    ]
+    assert shapes == [("conv", 3) if "conv" in stems() else (None, 4), (None, 4), (None, 12)]
 
 
 def test_a_run_is_as_long_as_the_time_and_the_images_allow() -> None:

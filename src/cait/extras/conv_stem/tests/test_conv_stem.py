@@ -1,0 +1,166 @@
+"""The convolutional stem: its shapes, the paper's and timm's for the same weights, and all that handles a network."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import timm.models.xcit
+import torch
+from harness import SMALL, Cait
+from networks import step
+from torch import nn
+
+import cait
+from cait.errors import UserError
+from cait.extras.gmacs import forward_gmacs
+from cait.model import network
+from cait.model.cait import CaiT
+from cait.model.formats import export
+from cait.model.weights import load_pretrained, load_weights
+from cait.train.optim import param_groups
+
+FIELDS = dict(embed_dim=32, depth=2, num_heads=2, layer_scale_init=1.0)
+
+
+def conv_cait(img_size: int = 32, patch_size: int = 8, stem: str = "conv", **fields: object) -> CaiT:
+    torch.manual_seed(0)
+    return cait.create_model("xxs24", img_size, 5, 0.1, stem=stem, patch_size=patch_size, **{**FIELDS, **fields})
+
+
+@pytest.mark.parametrize(
+    ("img_size", "patch_size"),
+    [(16, 4), (28, 4), (28, 7), (28, 14), (36, 6), (24, 12), (64, 8), (64, 16), (20, 5), (4, 1), (30, 10), (9, 9)],
+)
+def test_any_patch_size_gives_as_many_tokens_as_the_patches(img_size: int, patch_size: int) -> None:
+    images = torch.randn(2, 1, img_size, img_size)
+    model, patches = (conv_cait(img_size, patch_size, stem, in_chans=1) for stem in ("conv", "patch"))
+    assert model.patch_embed(images).shape == patches.patch_embed(images).shape == (2, model.config.num_patches, 32)
+    step(model, images, 0)
+    assert all(p.grad.abs().sum() > 0 for p in model.patch_embed.parameters())
+
+
+def test_it_is_the_papers_stack_of_convolutions() -> None:
+    """Section 4: 3×3 of stride 2 with norm and ReLU, doubling channels, then 1×1 to the width of the blocks."""
+    stem = conv_cait(64, 16, embed_dim=64).patch_embed
+    expected, before = nn.Sequential(), 3
+    for width in (8, 16, 32, 64):
+        expected.extend([nn.Conv2d(before, width, 3, 2, 1, bias=False), nn.GroupNorm(8, width, 1e-6), nn.ReLU()])
+        before = width
+    expected.append(nn.Conv2d(64, 64, 1))
+    expected.load_state_dict(dict(zip(expected.state_dict(), stem.state_dict().values(), strict=True)))
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.equal(stem(images), expected(images).flatten(2).transpose(1, 2))
+
+
+@pytest.mark.parametrize("patch_size", [8, 16])
+def test_its_convolutions_are_those_of_timms_xcit(patch_size: int) -> None:
+    """XCiT has them without the ReLU and the projection at the end, and with batch norm."""
+    stem = conv_cait(64, patch_size, embed_dim=64).patch_embed
+    theirs = timm.models.xcit.ConvPatchEmbed(64, patch_size, embed_dim=64, act_layer=nn.ReLU).eval()
+    convs = [[m for m in part.modules() if isinstance(m, nn.Conv2d)] for part in (stem.layers, theirs)]
+    for ours, their in zip(*convs, strict=True):
+        their.load_state_dict(ours.state_dict())
+    for part, kind in ((stem.layers, nn.GroupNorm), (theirs, nn.BatchNorm2d)):
+        for name, module in list(part.named_modules()):
+            if isinstance(module, kind):
+                part.set_submodule(name, nn.Identity())
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(stem.layers(images).flatten(2).transpose(1, 2), theirs(images)[0].relu())
+
+
+def test_its_parameters_are_of_the_lowest_layer_and_only_its_convolutions_decay() -> None:
+    model = conv_cait()
+    depth = model.group_matcher()
+    assert {depth(name) for name, _ in model.named_parameters() if name.startswith("patch_embed")} == {0}
+    free, decayed = (group["params"] for group in param_groups(model, 0.05))
+    for parameter in model.patch_embed.parameters():
+        assert any(parameter is other for other in (decayed if parameter.ndim == 4 else free))
+    assert len(network.blocks(model)) == 2 + 2  # fsdp2 and the monitor take these for the blocks
+
+
+def test_its_multiplications_are_counted() -> None:
+    by_hand = 3 * 9 * 8 * 16**2 + 8 * 9 * 16 * 8**2 + 16 * 9 * 32 * 4**2 + 32 * 32 * 4**2
+    both = [forward_gmacs(conv_cait(stem=stem), (3, 32, 32)) for stem in ("conv", "patch")]
+    assert both[0] - both[1] == pytest.approx((by_hand - 3 * 8 * 8 * 32 * 4**2) / 1e9)
+
+
+def test_activations_computed_again_give_the_same_gradients() -> None:
+    model, images = conv_cait(), torch.randn(4, 3, 32, 32)
+    again = copy.deepcopy(model)
+    again.grad_checkpointing = True
+    for one, other in zip(step(model, images, 1), step(again, images, 1), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_its_weights_fit_another_resolution_and_no_other_stem(tmp_path: Path) -> None:
+    model, path = conv_cait(), tmp_path / "conv.pth"
+    torch.save(model.state_dict(), path)
+    larger = conv_cait(48)
+    assert load_weights(larger, path) == ["positions resized from 16 to 36 patches"]
+    for name, weight in model.patch_embed.state_dict().items():
+        assert torch.equal(larger.patch_embed.state_dict()[name], weight)
+    for other, stem in ((conv_cait(stem="patch"), "patch"), (conv_cait(patch_size=4), "conv")):
+        with pytest.raises(UserError, match=f"its stem or patch_size is another; this one's stem is {stem}"):
+            load_weights(other, path)
+    torch.save(conv_cait(stem="patch").state_dict(), path)
+    with pytest.raises(UserError, match="its stem or patch_size is another; this one's stem is conv"):
+        load_weights(model, path)
+    with pytest.raises(UserError, match="published weights of xxs24 have stem patch, the model has conv"):
+        load_pretrained(cait.create_model("xxs24", stem="conv"), "xxs24")
+
+
+def test_an_unknown_stem_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UserError, match="stem must be one of patch, conv, got 'cnv'"):
+        conv_cait(stem="cnv")
+
+
+@pytest.mark.parametrize("format", ["torch_export", "onnx"])
+def test_it_is_exported(format: str, tmp_path: Path) -> None:
+    if format == "onnx":
+        pytest.importorskip("onnxruntime")
+    model = conv_cait(28, 14)
+    assert export(model, tmp_path / f"out{'.pt2' if format == 'torch_export' else '.onnx'}", format).files
+
+
+@pytest.mark.parametrize("format", ["timm", "release"])
+def test_formats_without_it_say_so(format: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="have no CaiT of stem conv, only of patch; torch_export takes any network"):
+        export(conv_cait(), tmp_path / ("out" if format == "timm" else "out.pth"), format)
+
+
+STOP = """
+from pathlib import Path
+
+from lightning.pytorch import Callback
+
+
+class Stop(Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = not Path("stopped").exists()
+        Path("stopped").touch()
+"""
+"""Ends the first run after its first epoch."""
+
+
+def test_a_run_trains_resumes_scores_and_is_monitored(cait: Cait, tmp_path: Path) -> None:
+    """A resumed run ends with the same bits: the stem keeps nothing that a checkpoint does not hold."""
+    (tmp_path / "stop.py").write_text(STOP)
+    settings = [*SMALL, "--model.fields.stem=conv", "--ema.decay=0.9", "--trainer.limit_train_batches=3"]
+    for arguments in (
+        ["fit", *settings, "--run_name=half", "--trainer.max_epochs=2", "--trainer.callbacks+=stop.Stop"],
+        ["resume", "half"],
+        ["fit", *settings, "--run_name=whole", "--trainer.max_epochs=2", "--monitor.every_n_steps=2"],
+        ["eval", "whole"],
+    ):
+        done = cait(*arguments)
+        assert done.returncode == 0, done.stderr
+    half, whole = (
+        torch.load(tmp_path / f"logs/{run}/checkpoints/last.ckpt", weights_only=True) for run in ("half", "whole")
+    )
+    assert (tmp_path / "stopped").exists()
+    assert half["global_step"] == whole["global_step"] == 6
+    assert any("patch_embed.layers" in key for key in half["state_dict"])
+    for key, weight in whole["state_dict"].items():
+        assert torch.equal(weight, half["state_dict"][key]), key
