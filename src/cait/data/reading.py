@@ -112,9 +112,8 @@ def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Ima
 
 def reason_of(error: Exception) -> str:
     """Why a file cannot be read; of a failing disk, on which machine: the others may read the same file well."""
-    if not (isinstance(error, OSError) and error.strerror):
-        return str(error)
-    return f"{error.strerror} on {socket.gethostname()}" if error.errno in FAILING else error.strerror
+    reason = getattr(error, "strerror", None) or str(error)
+    return f"{reason} on {socket.gethostname()}" if getattr(error, "errno", None) in FAILING else reason
 
 
 def orientation(image: Image.Image) -> int:
