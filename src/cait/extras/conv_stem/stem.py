@@ -6,15 +6,13 @@ from torch import Tensor, nn
 
 from cait.model.config import CaiTConfig
 
-GROUPS = 8
-
 
 class ConvStem(nn.Module):
     """Images [B, C, H, W] to tokens [B, N, d]: 3×3 convolutions that halve the sides, and a projection to d channels.
 
     patch_size is 2^k · f with f odd. There are k convolutions, whose channels double up to d, and the projection is f×f
     with stride f: 1×1 for a power of two, as in the paper. An odd patch_size has one convolution of d / 4 channels,
-    which keeps the sides. Group norm stands in place of the paper's batch norm: see README.md.
+    which keeps the sides. Batch norm and ReLU follow each convolution.
     """
 
     def __init__(self, config: CaiTConfig) -> None:
@@ -27,13 +25,9 @@ class ConvStem(nn.Module):
         widths = [d // 2**k for k in reversed(range(len(strides)))] if strides else [d // 4]
         layers, channels = list[nn.Module](), config.in_chans
         for width, stride in zip(widths, strides or [1], strict=True):
-            width = max(GROUPS, width // GROUPS * GROUPS)
-            layers += [
-                nn.Conv2d(channels, width, 3, stride, padding=1, bias=False),
-                nn.GroupNorm(GROUPS, width, eps=1e-6),
-                nn.ReLU(),
-            ]
-            channels = width
+            convolution = nn.Conv2d(channels, max(1, width), 3, stride, padding=1, bias=False)
+            channels = convolution.out_channels
+            layers += [convolution, nn.BatchNorm2d(channels), nn.ReLU()]
         self.layers = nn.Sequential(*layers)
         self.project = nn.Conv2d(channels, d, factor, stride=factor)
 

@@ -285,6 +285,7 @@ def augment(folder: Survey, recipe: Recipe) -> None:
     recipe.take("data.auto_augment", None if gently else "rand-m6-mstd0.5-inc1")
     recipe.take("data.scale", [0.7, 1.0] if gently else [0.35, 1.0])
     recipe.take("data.mix_prob", 0.2 if gently else 0.3)
+    recipe.take("model.label_smoothing", 0.1)
     done = ["crops", "mirror"] if mirror else ["crops"]
     done += ["a little Mixup"] if gently else ["RandAugment", "some Mixup"]
     why = ", because few images are drawn often" if folder.grey and not gently else ""

@@ -46,7 +46,7 @@ def test_it_is_the_papers_stack_of_convolutions() -> None:
     stem = conv_cait(64, 16, embed_dim=64).patch_embed
     expected, before = nn.Sequential(), 3
     for width in (8, 16, 32, 64):
-        expected.extend([nn.Conv2d(before, width, 3, 2, 1, bias=False), nn.GroupNorm(8, width, 1e-6), nn.ReLU()])
+        expected.extend([nn.Conv2d(before, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()])
         before = width
     expected.append(nn.Conv2d(64, 64, 1))
     expected.load_state_dict(dict(zip(expected.state_dict(), stem.state_dict().values(), strict=True)))
@@ -56,18 +56,17 @@ def test_it_is_the_papers_stack_of_convolutions() -> None:
 
 @pytest.mark.parametrize("patch_size", [8, 16])
 def test_its_convolutions_are_those_of_timms_xcit(patch_size: int) -> None:
-    """XCiT has them without the ReLU and the projection at the end, and with batch norm."""
+    """XCiT has them without the ReLU and the projection at the end."""
     stem = conv_cait(64, patch_size, embed_dim=64).patch_embed
-    theirs = timm.models.xcit.ConvPatchEmbed(64, patch_size, embed_dim=64, act_layer=nn.ReLU).eval()
-    convs = [[m for m in part.modules() if isinstance(m, nn.Conv2d)] for part in (stem.layers, theirs)]
-    for ours, their in zip(*convs, strict=True):
+    theirs = timm.models.xcit.ConvPatchEmbed(64, patch_size, embed_dim=64, act_layer=nn.ReLU)
+    kinds = nn.Conv2d, nn.BatchNorm2d
+    layers = [[m for m in part.modules() if isinstance(m, kinds)] for part in (stem.layers, theirs)]
+    for ours, their in zip(*layers, strict=True):
         their.load_state_dict(ours.state_dict())
-    for part, kind in ((stem.layers, nn.GroupNorm), (theirs, nn.BatchNorm2d)):
-        for name, module in list(part.named_modules()):
-            if isinstance(module, kind):
-                part.set_submodule(name, nn.Identity())
     images = torch.randn(2, 3, 64, 64)
-    torch.testing.assert_close(stem.layers(images).flatten(2).transpose(1, 2), theirs(images)[0].relu())
+    for training in (True, False):  # in evaluation with the statistics of the pass before
+        ours, their = stem.train(training).layers(images), theirs.train(training)(images)[0]
+        torch.testing.assert_close(ours.flatten(2).transpose(1, 2), their.relu())
 
 
 def test_its_parameters_are_of_the_lowest_layer_and_only_its_convolutions_decay() -> None:
