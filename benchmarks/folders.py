@@ -39,7 +39,7 @@ kana of `val` are of unseen families. Surfaces are classes by the first word of 
 people.
 """
 
-# ruff: noqa: SIM905: long lists read better as words
+# ruff: noqa: SIM905
 from __future__ import annotations
 
 import argparse
