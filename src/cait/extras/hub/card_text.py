@@ -12,6 +12,7 @@ import yaml
 import cait
 from cait.data.source import SplitSource, open_source
 from cait.errors import UserError
+from cait.plugins import Results
 
 PLACES = (
     *("root", "data_dir", "copies_dir", "val_list", "predict_root"),
@@ -49,6 +50,7 @@ def text(
     data_state: Mapping[str, Any],
     images: Sequence[str],
     license: str | None = None,
+    tables: Sequence[Results] = (),
 ) -> str:
     """The card, with the metadata of the Hub in front.
 
@@ -60,6 +62,7 @@ def text(
         data_state: what the checkpoint says of the data.
         images: files of CURVES and RELIABILITY that lie beside the card.
         license: identifier of the Hub; None leaves it out.
+        tables: what extras compare the run with.
     """
     parts = [
         f"---\n{_metadata(repo, scores, config, license)}\n---",
@@ -70,6 +73,7 @@ def text(
         "## Results",
         *_results(scores, about),
         *([f"![Reliability diagram]({RELIABILITY})"] if RELIABILITY in images else []),
+        *(part for table in tables for part in _compared(table)),
         "## Use",
         *_use(repo, config["data"], about["class_names"]),
         "It answers any image with one of its classes. " + _thresholds(scores),
@@ -123,6 +127,15 @@ def _results(scores: Mapping[str, Any], about: Mapping[str, Any]) -> Iterator[st
     weak = sorted((share, name) for name, share in scores["per_class"].items() if share is not None and share < 100)
     if weak:
         yield "Weakest classes: " + ", ".join(f"{_cell(name)} ({share:.1f} %)" for share, name in weak[:WEAKEST]) + "."
+
+
+def _compared(table: Results) -> Iterator[str]:
+    """What an extra compares the run with."""
+    rows = [table.head, ["---"] * len(table.head), *(map(_cell, row) for row in table.rows)]
+    yield f"### {table.title}"
+    yield "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    if table.note:
+        yield f"{_cell(table.note)}."
 
 
 def _use(repo: str, data: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:

@@ -86,6 +86,8 @@ def _chosen(root: Path, given: dict[str, Any], weights: Weights | None, program:
     source.prepare()
     folder = survey(source.train, source.val, source.class_names, group(Reading, data))
     recipe = choose(folder, this_machine(given), given, weights)
+    for name, value in plugins.merged("RECIPE_SETTINGS").items():
+        recipe.take(name, value)
     with contextlib.redirect_stdout(sys.stderr if "print_config" in given else sys.stdout):
         _report(source, folder, recipe)
     words = program.processes.agree(json.dumps(recipe.settings))  # shares of the cores may differ

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cait import disk
+from cait import disk, plugins
 from cait.cli.loading import Loaded
 from cait.data.dataset import channels_last
 from cait.data.folder import scan_flat
@@ -48,6 +48,7 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
     parts = [("Images", _images(loaded, given, output))]
     if folder is not None:
         parts.append(("Curves", _curves(folder)))
+        parts += [(table.title, _compared(table)) for table in plugins.results(folder)]
     if folder is not None and not given.no_validation:
         parts += _mistakes(loaded, facts)
     html = page.page(f"{given.source}: what the network sees", [*facts, ("command", command)], parts)
@@ -159,6 +160,10 @@ def _curves(folder: Path) -> str:
         return page.embed(curves.draw({folder.name: curves.read(folder)}), "curves")
     except UserError as error:
         return page.paragraph(str(error))
+
+
+def _compared(table: plugins.Results) -> str:
+    return page.table(table.head, table.rows) + (page.paragraph(f"{table.note}.") if table.note else "")
 
 
 def _mistakes(loaded: Loaded, facts: list[tuple[str, str]]) -> list[tuple[str, str]]:
