@@ -27,6 +27,7 @@ FOLDER = Path(__file__).parent / "extras"
 KINDS = {
     "VERBS": "dict[str, Verb]: verbs of `cait` by name",
     "SETTINGS": "list[Setting]: settings of `cait fit` or of other verbs that train or score",
+    "RECIPE_SETTINGS": "dict[str, Any]: settings of extras that a recipe chosen for a folder takes",
     "CALLBACK_SETTINGS": 'dict[str, str]: {"name": "module:Callback"}; the class\'s arguments are --name.ARGUMENT',
     "DATA_SETTINGS": '"module:Group": a dataclass whose fields become settings of the data module, see cait.settings',
     "MOVED": "dict[str, str]: modules of earlier versions and where they are now, for the class paths of saved runs",
@@ -54,6 +55,7 @@ KINDS = {
     "CHECKPOINT_FOLDERS": '"module": its read(folder, without) and is_whole(folder) serve checkpoints that are folders',
     "PROCESSES": '"module:class": the subclass of cait.run.program.Processes that connects several processes',
     "figures": "(folder) -> dict[str, Figure]: figures of a run for `cait plot`; a UserError says why there are none",
+    "results": "(folder) -> Results or None: what a run is compared with, for its summary, its card and its page",
     "suggest": "(run) -> list[(what, command)]: what to type after training, for the summary",
     "SCORES": "Sequence[str]: names of scores in evaluation.json, which no metric of the user's own may have",
     "scorers": "(scoring) -> Scorer: what `cait eval` counts beyond loss and accuracy; see cait.cli.evaluate",
@@ -98,6 +100,23 @@ class Setting:
     default: Any
     help: str
     verbs: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Results:
+    """A table beside a run's own scores.
+
+    Args:
+        title: its heading.
+        head: names of the columns.
+        rows: cells in words, as many as `head`; the last one is the figure.
+        note: a sentence about them, or empty.
+    """
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -180,6 +199,11 @@ def merged(kind: str) -> dict[str, Any]:
 def settings() -> list[Setting]:
     """The settings that extras add to verbs."""
     return [setting for added in of_kind("SETTINGS") for setting in added]
+
+
+def results(folder: Path) -> list[Results]:
+    """The tables that extras have about a run."""
+    return [table for read in of_kind("results") if (table := read(folder))]
 
 
 def personal() -> set[str]:

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from cait import ckpt, disk
+from cait import ckpt, disk, plugins
 from cait.cli import saved
 from cait.cli.options import Options, check_folder, named_run
 from cait.errors import UserError, did_you_mean, one_line
@@ -96,7 +96,9 @@ def write(folder: Path, output: Path, repo: str, ema: bool, license: str | None,
     output.mkdir(parents=True, exist_ok=True)
     images = _images(folder, output)
     names = [image.name for image in images]
-    text = card_text.text(repo, about["ema" if ema else "raw"], about, config, state, names, license)
+    text = card_text.text(
+        repo, about["ema" if ema else "raw"], about, config, state, names, license, plugins.results(folder)
+    )
     with disk.whole(output / README) as beside:
         beside.write_text(text, encoding="utf-8")
     return [output / README, *images]

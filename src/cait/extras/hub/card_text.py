@@ -13,6 +13,7 @@ import cait
 from cait.data.source import SplitSource, open_source
 from cait.errors import UserError
 from cait.extras.network_name import network_name
+from cait.plugins import Results
 
 PLACES = (
     *("root", "data_dir", "copies_dir", "val_list", "predict_root"),
@@ -50,6 +51,7 @@ def text(
     data_state: Mapping[str, Any],
     images: Sequence[str],
     license: str | None = None,
+    tables: Sequence[Results] = (),
 ) -> str:
     """The card, with the metadata of the Hub in front.
 
@@ -61,6 +63,7 @@ def text(
         data_state: what the checkpoint says of the data.
         images: files of CURVES and RELIABILITY that lie beside the card.
         license: identifier of the Hub; None leaves it out.
+        tables: what extras compare the run with.
     """
     network = network_name(about["model"], config["model"].get("fields"))
     parts = [
@@ -72,6 +75,7 @@ def text(
         "## Results",
         *_results(scores, about),
         *([f"![Reliability diagram]({RELIABILITY})"] if RELIABILITY in images else []),
+        *(part for table in tables for part in _compared(table)),
         "## Use",
         *_use(repo, config["data"], about["class_names"]),
         "It answers any image with one of its classes. " + _thresholds(scores),
@@ -125,6 +129,15 @@ def _results(scores: Mapping[str, Any], about: Mapping[str, Any]) -> Iterator[st
     weak = sorted((share, name) for name, share in scores["per_class"].items() if share is not None and share < 100)
     if weak:
         yield "Weakest classes: " + ", ".join(f"{_cell(name)} ({share:.1f} %)" for share, name in weak[:WEAKEST]) + "."
+
+
+def _compared(table: Results) -> Iterator[str]:
+    """What an extra compares the run with."""
+    rows = [table.head, ["---"] * len(table.head), *(map(_cell, row) for row in table.rows)]
+    yield f"### {table.title}"
+    yield "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    if table.note:
+        yield f"{_cell(table.note)}."
 
 
 def _use(repo: str, data: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:

@@ -117,6 +117,8 @@ def _chosen(
         return Pace(**json.loads(pace)) if json.loads(pace) else None
 
     recipe = choose(folder, duration.this_machine(given), given, weights, minutes, measured)
+    for name, value in plugins.merged("RECIPE_SETTINGS").items():
+        recipe.take(name, value)
     with contextlib.redirect_stdout(sys.stderr if "print_config" in given else sys.stdout):
         _report(source, folder, recipe)
     words = program.processes.agree(json.dumps(recipe.settings))  # shares of the cores may differ

@@ -56,6 +56,9 @@ class RunSummary(Callback):
                 per_cent = callback.metric.split("/")[-1] in ("acc1", "acc5", "acc1_macro")
                 shown = f"{score:.2f} %" if per_cent else f"{score:.4f}"
                 rows.append(("best", f"{callback.monitor} {shown}   {checkpoints / rundir.BEST}"))
+        for table in plugins.results(self.run_dir):
+            rows += [(what, f"{figure}   {', '.join(words)}") for what, *words, figure in table.rows]
+            rows += [("note", table.note)] if table.note else []
         if missed := never_right(trainer, pl_module):
             rows.append(("never right", missed))
         if (checkpoints / rundir.LAST).exists():

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cait import disk
+from cait import disk, plugins
 from cait.cli import saved
 from cait.cli.loading import Loaded
 from cait.data.dataset import channels_last
@@ -55,6 +55,7 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
     parts = [("Attention maps", _images(loaded, given, output))]
     if folder is not None:
         parts.append(("Curves", _curves(folder)))
+        parts += [(table.title, _compared(table)) for table in plugins.results(folder)]
     if folder is not None and not given.no_validation:
         parts = _mistakes(loaded, facts) + parts  # what is wrong comes first
     html = page.page(f"{given.source}: what the network sees", [*facts, ("command", command)], parts)
@@ -186,6 +187,10 @@ def _about_training(settings: Mapping[str, Any]) -> str:
     mixed = f", mixed by {' and '.join(strengths)} in {share:.0%} of the batches" if strengths and share else ""
     lower = "; so train accuracy can be below validation accuracy" if mixed else ""
     return f"Training is measured on single batches of augmented images{mixed}{lower}. The line is their running mean."
+
+
+def _compared(table: plugins.Results) -> str:
+    return page.table(table.head, table.rows) + (page.paragraph(f"{table.note}.") if table.note else "")
 
 
 def _mistakes(loaded: Loaded, facts: list[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -24,6 +24,7 @@ from PIL import Image
 from cait import ckpt, plugins
 from cait.cli import main
 from cait.extras.hub import card_text
+from cait.plugins import Results
 
 TOKEN = "hf_test"
 
@@ -333,3 +334,12 @@ def test_a_run_that_was_not_scored_has_no_card(scored: Path, capfd: pytest.Captu
 )
 def test_a_path_of_this_machine_is_private_and_the_name_of_a_set_is_not(root: str, name: str) -> None:
     assert card_text._data_name({"data": {"root": root}}) == name
+
+
+def test_the_card_has_the_tables_of_other_extras() -> None:
+    table = Results("Baselines", ("", "how", "top-1"), [("a|b", "*so*", "62.50 %")], "a|b is better")
+    assert list(card_text._compared(table)) == [
+        "### Baselines",
+        "|  | how | top-1 |\n| --- | --- | --- |\n| a\\|b | \\*so\\* | 62.50 % |",
+        "a\\|b is better.",
+    ]

@@ -1,0 +1,61 @@
+"""baselines.json of a run: read, as a table, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from cait.plugins import Results, Run
+
+FILE = "baselines.json"
+STRONGER = "timm/resnet10t"
+"""A network that learns faster than CaiT from few images."""
+UNITS = {"acc1": "top-1", "acc1_macro": "mean of the classes"}
+Scores = dict[str, Any]
+
+
+def read(folder: Path) -> Scores | None:
+    """What the file holds; None if it is not there or not whole."""
+    try:
+        return json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def table(found: Scores) -> Results:
+    """The run and its baselines, the best first."""
+    metric = found["metric"]
+    entries = [{"name": "this run", "how": f"its weights after step {found['step']:,}"} | found["run"]]
+    entries += [entry | {"how": f"{entry['how']}, {entry['seconds']:.1f} s"} for entry in found["baselines"]]
+    rows = [
+        (entry["name"], entry["how"], f"{entry[metric]:.2f} %") for entry in sorted(entries, key=lambda e: -e[metric])
+    ]
+    return Results("Baselines", ("", "how", UNITS[metric]), rows, note(found))
+
+
+def winner(found: Scores) -> Scores | None:
+    """The best baseline, if it is better than the run."""
+    metric = found["metric"]
+    best = max(found["baselines"], key=lambda entry: entry[metric], default=None)
+    return best if best and best[metric] > found["run"][metric] else None
+
+
+def note(found: Scores) -> str:
+    better = winner(found)
+    if better is None:
+        return ""
+    points = better[found["metric"]] - found["run"][found["metric"]]
+    return f"{better['name']} is better than this run, by {points:.2f} points"
+
+
+def suggestion(run: Run) -> list[tuple[str, str]]:
+    """The command of a run with another network, if a baseline is better than this one."""
+    found, root = read(run.folder), str(run.data.root)
+    if not found or not winner(found) or run.config.model.name == STRONGER:
+        return []
+    option = f"--model.name {STRONGER}"
+    if run.program.script:
+        return [("try", f"python {run.program.script} fit --data.root {shlex.quote(root)} {option}")]
+    return [("try", f'make train DATA={shlex.quote(root)} ARGS="{option}"')]
