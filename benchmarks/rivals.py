@@ -1,19 +1,17 @@
 """The recipe for a folder beside other learners, in equal time of the clock.
 
-    python benchmarks/rivals.py FOLDERS [--folders NAME ...] [--seconds 180] [--seeds 3] [--jobs 1]
+    python benchmarks/rivals.py FOLDERS [--folders NAME ...] [--minutes 3] [--seeds 3] [--jobs 1]
                                 [--rows benchmarks/rivals.csv] [--out benchmarks/rivals.md]
 
 FOLDERS is where benchmarks/folders.py has put its folders; the judge folders are the default. The learners are
 
-- the recipe: `cait fit --data.root DIR`, with as many epochs as fit into the time;
-- a CNN of three layers, timm's `resnet10t` and a small ViT, from scratch, under the same trainer with the recipe's
-  settings of the data, AdamW with a warm-up and a cosine; the rate is the one of `RATES`;
+- the recipe: `cait fit --data.root DIR --minutes M`;
+- a CNN of three layers, timm's `resnet10t` and a small ViT, from scratch: the same command with the network, AdamW and
+  the rate of `RIVALS`. The recipe gives them its images, augmentation and length, measured for each;
 - scikit-learn's logistic regression on the same pixels, once, in whatever time it takes.
 
-Two short runs of each learner on each folder say how long its start and an epoch take. From that follows the number of
-epochs that end within the time, from the command to its end. Each run is validated once, after its last epoch, and
-scored by that. Each finished run is a row of the CSV file, and is not done again; remove the file to start afresh.
-With --jobs 2 two runs go side by side, each pinned to one core with one thread.
+A run is scored by its last epoch. Each finished run is a row of the CSV file, and is not done again; remove the file to
+start afresh. With --jobs 2 two runs go side by side, each pinned to one core with one thread.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ import csv
 import json
 import os
 import queue
+import re
 import statistics
 import subprocess
 import sys
@@ -37,19 +36,26 @@ from typing import Any
 
 import timm
 import torch
-import yaml
+from estimate import seconds
 from report import REPO, stamp
 from torch import nn
 
 from cait import disk
+from cait.cli import saved
 
 JUDGES = ("letters", "emoji-google", "emoji-apple", "kana", "emoji-twitter", "surfaces")
-RATES = {"CNN of 3 layers": 1e-3, "resnet10t": 1e-3, "ViT": 1e-3}
+RIVALS: dict[str, dict[str, Any]] = {
+    "CNN of 3 layers": {"model.name": "rivals:cnn", "model.lr": 2e-3},
+    "resnet10t": {"model.name": "timm/resnet10t", "model.lr": 2e-3},
+    "ViT": {
+        "model.name": "timm/vit_tiny_patch16_224",
+        "model.fields": "{patch_size: 8, embed_dim: 192, depth: 6, num_heads: 3}",
+        "model.lr": 1e-3,
+    },
+}
 RECIPE, REGRESSION = "the recipe", "logistic regression"
-LEARNERS = (RECIPE, *RATES, REGRESSION)
-FIELDS = ("folder", "learner", "seed", "epochs", "seconds", "acc1", "acc1_macro")
-PLAN = "plan"
-"""In the column of the seed: a row that says only how many epochs fit."""
+LEARNERS = (RECIPE, *RIVALS, REGRESSION)
+FIELDS = ("folder", "learner", "seed", "epochs", "told", "seconds", "acc1", "acc1_macro")
 Row = dict[str, str]
 
 
@@ -64,15 +70,6 @@ def cnn(img_size: int, num_classes: int, width: int = 32) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * channels, num_classes))
 
 
-def network(learner: str, size: int) -> dict[str, Any]:
-    """The settings of the model of a rival for images of this size."""
-    if learner == "ViT":
-        patch = next(p for p in range(1, size + 1) if size % p == 0 and size // p <= 8)  # at most 64 tokens
-        fields = dict(patch_size=patch, embed_dim=192, depth=6, num_heads=3)
-        return dict(name="timm/vit_tiny_patch16_224", fields=fields)
-    return dict(name="timm/resnet10t" if learner == "resnet10t" else "rivals:cnn")
-
-
 @dataclass
 class Bench:
     """The folders, and the rows so far.
@@ -84,7 +81,7 @@ class Bench:
     folders: Path
     scratch: Path
     rows: Path
-    seconds: float
+    minutes: float
     cores: queue.Queue[int | None]
 
     def __post_init__(self) -> None:
@@ -110,7 +107,7 @@ class Bench:
         return cells
 
     def run(self, command: Sequence[str], log: Path) -> float:
-        """Seconds that a command took. Raises SystemExit if it failed."""
+        """Seconds that a command took, whose output goes to `log`. Raises SystemExit if it failed."""
         core = self.cores.get()
         variables = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (REPO / "src", REPO / "benchmarks")))}
         if core is not None:
@@ -118,83 +115,58 @@ class Bench:
             command = ["taskset", "-c", str(core), *command]
         begin = time.monotonic()
         try:
-            with log.open("w") as output, self.errors(log).open("w") as errors:
-                done = subprocess.run(command, cwd=self.scratch, env=variables, stdout=output, stderr=errors)
+            with log.open("w") as output:
+                done = subprocess.run(command, cwd=self.scratch, env=variables, stdout=output, stderr=output)
         finally:
             self.cores.put(core)
         if done.returncode:
             kept = self.rows.with_suffix(".failed.txt")
-            kept.write_text(log.read_text() + self.errors(log).read_text())
+            kept.write_text(log.read_text())
             raise SystemExit(f"failed, see {kept}: {' '.join(map(str, command))}")
         return time.monotonic() - begin
 
-    def errors(self, log: Path) -> Path:
-        return log.with_suffix(".errors")
-
-    def recipe(self, folder: str, learner: str) -> dict[str, Any]:
-        """The settings that the recipe chooses for a folder, asked for by a learner."""
-        log = self.scratch / f"{folder}-{learner}-recipe.yaml"
-        self.run([sys.executable, "-m", "cait", "fit", f"--data.root={self.folders / folder}", "--print_config"], log)
-        return yaml.safe_load(log.read_text())
-
-    def command(self, folder: str, learner: str, seed: int, epochs: int, name: str) -> list[str]:
-        """What trains a learner."""
-        given = [f"--trainer.max_epochs={epochs}", f"--trainer.check_val_every_n_epoch={epochs}", "--baselines=false"]
-        given += [f"--seed_everything={seed}", f"--run_name={name}", f"--trainer.default_root_dir={self.scratch}"]
-        given += ["--trainer.enable_progress_bar=false", "--save_every_n_minutes=null"]
-        if learner == RECIPE:
-            return [sys.executable, "-m", "cait", "fit", f"--data.root={self.folders / folder}", *given]
-        chosen = self.recipe(folder, learner)
-        data = {key: value for key, value in chosen["data"].items() if key not in ("seed", "num_classes")}
-        size = data["img_size"]
-        model = network(learner, size) | dict(optimizer="adamw", lr=RATES[learner], lr_base_size=None, per_class=True)
-        model |= dict(warmup_epochs=min(5.0, max(0.1, epochs / 10)))
-        trainer = {key: chosen["trainer"][key] for key in ("precision", "log_every_n_steps", "devices")}
-        config = self.scratch / f"{name}.yaml"
-        config.write_text(yaml.safe_dump(dict(data=data, model=model, trainer=trainer)))
-        return [sys.executable, "-m", "cait", "fit", f"--config={config}", *given]
-
-    def train(self, folder: str, learner: str, seed: int, epochs: int, what: str) -> tuple[float, float, float]:
-        """(seconds, acc1, acc1_macro) of a run, after its last epoch."""
-        name = f"{folder}-{learner.replace(' ', '-')}-{what}"
-        seconds = self.run(self.command(folder, learner, seed, epochs, name), self.scratch / f"{name}.txt")
-        with (self.scratch / name / "metrics.csv").open() as file:
+    def train(self, folder: str, learner: str, seed: int) -> Path:
+        """Train and note a row, if there is none. Returns the run's folder."""
+        run = self.scratch / "logs" / f"{folder}-{learner.replace(' ', '-')}-{seed}"
+        if (folder, learner, str(seed)) in self.done:
+            return run
+        settings = {"data.root": self.folders / folder, "minutes": self.minutes, "seed_everything": seed}
+        settings |= {"baselines": "false", "run_name": run.name, "trainer.enable_progress_bar": "false"}
+        settings |= {"model.optimizer": "adamw", **RIVALS[learner]} if learner in RIVALS else {}
+        command = [sys.executable, "-m", "cait", "fit", *(f"--{name}={value}" for name, value in settings.items())]
+        log = self.scratch / f"{run.name}.txt"
+        took = self.run(command, log)
+        with (run / "metrics.csv").open() as file:
             last = [row for row in csv.DictReader(file) if row.get("val/acc1")][-1]
-        return seconds, float(last["val/acc1"]), float(last["val/acc1_macro"])
+        epochs, told = promised(log.read_text())
+        row = dict(folder=folder, learner=learner, seed=seed, epochs=epochs, told=told, seconds=f"{took:.1f}")
+        self.add(**row, **{name: f"{float(last[f'val/{name}']):.2f}" for name in ("acc1", "acc1_macro")})
+        return run
 
-    def plan(self, folder: str, learner: str) -> int:
-        """How many epochs end within the time: by runs of one epoch, the better of two, and of three."""
-        if row := self.done.get((folder, learner, PLAN)):
-            return int(row["epochs"])
-        one, again, three = (
-            self.train(folder, learner, 0, epochs, f"plan{number}")[0] for number, epochs in enumerate((1, 1, 3))
-        )
-        one = min(one, again)
-        epoch = max(0.05, (three - one) / 2)
-        epochs = max(1, int((self.seconds - one) / epoch) + 1)
-        self.add(folder=folder, learner=learner, seed=PLAN, epochs=epochs, seconds=f"{epoch:.2f}")
-        return epochs
-
-    def score(self, folder: str, learner: str, seeds: int) -> None:
-        """Every run of a learner on a folder that is not there yet."""
-        if learner == REGRESSION:
-            if (folder, learner, "0") not in self.done:
-                self.regress(folder)
+    def regress(self, folder: str, run: Path) -> None:
+        """Note the row of logistic regression on the pixels that the recipe took in `run`, if there is none."""
+        if (folder, REGRESSION, "0") in self.done:
             return
-        for seed in range(seeds):
-            if (folder, learner, str(seed)) not in self.done:
-                epochs = self.plan(folder, learner)
-                seconds, acc1, macro = self.train(folder, learner, seed, epochs, f"seed{seed}")
-                scores = dict(seconds=f"{seconds:.1f}", acc1=f"{acc1:.2f}", acc1_macro=f"{macro:.2f}")
-                self.add(folder=folder, learner=learner, seed=seed, epochs=epochs, **scores)
-
-    def regress(self, folder: str) -> None:
+        if not run.is_dir():
+            raise SystemExit(f"the run of {folder} is gone: remove the row of {RECIPE}, seed 0, from {self.rows}")
         settings, log = self.scratch / f"{folder}.json", self.scratch / f"{folder}.txt"
-        settings.write_text(json.dumps(self.recipe(folder, REGRESSION)["data"]))
-        seconds = self.run([sys.executable, str(Path(__file__).absolute()), "--regress", str(settings)], log)
+        settings.write_text(json.dumps(saved.data_settings(run)))
+        took = self.run([sys.executable, str(Path(__file__).absolute()), "--regress", str(settings)], log)
         found = json.loads(log.read_text().splitlines()[-1])
         scores = {name: f"{value:.2f}" for name, value in found.items()}
-        self.add(folder=folder, learner=REGRESSION, seed=0, seconds=f"{seconds:.1f}", **scores)
+        self.add(folder=folder, learner=REGRESSION, seed=0, seconds=f"{took:.1f}", **scores)
+
+    def score(self, folder: str, learner: str, seed: int) -> None:
+        run = self.train(folder, learner, seed)
+        if learner == RECIPE and seed == 0:
+            self.regress(folder, run)
+
+
+def promised(output: str) -> tuple[int, int]:
+    """The epochs and the seconds that a recipe has printed."""
+    found = re.search(r"length (\d+) epochs?.*?: about (.*?) on ", " ".join(output.split()))
+    assert found, output
+    return int(found[1]), seconds(found[2])
 
 
 def regress(settings: Path) -> dict[str, float]:
@@ -224,19 +196,25 @@ def table(done: Sequence[Row], folders: Sequence[str]) -> Iterator[str]:
                 continue
             means.append(statistics.mean(scores))
             spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
-            time_taken = statistics.mean(float(row["seconds"]) for row in rows)
-            epochs = f", {rows[0]['epochs']} epochs" if rows[0]["epochs"] else ""
-            cells.append(f"**{means[-1]:.1f}**{spread} ({time_taken:.0f} s{epochs})")
+            taken = statistics.mean(float(row["seconds"]) for row in rows)
+            cells.append(f"**{means[-1]:.1f}**{spread} ({taken:.0f} s)")
         overall = f"{statistics.mean(means):.1f}" if len(means) == len(folders) else ""
         yield f"| {learner} | {' | '.join(cells)} | {overall} |"
+
+
+def punctuality(done: Sequence[Row]) -> str:
+    """How far the times that the runs took are from those that they had printed."""
+    off = [100 * (float(row["seconds"]) / float(row["told"]) - 1) for row in done if row["told"]]
+    within = sum(abs(share) <= 15 for share in off)
+    return f"{within} of {len(off)} runs took within 15 % of what they said; the furthest {max(off, key=abs):+.0f} %."
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("root", type=Path, nargs="?", metavar="FOLDERS")
     parser.add_argument("--folders", nargs="+", default=JUDGES, metavar="NAME")
-    parser.add_argument("--learners", nargs="+", default=LEARNERS, choices=LEARNERS)
-    parser.add_argument("--seconds", type=float, default=180, help="of a run, from the command to its end")
+    parser.add_argument("--learners", nargs="+", default=LEARNERS[:-1], choices=LEARNERS[:-1])
+    parser.add_argument("--minutes", type=float, default=3, help="of a run, from the command to its end")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each on one core")
     parser.add_argument("--rows", type=Path, default=REPO / "benchmarks/rivals.csv", help="the finished runs")
@@ -257,10 +235,11 @@ def main() -> None:
     for core in free[: given.jobs] if given.jobs > 1 else [None]:
         cores.put(core)
     with tempfile.TemporaryDirectory() as scratch:
-        bench = Bench(given.root.absolute(), Path(scratch), given.rows.absolute(), given.seconds, cores)
+        bench = Bench(given.root.absolute(), Path(scratch), given.rows.absolute(), given.minutes, cores)
         with ThreadPoolExecutor(given.jobs) as pool:
             work = [
-                pool.submit(bench.score, folder, learner, given.seeds)
+                pool.submit(bench.score, folder, learner, seed)
+                for seed in range(given.seeds)
                 for folder in given.folders
                 for learner in given.learners
             ]
@@ -274,13 +253,15 @@ def main() -> None:
     lines = [
         "# The recipe for a folder beside other learners, in equal time",
         "",
-        f"`python benchmarks/rivals.py FOLDERS --seconds {given.seconds:g} --seeds {given.seeds} --jobs {given.jobs}`, "
+        f"`python benchmarks/rivals.py FOLDERS --minutes {given.minutes:g} --seeds {given.seeds} --jobs {given.jobs}`, "
         f"{stamp()}, timm {timm.__version__}, {side}.",
         "",
         f"val/acc1 after the last epoch, the mean of {given.seeds} seeds and their standard deviation; in brackets the",
-        "seconds from the command to its end, and the epochs. The regression has no seed and takes its time.",
+        "seconds from the command to its end. The regression has no seed and takes its time.",
         "",
         *table(list(bench.done.values()), given.folders),
+        "",
+        f"Told and taken: {punctuality(list(bench.done.values()))}",
     ]
     print("\n".join(lines))
     if given.out:

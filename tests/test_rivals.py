@@ -9,16 +9,16 @@ import pytest
 import rivals
 import torch
 
-from cait.model.network import build
 
-
-@pytest.mark.parametrize("learner", rivals.RATES)
 @pytest.mark.parametrize("size", [16, 28, 48, 64])
-def test_each_network_takes_images_of_any_size_of_the_recipe(learner: str, size: int) -> None:
-    settings = rivals.network(learner, size)
-    network = build(settings["name"], size, 7, **settings.get("fields", {})).eval()
+def test_the_cnn_takes_images_of_any_size_of_the_recipe(size: int) -> None:
     with torch.inference_mode():
-        assert network(torch.zeros(2, 3, size, size)).shape == (2, 7)
+        assert rivals.cnn(size, 7).eval()(torch.zeros(2, 3, size, size)).shape == (2, 7)
+
+
+def test_what_a_recipe_promises_is_read() -> None:
+    output = "  length    68 epochs, validated every 2: about 2 min\n            50 s on 2 cores, measured just now\n"
+    assert rivals.promised(output) == (68, 170)
 
 
 def bench(tmp_path: Path) -> rivals.Bench:
@@ -27,13 +27,15 @@ def bench(tmp_path: Path) -> rivals.Bench:
 
 def test_rows_are_kept_and_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
     first = bench(tmp_path)
-    first.add(folder="a", learner="ViT", seed=rivals.PLAN, epochs=9, seconds="1.00")
-    for seed, score in ((0, 80.0), (1, 90.0)):
-        first.add(folder="a", learner="ViT", seed=seed, epochs=9, seconds=60, acc1=score, acc1_macro=score)
+    for seed, score, took in ((0, 80.0, 60), (1, 90.0, 72)):
+        row = dict(folder="a", learner="ViT", seed=seed, epochs=9, told=60, seconds=took)
+        first.add(**row, acc1=score, acc1_macro=score)
     again = bench(tmp_path)
-    assert again.done.keys() == {("a", "ViT", seed) for seed in (rivals.PLAN, "0", "1")}
-    assert again.plan("a", "ViT") == 9
-    again.add(folder="a", learner="ViT", seed=2, epochs=9, seconds=60, acc1=85, acc1_macro=85)
-    assert bench(tmp_path).done[("a", "ViT", "2")]["acc1"] == "85"
-    row = next(line for line in rivals.table(list(first.done.values()), ["a"]) if line.startswith("| ViT"))
-    assert row == "| ViT | **85.0** ± 7.1 (60 s, 9 epochs) | 85.0 |"
+    assert again.done.keys() == {("a", "ViT", "0"), ("a", "ViT", "1")}
+    again.train("a", "ViT", 0)  # there is no such folder: it would fail
+    again.add(folder="a", learner="ViT", seed=2, epochs=9, told=60, seconds=66, acc1=85, acc1_macro=85)
+    rows = list(bench(tmp_path).done.values())
+    assert rows[-1]["acc1"] == "85"
+    row = next(line for line in rivals.table(rows, ["a"]) if line.startswith("| ViT"))
+    assert row == "| ViT | **85.0** ± 5.0 (66 s) | 85.0 |"
+    assert rivals.punctuality(rows) == "2 of 3 runs took within 15 % of what they said; the furthest +20 %."
