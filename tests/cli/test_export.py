@@ -209,6 +209,6 @@ def test_without_extras_the_exported_program_is_the_default(
     assert cait("fit", *SMALL, "--trainer.max_steps=2", "--run_name=a").returncode == 0
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plugins, "extras", dict)
-    assert formats.names() == ["torch_export"]
+    assert list(formats.names()) == ["torch_export"]
     main(["export", "a"])
     assert capfd.readouterr().out.splitlines()[0] == "logs/a/export/model.pt2"

@@ -34,7 +34,7 @@ def test_a_crash_in_rewriting_loses_no_row(tmp_path: Path, monkeypatch: pytest.M
     def crash(*_: object) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(csv.DictWriter, "writerows", crash)
+    monkeypatch.setattr(csv, "writer", crash)
     with pytest.raises(OSError, match="full"):
         _ = RunCSVLogger(tmp_path, first_step=3).experiment
     assert (tmp_path / "metrics.csv").read_bytes().decode() == WHOLE

@@ -114,7 +114,9 @@ def main(
         raise
     except Exception as error:
         known = of_file(error) if isinstance(error, OSError) else error
-        line = _line(str(known)) if isinstance(known, UserError) else None
+        line = None
+        if isinstance(known, UserError):  # one from a worker process has the worker's traceback in front of it
+            line = printable(str(known).strip().splitlines()[-1].removeprefix("cait.errors.UserError: "))
         if argv[:1] in (["fit"], ["resume"]):
             line = program.processes.fail(error, line)
         if line is None:
@@ -141,8 +143,3 @@ def _run(argv: list[str], program: Program) -> None:
     for check in plugins.of_kind("check_arguments"):
         check(name, rest, program)
     known[name].load()(rest, program)
-
-
-def _line(message: str) -> str:
-    # An error from a worker process arrives with the worker's traceback in front of it.
-    return printable(message.strip().splitlines()[-1].removeprefix("cait.errors.UserError: "))

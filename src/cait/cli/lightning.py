@@ -173,9 +173,8 @@ class CaiTCLI(LightningCLI):
         except ArgumentError as error:
             from cait.guards import refusals
 
-            raise UserError(
-                refusals.explain(str(error), [VERBS[self.arguments[0]], *self.arguments[1:]], self._known())
-            ) from error
+            words = [VERBS[self.arguments[0]], *self.arguments[1:]]
+            raise UserError(refusals.explain(str(error), words, self._known())) from error
         seed = self.config[self.config.subcommand].seed_everything
         if isinstance(seed, bool) or not 0 <= seed < 2**32:  # Lightning takes true as a random seed, false as none
             raise UserError(f"--seed_everything must be a whole number from 0 to {2**32 - 1}, got {seed}")
@@ -257,10 +256,8 @@ class CaiTCLI(LightningCLI):
                 resume = self.program.command("resume", run_dir)
                 raise UserError(f"{run_dir} holds a run: go on with `{resume}` or give another --run_name")
         holder = self.processes.agree(self.lock.owner if self.lock else "")[0]
-        lost = holder and not shared(run_dir, holder)
-        self.processes.agree(
-            trouble=f"{run_dir} is not the folder of {holder}; all nodes must share it" if lost else ""
-        )
+        lost = f"{run_dir} is not the folder of {holder}; all nodes must share it"
+        self.processes.agree(trouble=lost if holder and not shared(run_dir, holder) else "")
         return run_dir
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

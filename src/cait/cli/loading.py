@@ -180,9 +180,8 @@ def readable_names(names: list[str] | None, num_classes: int) -> list[str]:
 
     imagenet = ImageNetInfo()
     if names == imagenet.label_names() or (names is None and num_classes == imagenet.num_classes()):
-        words = [name.split(",")[0] for name in imagenet.label_descriptions()]  # the first of several synonyms
+        full = imagenet.label_descriptions()
+        words = [name.split(",")[0] for name in full]  # the first of several synonyms
         many = Counter(words)
-        return [
-            word if many[word] == 1 else name for word, name in zip(words, imagenet.label_descriptions(), strict=True)
-        ]
+        return [word if many[word] == 1 else name for word, name in zip(words, full, strict=True)]
     return [printable(name) for name in names or (f"class {index}" for index in range(num_classes))]

@@ -78,11 +78,7 @@ def split_trust(arguments: list[str]) -> tuple[bool, list[str]]:
 
 
 def split_run(verb: str, arguments: list[str]) -> tuple[Path, list[str]]:
-    """(the folder of the run that comes first, the other arguments)
-
-    Raises:
-        UserError: no run is named, or there is none of this name.
-    """
+    """(the folder of the run that comes first, the other arguments); see `named_run`."""
     name = None if not arguments or arguments[0].startswith("-") else arguments[0]
     return named_run(verb, name), arguments[1:]
 

@@ -21,7 +21,6 @@ def read(path: Path, text: str | None = None) -> dict[str, Any]:
     """The settings in a run's config.yaml, after what extras change in it.
 
     Args:
-        path: the file.
         text: what it holds, if that has been read already.
 
     Raises:

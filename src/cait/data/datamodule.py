@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from cait import cores, disk, plugins, seeds
-from cait.data.dataset import EvalImages, Samples, TrainImages, Unlabelled, known_labels
+from cait.data.dataset import EvalImages, Samples, TrainImages, known_labels
 from cait.data.folder import FolderSource, Splits, abbreviate, scan_flat
 from cait.data.listing import Files
 from cait.data.loader import Loader, Loading, TrainLoader, batches_a_step, images_a_batch, init_worker
@@ -330,8 +330,8 @@ class ImageNetDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> Loader:
         """Loader of the images to predict. The label is 0, or NO_LABEL for an image that cannot be read."""
-        samples = Unlabelled(self.predict_samples)
-        images = self._eval_images(samples, UnreadableImages(None, len(samples)))
+        images = self._eval_images(self.predict_samples, UnreadableImages(None, len(self.predict_samples)))
+        images.labelled = False
         return self._eval_loader(images, "prediction")
 
     def extra_val_dataloader(self, samples: Samples) -> Loader:

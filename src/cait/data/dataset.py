@@ -78,19 +78,6 @@ def known_labels(samples: Samples, root: str) -> Tensor:
     return torch.tensor(labels)
 
 
-class Unlabelled:
-    """Images to predict, as `Samples`: each has the label 0, whatever it had."""
-
-    def __init__(self, samples: Samples) -> None:
-        self.samples, self.name = samples, samples.name
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> tuple[RawImage, int]:
-        return self.samples[index][0], 0
-
-
 def seed_generators(seed: int) -> None:
     """Seed the global generators of `random`, numpy and torch, from which transforms draw."""
     random.seed(seed)
@@ -171,6 +158,9 @@ class EvalImages(Dataset[tuple[Tensor, int]]):
         transform: takes a PIL image and returns [3, S, S].
     """
 
+    labelled = True
+    """False gives an image that can be read the label 0, whatever it has."""
+
     def __init__(
         self, samples: Samples, transform: Callable[[Any], Tensor], unreadable: UnreadableImages, reading: Reading
     ) -> None:
@@ -182,7 +172,7 @@ class EvalImages(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         try:
             raw, label = self.samples[index]
-            image = load_rgb(raw, self.samples.name(index), self.reading)
+            image, label = load_rgb(raw, self.samples.name(index), self.reading), label if self.labelled else 0
         except UnreadableImageError as error:
             self.unreadable.note(self.samples.name(index), str(error))
             image, label = Image.new("RGB", (8, 8)), NO_LABEL

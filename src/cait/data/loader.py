@@ -124,8 +124,7 @@ class Loader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         start = time.perf_counter()
-        batches = super().__iter__()
-        while (batch := next(batches, None)) is not None:
+        for batch in super().__iter__():
             self.waited += time.perf_counter() - start
             yield self.finish(batch) if self.finish else batch
             start = time.perf_counter()

@@ -64,12 +64,10 @@ class Reading:
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "shrink")
-        try:
-            opaque = self.background is None or len(ImageColor.getrgb(self.background)) == 3
-        except ValueError:
-            opaque = False
-        if not opaque:
-            raise UserError(f"background must be a colour, as white or '#8090a0', or null; got {self.background!r}")
+        with suppress(ValueError):
+            if self.background is None or len(ImageColor.getrgb(self.background)) == 3:  # opaque
+                return
+        raise UserError(f"background must be a colour, as white or '#8090a0', or null; got {self.background!r}")
 
     def shrinks(self, size: tuple[int, int]) -> bool:
         """Whether an image of this size, in pixels, is halved."""

@@ -118,9 +118,7 @@ class ShardSampler(SequentialSampler):
 
     def __init__(self, length: int, rank: int = 0, world_size: int = 1) -> None:
         self.indices = range(rank, length, world_size)
-
-    def __len__(self) -> int:
-        return len(self.indices)
+        super().__init__(self.indices)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices)

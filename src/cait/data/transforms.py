@@ -62,12 +62,6 @@ class Preprocessing:
         """timm's evaluation transform, from a PIL image to uint8 [3, img_size, img_size]."""
         return create_transform(is_training=False, crop_pct=self.crop_pct, normalize=False, **self.timms())
 
-    def denormalized(self, image: Tensor) -> np.ndarray:
-        """A network's input [3, S, S] as the pixels that it was made of, uint8 [S, S, 3]."""
-        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self.mean, self.std))
-        pixels = (image.float().cpu() * std + mean) * 255
-        return pixels.round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
-
     def timms(self) -> dict[str, Any]:
         """Arguments of timm's `create_transform` that training and evaluation share."""
         size = (3, self.img_size, self.img_size)
@@ -116,11 +110,8 @@ class Augmentation:
 
     def _check_color_jitter(self) -> None:
         jitter, policy = self.color_jitter, self.auto_augment
-        if isinstance(jitter, Sequence):
-            in_range = len(jitter) in (3, 4) and min(jitter) >= 0 and max(jitter[3:], default=0) <= 0.5
-        else:
-            in_range = jitter is None or jitter >= 0
-        if not in_range:
+        parts = jitter if isinstance(jitter, Sequence) else [jitter or 0] * 3
+        if not (len(parts) in (3, 4) and min(parts) >= 0 and max(parts[3:], default=0) <= 0.5):
             raise UserError(
                 "color_jitter must be a number of at least 0, or three, or four with the last, "
                 f"for the hue, at most 0.5; got {jitter}"

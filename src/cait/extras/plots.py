@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
@@ -14,6 +14,11 @@ from matplotlib.figure import Figure
 
 from cait import disk
 from cait.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cait.data.transforms import Preprocessing
 
 mpl.rcParams.update(
     {
@@ -46,6 +51,13 @@ def panels(count: int, width: float, height: float, below: float = 0.0, in_a_row
     for empty in axes.flat[count:]:
         empty.remove()
     return figure, list(axes.flat[:count])
+
+
+def pixels(image: Tensor, preprocessing: Preprocessing) -> np.ndarray:
+    """A network's input [3, S, S] as the pixels that it was made of, uint8 [S, S, 3]."""
+    mean, std = (np.asarray(values, np.float32) for values in (preprocessing.mean, preprocessing.std))
+    values = (image.float().cpu().permute(1, 2, 0).numpy() * std + mean) * 255
+    return values.round().clip(0, 255).astype(np.uint8)
 
 
 def write(figure: Figure, path: Path) -> None:

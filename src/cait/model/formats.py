@@ -102,20 +102,16 @@ def export(
         raise UserError(f"{output} cannot be written: {error.strerror or error}") from error
 
 
-def names() -> list[str]:
-    """The formats by name: those of extras, and the core's."""
-    return list(_paths())
+def names() -> dict[str, str]:
+    """The formats by name, each with its place: those of extras, and the core's."""
+    return plugins.merged("EXPORT_FORMATS") | {"torch_export": f"{__name__}:TORCH_EXPORT"}
 
 
 def format_named(name: str) -> Format:
     """A format by its name. Raises UserError if there is none."""
     if name not in names():
         raise UserError(f"unknown format {name!r}; choose one of {', '.join(names())}")
-    return plugins.load(_paths()[name])
-
-
-def _paths() -> dict[str, str]:
-    return plugins.merged("EXPORT_FORMATS") | {"torch_export": f"{__name__}:TORCH_EXPORT"}
+    return plugins.load(names()[name])
 
 
 def _write_torch_export(model: nn.Module, path: Path, metadata: Metadata, shape: Sequence[int]) -> Forward:

@@ -143,16 +143,14 @@ class LastCheckpoint(Checkpoint):
         if trainer.global_step == self._last_step:  # gradients accumulate
             return
         self._last_step = trainer.global_step
-        stop, save = self.signals.agreed(trainer.global_step, save=self._minutes_are_over())
+        is_over = self.every_n_minutes is not None and time.monotonic() - self._last_save > 60 * self.every_n_minutes
+        stop, save = self.signals.agreed(trainer.global_step, save=is_over)
         self._due |= save or (self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0)
         if (self._due or stop) and not _validation_follows(trainer):
             self._log_step()
             self.save(trainer)
             if stop:
                 self._leave(trainer, stop)
-
-    def _minutes_are_over(self) -> bool:
-        return self.every_n_minutes is not None and time.monotonic() - self._last_save > 60 * self.every_n_minutes
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.save(trainer)
@@ -202,8 +200,7 @@ class LastCheckpoint(Checkpoint):
 
 def _validation_follows(trainer: Trainer) -> bool:
     """Whether validation or the end of the epoch follows the batch that has just been trained on."""
-    loop = trainer.fit_loop
-    assert loop._data_fetcher is not None
+    loop: Any = trainer.fit_loop
     return trainer.is_last_batch or loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
 
 

@@ -31,11 +31,8 @@ class RunCSVWriter(ExperimentWriter):
         return [row for row in csv.DictReader(lines) if int(row["step"]) < step]
 
     def replace_rows(self, rows: list[dict[str, Any]], fieldnames: list[str]) -> None:
-        path = Path(self.metrics_file_path)
-        with disk.whole(path) as beside, beside.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=fieldnames)
-            writer.writeheader()
-            writer.writerows(rows)
+        cells = ([row.get(name, "") for name in fieldnames] for row in rows)
+        disk.write_csv(Path(self.metrics_file_path), fieldnames, cells)
 
 
 class RunCSVLogger(CSVLogger):
@@ -51,8 +48,7 @@ class RunCSVLogger(CSVLogger):
     def experiment(self) -> Any:
         if self._experiment is None:
             self._experiment = writer = RunCSVWriter(self.log_dir)
-            rows = writer.rows_before(self.first_step)
-            if rows:
+            if rows := writer.rows_before(self.first_step):
                 writer.metrics_keys = sorted(rows[0])
                 writer.replace_rows(rows, writer.metrics_keys)
             else:

@@ -116,9 +116,8 @@ class EvalMetrics(nn.Module):
     def write_per_class(self, path: Path, names: Sequence[str]) -> None:
         """Write the recall of each class, as `compute` counted it last, for classes of these names."""
         assert self.per_class is not None
-        rows = []
-        for name, (images, correct) in zip(names, self.per_class.tolist(), strict=True):
-            rows.append((name, images, correct, f"{100 * correct / images:.2f}" if images else ""))
+        counts = zip(names, self.per_class.tolist(), strict=True)
+        rows = [(name, n, right, f"{100 * right / n:.2f}" if n else "") for name, (n, right) in counts]
         disk.write_csv(path, ["class", "images", "correct", "recall"], rows)
 
     def _metrics(self) -> list[Any]:

@@ -87,7 +87,7 @@ def write(
             if len(cells) < most:
                 boxes = {colour: box for colour, box in ((PASTED, image.box), (ERASED, image.erased)) if box}
                 caption = _caption(image, partner, loss, several)
-                cells.append(Cell(preprocessing.denormalized(batch.images[place]), caption, boxes))
+                cells.append(Cell(plots.pixels(batch.images[place], preprocessing), caption, boxes))
     epoch, first, last = image.epoch, lines[0][FIELDS.index("batch")], image.batch
     which = f"batch {last}" if first == last else f"batches {first} to {last}"
     title = f"step {step}: epoch {epoch}, {which}, {len(lines):,} images"

@@ -142,7 +142,7 @@ def _short(name: str) -> str:
 def _seen(data: Any, pixels: Tensor) -> tuple[Tensor, Any]:
     """The network's input [3, S, S] of an image as `EvalImages` has it, and the same as uint8 [S, S, 3]."""
     (image,), _ = data.on_after_batch_transfer((pixels[None], None), 0)
-    return image, data.preprocessing.denormalized(image)
+    return image, plots.pixels(image, data.preprocessing)
 
 
 def crop_box(data: Any, width: int, height: int) -> tuple[float, float, float, float] | None:

@@ -24,7 +24,7 @@ PREPARED = dict(mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7], crop_pct=0.9, interpo
 
 
 def test_the_formats_are_listed_as_ever() -> None:
-    assert formats.names()[:4] == ["timm", "release", "torch_export", "onnx"]
+    assert list(formats.names())[:4] == ["timm", "release", "torch_export", "onnx"]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ import cait as package
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
-from cait.extras import curves
+from cait.extras import curves, plots
 from cait.extras.plots import grid
 from cait.extras.visualize import attention, mistakes, page
 from cait.extras.visualize.sections import _about_training, crop_box
@@ -199,7 +199,7 @@ def test_saliency_lands_on_the_object(width: int, height: int, crop_pct: float) 
     data = ImageNetDataModule(img_size=64, crop_pct=crop_pct)
     pixels = data.eval_transform(photograph).permute(1, 2, 0)
     (image,), _ = data.on_after_batch_transfer((pixels[None], None), 0)
-    assert (data.preprocessing.denormalized(image) == pixels.numpy()).all()
+    assert (plots.pixels(image, data.preprocessing) == pixels.numpy()).all()
     box = crop_box(data, width, height)
     view = attention.look(bright_seeker(64), image)
     figure = attention.Picture(view, photograph, pixels.numpy(), box, ["a", "b"]).figure()
