@@ -340,7 +340,7 @@ def test_a_picture_that_breaks_amid_training_is_told_in_one_line(
     path.write_bytes(path.read_bytes()[:2000])  # its header is whole
     folder = [f"--data.root={mixed_root}", "--data.batch_size=4"]
     # Of several processes the others would add what the network says when one is gone.
-    done = cait("fit", *SMALL, *folder, "--trainer.max_epochs=4", "--trainer.devices=1")
+    done = cait("fit", *SMALL, *folder, "--trainer.max_epochs=4", "--trainer.devices=1", "--data.max_bad_share=0")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     told = [line for line in done.stderr.splitlines() if line.startswith("cait: error:")]
@@ -424,7 +424,7 @@ def test_interrupted_or_cut_off(
     with monkeypatch.context() as patch:
         patch.setattr(os, "dup2", lambda *_: None)  # it would close pytest's own output
         with pytest.raises(SystemExit) as stop:
-            main(["fit"])
+            main(["fit", *SMALL])
     assert stop.value.code == status
     assert capfd.readouterr().err == ("" if wrapped else told)
 

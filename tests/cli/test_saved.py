@@ -57,7 +57,7 @@ def test_what_an_absent_extra_took_is_left_out_in_one_line(run: Path, cait: Cait
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("data: {bach_size: 32}", "there is no setting bach_size; did you mean --data.batch_size?"),
+        ("data: {bach_size: 32}", "bach_size; did you mean --data.batch_size?"),
         ("gone: {every_n_steps: 5}", "gone"),
         ("trainer: {callbacks: [{class_path: cait.extras.gone.callback.Gone}]}", "cait.extras.gone"),
     ],

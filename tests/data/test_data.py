@@ -152,7 +152,7 @@ def broken(mixed_root: Path, kind: str) -> Path:
     ],
 )
 def test_unusable_folders_are_told_in_one_line(mixed_root: Path, kind: str, words: str) -> None:
-    data = module(broken(mixed_root, kind))
+    data = module(broken(mixed_root, kind), max_bad_share=0)
     with pytest.raises(UserError) as caught:
         data.setup("fit")
     assert words in str(caught.value)

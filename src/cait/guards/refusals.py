@@ -52,7 +52,7 @@ def explain(message: str, arguments: list[str], known: list[str]) -> str:
         return f"{_file_with(found[1], arguments)}there is no setting {found[1]}{hint(found[1])}"
     if found := re.match(r"argument (?:-\w/)?(--\S+): expected one argument", line):
         return f"{found[1]} needs a value"
-    if found := re.match(r'Linked "(.+?)" must be given via', line):
+    if found := re.match(r'(?:Linked "|argument \S+ --> )([\w.]+)', line):
         instead = LINKED.get(found[1], "it follows another setting")
         return f"{_file_with(found[1], arguments)}{found[1]} cannot be set: {instead}"
     if found := re.match(r'Parser key "config": .*?(exist|not a file|readable).*?: \'(.*?)\'', line):

@@ -60,7 +60,8 @@ def look(verb: str, arguments: list[str], program: Program) -> None:
             given[name] = text
     if "--print_config" not in {word.split("=")[0] for word in words}:
         _check_places(given, verb)
-        if program.data is None and ("data.root" in given or not words) and "data" not in given:
+        is_named = "data.root" in given or (verb == "fit" and not words)
+        if program.data is None and is_named and "data" not in given:
             _check_root({name: given[f"data.{name}"] for name in SPLITS if f"data.{name}" in given})
 
 

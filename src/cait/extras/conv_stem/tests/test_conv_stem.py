@@ -24,7 +24,7 @@ from cait.train.optim import param_groups
 FIELDS = dict(embed_dim=32, depth=2, num_heads=2, layer_scale_init=1.0)
 
 
-def conv_cait(img_size: int = 32, patch_size: int = 8, stem: str = "conv", **fields: object) -> CaiT:
+def with_stem(img_size: int = 32, patch_size: int = 8, stem: str = "conv", **fields: object) -> CaiT:
     torch.manual_seed(0)
     return cait.create_model("xxs24", img_size, 5, 0.1, stem=stem, patch_size=patch_size, **{**FIELDS, **fields})
 
@@ -35,7 +35,7 @@ def conv_cait(img_size: int = 32, patch_size: int = 8, stem: str = "conv", **fie
 )
 def test_any_patch_size_gives_as_many_tokens_as_the_patches(img_size: int, patch_size: int) -> None:
     images = torch.randn(2, 1, img_size, img_size)
-    model, patches = (conv_cait(img_size, patch_size, stem, in_chans=1) for stem in ("conv", "patch"))
+    model, patches = (with_stem(img_size, patch_size, stem, in_chans=1) for stem in ("conv", "patch"))
     assert model.patch_embed(images).shape == patches.patch_embed(images).shape == (2, model.config.num_patches, 32)
     step(model, images, 0)
     assert all(p.grad.abs().sum() > 0 for p in model.patch_embed.parameters())
@@ -43,7 +43,7 @@ def test_any_patch_size_gives_as_many_tokens_as_the_patches(img_size: int, patch
 
 def test_it_is_the_papers_stack_of_convolutions() -> None:
     """Section 4: 3×3 of stride 2 with norm and ReLU, doubling channels, then 1×1 to the width of the blocks."""
-    stem = conv_cait(64, 16, embed_dim=64).patch_embed
+    stem = with_stem(64, 16, embed_dim=64).patch_embed
     expected, before = nn.Sequential(), 3
     for width in (8, 16, 32, 64):
         expected.extend([nn.Conv2d(before, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()])
@@ -57,7 +57,7 @@ def test_it_is_the_papers_stack_of_convolutions() -> None:
 @pytest.mark.parametrize("patch_size", [8, 16])
 def test_its_convolutions_are_those_of_timms_xcit(patch_size: int) -> None:
     """XCiT has them without the ReLU and the projection at the end."""
-    stem = conv_cait(64, patch_size, embed_dim=64).patch_embed
+    stem = with_stem(64, patch_size, embed_dim=64).patch_embed
     theirs = timm.models.xcit.ConvPatchEmbed(64, patch_size, embed_dim=64, act_layer=nn.ReLU)
     kinds = nn.Conv2d, nn.BatchNorm2d
     layers = [[m for m in part.modules() if isinstance(m, kinds)] for part in (stem.layers, theirs)]
@@ -70,7 +70,7 @@ def test_its_convolutions_are_those_of_timms_xcit(patch_size: int) -> None:
 
 
 def test_its_parameters_are_of_the_lowest_layer_and_only_its_convolutions_decay() -> None:
-    model = conv_cait()
+    model = with_stem()
     depth = model.group_matcher()
     assert {depth(name) for name, _ in model.named_parameters() if name.startswith("patch_embed")} == {0}
     free, decayed = (group["params"] for group in param_groups(model, 0.05))
@@ -81,12 +81,12 @@ def test_its_parameters_are_of_the_lowest_layer_and_only_its_convolutions_decay(
 
 def test_its_multiplications_are_counted() -> None:
     by_hand = 3 * 9 * 8 * 16**2 + 8 * 9 * 16 * 8**2 + 16 * 9 * 32 * 4**2 + 32 * 32 * 4**2
-    both = [forward_gmacs(conv_cait(stem=stem), (3, 32, 32)) for stem in ("conv", "patch")]
+    both = [forward_gmacs(with_stem(stem=stem), (3, 32, 32)) for stem in ("conv", "patch")]
     assert both[0] - both[1] == pytest.approx((by_hand - 3 * 8 * 8 * 32 * 4**2) / 1e9)
 
 
 def test_activations_computed_again_give_the_same_gradients() -> None:
-    model, images = conv_cait(), torch.randn(4, 3, 32, 32)
+    model, images = with_stem(), torch.randn(4, 3, 32, 32)
     again = copy.deepcopy(model)
     again.grad_checkpointing = True
     for one, other in zip(step(model, images, 1), step(again, images, 1), strict=True):
@@ -94,16 +94,16 @@ def test_activations_computed_again_give_the_same_gradients() -> None:
 
 
 def test_its_weights_fit_another_resolution_and_no_other_stem(tmp_path: Path) -> None:
-    model, path = conv_cait(), tmp_path / "conv.pth"
+    model, path = with_stem(), tmp_path / "conv.pth"
     torch.save(model.state_dict(), path)
-    larger = conv_cait(48)
+    larger = with_stem(48)
     assert load_weights(larger, path) == ["positions resized from 16 to 36 patches"]
     for name, weight in model.patch_embed.state_dict().items():
         assert torch.equal(larger.patch_embed.state_dict()[name], weight)
-    for other, stem in ((conv_cait(stem="patch"), "patch"), (conv_cait(patch_size=4), "conv")):
+    for other, stem in ((with_stem(stem="patch"), "patch"), (with_stem(patch_size=4), "conv")):
         with pytest.raises(UserError, match=f"its stem or patch_size is another; this one's stem is {stem}"):
             load_weights(other, path)
-    torch.save(conv_cait(stem="patch").state_dict(), path)
+    torch.save(with_stem(stem="patch").state_dict(), path)
     with pytest.raises(UserError, match="its stem or patch_size is another; this one's stem is conv"):
         load_weights(model, path)
     with pytest.raises(UserError, match="published weights of xxs24 have stem patch, the model has conv"):
@@ -112,21 +112,21 @@ def test_its_weights_fit_another_resolution_and_no_other_stem(tmp_path: Path) ->
 
 def test_an_unknown_stem_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UserError, match="stem must be one of patch, conv, got 'cnv'"):
-        conv_cait(stem="cnv")
+        with_stem(stem="cnv")
 
 
 @pytest.mark.parametrize("format", ["torch_export", "onnx"])
 def test_it_is_exported(format: str, tmp_path: Path) -> None:
     if format == "onnx":
         pytest.importorskip("onnxruntime")
-    model = conv_cait(28, 14)
+    model = with_stem(28, 14)
     assert export(model, tmp_path / f"out{'.pt2' if format == 'torch_export' else '.onnx'}", format).files
 
 
 @pytest.mark.parametrize("format", ["timm", "release"])
 def test_formats_without_it_say_so(format: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="have no CaiT of stem conv, only of patch; torch_export takes any network"):
-        export(conv_cait(), tmp_path / ("out" if format == "timm" else "out.pth"), format)
+        export(with_stem(), tmp_path / ("out" if format == "timm" else "out.pth"), format)
 
 
 STOP = """
