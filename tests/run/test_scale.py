@@ -289,4 +289,4 @@ def test_overlays_for_gpus_are_refused_in_a_line_without_one(
         main(["fit", *configs, f"--data.root={digits_root}"])
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("cait: error: --trainer.accelerator gpu: this machine has no GPU that PyTorch can use; take ")
+    assert line.startswith("cait: error: --trainer.accelerator gpu: this machine has no GPU that PyTorch can use; ")
