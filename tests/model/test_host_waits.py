@@ -98,16 +98,16 @@ def test_a_steady_step_does_not_wait(mode: str, tmp_path: Path, digits: ImageNet
 
 
 @pytest.mark.slow
-def test_nor_does_one_with_a_teacher_and_accumulated_gradients(tmp_path: Path, digits: ImageNetDataModule) -> None:
+def test_nor_does_one_with_a_teacher_and_accumulated_gradients(
+    tmp_path: Path, digits: ImageNetDataModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = module(num_classes=10)
     normal = (own.hparams["mean"], own.hparams["std"])
-
-    class Student(CaiTModule):
-        def _load_teacher(self) -> Teacher:
-            return Teacher(own.model, *normal, None, *normal)
+    # Not from a file, which a fake device could not read.
+    monkeypatch.setattr("cait.train.teacher.load_teacher", lambda *_: Teacher(own.model, *normal, None, *normal))
 
     with fake_cuda() as spy:
-        net = Student(img_size=8, num_classes=10, fields=FIELDS, lr_base_size=None, distillation="soft")
+        net = CaiTModule(img_size=8, num_classes=10, fields=FIELDS, lr_base_size=None, distillation="soft")
         steps = run(spy, net, digits, tmp_path, every=3, precision="32", accumulate_grad_batches=2)
     assert sum(map(len, steps[2:4])) == 0, steps[2:4]  # the second step, which is not logged
 
