@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +51,14 @@ def join_values(arguments: Iterable[str]) -> list[str]:
         else:
             joined.append(re.sub("^-c=", "--config=", argument))
     return joined
+
+
+def options(arguments: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """The options by name, each with its value as it is typed, `--name=value` or `--name value`; None for a flag."""
+    for word, following in pairwise([*arguments, "--"]):
+        if word.startswith("--"):
+            name, has_value, value = word[2:].partition("=")
+            yield name, value if has_value else None if following.startswith("--") else following
 
 
 def configurations_of(arguments: Iterable[str]) -> list[str]:

@@ -5,7 +5,6 @@ The lines are those of the verb itself: what jsonargparse would say goes through
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from cait.data.digits import ROOT
 from cait.data.folder import FolderSource, Splits
 from cait.errors import UserError
 from cait.extras.first_look.names import NotCertainError, settings
-from cait.guards.configurations import LINKED, check_config, check_run_name, join_values, read_text
+from cait.guards.configurations import LINKED, check_config, check_run_name, join_values, options, read_text
 from cait.references import is_path
 from cait.run import rundir
 from cait.run.program import Program
@@ -45,18 +44,17 @@ def look(verb: str, arguments: list[str], program: Program) -> None:
     if known and verb == "fit" and words and not words[0].startswith("-"):
         raise _refusal(f"unrecognized arguments: {words[0]}", typed, known)
     given: Settings = {}
-    for word, following in pairwise([*configs, *words, ""]):
-        option, equals, value = word.partition("=")
-        if not option.startswith("--") or " " in option or option in OPTIONS:
+    for option, text in options([*configs, *words]):
+        if " " in option or f"--{option}" in OPTIONS:
             continue
-        name = option[2:].removesuffix("+")
-        if option == "--config":
-            given |= _configuration(value, typed, known) if equals else {}
+        name = option.removesuffix("+")
+        if option == "config":
+            given |= _configuration(text, typed, known) if text else {}
         elif known and not _is_setting(name, known):
-            raise _refusal(f"unrecognized arguments: {option}", typed, known)
-        elif (text := value if equals else following) in ("null", ""):
+            raise _refusal(f"unrecognized arguments: --{option}", typed, known)
+        elif text in (None, "null", ""):
             given.pop(name, None)
-        elif equals or not text.startswith("--"):
+        else:
             given[name] = text
     if "--print_config" not in {word.split("=")[0] for word in words}:
         _check_places(given, verb)

@@ -29,7 +29,7 @@ from cait.extras.recipe.duration import Pace
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.survey import Survey, left_out, survey
 from cait.extras.recipe.weights import Weights, initial_weights
-from cait.guards.configurations import check_config, configurations_of, is_overlay, read_text
+from cait.guards.configurations import check_config, configurations_of, is_overlay, options, read_text
 from cait.references import is_path
 from cait.run.program import Program
 from cait.settings import as_text, flatten, group
@@ -113,8 +113,9 @@ def _chosen(
     def measured(recipe: Recipe) -> Pace | None:
         from cait.extras.recipe.trial import measure
 
-        pace = program.processes.of_first(lambda: json.dumps(_fields(measure(recipe, folder, _devices(recipe)))))
-        return Pace(**json.loads(pace)) if json.loads(pace) else None
+        words = program.processes.of_first(lambda: json.dumps(_fields(measure(recipe, folder, _devices(recipe)))))
+        pace = json.loads(words)
+        return Pace(**pace) if pace else None
 
     recipe = choose(folder, duration.this_machine(given), given, weights, minutes, measured)
     for name, value in plugins.merged("RECIPE_SETTINGS").items():
@@ -155,14 +156,8 @@ def _report(source: FolderSource, folder: Survey, recipe: Recipe) -> None:
 def _settings(arguments: list[str]) -> dict[str, Any]:
     """The settings on a command line, by name: --a.b=1, --a.b 1, and flags as True."""
     found: dict[str, Any] = {}
-    for argument, following in pairwise([*arguments, "--"]):
-        if not argument.startswith("--"):
-            continue
-        name, equals, text = argument[2:].partition("=")
-        if not equals and following.startswith("--"):
-            found[name] = True
-        else:
-            found[name] = _value(name, text if equals else following)
+    for name, text in options(arguments):
+        found[name] = True if text is None else _value(name, text)
         if isinstance(found[name], dict):
             found |= {f"{name}.{key}": value for key, value in found[name].items()}
     return found

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from cait.guards.configurations import join_values
+from cait.guards.configurations import config_files, join_values, options
 from cait.settings import flatten
 
 PLAIN = "configs/base.yaml"
@@ -41,17 +40,12 @@ def on_by_default(config: Any, arguments: Sequence[str], peak_lr: float, images:
 
 def _given(words: Iterable[str]) -> Iterable[str]:
     """The names of the settings in files, in YAML and in options, as "data.repeats"."""
-    words = list(words)
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        name, has_value, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--"):
-            continue
-        text = value if has_value else following
+    for name, text in options(words):
         if name == "config":
-            path = Path(text)
-            yield from _names(path.read_text(encoding="utf-8") if len(path.name) < 256 and path.is_file() else text)
+            files = config_files([f"--config={text}"])
+            yield from _names(files[0].read_text(encoding="utf-8") if files else text or "")
         elif name in ("data", "model"):
-            yield from (f"{name}.{inner}" for inner in _names(text))
+            yield from (f"{name}.{inner}" for inner in _names(text or ""))
         else:
             yield name
 
