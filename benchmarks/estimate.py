@@ -20,6 +20,8 @@ from pathlib import Path
 
 from report import REPO, add
 
+from cait.extras.clock import duration
+
 UNITS = {"h": 3600, "min": 60, "s": 1}
 
 
@@ -28,17 +30,23 @@ def seconds(text: str) -> int:
     return sum(int(count) * UNITS[unit] for count, unit in re.findall(r"(\d+) (h|min|s)\b", text))
 
 
+def promised(output: str) -> tuple[int, int]:
+    """The epochs and the seconds that a recipe has printed."""
+    found = re.search(r"length (\d+) epochs?.*?: about (.*?) on ", " ".join(output.split()))
+    assert found, output
+    return int(found[1]), seconds(found[2])
+
+
 def trained(folder: Path, options: list[str], runs: Path) -> str:
     """Train on a folder, and say how long it took."""
     command = [sys.executable, "-m", "cait", "fit", "--data.root", str(folder.resolve()), *options]
     before, begun = os.getloadavg()[0], time.monotonic()
     run = subprocess.run(command, cwd=runs, capture_output=True, text=True, check=True)
     took, after = time.monotonic() - begun, os.getloadavg()[0]
-    words = " ".join(run.stdout.split())
-    epochs, told = re.search(r"length (\d+) epochs?.*?: about (.*?) on ", words).groups()  # type: ignore[union-attr]
-    off = 100 * (took / seconds(told) - 1)
+    epochs, told = promised(run.stdout)
+    off = 100 * (took / told - 1)
     load = f"load {before:.1f} before, {after:.1f} after"
-    return f"{folder.name}, {epochs} epochs: about {told}, taken {took:.0f} s ({off:+.0f} %); {load}"
+    return f"{folder.name}, {epochs} epochs: about {duration(told)}, taken {took:.0f} s ({off:+.0f} %); {load}"
 
 
 def main() -> None:

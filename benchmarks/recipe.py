@@ -28,7 +28,7 @@ import timm
 import torch
 import yaml
 from lightning.pytorch import Callback, Trainer
-from report import REPO, stamp
+from report import REPO, show, stamp
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup, create_transform
 from timm.data.distributed_sampler import RepeatAugSampler
 from timm.loss import SoftTargetCrossEntropy
@@ -359,9 +359,7 @@ def main() -> None:
         "its cosine counts from the start of the warm-up: over 400 epochs with 5 of warm-up the mean rate of an epoch",
         f"past the warm-up differs from that by at most {schedule_gap():.1%} of the peak.",
     ]
-    print("\n".join(lines))
-    if options.out:
-        options.out.write_text("\n".join(lines) + "\n")
+    show(lines, options.out)
     if failed:
         raise SystemExit("differs: " + ", ".join(failed))
 

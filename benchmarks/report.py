@@ -9,7 +9,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,13 @@ def add(out: Path | None, line: str) -> None:
     if out:
         with out.open("a") as file:
             file.write(f"- {stamp()}: {line}\n")
+
+
+def show(lines: Sequence[str], out: Path | None) -> None:
+    """Print the lines of a Markdown file, and write it if one is named."""
+    print("\n".join(lines))
+    if out:
+        out.write_text("\n".join(lines) + "\n")
 
 
 def write(out: Path, name: str, record: dict[str, Any], lines: Iterable[str]) -> None:

@@ -21,7 +21,6 @@ import csv
 import json
 import os
 import queue
-import re
 import statistics
 import subprocess
 import sys
@@ -36,8 +35,8 @@ from typing import Any
 
 import timm
 import torch
-from estimate import seconds
-from report import REPO, stamp
+from estimate import promised
+from report import REPO, show, stamp
 from torch import nn
 
 from cait import disk
@@ -162,13 +161,6 @@ class Bench:
             self.regress(folder, run)
 
 
-def promised(output: str) -> tuple[int, int]:
-    """The epochs and the seconds that a recipe has printed."""
-    found = re.search(r"length (\d+) epochs?.*?: about (.*?) on ", " ".join(output.split()))
-    assert found, output
-    return int(found[1]), seconds(found[2])
-
-
 def regress(settings: Path) -> dict[str, float]:
     """Accuracies of logistic regression on all images and pixels that these settings of the data give."""
     from cait.data.datamodule import ImageNetDataModule
@@ -263,9 +255,7 @@ def main() -> None:
         "",
         f"Told and taken: {punctuality(list(bench.done.values()))}",
     ]
-    print("\n".join(lines))
-    if given.out:
-        given.out.write_text("\n".join(lines) + "\n")
+    show(lines, given.out)
 
 
 if __name__ == "__main__":
