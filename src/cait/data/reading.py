@@ -198,5 +198,5 @@ class UnreadableImages:
     def _check(self, count: int, reason: str) -> None:
         if count > self.limit:
             where = f"; they are listed in {self.path}" if self.path else ""
-            found = f"{count} images cannot be read, {self.limit} are allowed (data.max_bad_share)"
-            raise UserError(f"{found}: {reason}{where}")
+            allowed = f"{self.limit} are allowed (data.max_bad_share)"
+            raise UserError(f"{count} images cannot be read, {allowed}: {reason}{where}")

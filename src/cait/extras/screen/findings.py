@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from cait.extras.screen.summary import NAMES
+from cait.extras.screen.summary import first
 
 TRAINED = 90.0
 """Accuracy in training, in per cent, with which a network has learned its training images."""
@@ -40,9 +40,8 @@ def findings(trained: float | None, counts: Tensor, predicted: Tensor, names: Se
             )
     rows = zip(names, counts[:, 0].tolist(), predicted.tolist(), strict=True)
     if never := [name for name, count, times in rows if count >= ENOUGH and not times]:
-        listed = ", ".join(never[:NAMES]) + (", ..." if len(never) > NAMES else "")
         found.append(
-            f"{len(never)} of {len(names)} classes are never predicted in the last validation ({listed}): train "
+            f"{len(never)} of {len(names)} classes are never predicted in the last validation ({first(never)}): train "
             "longer; if they have few training images, add --model.class_weights balanced"
         )
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -87,5 +88,9 @@ def never_right(trainer: Trainer, pl_module: Any) -> str:
         return ""
     names: list[str] = trainer.datamodule.class_names  # type: ignore[attr-defined]
     missed = [name for name, (images, correct) in zip(names, counts.tolist(), strict=True) if images and not correct]
-    first_names = ", ".join(missed[:NAMES]) + (", ..." if len(missed) > NAMES else "")
-    return f"{len(missed)} of {len(names)} classes in the last validation: {first_names}" if missed else ""
+    return f"{len(missed)} of {len(names)} classes in the last validation: {first(missed)}" if missed else ""
+
+
+def first(names: Sequence[str]) -> str:
+    """The first `NAMES` of the names of classes."""
+    return ", ".join(names[:NAMES]) + (", ..." if len(names) > NAMES else "")
