@@ -113,7 +113,9 @@ def _chosen(
     def measured(recipe: Recipe) -> Pace | None:
         from cait.extras.recipe.trial import measure
 
-        words = program.processes.of_first(lambda: json.dumps(_fields(measure(recipe, folder, _devices(recipe)))))
+        words = program.processes.of_first(
+            lambda: json.dumps(measure(recipe, folder, _devices(recipe)), default=asdict)
+        )
         pace = json.loads(words)
         return Pace(**pace) if pace else None
 
@@ -125,10 +127,6 @@ def _chosen(
     words = program.processes.agree(json.dumps(recipe.settings))  # shares of the cores may differ
     os.environ[CHOSEN] = json.dumps({key: json.loads(words[0])})
     return json.loads(words[0])
-
-
-def _fields(pace: Pace | None) -> dict[str, Any]:
-    return asdict(pace) if pace else {}
 
 
 def _devices(recipe: Recipe) -> int:
