@@ -17,26 +17,31 @@ same versions of the packages give the same files; the counts are those of Debia
 | solar | 2,000 + 223 | 2 | photographs of solar cells, 300 pixels, grey | PyPI elpv-dataset, CC BY-NC-SA 4.0 |
 | clipart | 1,227 + 138 | 6 | clip art with alpha, at most 512 pixels | Debian openclipart-png, public domain |
 
-**Judge** folders: nothing is tuned on them. Three are open: their results may be looked at while work goes on.
+| lower | 3,198 + 806 | 26 | the small letters of `letters` | Debian's fonts, free licences |
+
+**Judge** folders: nothing is tuned on them. Five are open: their results may be looked at while work goes on. Kana and
+emoji-twitter were blind once, and have been looked at.
 
 | folder | images | classes | what | from, licence |
 |---|---|---|---|---|
 | letters | 3,198 + 806 | 26 | Latin capitals, 48 pixels, grey | Debian's fonts, free licences |
 | emoji-google | 3,024 + 757 | 9 | emoji by category, 64 pixels with alpha | npm emoji-datasource-google, Apache-2.0 |
 | emoji-apple | 3,022 + 756 | 9 | the same as Apple draws them | npm emoji-datasource-apple, Apple's copyright |
+| kana | 3,360 + 864 | 48 | Hiragana, 48 pixels, grey, turned by up to 8 degrees | Debian's fonts, free licences |
+| emoji-twitter | 3,024 + 757 | 9 | the same as Twitter draws them | npm emoji-datasource-twitter, CC BY 4.0 |
 
 Three are **blind**: nobody looks at a result on them until the recipe is final, and then once.
 
 | folder | images | classes | what | from, licence |
 |---|---|---|---|---|
-| kana | 3,360 + 864 | 48 | Hiragana, 48 pixels, grey, turned by up to 8 degrees | Debian's fonts, free licences |
-| emoji-twitter | 3,024 + 757 | 9 | the same as Twitter draws them | npm emoji-datasource-twitter, CC BY 4.0 |
+| katakana | 3,360 + 864 | 48 | Katakana, as kana | Debian's fonts, free licences |
+| icons | 883 + 207 | 6 | a desktop's icons by kind, 48 pixels with alpha | Debian oxygen-icon-theme, LGPL-3+ |
 | surfaces | 2,364 + 552 | 12 | crops of 128 pixels of photographed materials | Debian ufoai-textures, GPL-2+, CC BY |
 
 The variants of an emoji (skin, hair, gender, direction) lie on one side of the split, and so do all crops and colours
-of a surface. The faces of a family lie on one side too, and so do families drawn after each other: the letters and the
-kana of `val` are of unseen families. Surfaces are classes by the first word of their file. 60 % of the emoji are
-people.
+of a surface, and icons whose names begin alike. The faces of a family lie on one side too, and so do families drawn
+after each other: the letters and the kana of `val` are of unseen families. Surfaces are classes by the first word of
+their file. 60 % of the emoji are people.
 """
 
 # ruff: noqa: SIM905
@@ -49,6 +54,7 @@ import json
 import random
 import re
 import shutil
+import string
 import subprocess
 import sys
 import tarfile
@@ -314,16 +320,22 @@ yozvox-yozfont+yozvox-yozfont-antique+yozvox-yozfont-cute+yozvox-yozfont-edu|yus
 """
 """With + those drawn after each other."""
 HIRAGANA = "あいうえおかきくけこさしすせそたちつてとなにぬねのはひふへほまみむめもやゆよらりるれろわゐゑをん"
+KATAKANA = "".join(chr(ord(syllable) + 0x60) for syllable in HIRAGANA)
 
 
-def letters(packages: Packages, folder: Path) -> None:
-    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-    write_faces(folder, faces(packages, [[f"fonts-{name}"] for name in LATIN], alphabet, most=3), alphabet, 123, 31)
+def latin(alphabet: str) -> Callable[[Packages, Path], None]:
+    def make(packages: Packages, folder: Path) -> None:
+        write_faces(folder, faces(packages, [[f"fonts-{name}"] for name in LATIN], alphabet, most=3), alphabet, 123, 31)
+
+    return make
 
 
-def kana(packages: Packages, folder: Path) -> None:
-    groups = [[f"fonts-{name}" for name in group.split("+")] for group in "|".join(KANA.split()).split("|")]
-    write_faces(folder, faces(packages, groups, HIRAGANA, most=3), HIRAGANA, 35, 9, turns=2)
+def japanese(syllables: str) -> Callable[[Packages, Path], None]:
+    def make(packages: Packages, folder: Path) -> None:
+        groups = [[f"fonts-{name}" for name in group.split("+")] for group in "|".join(KANA.split()).split("|")]
+        write_faces(folder, faces(packages, groups, syllables, most=3), syllables, 35, 9, turns=2)
+
+    return make
 
 
 def write_faces(folder: Path, known: list[Face], letters: str, train: int, val: int, turns: int = 0) -> None:
@@ -411,6 +423,13 @@ def surfaces(packages: Packages, folder: Path) -> None:
     write(folder, crops(), 0.2)
 
 
+def icons(packages: Packages, folder: Path) -> None:
+    base = packages.debian("oxygen-icon-theme") / "usr/share/icons/oxygen/base/48x48"
+    names = "actions apps devices mimetypes places status".split()
+    files = ((name, file) for name in names for file in sorted((base / name).glob("*.png")) if not file.is_symlink())
+    write(folder, ((name, file.stem.split("-")[0], file) for name, file in files), 0.2)
+
+
 FOLDERS: dict[str, Callable[[Packages, Path], None]] = {
     "digits": digits,
     "fashion": fashion,
@@ -418,11 +437,14 @@ FOLDERS: dict[str, Callable[[Packages, Path], None]] = {
     "stamps": stamps,
     "solar": solar,
     "clipart": clipart,
-    "letters": letters,
+    "lower": latin(string.ascii_lowercase),
+    "letters": latin(string.ascii_uppercase),
     "emoji-google": emoji("google"),
     "emoji-apple": emoji("apple"),
-    "kana": kana,
+    "kana": japanese(HIRAGANA),
     "emoji-twitter": emoji("twitter"),
+    "katakana": japanese(KATAKANA),
+    "icons": icons,
     "surfaces": surfaces,
 }
 

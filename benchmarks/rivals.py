@@ -8,7 +8,8 @@ FOLDERS is where benchmarks/folders.py has put its folders; the judge folders ar
 - the recipe: `cait fit --data.root DIR --minutes M`;
 - a CNN of three layers, timm's `resnet10t` and a small ViT, from scratch: the same command with the network, AdamW and
   the rate of `RIVALS`. The recipe gives them its images, augmentation and length, measured for each;
-- scikit-learn's logistic regression on the same pixels, once, in whatever time it takes.
+- scikit-learn's logistic regression on the same pixels, once, in whatever time it takes;
+- with --learners: the recipe with another stem, and the blocks that suit it.
 
 A run is scored by its last epoch. Each finished run is a row of the CSV file, and is not done again; remove the file to
 start afresh. With --jobs 2 two runs go side by side, each pinned to one core with one thread.
@@ -42,18 +43,24 @@ from torch import nn
 from cait import disk
 from cait.cli import saved
 
-JUDGES = ("letters", "emoji-google", "emoji-apple", "kana", "emoji-twitter", "surfaces")
+JUDGES = ("letters", "emoji-google", "emoji-apple", "katakana", "icons", "surfaces")
 RIVALS: dict[str, dict[str, Any]] = {
-    "CNN of 3 layers": {"model.name": "rivals:cnn", "model.lr": 2e-3},
-    "resnet10t": {"model.name": "timm/resnet10t", "model.lr": 2e-3},
+    "CNN of 3 layers": {"model.name": "rivals:cnn", "model.optimizer": "adamw", "model.lr": 2e-3},
+    "resnet10t": {"model.name": "timm/resnet10t", "model.optimizer": "adamw", "model.lr": 2e-3},
     "ViT": {
         "model.name": "timm/vit_tiny_patch16_224",
         "model.fields": "{patch_size: 8, embed_dim: 192, depth: 6, num_heads: 3}",
+        "model.optimizer": "adamw",
         "model.lr": 1e-3,
     },
 }
+WIDER = {"model.fields.embed_dim": 128, "model.fields.mlp_ratio": 4}
+STEMS: dict[str, dict[str, Any]] = {
+    "stem conv": {"model.fields.stem": "conv", "model.fields.depth": 3} | WIDER,
+    "stem patch": {"model.fields.stem": "patch", "model.fields.depth": 4} | WIDER,
+}
 RECIPE, REGRESSION = "the recipe", "logistic regression"
-LEARNERS = (RECIPE, *RIVALS, REGRESSION)
+LEARNERS = (RECIPE, *RIVALS, REGRESSION, *STEMS)
 FIELDS = ("folder", "learner", "seed", "epochs", "told", "seconds", "acc1", "acc1_macro")
 Row = dict[str, str]
 
@@ -131,7 +138,7 @@ class Bench:
             return run
         settings = {"data.root": self.folders / folder, "minutes": self.minutes, "seed_everything": seed}
         settings |= {"baselines": "false", "run_name": run.name, "trainer.enable_progress_bar": "false"}
-        settings |= {"model.optimizer": "adamw", **RIVALS[learner]} if learner in RIVALS else {}
+        settings |= (RIVALS | STEMS).get(learner, {})
         command = [sys.executable, "-m", "cait", "fit", *(f"--{name}={value}" for name, value in settings.items())]
         log = self.scratch / f"{run.name}.txt"
         took = self.run(command, log)
@@ -178,7 +185,7 @@ def table(done: Sequence[Row], folders: Sequence[str]) -> Iterator[str]:
     """A row for each learner: mean ± standard deviation of val/acc1 on each folder, and their mean."""
     yield f"| | {' | '.join(folders)} | mean |"
     yield f"|---|{'---|' * (len(folders) + 1)}"
-    for learner in LEARNERS:
+    for learner in (name for name in LEARNERS if any(row["learner"] == name for row in done)):
         cells, means = [], []
         for folder in folders:
             rows = [row for row in done if (row["folder"], row["learner"]) == (folder, learner) and row["acc1"]]
@@ -205,7 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("root", type=Path, nargs="?", metavar="FOLDERS")
     parser.add_argument("--folders", nargs="+", default=JUDGES, metavar="NAME")
-    parser.add_argument("--learners", nargs="+", default=LEARNERS[:-1], choices=LEARNERS[:-1])
+    parser.add_argument("--learners", nargs="+", default=(RECIPE, *RIVALS), choices=(RECIPE, *RIVALS, *STEMS))
     parser.add_argument("--minutes", type=float, default=3, help="of a run, from the command to its end")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each on one core")

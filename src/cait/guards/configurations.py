@@ -95,7 +95,7 @@ def is_overlay(path: Path) -> bool:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     except (OSError, ValueError, yaml.YAMLError):  # no file or no YAML, which the parser reports
         return False
-    added = {setting.name for setting in plugins.settings()}
+    added = {setting.name.partition(".")[0] for setting in plugins.settings()}
     return isinstance(content, dict) and bool(content.keys() & added) and content.keys() <= added | {"trainer"}
 
 

@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,12 +87,15 @@ def _timms(network: nn.Module, name: str, given: Mapping[str, Any]) -> Optimizer
 
     known, plain = timm.optim.list_optimizers(), name.rpartition("_")[2]  # "lookahead_lion" is lion
     if plain not in known:
-        hint = did_you_mean(name, known, "; `timm.optim.list_optimizers()` lists them")
-        raise UserError(f"unknown optimizer {name!r}{hint}")
+        otherwise = "; `timm.optim.list_optimizers()` lists them"
+        raise UserError(f"unknown optimizer {name!r}{did_you_mean(name, known, otherwise)}")
     info = timm.optim.get_optimizer_info(plain)
     for argument, taken in (("momentum", info.has_momentum), ("eps", info.has_eps), ("betas", info.has_betas)):
         if argument in given and not taken:
             raise UserError(f"optimizer {name} takes no {argument}")
+    if plain.endswith("muon") and not torch.cuda.is_available():
+        muon = timm.optim.muon  # in bfloat16, its choice, CPUs without units for that take 20 times as long
+        muon.zeropower_via_newtonschulz = partial(muon.zeropower_via_newtonschulz, dtype=torch.float32)
     return timm.optim.create_optimizer_v2(network, opt=name, **given)
 
 

@@ -146,9 +146,3 @@ def copied(shrink: int) -> float:
 def xxs24(size: int) -> float:
     """10⁹ multiplications of XXS-24, and of networks like it, for an image of this size."""
     return 2.5 * (size / 224) ** 2
-
-
-def gmacs(size: int, patch: int, width: int, depth: int) -> float:
-    """10⁹ multiplications of a CaiT for one image: linear layers and attention of its blocks."""
-    tokens = (size // patch) ** 2
-    return (depth * (12 * width**2 * tokens + 2 * width * tokens**2) + 4 * width**2 * tokens) / 1e9

@@ -16,7 +16,7 @@ from typing import Any
 from cait.errors import UserError
 from cait.extras.clock import duration
 from cait.extras.recipe.anatomy import Anatomy, look
-from cait.extras.recipe.duration import COPIES, MINUTES, Machine, Pace, Work, copied, gmacs, xxs24
+from cait.extras.recipe.duration import COPIES, MINUTES, Machine, Pace, Work, copied, xxs24
 from cait.extras.recipe.survey import Survey
 from cait.extras.recipe.weights import Weights
 from cait.model.config import VARIANTS, stems
@@ -177,8 +177,7 @@ def suitable(folder: Survey, machine: Machine, recipe: Recipe) -> tuple[int, Ana
         found = as_they_are(folder, recipe) if small and not recipe.weights else None
         return found or as_time_allows(folder, machine, recipe)
     if small:
-        step = 4 if folder.side <= 40 else 8  # so that patches of several sizes fit
-        return step * max(16 // step, math.ceil(folder.side / step)), None, "as the images are"
+        return 8 * max(2, math.ceil(folder.side / 8)), None, "as the images are"  # so that patches of 8 fit
     return (128, None, "a GPU has the time for it") if machine.gpus else (64, None, SLOW)
 
 
@@ -236,38 +235,39 @@ def halved(folder: Survey, recipe: Recipe, size: int) -> int | None:
 
 
 def network(work: Work, recipe: Recipe, size: int, anatomy: Anatomy | None) -> float:
-    """CaiT, shallow and wide for so little data: four blocks learn faster than 24. Returns its cost in GMACs an image.
+    """CaiT, shallow for so little data: a few blocks learn faster than 24. Returns its cost in GMACs an image.
 
-    LayerScale starts at 1: it is there for depth, and four blocks are not deep. On a CPU a convolutional stem takes the
-    place of one block, see conv_stem/benchmark.md. Patches grow until enough epochs fit.
+    LayerScale starts at 1: it is there for depth, and a few blocks are not deep. On a CPU, convolutions that pool see
+    the details in less time than blocks, and leave few tokens to them: see conv_stem/benchmark.md.
     """
     gpus = work.machine.gpus
     name = recipe.take("model.name", "xxs24")
     if not recipe.is_cait or recipe.weights:
         return anatomy.gmacs if anatomy else xxs24(size)
     if name == "xxs24":
-        width = recipe.number("model.fields.embed_dim", 192 if gpus else 128)
-        conv = not gpus and "conv" in stems() and recipe.take("model.fields.stem", "conv") == "conv"
-        depth = recipe.number("model.fields.depth", 12 if gpus else 3 if conv else 4)
+        stem = "pooled" if "pooled" in stems() else "patch"
+        convolves = not gpus and recipe.take("model.fields.stem", stem) != "patch"
+        width = recipe.number("model.fields.embed_dim", 192 if gpus else 96 if convolves else 128)
+        depth = recipe.number("model.fields.depth", 12 if gpus else 1 if convolves else 4)
         recipe.take("model.fields.num_heads", 4)
         if not gpus:
             recipe.take("model.fields.layer_scale_init", 1.0)
+            recipe.take("model.fields.mlp_ratio", 2.0 if convolves else 4.0)
         recipe.take("model.drop_path_rate", 0.1 if gpus else 0.0)
     else:
         width = recipe.get("model.fields.embed_dim", VARIANTS[name]["embed_dim"])
-        depth, conv = recipe.get("model.fields.depth", VARIANTS[name]["depth"]), False
+        depth, convolves = recipe.get("model.fields.depth", VARIANTS[name]["depth"]), False
     whole = [patch for patch in range(1, size + 1) if size % patch == 0]
-    possible = [patch for patch in whole if 4 <= size // patch <= (16 if gpus else 10)] or whole[-1:]
-    layers = depth + conv  # convolutions take the time of a block
-    epochs = [work.epochs(gmacs(size, patch, width, layers)) for patch in possible]
-    # If reading the images takes the time, larger patches save none.
-    enough = min(25, 0.8 * epochs[-1])
-    fitting = next(patch for patch, count in zip(possible, epochs, strict=True) if count >= enough)
+    if convolves:
+        fitting = max(patch for patch in whole if patch.bit_count() == 1 and (size // patch >= 4 or patch == 1))
+    else:
+        fitting = min(patch for patch in whole if size // patch <= (16 if gpus else 8))
     patch = recipe.number("model.fields.patch_size", fitting)
-    count = (size // patch) ** 2
-    after = " after convolutions, which are not the paper's" if conv else ""
-    recipe.note("network", f"CaiT of {depth} blocks, {width} wide, {count} patches of {patch} × {patch} pixels{after}")
-    return gmacs(size, patch, width, layers)
+    blocks, count = counted(depth, "block"), (size // patch) ** 2
+    after = " after convolutions, which are not the paper's" if convolves else ""
+    recipe.note("network", f"CaiT of {blocks}, {width} wide, {count} patches of {patch} × {patch} pixels{after}")
+    found = recipe.look(size)
+    return found.gmacs if found else xxs24(size)
 
 
 def augment(folder: Survey, recipe: Recipe) -> None:

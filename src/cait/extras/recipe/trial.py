@@ -60,6 +60,16 @@ class Stopwatch(Callback):
             self.first_epoch = self._since - self._epoch_begun
 
 
+class BatchEnds(Callback):
+    """When the batches of a validation ended."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        self.times.append(time.monotonic())
+
+
 def measure(recipe: Recipe, folder: Survey, devices: int = 1) -> Pace | None:
     """The pace of a run with the settings of the recipe so far; None if they cannot run, which the run then reports.
 
@@ -95,7 +105,8 @@ def _measured(recipe: Recipe, folder: Survey, devices: int) -> Pace:
     trainer.fit(module, datamodule=data)
     image = watch.seconds / watch.steps / batch / devices
     copying = max(0.0, watch.first_epoch / (min(8, steps) * batch) - image) * (folder.images + folder.val)
-    return Pace(image, _validation(held, module, data), copying if copies else 0.0, start(), is_measured=True)
+    aside = 1.25 * since_command()  # what comes after the trial, beside the epochs, takes a quarter as long
+    return Pace(image, _validation(held, module, data), copying if copies else 0.0, aside, is_measured=True)
 
 
 def _arguments(held: dict[str, Any], room: str) -> dict[str, Any]:
@@ -128,22 +139,15 @@ def _step_callbacks(held: dict[str, Any], data: Any) -> list[Callback]:
 
 
 def _validation(held: dict[str, Any], module: Any, data: Any) -> float:
-    """Seconds of a validation, from a part of it."""
+    """Seconds of a validation, from a part of it; only the first starts the loader's workers."""
     data.setup("validate")
     whole = len(data.val_dataloader())
-    part = max(1, min(whole, 2 * (data.num_workers or 2)))
+    part = min(whole, max(3, 2 * (data.num_workers or 2)))
+    ends = BatchEnds()
     begun = time.monotonic()
-    _trainer(held, _step_callbacks(held, data), limit_val_batches=part).validate(module, data, verbose=False)
-    return (time.monotonic() - begun) * whole / part
-
-
-def start() -> float:
-    """Seconds of the run until its first step, from those since the command, and those of its end."""
-    return since_command() + AHEAD
-
-
-AHEAD = 8.0
-"""Seconds from here to the first step, and from the last one to the end."""
+    _trainer(held, [ends, *_step_callbacks(held, data)], limit_val_batches=part).validate(module, data, verbose=False)
+    first, last = ends.times[0], ends.times[-1]
+    return (last - first) * whole / (part - 1) if part > 1 else last - begun
 
 
 def since_command() -> float:

@@ -35,10 +35,12 @@ def with_stem(img_size: int = 32, patch_size: int = 8, stem: str = "conv", **fie
 )
 def test_any_patch_size_gives_as_many_tokens_as_the_patches(img_size: int, patch_size: int) -> None:
     images = torch.randn(2, 1, img_size, img_size)
-    model, patches = (with_stem(img_size, patch_size, stem, in_chans=1) for stem in ("conv", "patch"))
-    assert model.patch_embed(images).shape == patches.patch_embed(images).shape == (2, model.config.num_patches, 32)
-    step(model, images, 0)
-    assert all(p.grad.abs().sum() > 0 for p in model.patch_embed.parameters())
+    for stem in ("conv", "pooled", "patch"):
+        model = with_stem(img_size, patch_size, stem, in_chans=1)
+        assert model.patch_embed(images).shape == (2, model.config.num_patches, 32)
+        assert model.patch_embed(images).is_contiguous()
+        step(model, images, 0)
+        assert all(p.grad.abs().sum() > 0 for p in model.patch_embed.parameters())
 
 
 def test_it_is_the_papers_stack_of_convolutions() -> None:
@@ -51,7 +53,26 @@ def test_it_is_the_papers_stack_of_convolutions() -> None:
     expected.append(nn.Conv2d(64, 64, 1))
     expected.load_state_dict(dict(zip(expected.state_dict(), stem.state_dict().values(), strict=True)))
     images = torch.randn(2, 3, 64, 64)
-    assert torch.equal(stem(images), expected(images).flatten(2).transpose(1, 2))
+    torch.testing.assert_close(stem(images), expected(images).flatten(2).transpose(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("patch_size", "widths"), [(16, (16, 16, 32, 64)), (8, (16, 32, 64)), (4, (32, 64)), (2, (64,))]
+)
+def test_the_pooled_stem_halves_by_pooling_from_the_second_convolution_on(patch_size: int, widths: tuple) -> None:
+    stem = with_stem(64, patch_size, "pooled", embed_dim=64).patch_embed
+    expected, before = nn.Sequential(), 3
+    for width in widths:
+        is_first = before == 3
+        expected.extend(
+            [nn.Conv2d(before, width, 3, 2 if is_first else 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+        )
+        expected.extend([] if is_first else [nn.MaxPool2d(2)])
+        before = width
+    expected.append(nn.Conv2d(64, 64, 1))
+    expected.load_state_dict(dict(zip(expected.state_dict(), stem.state_dict().values(), strict=True)))
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(stem(images), expected(images).flatten(2).transpose(1, 2))
 
 
 @pytest.mark.parametrize("patch_size", [8, 16])
@@ -80,9 +101,11 @@ def test_its_parameters_are_of_the_lowest_layer_and_only_its_convolutions_decay(
 
 
 def test_its_multiplications_are_counted() -> None:
-    by_hand = 3 * 9 * 8 * 16**2 + 8 * 9 * 16 * 8**2 + 16 * 9 * 32 * 4**2 + 32 * 32 * 4**2
-    both = [forward_gmacs(with_stem(stem=stem), (3, 32, 32)) for stem in ("conv", "patch")]
-    assert both[0] - both[1] == pytest.approx((by_hand - 3 * 8 * 8 * 32 * 4**2) / 1e9)
+    first = 3 * 9 * 8 * 16**2
+    conv, pooled = (first + (8 * 9 * 16 * 8**2 + 16 * 9 * 32 * 4**2) * more + 32 * 32 * 4**2 for more in (1, 4))
+    found = [forward_gmacs(with_stem(stem=stem), (3, 32, 32)) for stem in ("conv", "pooled", "patch")]
+    for of_stem, by_hand in zip(found, (conv, pooled), strict=False):
+        assert of_stem - found[2] == pytest.approx((by_hand - 3 * 8 * 8 * 32 * 4**2) / 1e9)
 
 
 def test_activations_computed_again_give_the_same_gradients() -> None:
@@ -111,15 +134,16 @@ def test_its_weights_fit_another_resolution_and_no_other_stem(tmp_path: Path) ->
 
 
 def test_an_unknown_stem_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match="stem must be one of patch, conv, got 'cnv'"):
+    with pytest.raises(UserError, match="stem must be one of patch, conv, pooled, got 'cnv'"):
         with_stem(stem="cnv")
 
 
+@pytest.mark.parametrize("stem", ["conv", "pooled"])
 @pytest.mark.parametrize("format", ["torch_export", "onnx"])
-def test_it_is_exported(format: str, tmp_path: Path) -> None:
+def test_it_is_exported(format: str, stem: str, tmp_path: Path) -> None:
     if format == "onnx":
         pytest.importorskip("onnxruntime")
-    model = with_stem(28, 14)
+    model = with_stem(32, 8, stem)
     assert export(model, tmp_path / f"out{'.pt2' if format == 'torch_export' else '.onnx'}", format).files
 
 
@@ -146,7 +170,7 @@ class Stop(Callback):
 def test_a_run_trains_resumes_scores_and_is_monitored(cait: Cait, tmp_path: Path) -> None:
     """A resumed run ends with the same bits: the stem keeps nothing that a checkpoint does not hold."""
     (tmp_path / "stop.py").write_text(STOP)
-    settings = [*SMALL, "--model.fields.stem=conv", "--ema.decay=0.9", "--trainer.limit_train_batches=3"]
+    settings = [*SMALL, "--model.fields.stem=pooled", "--ema.decay=0.9", "--trainer.limit_train_batches=3"]
     for arguments in (
         ["fit", *settings, "--run_name=half", "--trainer.max_epochs=2", "--trainer.callbacks+=stop.Stop"],
         ["resume", "half"],

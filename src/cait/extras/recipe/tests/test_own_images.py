@@ -236,7 +236,7 @@ def settings(
 
 def test_small_grey_images_are_not_mirrored_and_keep_their_size() -> None:
     found = settings(DIGITS)
-    assert (found["data.img_size"], found["data.hflip"], found["data.auto_augment"]) == (28, 0.0, None)
+    assert (found["data.img_size"], found["data.hflip"], found["data.auto_augment"]) == (32, 0.0, None)
     found = settings(PHOTOGRAPHS)
     assert (found["data.img_size"], found["data.hflip"]) == (64, 0.5)
     assert found["data.auto_augment"] is not None
@@ -245,7 +245,7 @@ def test_small_grey_images_are_not_mirrored_and_keep_their_size() -> None:
     letters = choose(replace(DIGITS, side=48), TWO_CORES, {})
     found = letters.settings
     assert (found["data.img_size"], found["data.hflip"]) == (48, 0.0)
-    assert 4 <= 48 // found["model.fields.patch_size"] <= 10
+    assert 48 // found["model.fields.patch_size"] == 6
     assert "--data.hflip 0.5 if left and right are alike" in dict(letters.lines)["augment"]
     mirrored = choose(DIGITS, TWO_CORES, {"data.hflip": 0.5})
     assert dict(mirrored.lines)["augment"] == "crops, mirror, a little Mixup; mirror as given"
@@ -281,10 +281,12 @@ def test_images_that_are_slow_to_read_are_validated_by_all_cores_and_less_often(
     assert slow["trainer.max_epochs"] % slow["trainer.check_val_every_n_epoch"] == 0
 
 
-def test_patches_grow_only_where_that_saves_time() -> None:
-    slow, many = replace(PHOTOGRAPHS, megapixels=50.0), replace(PHOTOGRAPHS, counts={"cat": 9000, "dog": 9000})
-    found = [settings(slow, data__shrink=None), settings(many)]
-    assert [how["model.fields.patch_size"] for how in found] == [8, 16]
+def test_the_blocks_see_few_patches() -> None:
+    gpu, sizes = Machine(16, 1, True), (28, 32, 36, 48, 64, 96, 2, 1)
+    patches = [settings(PHOTOGRAPHS, data__img_size=size)["model.fields.patch_size"] for size in sizes]
+    assert patches == ([4, 8, 4, 8, 16, 16, 1, 1] if "pooled" in stems() else [4, 4, 6, 6, 8, 12, 1, 1])
+    patches = [settings(PHOTOGRAPHS, gpu, data__img_size=size)["model.fields.patch_size"] for size in sizes]
+    assert patches == [2, 2, 3, 3, 4, 6, 1, 1]
 
 
 def test_the_few_images_of_a_rare_class_are_changed_more() -> None:
@@ -307,7 +309,7 @@ def test_what_is_given_wins_and_the_rules_go_on_from_it() -> None:
     assert not any(key.startswith("model.fields") for key in settings(PHOTOGRAPHS, model__name="timm/resnet18"))
 
 
-def test_on_a_cpu_a_convolutional_stem_takes_the_place_of_a_block() -> None:
+def test_on_a_cpu_convolutions_take_the_place_of_blocks() -> None:
     shapes = [
         (found.get("model.fields.stem"), found["model.fields.depth"])
         for found in (
@@ -316,7 +318,7 @@ def test_on_a_cpu_a_convolutional_stem_takes_the_place_of_a_block() -> None:
             settings(PHOTOGRAPHS, Machine(16, 1, True)),
         )
     ]
-    assert shapes == [("conv", 3) if "conv" in stems() else (None, 4), (None, 4), (None, 12)]
+    assert shapes == [("pooled", 1) if "pooled" in stems() else ("patch", 4), (None, 4), (None, 12)]
 
 
 def test_a_run_is_as_long_as_the_time_and_the_images_allow() -> None:
@@ -616,7 +618,7 @@ def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(tmp
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (config["data"]["balance"], config["best_metric"]) == ("sqrt", "val/acc1_macro")
     assert config["model"]["fields"]["depth"] == 1  # given; the others were chosen
-    assert config["model"]["fields"]["embed_dim"] == 128
+    assert config["model"]["fields"]["embed_dim"] == (96 if "pooled" in stems() else 128)
     held = list(csv.DictReader((run / "validation.csv").open(encoding="utf-8")))
     assert Counter(row["class"] for row in held) == {"it's": 2, "ä ö": 1}
     assert all((tmp_path / "my photos" / row["path"]).is_file() for row in held)

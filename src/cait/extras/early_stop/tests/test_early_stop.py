@@ -1,0 +1,79 @@
+"""Early stopping: where a run ends, after a kill too, and what is refused."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from harness import SMALL, Cait
+from lightning.pytorch.callbacks import EarlyStopping
+
+from cait.errors import UserError
+from cait.extras.early_stop.callback import EarlyStop
+
+FLAT = [*SMALL, "--model.lr=0", "--model.warmup_epochs=0", "--model.min_lr=0", "--trainer.limit_train_batches=2"]
+"""Nothing learns, so no validation is better than the first."""
+KILL = """
+import os
+import signal
+from pathlib import Path
+
+from lightning.pytorch import Callback
+
+
+class Kill(Callback):
+    def on_train_end(self, trainer, pl_module):
+        if not Path("killed").exists():
+            Path("killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""Kills the process once, after the checkpoint of the epoch in which the run decides to end."""
+
+
+def last(folder: Path) -> dict:
+    return torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
+
+
+def test_a_run_ends_after_its_patience_and_a_higher_one_goes_on(cait: Cait, tmp_path: Path) -> None:
+    done = cait("fit", *FLAT, "--run_name=flat", "--early_stop.patience=2", "--trainer.max_epochs=9")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "logs/flat"
+    assert last(run)["global_step"] == 3 * 2  # the first validation is the best
+    assert "stopped early: val/acc1 has not got better than" in done.stdout + done.stderr
+    again = cait("resume", "flat")
+    assert (again.returncode, last(run)["global_step"]) == (0, 6), again.stderr
+    more = cait("resume", "flat", "--early_stop.patience=3")
+    assert (more.returncode, last(run)["global_step"]) == (0, 8), more.stderr
+
+
+def test_a_kill_in_the_epoch_that_decides_changes_nothing(cait: Cait, tmp_path: Path) -> None:
+    (tmp_path / "kill.py").write_text(KILL)
+    settings = [*FLAT, "--early_stop.patience=1", "--trainer.max_epochs=9", "--run_name=flat"]
+    killed = cait("fit", *settings, "--trainer.callbacks+=kill.Kill")
+    assert killed.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), killed.stderr
+    run = tmp_path / "logs/flat"
+    assert last(run)["global_step"] == 4
+    assert cait("resume", "flat").returncode == 0
+    assert last(run)["global_step"] == 4
+
+
+def test_it_waits_as_lightnings_does() -> None:
+    ours, theirs = EarlyStop("a", "max", 3, 0.5), EarlyStopping("a", 0.5, 3, mode="max")
+    for value in (1.0, 1.2, 2.0, 2.5, 2.1, 1.0, 3.0, 3.1, 3.2, 3.3):
+        current = torch.tensor(value)
+        assert ours._evaluate_stopping_criteria(current)[0] == theirs._evaluate_stopping_criteria(current)[0]
+        assert (ours.wait_count, ours.best_score) == (theirs.wait_count, theirs.best_score)
+    assert ours.wait_count >= 3
+
+
+@pytest.mark.parametrize(("patience", "delta"), [(0, 0.0), (-1, 0.0), (1, -0.1)])
+def test_numbers_out_of_range_are_refused(patience: int, delta: float) -> None:
+    with pytest.raises(UserError, match=r"early_stop\.patience must be at least 1"):
+        EarlyStop("val/acc1", "max", patience, delta)
+
+
+def test_without_it_a_run_trains_to_its_end(cait: Cait, tmp_path: Path) -> None:
+    assert cait("fit", *FLAT, "--run_name=whole", "--trainer.max_epochs=4").returncode == 0
+    assert last(tmp_path / "logs/whole")["global_step"] == 8
