@@ -35,7 +35,7 @@ class ConvStem(nn.Module):
         self.project = nn.Conv2d(channels, d, factor, stride=factor)
 
     def forward(self, images: Tensor) -> Tensor:
-        # With the channels last, convolutions take half the time on a CPU, and the tokens need no copy.
+        # With the channels last, convolutions are faster on a CPU, and the tokens need no copy.
         images = images.contiguous(memory_format=torch.channels_last)
         return self.project(self.layers(images)).flatten(2).transpose(1, 2).contiguous()
 

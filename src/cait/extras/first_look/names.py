@@ -40,7 +40,8 @@ def settings(verb: str) -> list[str]:
         "ema": parameters(f"{PACKAGE}.train.ema", "EMA"),
     }
     added = {name: parameters(*path.split(":")) for name, path in plugins.merged("CALLBACK_SETTINGS").items()}
-    single = [each.name for each in (*SETTINGS, *plugins.settings()) if not each.verbs or verb in each.verbs]
+    taken = [each.name for each in (*SETTINGS, *plugins.settings()) if not each.verbs or verb in each.verbs]
+    single = [part for name in taken for part in (name.partition(".")[0], name)]  # "early_stop" is a group
     method = [name for name in parameters(TRAINER, "Trainer", METHODS[verb]) if name not in NOT_SETTINGS]
     found = ["config", "seed_everything", *_joined(groups), *single, *_joined(added), *method]
     return [name for name in dict.fromkeys(found) if name not in LINKED]
