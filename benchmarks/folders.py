@@ -16,7 +16,6 @@ same versions of the packages give the same files; the counts are those of Debia
 | stamps | 641 + 72 | 8 | drawings and photographs with alpha | Debian tuxpaint-stamps-default, GPL-2+ |
 | solar | 2,000 + 223 | 2 | photographs of solar cells, 300 pixels, grey | PyPI elpv-dataset, CC BY-NC-SA 4.0 |
 | clipart | 1,227 + 138 | 6 | clip art with alpha, at most 512 pixels | Debian openclipart-png, public domain |
-
 | lower | 3,198 + 806 | 26 | the small letters of `letters` | Debian's fonts, free licences |
 
 **Judge** folders: nothing is tuned on them. Five are open: their results may be looked at while work goes on. Kana and

@@ -108,11 +108,11 @@ def choose(
     else:
         size, anatomy = resolution(folder, machine, recipe)
         work = halve(folder, machine, recipe, size)
-        cost = network(work, recipe, size, anatomy)
+        network(machine, recipe, size)
         augment(folder, recipe)
         batch = steps(folder, machine, recipe)
         optimize(recipe, anatomy)
-        length(work, recipe, batch, cost, measure)
+        length(work, recipe, batch, lambda: cost(recipe, size, anatomy), measure)
     balance(folder, recipe)
     return recipe
 
@@ -234,16 +234,16 @@ def halved(folder: Survey, recipe: Recipe, size: int) -> int | None:
     return shrink if folder.megapixels >= gain * copied(shrink) else None
 
 
-def network(work: Work, recipe: Recipe, size: int, anatomy: Anatomy | None) -> float:
-    """CaiT, shallow for so little data: a few blocks learn faster than 24. Returns its cost in GMACs an image.
+def network(machine: Machine, recipe: Recipe, size: int) -> None:
+    """CaiT, shallow for so little data: a few blocks learn faster than 24.
 
     LayerScale starts at 1: it is there for depth, and a few blocks are not deep. On a CPU, convolutions that pool see
     the details in less time than blocks, and leave few tokens to them: see conv_stem/benchmark.md.
     """
-    gpus = work.machine.gpus
+    gpus = machine.gpus
     name = recipe.take("model.name", "xxs24")
     if not recipe.is_cait or recipe.weights:
-        return anatomy.gmacs if anatomy else xxs24(size)
+        return
     if name == "xxs24":
         stem = "pooled" if "pooled" in stems() else "patch"
         convolves = not gpus and recipe.take("model.fields.stem", stem) != "patch"
@@ -266,7 +266,11 @@ def network(work: Work, recipe: Recipe, size: int, anatomy: Anatomy | None) -> f
     blocks, count = counted(depth, "block"), (size // patch) ** 2
     after = " after convolutions, which are not the paper's" if convolves else ""
     recipe.note("network", f"CaiT of {blocks}, {width} wide, {count} patches of {patch} × {patch} pixels{after}")
-    found = recipe.look(size)
+
+
+def cost(recipe: Recipe, size: int, anatomy: Anatomy | None) -> float:
+    """10⁹ multiply-adds of an image of `size` pixels; a network that cannot be looked at counts as XXS-24."""
+    found = anatomy or recipe.look(size)
     return found.gmacs if found else xxs24(size)
 
 
@@ -342,7 +346,7 @@ def optimize(recipe: Recipe, anatomy: Anatomy | None) -> None:
         recipe.note("optimizer", f"Muon at {rate:g}, which learned twice as fast as AdamW in trials")
 
 
-def length(work: Work, recipe: Recipe, batch: int, cost: float, measure: Measure | None) -> None:
+def length(work: Work, recipe: Recipe, batch: int, gmacs: Callable[[], float], measure: Measure | None) -> None:
     """As many epochs as the time allows, up to 200 or 4000 steps: a small folder gains nothing from more.
 
     Validation takes at most 15 % of the time, and comes at most 30 times.
@@ -351,7 +355,7 @@ def length(work: Work, recipe: Recipe, batch: int, cost: float, measure: Measure
         return
     folder, machine = work.folder, work.machine
     recipe.take("trainer.log_every_n_steps", max(1, min(10, folder.images // batch)))
-    pace = (measure(recipe) if measure else None) or work.pace(cost)
+    pace = (measure(recipe) if measure else None) or work.pace(gmacs())
     most = min(200, max(10, 4000 * batch // folder.images))
     if recipe.weights:
         most = min(most, 30)  # the weights know most of it already

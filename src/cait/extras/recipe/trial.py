@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from cait import plugins
@@ -58,16 +59,6 @@ class Stopwatch(Callback):
         if self.copies and self._since is None:
             self._since = time.monotonic()
             self.first_epoch = self._since - self._epoch_begun
-
-
-class BatchEnds(Callback):
-    """When the batches of a validation ended."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
-        self.times.append(time.monotonic())
 
 
 def measure(recipe: Recipe, folder: Survey, devices: int = 1) -> Pace | None:
@@ -143,11 +134,11 @@ def _validation(held: dict[str, Any], module: Any, data: Any) -> float:
     data.setup("validate")
     whole = len(data.val_dataloader())
     part = min(whole, max(3, 2 * (data.num_workers or 2)))
-    ends = BatchEnds()
+    ends: list[float] = []
+    watch = LambdaCallback(on_validation_batch_end=lambda *_, **__: ends.append(time.monotonic()))
     begun = time.monotonic()
-    _trainer(held, [ends, *_step_callbacks(held, data)], limit_val_batches=part).validate(module, data, verbose=False)
-    first, last = ends.times[0], ends.times[-1]
-    return (last - first) * whole / (part - 1) if part > 1 else last - begun
+    _trainer(held, [watch, *_step_callbacks(held, data)], limit_val_batches=part).validate(module, data, verbose=False)
+    return (ends[-1] - ends[0]) * whole / (part - 1) if part > 1 else ends[-1] - begun
 
 
 def since_command() -> float:
