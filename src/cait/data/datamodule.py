@@ -304,7 +304,7 @@ class ImageNetDataModule(LightningDataModule):
     def _digest(self) -> str:
         """Digest of the training images' names below `root`; it takes a second for ImageNet."""
         start = len(str(self.root)) + 1
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(getattr(self.source, "digest", b""))
         samples = self.source.train
         for index in range(len(samples)):
             digest.update(f"{samples.name(index)[start:]}\n".encode(errors="surrogateescape"))

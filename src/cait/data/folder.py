@@ -108,20 +108,20 @@ class FolderSource:
 
     @property
     def train(self) -> Files:
-        return self._sets[0]
+        return self.sets[0]
 
     @property
     def val(self) -> Files:
-        return self._sets[1]
+        return self.sets[1]
 
     @cached_property
-    def _sets(self) -> tuple[Files, Files]:
+    def sets(self) -> tuple[Files, Files]:
         """The training and validation images, from their two folders, or of one that is divided."""
         names, val_list, fraction = self.class_names, self.splits.val_list, self.splits.val_fraction
         train, val = self.split_folders()
         if val is None:
             images = list_classes(self.root, names)
-            return _hold_listed(images, self.root, Path(val_list)) if val_list else _hold_out(images, fraction)
+            return hold_listed(images, self.root, Path(val_list)) if val_list else hold_out(images, fraction)
         if val_list:
             raise UserError(f"--data.val_list {val_list}: {self.root} has validation images of its own in {val}")
         val_names = folder_names(val)
@@ -140,7 +140,7 @@ def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
     return next((root / folders[name] for name in usual if name in folders), None)
 
 
-def _hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files]:
+def hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files]:
     """Training and validation images: validation takes the paths below `root` in the column `path` of a CSV file."""
     try:
         with val_list.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as lines:
@@ -193,7 +193,7 @@ def list_classes(folder: Path, names: list[str]) -> Files:
     return files
 
 
-def _hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:
+def hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:
     """Training and validation images: validation takes a share of each class, evenly over its sorted files."""
     by_class: dict[int, list[tuple[str, int]]] = {}
     for sample in samples:
@@ -202,7 +202,7 @@ def _hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:
     val: list[tuple[str, int]] = []
     for members in by_class.values():
         if len(members) < 2:
-            raise UserError(f"{Path(members[0][0]).parent} holds one image; two are needed to hold one out")
+            raise UserError(f"{members[0][0]} is the only image of its class; two are needed to hold one out")
         count = min(max(1, round(len(members) * fraction)), len(members) - 1)
         held = {(2 * i + 1) * len(members) // (2 * count) for i in range(count)}
         for position, sample in enumerate(members):

@@ -5,12 +5,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from cait.data.folder import abbreviate, folder_names, list_classes
+from lightning.pytorch.utilities import rank_zero_info
+
+from cait.data.folder import FolderSource, abbreviate, folder_names, list_classes
 from cait.data.listing import Files
 from cait.errors import UserError
 
+TEST = "test"
+"""The folder of the test split, and its name among the further sets."""
 SEVERITIES = ("1", "2", "3", "4", "5")
 ALEXNET = {
     "gaussian_noise": 88.6428,
@@ -60,6 +64,24 @@ def open_extra(root: Path, names: Sequence[str]) -> ExtraSet | Corruptions:
         name: {severity: _set(folder / severity, names) for severity in folder_names(folder)}
         for name, folder in corrupted.items()
     }
+
+
+def open_test(source: Any) -> ExtraSet | None:
+    """The test split of a data source: its `test`, or the folder "test" beside a training and a validation folder.
+
+    None if there is none, or if it has other classes, as Kaggle's folders of images without labels do.
+    """
+    if (samples := getattr(source, "test", None)) is not None:
+        return ExtraSet(samples)
+    val = source.split_folders()[1] if isinstance(source, FolderSource) else None
+    folder = source.root / TEST
+    if val is None or val == folder or not folder.is_dir():
+        return None
+    found, names = folder_names(folder), source.class_names
+    if not found or not {*found} <= {*names}:
+        rank_zero_info(f"{folder} is not scored: its class folders are not those of {val}")
+        return None
+    return ExtraSet(_set(folder, names).samples)  # all classes may be predicted
 
 
 def _corruptions(root: Path, names: Sequence[str]) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from cait.extras.network_name import network_name
 from cait.plugins import Results
 
 PLACES = (
-    *("root", "data_dir", "copies_dir", "val_list", "predict_root"),
+    *("root", "data_dir", "copies_dir", "labels", "val_list", "predict_root"),
     *("class_names", "cache_gb", "num_workers", "prefetch", "worker_start"),
 )
 """Settings of the data that the card leaves out: they are places on this machine, or they change no result."""

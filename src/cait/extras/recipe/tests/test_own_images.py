@@ -152,7 +152,7 @@ def test_who_lacks_the_package_for_them_is_told(
         ("no images", "no images in the class folder"),
         ("one class", "holds 1 class folder(s), at least 2 are needed"),
         ("an empty class", "no images in the class folder"),
-        ("one image", "holds one image; two are needed"),
+        ("one image", "is the only image of its class; two are needed"),
         ("nowhere", "does not exist; name yours with --data.root"),
         ("two images", "2 training images are too few to learn from"),
     ],

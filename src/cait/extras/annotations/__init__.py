@@ -1,0 +1,63 @@
+"""Labels in a table, a test split, and cross-validation: --data.labels FILE.csv, --data.folds K --data.fold i."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cait.errors import UserError
+from cait.plugins import Verb
+from cait.settings import check_at_least, group
+
+VERBS = {
+    "crossval": Verb(
+        "cait.extras.annotations.crossval:crossval",
+        "train on every fold, give the mean and its interval: cait crossval NAME --data.root DIR",
+        takes="fit",
+    )
+}
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """Labels that no folder says, and folds.
+
+    Raises:
+        UserError: a number is out of range.
+    """
+
+    labels: str | None = None
+    """CSV file with the columns `path`, of images below `root`, and `label`, in place of class folders. If it has a
+    column `split`, that is train, val or test; what is in `test` neither trains nor chooses the best checkpoint, and
+    `cait eval` scores it apart. Images that have the same value in a column `group` are not divided by `folds`, nor
+    where validation images are held out."""
+    folds: int | None = None
+    """Divide the images that train and validate into so many folds, by scikit-learn's StratifiedKFold, or with groups
+    its StratifiedGroupKFold; both shuffle by `fold_seed`. Then `fold` validates and the others train."""
+    fold: int = 0
+    """The fold that validates, from 0 on."""
+    fold_seed: int = 0
+    """Seed of the division into folds; the runs of a cross-validation share it, whatever their own seeds."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 2, "folds")
+        if not 0 <= self.fold < (self.folds or 1):
+            raise UserError(f"data.fold must be from 0 to data.folds - 1, got {self.fold} of {self.folds} folds")
+
+
+DATA_SETTINGS = "cait.extras.annotations:Annotations"
+
+
+def open_source(root: str, settings: Mapping[str, Any]) -> Any:
+    """The images of a folder under the labels of a table, or divided into folds; None if neither is asked for.
+
+    Raises:
+        UserError: `root` is no folder of images.
+    """
+    asked: Annotations = group(Annotations, settings)
+    if asked.labels is None and asked.folds is None:
+        return None
+    from cait.extras.annotations.source import open_annotated
+
+    return open_annotated(root, settings, asked)

@@ -1,0 +1,90 @@
+"""Labels that may be wrong, by the probabilities of networks that have not trained on the image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cait import disk
+from cait.cli import loading
+from cait.run import rundir
+from cait.run.program import Program
+
+DOUBTFUL = "labels.csv"
+"""File in the folder of a cross-validation: all images, the doubtful ones first."""
+OUT_OF_FOLD = "out_of_fold.npz"
+"""File there: `paths`, `labels`, `class_names`, and `probabilities` [images, classes] by the fold's network."""
+Scored = tuple[list[str], list[int], Any]
+"""Paths below the root, labels, and probabilities [N, classes], of the images that can be read."""
+
+
+def held_out(run: Path, program: Program) -> tuple[list[str], Scored]:
+    """The names of the classes, and what the last checkpoint of a run thinks of its validation images."""
+    import torch
+
+    from cait.guards import trust
+
+    with trust.only_own(run, False):
+        checkpoint = run / rundir.CHECKPOINTS / rundir.LAST
+        loaded = loading.from_checkpoint(checkpoint, run, None, None, program.module, program.data)
+    device = loading.device(run)
+    data, network = loaded.data, loaded.network.to(device)
+    samples, start = data.source.val, len(str(data.root)) + 1
+    data.predict_samples = samples
+    found, read = list[Any](), list[Any]()
+    with torch.inference_mode():
+        for images, known in data.predict_dataloader():
+            found.append(network(images.to(device)).float().softmax(dim=1).cpu())
+            read.append(known >= 0)
+    kept = torch.cat(read).nonzero().flatten().tolist()
+    paths = [samples.name(index)[start:] for index in kept]
+    labels = [samples[index][1] for index in kept]
+    return data.source.class_names, (paths, labels, torch.cat(found)[kept].numpy())
+
+
+def suspects(probabilities: Any, labels: Any) -> tuple[Any, Any]:
+    """(indices of the images whose label is doubtful, the most doubtful first; the class that each seems to be of)
+
+    Confident learning (Northcutt, Jiang and Chuang, arXiv 1911.00068): a class may be that of an image if its
+    probability is at least the mean that images with this label have. If the most probable of these classes is not
+    the label, the label is doubtful, the more so the further its probability is below that class's.
+
+    Args:
+        probabilities: [N, classes], by networks that have not trained on the image.
+        labels: [N]
+    """
+    given = probabilities[np.arange(len(labels)), labels]
+    present = np.bincount(labels, minlength=probabilities.shape[1]) > 0
+    means = np.array([given[labels == label].mean() if there else np.inf for label, there in enumerate(present)])
+    possible = np.where(probabilities >= means - 1e-6, probabilities, -np.inf)
+    seems = possible.argmax(axis=1)
+    found = np.flatnonzero(np.isfinite(possible.max(axis=1)) & (seems != labels))
+    margins = given[found] - probabilities[found, seems[found]]
+    found = found[margins.argsort(kind="stable")]
+    return found, seems[found]
+
+
+def write(folder: Path, class_names: Sequence[str], folds: Sequence[Scored]) -> int:
+    """Write `OUT_OF_FOLD` and `DOUBTFUL`; returns how many labels are doubtful.
+
+    The table is one that --data.labels takes, so one can correct the column `label` and train on it.
+    """
+    paths = [path for found, _, _ in folds for path in found]
+    labels = np.array([label for _, found, _ in folds for label in found])
+    probabilities = np.concatenate([found for _, _, found in folds])
+    with disk.whole(folder / OUT_OF_FOLD) as beside, beside.open("wb") as file:
+        np.savez(file, paths=paths, labels=labels, class_names=list(class_names), probabilities=probabilities)
+    doubtful, seems = suspects(probabilities, labels)
+    given = probabilities[np.arange(len(labels)), labels]
+    suggested = np.full(len(labels), -1)
+    suggested[doubtful] = seems
+    rows = []
+    for index in (*doubtful, *np.flatnonzero(suggested < 0)):
+        seem = suggested[index]
+        suggestion = (class_names[seem], f"{probabilities[index, seem]:.4f}") if seem >= 0 else ("", "")
+        rows.append((paths[index], class_names[labels[index]], f"{given[index]:.4f}", *suggestion))
+    disk.write_csv(folder / DOUBTFUL, ["path", "label", "probability", "suggestion", "its probability"], rows)
+    return len(doubtful)

@@ -1,0 +1,81 @@
+"""A table of labels: a CSV file with a row for each image."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cait import disk
+from cait.data.folder import TRAIN_NAMES, abbreviate
+from cait.errors import UserError, one_line
+
+SPLITS = dict.fromkeys(TRAIN_NAMES, "train") | {"val": "val", "valid": "val", "validation": "val"}
+SPLITS |= {"test": "test", "testing": "test"}
+"""What the column `split` may say, in lower case."""
+
+
+@dataclass
+class Table:
+    """The rows of a table, ordered by path, in columns of one length; those that the file lacks are empty."""
+
+    paths: list[str] = field(default_factory=list)
+    """Below the root of the images."""
+    labels: list[str] = field(default_factory=list)
+    splits: list[str] = field(default_factory=list)
+    """"train", "val" or "test"."""
+    groups: list[str] = field(default_factory=list)
+
+
+def read(file: Path, root: Path) -> Table:
+    """Read a table, of images below `root`.
+
+    Raises:
+        UserError: the file cannot be read, lacks a column or a cell, names an image twice, or one that is not there.
+    """
+    where = f"--data.labels {file}"
+    try:
+        with file.open(**disk.TABLE | {"encoding": "utf-8-sig"}) as lines:  # Excel begins with a mark
+            rows = sorted(_rows(csv.DictReader(lines), where, root))
+    except OSError as error:
+        raise UserError(f"{where}: {error.strerror}") from error
+    except csv.Error as error:
+        raise UserError(f"{where} is no CSV file: {one_line(error)}") from error
+    if not rows:
+        raise UserError(f"{where} has no rows")
+    table = Table(*map(list, zip(*rows, strict=True)))
+    twice = [path for path, after in zip(table.paths, table.paths[1:], strict=False) if path == after]
+    if twice:
+        raise UserError(f"{where} names images twice: {abbreviate(twice)}")
+    if missing := [path for path in table.paths if not (root / path).is_file()]:
+        raise UserError(f"{where} names {len(missing):,} images that are not in {root}: {abbreviate(missing)}")
+    table.splits = table.splits if any(table.splits) else []
+    table.groups = table.groups if any(table.groups) else []
+    return table
+
+
+def _rows(reader: csv.DictReader[str], where: str, root: Path) -> Iterator[tuple[str, str, str, str]]:
+    """(path, label, split, group) of each row; the last two are empty if the file has no such column."""
+    columns = [name.strip().lower() for name in reader.fieldnames or ()]
+    reader.fieldnames = columns
+    label = "label" if "label" in columns else "class"  # as in a run's validation.csv
+    if not {"path", label} <= {*columns}:
+        raise UserError(f"{where} needs the columns path and label, it has {', '.join(columns) or 'none'}")
+    for row in reader:
+        cells = {name: (row[name] or "").strip() for name in {"path", label, "split", "group"} & {*columns}}
+        if empty := [name for name, cell in cells.items() if not cell]:
+            raise UserError(f"{where}, line {reader.line_num}: no {abbreviate(sorted(empty))}")
+        split = cells.get("split", "").lower()
+        if split and split not in SPLITS:
+            raise UserError(f"{where}, line {reader.line_num}: split is train, val or test, not {cells['split']!r}")
+        yield _below(cells["path"], root, where), cells[label], SPLITS.get(split, ""), cells.get("group", "")
+
+
+def _below(path: str, root: Path, where: str) -> str:
+    """A path as it is below `root`."""
+    found = os.path.relpath(path, root) if os.path.isabs(path) else os.path.normpath(path)
+    if found.split(os.sep)[0] == os.pardir:
+        raise UserError(f"{where}: {path} is not below {root}")
+    return found
