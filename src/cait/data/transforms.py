@@ -134,15 +134,8 @@ class Augmentation:
 
     def timms(self) -> dict[str, Any]:
         """Arguments of timm's `create_transform` that training alone has."""
-        return dict(
-            scale=self.scale,
-            ratio=self.ratio,
-            hflip=self.hflip,
-            auto_augment=self.auto_augment,
-            color_jitter=self.color_jitter,
-            re_prob=self.erase_prob,
-            re_mode="pixel",
-        )
+        same = ("scale", "ratio", "hflip", "auto_augment", "color_jitter")
+        return {name: getattr(self, name) for name in same} | dict(re_prob=self.erase_prob, re_mode="pixel")
 
 
 class TrainPipeline(Protocol):
@@ -250,13 +243,6 @@ class Mixing:
         mixing smoothed ones.
         """
         np.random.seed(seed)  # timm draws from numpy's global generator
-        mixup = Mixup(
-            mixup_alpha=self.mixup,
-            cutmix_alpha=self.cutmix,
-            prob=self.mix_prob,
-            switch_prob=self.mix_switch_prob,
-            mode=self.mix_mode,
-            label_smoothing=0.0,
-            num_classes=num_classes,
-        )
-        return mixup(images, labels)
+        alphas = dict(mixup_alpha=self.mixup, cutmix_alpha=self.cutmix)
+        draws: dict[str, Any] = dict(prob=self.mix_prob, switch_prob=self.mix_switch_prob, mode=self.mix_mode)
+        return Mixup(**alphas, **draws, label_smoothing=0.0, num_classes=num_classes)(images, labels)

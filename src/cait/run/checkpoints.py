@@ -217,14 +217,8 @@ class BestCheckpoint(ModelCheckpoint):
     """
 
     def __init__(self, folder: Path, monitor: str = "val/acc1", mode: str = "max") -> None:
-        super().__init__(
-            dirpath=folder,
-            filename=Path(BEST).stem,
-            monitor=monitor,
-            mode=mode,
-            enable_version_counter=False,
-            auto_insert_metric_name=False,
-        )
+        plain_name = dict(enable_version_counter=False, auto_insert_metric_name=False)
+        super().__init__(folder, Path(BEST).stem, monitor, mode=mode, **plain_name)
         self.metric = monitor
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -74,9 +74,8 @@ def load_teacher(
     teacher_mean, teacher_std = mean, std
     if name.endswith(".ckpt"):
         teacher, hparams = _of_run(name, student.name)
-        known, img_size, teacher_mean, teacher_std = (
-            hparams[key] for key in ("num_classes", "img_size", "mean", "std")
-        )
+        known, img_size = hparams["num_classes"], hparams["img_size"]
+        teacher_mean, teacher_std = hparams["mean"], hparams["std"]
     elif name in VARIANTS or references.is_path(name):
         teacher = network.build(name, img_size or student.img_size, known, **fields)  # type: ignore[arg-type]
         if path is not None:
