@@ -101,10 +101,9 @@ def batches_a_step(images: int, batch_size: int, trainer: Trainer) -> int:
     batches, left = divmod(images, parts)
     if left or not batches:
         fitting = [str(parts * count) for count in (batches, batches + 1) if count]
-        raise UserError(
-            f"--data.global_batch {images} is not a multiple of {processes} process{'es' * (processes > 1)} × "
-            f"--data.batch_size {batch_size}: take {' or '.join(fitting)}, or another batch_size"
-        )
+        batch = f"{processes} process{'es' * (processes > 1)} × --data.batch_size {batch_size}"
+        remedy = f"take {' or '.join(fitting)}, or another batch_size"
+        raise UserError(f"--data.global_batch {images} is not a multiple of {batch}: {remedy}")
     rank_zero_info(f"global batch {images} = {processes} × {batch_size} images × {batches} accumulated")
     return batches
 

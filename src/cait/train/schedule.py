@@ -73,19 +73,16 @@ def warmup_schedule(
         cooldown_start = None if share is None else max(warmup_steps, total_steps - round(share * total_steps))
 
         def get_lr(self) -> list[float]:
-            if self.last_epoch == 0 and self.warmup_epochs > 0:
+            step, start, end = self.last_epoch, self.cooldown_start, self.max_epochs
+            if step == 0 and self.warmup_epochs > 0:
                 rates = [self.warmup_start_lr] * len(self.base_lrs)
-            else:
+            elif start is None or step < self.warmup_epochs:
                 rates = self._get_closed_form_lr()
+            else:
+                done = max(0, step - start) / max(1, end - start)
+                rates = [peak - (peak - self.eta_min) * done for peak in self.base_lrs]
             scales = [group.get("lr_scale", 1.0) for group in self.optimizer.param_groups]
             return [rate * scale for rate, scale in zip(rates, scales, strict=True)]
-
-        def _get_closed_form_lr(self) -> list[float]:
-            start, end = self.cooldown_start, self.max_epochs
-            if start is None or self.last_epoch < self.warmup_epochs:
-                return super()._get_closed_form_lr()
-            done = max(0, self.last_epoch - start) / max(1, end - start)
-            return [peak - (peak - self.eta_min) * done for peak in self.base_lrs]
 
         def state_dict(self) -> dict[str, Any]:
             state = {"last_epoch": self.last_epoch, "_step_count": self._step_count}
