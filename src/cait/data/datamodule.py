@@ -223,10 +223,9 @@ class ImageNetDataModule(LightningDataModule):
     def check_channels(self, channels: int) -> None:
         """Raise UserError if our transforms cannot give a network images of so many channels."""
         if channels != 3 and not self.has_own_eval_transform:
-            raise UserError(
-                f"--model.fields.in_chans {channels}: images are read as RGB, so a network takes 3 channels, for grey "
-                "images too; others need a data module with transforms of your own"
-            )
+            why = "images are read as RGB, so a network takes 3 channels, for grey images too"
+            remedy = "others need a data module with transforms of your own"
+            raise UserError(f"--model.fields.in_chans {channels}: {why}; {remedy}")
 
     def share_batch(self, trainer: Trainer) -> None:
         """Divide a `global_batch`: make `batch_size` this process's part of it, or have the Trainer accumulate."""

@@ -79,11 +79,10 @@ def images_a_batch(images: int, even: bool, trainer: Trainer) -> int:
     parts = trainer.world_size * trainer.accumulate_grad_batches
     batch_size, left = divmod(images, parts)
     if left or batch_size < 1 or (even and batch_size % 2):
-        raise UserError(
-            f"--data.batch_size {images} cannot be shared out over {parts} batches (processes × "
-            f"accumulation){', each of an even number for Mixup and CutMix' if even else ''}; "
-            "change it or the number of devices, or set --data.global_batch false"
-        )
+        of = ", each of an even number for Mixup and CutMix" if even else ""
+        remedy = "change it or the number of devices, or set --data.global_batch false"
+        batches = f"{parts} batches (processes × accumulation){of}"
+        raise UserError(f"--data.batch_size {images} cannot be shared out over {batches}; {remedy}")
     return batch_size
 
 

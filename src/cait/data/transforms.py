@@ -23,8 +23,7 @@ from cait.references import is_path, locate
 from cait.settings import Settings, check_at_least, check_choice, check_share, values
 
 Fit = Literal["crop", "pad", "squash"]
-CROP_MODES: dict[Fit, str] = {"crop": "center", "pad": "border", "squash": "squash"}
-"""timm's `crop_mode` for each `fit`."""
+CROP_MODES: dict[Fit, str] = {"crop": "center", "pad": "border", "squash": "squash"}  # timm's names
 TrainCrop = Literal["resized", "simple"]
 MixMode = Literal["batch", "pair", "elem"]
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")

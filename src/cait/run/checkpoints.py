@@ -214,7 +214,7 @@ class BestCheckpoint(ModelCheckpoint):
     """
 
     def __init__(self, folder: Path, monitor: str = "val/acc1", mode: str = "max") -> None:
-        plain_name = dict(enable_version_counter=False, auto_insert_metric_name=False)
+        plain_name: dict[str, Any] = dict(enable_version_counter=False, auto_insert_metric_name=False)
         super().__init__(folder, Path(BEST).stem, monitor, mode=mode, **plain_name)
         self.metric = monitor
 

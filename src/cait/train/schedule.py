@@ -55,16 +55,14 @@ def warmup_schedule(
 
     With peak p (the optimizer's lr), W warm-up steps and T total steps, the rate of step t (from 0) is
 
-        t < W:   warmup_lr + (p - warmup_lr) · t / (W - 1)      (warmup_lr where W = 1)
-        t >= W:  min_lr + (p - min_lr) · (1 + cos(π (t - W) / (T - W))) / 2
+        t < W:   warmup_lr + (p - warmup_lr) · t / (W - 1)                   (warmup_lr where W = 1)
+        t >= W:  min_lr + (p - min_lr) · (1 + cos(π (t - W) / (T - W))) / 2   (the cosine)
+                 p - (p - min_lr) · max(0, t - S) / (T - S)                   (a cooldown from S; S = T is constant)
 
-    times the group's `lr_scale`, if it has one: lightning-bolts' `LinearWarmupCosineAnnealingLR` in its closed form, so
-    that W = 0 works and rounding does not build up. "wsd" with a cooldown from step S (S = T is "constant") has
-
-        t >= W:  p - (p - min_lr) · max(0, t - S) / (T - S)
-
-    (MiniCPM, arXiv:2404.06395; the linear form of Hägele et al., arXiv:2405.18392). A checkpoint holds only the step
-    and S: a resumed run follows the settings of now, and a cooldown begins no earlier than the step it has reached.
+    times the group's `lr_scale`, if it has one. The cosine is lightning-bolts' `LinearWarmupCosineAnnealingLR` in its
+    closed form, so that W = 0 works and rounding does not build up. The cooldown is MiniCPM's (arXiv:2404.06395) in the
+    linear form of Hägele et al. (arXiv:2405.18392). A checkpoint holds only the step and S: a resumed run follows the
+    settings of now, and a cooldown begins no earlier than the step that it has reached.
     """
     warmup_steps = min(warmup_steps, total_steps)
     share = {"cosine": None, "constant": 0.0, "wsd": settings.cooldown}[settings.schedule]

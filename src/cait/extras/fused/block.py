@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cait.extras.fused.measure import Measured, Step, in_a_line, milliseconds, settle, token_counts, versions
+from cait.extras.fused.measure import Measured, Step, in_a_line, milliseconds, settle, versions
 from cait.model.cait import CaiT
 from cait.model.config import CaiTConfig
 
@@ -57,7 +57,7 @@ def _step(case: BlockCase, compiled: bool) -> Step:
     if compiled:
         network.compile_blocks()
     block = network.blocks[0]
-    x = torch.randn(case.images, token_counts(config)[-1], config.embed_dim).to(*on).requires_grad_()
+    x = torch.randn(case.images, max(network.token_counts), config.embed_dim).to(*on).requires_grad_()
     d_out = torch.randn_like(x)
 
     def step() -> None:

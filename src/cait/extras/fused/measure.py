@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cait import disk
 from cait.model.attention import SelfAttention
-from cait.model.config import CaiTConfig, attention_backends
+from cait.model.config import attention_backends
 from cait.model.talking_heads import Backends, Shape
 
 ROUNDS, WARM_UP = 10, 3
@@ -80,14 +80,8 @@ def shapes(network: Any, device: str, dtype: torch.dtype) -> dict[Shape, Backend
     for layer in layers:
         if layer.talking_heads and not layer.cosine and layer.backend == "auto":
             k = layer.qkv.in_features // layer.num_heads
-            found |= {Shape(device, dtype, N, layer.num_heads, k): layer.backends for N in token_counts(network.config)}
+            found |= {Shape(device, dtype, N, layer.num_heads, k): layer.backends for N in sorted(network.token_counts)}
     return found
-
-
-def token_counts(config: CaiTConfig) -> list[int]:
-    """How many tokens attend to each other in the blocks of self-attention, the fewest first."""
-    class_tokens = {0, config.num_class_tokens} if config.class_token_at is not None else {0}
-    return sorted(config.num_patches + count for count in class_tokens)
 
 
 def milliseconds(step: Step, device: torch.device) -> float:
