@@ -124,7 +124,8 @@ def scaled_linear(linear: nn.Linear, x: Tensor, gamma: Tensor | None, gelu: bool
     γ(Wx + b) = (γW)x + γb: scaling the weights costs less than scaling the output, except where one or two class
     tokens are smaller than the weights. In float16 a small γ would make γW vanish.
     """
-    weight, bias = linear.weight, linear.bias
+    weight: Tensor = linear.weight
+    bias: Tensor = linear.bias
     if gamma is not None and x.dtype != torch.float16 and x.shape[-2] > 2:
         weight, bias, gamma = gamma[:, None] * weight, gamma * bias, None
     if gelu and torch.is_grad_enabled() and not torch.compiler.is_exporting():

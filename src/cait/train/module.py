@@ -314,9 +314,8 @@ class CaiTModule(LightningModule):
         if trainer is not None and trainer.datamodule is not None:
             ckpt.rename_data_state(checkpoint, type(trainer.datamodule).__qualname__)
         if known is not None and len(known) != self.num_classes:
-            remedy = "to train on these from its weights start a new run with --model.weights"
             counts = f"the checkpoint knows {len(known)} classes, the data has {self.num_classes}"
-            raise UserError(f"{counts}; {remedy}")
+            raise UserError(f"{counts}; to train on these from its weights start a new run with --model.weights")
         if differs := difference(self.state_dict(), checkpoint["state_dict"]):
             raise UserError(f"the checkpoint is of another network: {differs}")
         if trainer is None or trainer.state.fn != "fit":
