@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from cait.errors import UserError
+
 AWAY = ".away.tmp"
 """Suffix of a file or folder that was moved away to make room for another."""
 TABLE: Any = dict(newline="", encoding="utf-8", errors="surrogateescape")
@@ -95,6 +97,12 @@ def cause_of(error: BaseException) -> str:
     """Why a file could not be written. torch.save wraps the error of a full disk in a RuntimeError."""
     cause = error if isinstance(error, OSError) else error.__context__ or error
     return getattr(cause, "strerror", None) or str(cause)
+
+
+def check_folder(path: Path) -> None:
+    """Raise UserError if `path`, where --output wants a folder, is a file."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file; name a folder with --output")
 
 
 def flush(path: Path) -> None:

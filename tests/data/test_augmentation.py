@@ -29,6 +29,7 @@ from cait.data.dataset import TrainImages, seed_generators
 from cait.data.listing import Files
 from cait.data.reading import UnreadableImages, load_rgb
 from cait.data.sampler import Key
+from cait.data.transforms import Augmentation, Preprocessing, ShapedCrop
 from cait.errors import UserError
 
 SHIPPED = yaml.safe_load((REPO / "configs/imagenet/xxs24_224.yaml").read_text())["data"]
@@ -122,6 +123,67 @@ def assert_pixels(images: Path, settings: dict, transform: Callable[[Image.Image
     assert moved or not settings  # else this would show nothing
     assert np.mean(levels) < 0.1
     assert max(levels) < 1
+
+
+FITTED = {
+    "squash": [transforms.Resize((SIZE, SIZE), interpolation=transforms.InterpolationMode.BICUBIC)],
+    "pad": create_transform(SIZE, crop_mode="border", crop_pct=1.0, interpolation="bicubic").transforms[:2],
+}
+WHOLE = dict(scale=[1.0, 1.0], ratio=[1.0, 1.0])
+
+
+@pytest.mark.parametrize("fit", FITTED)
+@pytest.mark.parametrize("train_crop", ["resized", "simple"])
+def test_a_crop_of_the_whole_image_is_what_evaluation_sees(images: Path, train_crop: str, fit: str) -> None:
+    moved = transforms.RandomCrop(SIZE, padding=4, padding_mode="reflect")
+    rest = [transforms.ToTensor(), transforms.Normalize(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)]
+    theirs = [*FITTED[fit], *([moved] if train_crop == "simple" else []), transforms.RandomHorizontalFlip(), *rest]
+    settings = WHOLE | dict(fit=fit, train_crop=train_crop, auto_augment=None, erase_prob=0.0)
+    assert_pixels(images, settings, transforms.Compose(theirs))
+
+
+@pytest.mark.parametrize("fit", FITTED)
+def test_a_fitted_crop_has_nearly_the_same_pixels_by_both_backends(images: Path, fit: str) -> None:
+    settings: dict = dict(fit=fit, auto_augment=None, erase_prob=0.0, hflip=0.0)
+    rest = [transforms.ToTensor(), transforms.Normalize(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)]
+    crop = ShapedCrop((0.08, 1.0), (3 / 4, 4 / 3))
+    assert_pixels(images, settings, transforms.Compose([crop, *FITTED[fit], *rest]))
+
+
+def test_a_fitted_crop_has_the_shape_of_the_image() -> None:
+    crop = ShapedCrop((0.08, 0.5), (3 / 4, 4 / 3))
+    shares, ratios = [], []
+    for draw in range(300):
+        seed_generators(draw)
+        top, left, height, width = crop.box(1600, 400)
+        assert 0 <= top <= 400 - height
+        assert 0 <= left <= 1600 - width
+        shares.append(height * width / (1600 * 400))
+        ratios.append(width / height / 4)
+        seed_generators(draw)
+        square = torch.empty(300, 300, device="meta")
+        timms = RandomResizedCropAndInterpolation.get_params(square, crop.scale, crop.ratio)
+        seed_generators(draw)
+        assert crop.box(300, 300) == timms
+    assert (min(shares), max(shares)) == pytest.approx((0.08, 0.5), abs=0.01)
+    assert (min(ratios), max(ratios)) == pytest.approx((3 / 4, 4 / 3), abs=0.02)
+
+
+@pytest.mark.parametrize("fit", FITTED)
+@pytest.mark.parametrize("size", [(1, 1000), (1000, 1), (1, 1), (3, 2)])
+def test_the_thinnest_image_is_fitted(size: tuple[int, int], fit: str) -> None:
+    preprocessing, image = Preprocessing(32, fit=fit), Image.new("RGB", size, "white")
+    pixels = preprocessing.transform()(image)
+    assert pixels.shape == (3, 32, 32)
+    assert (pixels == 255).all(dim=0).any()  # something is left of it
+    for train_crop in ("resized", "simple"):
+        for pipeline in (False, True):
+            augmentation = Augmentation(train_crop=train_crop, auto_augment=None)
+            data = ImageNetDataModule(img_size=32, fit=fit, train_crop=train_crop, auto_augment=None)
+            if not pipeline:
+                assert augmentation.transform(preprocessing)(image).shape == (3, 32, 32)
+            elif data.pipeline:
+                assert data.pipeline(data.pipeline.open(image, "", False))[0].shape == (32, 32, 3)
 
 
 def test_the_simple_crop_is_deit_iiis(images: Path) -> None:
@@ -276,12 +338,15 @@ def test_colour_jitter_is_left_out_beside_randaugment_aloud(images: Path, caplog
     assert line == "color_jitter 0.4 is left out beside auto_augment rand-m9-mstd0.5-inc1, as in timm"
 
 
+@pytest.mark.parametrize(("fit", "crop_mode"), [("crop", None), ("pad", "border"), ("squash", "squash")])
 @pytest.mark.parametrize("img_size", [32, 50, 96])
 @pytest.mark.parametrize("crop_pct", [1.0, 0.95, 0.875, 0.5])
-def test_evaluation_pixels_are_timms(images: Path, img_size: int, crop_pct: float) -> None:
-    data = module(images, img_size=img_size, crop_pct=crop_pct)
+def test_evaluation_pixels_are_timms(
+    images: Path, img_size: int, crop_pct: float, fit: str, crop_mode: str | None
+) -> None:
+    data = module(images, img_size=img_size, crop_pct=crop_pct, fit=fit)
     data.setup("validate")
-    theirs = create_transform(img_size, interpolation="bicubic", crop_pct=crop_pct)
+    theirs = create_transform(img_size, interpolation="bicubic", crop_pct=crop_pct, crop_mode=crop_mode)
     for index, (path, _) in enumerate(data.val_images.samples):
         assert torch.equal(data.normalize_and_erase(data.val_images[index][0][None])[0], theirs(load_rgb(path)))
 
@@ -300,6 +365,7 @@ def test_evaluation_pixels_are_timms(images: Path, img_size: int, crop_pct: floa
         (dict(color_jitter=[0.1, 0.2, -0.3]), "color_jitter must be"),
         (dict(color_jitter=[0.1, 0.2, 0.3, 0.6]), "color_jitter must be"),
         (dict(erase_prob=1.1), "erase_prob must be"),
+        (dict(fit="stretch"), "fit must be one of crop, pad, squash, got 'stretch'"),
         (dict(train_crop="center"), "train_crop must be one of resized, simple, got 'center'"),
         (dict(auto_augment="4a"), "auto_augment '4a'"),
         (dict(auto_augment="rand-q9"), "auto_augment 'rand-q9'"),

@@ -151,7 +151,7 @@ def test_taking_images_sorts_nothing_and_has_the_bits_that_indexing_had(
         ours = step(network(mode), images, 3)
     # index_put, which indexing has in its backward pass, sorts the indices on CUDA.
     assert not [name for name in computed.names if "index_put" in name]
-    monkeypatch.setattr(cait.model.cait, "sampled", lambda x, sample: x if sample is None else x[sample[0]])
+    monkeypatch.setattr(cait.model.residual, "sampled", lambda x, sample: x if sample is None else x[sample[0]])
     assert all(map(torch.equal, ours, step(network(mode), images, 3)))
 
 

@@ -63,6 +63,24 @@ def test_killed_amid_an_epoch_and_with_the_newest_checkpoint_torn(
 
 
 @pytest.mark.slow
+def test_killed_amid_a_cooldown_that_was_not_planned(cait: Cait, tmp_path: Path) -> None:
+    recipe, run = [*RECIPE, "--model.warmup_epochs=0.5"], tmp_path / "logs/cut"
+    planned = cait("fit", *recipe, "--model.schedule=wsd", "--model.cooldown=0.3333", "--run_name=planned")
+    assert planned.returncode == 0, planned.stderr
+    begun = cait("fit", *recipe, "--trainer.max_epochs=2", "--model.schedule=constant", "--run_name=cut")
+    assert begun.returncode == 0, begun.stderr
+    cooldown = ["--model.schedule=wsd", "--model.cooldown=1", "--trainer.max_epochs=3"]
+    job = start(tmp_path, "resume", "cut", *cooldown)
+    wait_for_steps(run, 55, job)
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+    assert 44 < checkpoint(run)["global_step"] < 66
+    resumed = cait("resume", "cut")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same(run, tmp_path / "logs/planned")
+
+
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, tmp_path: Path, whole: Path) -> None:
     with filled_disk(cait, tmp_path, "8m", RECIPE, lambda run: assert_same(run, whole)) as run:
         assert is_whole(run / "checkpoints/last.ckpt")

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from timm.utils import ModelEmaV2
 from torch.utils.data import DataLoader, IterableDataset
+from torture import same
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
@@ -176,6 +177,24 @@ def test_settings_of_now_win_over_a_checkpoints(tmp_path) -> None:
     assert groups[0]["betas"] == (0.8, 0.99)
     assert groups[0]["initial_lr"] == 7e-3
     assert again.global_step == 24
+
+
+@pytest.mark.parametrize("cooldown", [1 / 3, 1.0])
+def test_a_run_cooled_down_from_a_checkpoint_is_one_that_was_planned_so(cooldown: float, tmp_path) -> None:
+    def run(epochs: int, start: str | None = None, **settings: object) -> dict:
+        torch.manual_seed(0)
+        net = module(lr=1e-2, warmup_epochs=0.5, drop_path_rate=0.0, **settings)
+        (fit := trainer(max_epochs=epochs)).fit(net, loader(), ckpt_path=start)
+        fit.save_checkpoint(tmp_path / "x.ckpt")
+        return torch.load(tmp_path / "x.ckpt", weights_only=True)
+
+    planned = run(3, schedule="wsd", cooldown=1 / 3)
+    before = run(2, schedule="constant")
+    cooled = run(3, tmp_path / "x.ckpt", schedule="wsd", cooldown=cooldown)
+    for part in ("state_dict", "optimizer_states", "lr_schedulers"):
+        assert same(cooled[part], planned[part]), part
+    assert before["lr_schedulers"][0]["cooldown_start"] == 12
+    assert cooled["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(1e-5)
 
 
 def test_another_networks_checkpoint_is_refused(tmp_path) -> None:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import cait
 from cait.errors import UserError
 from cait.train.optim import OptimizerSettings, param_groups
-from cait.train.schedule import warmup_cosine
+from cait.train.schedule import ScheduleSettings, warmup_schedule
 
 DISTILLED_DEIT: dict = dict(depth=12, num_heads=3, talking_heads=False, residual="plain", depth_token_only=0)
 DISTILLED_DEIT |= dict(class_token_at=0, distillation_token=True)
@@ -156,9 +156,23 @@ def closed_form(step: int, warmup: int, total: int, peak: float, start: float, e
     return end + (peak - end) * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1))) / 2
 
 
-def rates(warmup: int, total: int, peak: float = 1e-3) -> tuple[list[float], torch.optim.Optimizer, object]:
+def half_cooled(step: int, warmup: int, total: int, peak: float, start: float, end: float) -> float:
+    """The peak to half of the run, then a straight line to what follows its last step."""
+    if step < warmup:
+        return start + (peak - start) * step / max(warmup - 1, 1)
+    return peak if step < total / 2 else end + (peak - end) * (total - step) / (total / 2)
+
+
+CLOSED_FORMS = {"cosine": closed_form, "wsd": half_cooled}
+
+
+def scheduled(warmup: int, total: int, peak: float = 1e-3, **settings: object) -> tuple[torch.optim.Optimizer, object]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
-    schedule = warmup_cosine(optimizer, warmup_steps=warmup, total_steps=total, warmup_lr=1e-6, min_lr=1e-5)
+    return optimizer, warmup_schedule(optimizer, ScheduleSettings(**settings), warmup, total)
+
+
+def rates(warmup: int, total: int, **settings: object) -> tuple[list[float], torch.optim.Optimizer, object]:
+    optimizer, schedule = scheduled(warmup, total, **settings)
     taken = []
     for _ in range(total):
         taken.append(optimizer.param_groups[0]["lr"])
@@ -177,12 +191,14 @@ def test_every_step_has_the_rate_of_the_closed_form(warmup: int, total: int) -> 
     assert taken == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_rate_of_a_group_is_scaled_in_every_step() -> None:
+@pytest.mark.parametrize("schedule_name", ["cosine", "wsd"])
+def test_the_rate_of_a_group_is_scaled_in_every_step(schedule_name: str) -> None:
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr_scale": scale} for scale in (1.0, 0.3)]
     optimizer = torch.optim.SGD(groups, lr=1e-3)
-    schedule = warmup_cosine(optimizer, warmup_steps=3, total_steps=12, warmup_lr=1e-6, min_lr=1e-5)
+    settings = ScheduleSettings(schedule=schedule_name, cooldown=0.5)
+    schedule = warmup_schedule(optimizer, settings, warmup_steps=3, total_steps=12)
     for step in range(12):
-        expected = closed_form(step, 3, 12, 1e-3, 1e-6, 1e-5)
+        expected = CLOSED_FORMS[schedule_name](step, 3, 12, 1e-3, 1e-6, 1e-5)
         assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([expected, 0.3 * expected], rel=1e-12)
         optimizer.step()
         schedule.step()
@@ -206,8 +222,7 @@ def test_rounding_does_not_build_up_over_a_long_run() -> None:
 
 def test_a_resumed_schedule_follows_the_settings_of_now() -> None:
     _, _, schedule = rates(5, 20)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2e-3)
-    longer = warmup_cosine(optimizer, warmup_steps=5, total_steps=80, warmup_lr=1e-6, min_lr=1e-5)
+    optimizer, longer = scheduled(5, 80, peak=2e-3)
     optimizer.param_groups[0].update(lr=123.0, initial_lr=456.0)  # as a checkpoint's state would
     longer.load_state_dict(schedule.state_dict())
     for step in range(20, 80):
@@ -216,13 +231,69 @@ def test_a_resumed_schedule_follows_the_settings_of_now() -> None:
         longer.step()
 
 
+@pytest.mark.parametrize(("warmup", "total"), [(0, 40), (1, 40), (5, 40), (0, 1)])
+def test_after_the_warmup_the_rate_is_constant_to_the_bit(warmup: int, total: int) -> None:
+    taken, optimizer, _ = rates(warmup, total, schedule="constant")
+    assert taken[:warmup] == pytest.approx(
+        [closed_form(step, warmup, total, 1e-3, 1e-6, 1e-5) for step in range(warmup)]
+    )
+    assert {*taken[warmup:], optimizer.param_groups[0]["lr"]} == {1e-3}
+
+
+def test_a_cooldown_falls_to_min_lr_in_a_straight_line() -> None:
+    taken, optimizer, _ = rates(5, 40, schedule="wsd")  # the last fifth of the steps
+    assert set(taken[5:33]) == {1e-3}
+    assert taken[32:] == pytest.approx([1e-5 + (1e-3 - 1e-5) * left / 8 for left in range(8, 0, -1)], rel=1e-12)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-5, rel=1e-12)
+    assert rates(5, 40, schedule="wsd", cooldown=0)[0] == rates(5, 40, schedule="constant")[0]
+    assert rates(10, 40, schedule="wsd", cooldown=1)[0] == rates(10, 40, schedule="wsd", cooldown=0.75)[0]
+
+
+@pytest.mark.parametrize("before", ["constant", "wsd", "cosine"])
+def test_a_cooldown_begins_no_earlier_than_the_step_that_a_resumed_run_has_reached(before: str) -> None:
+    optimizer, first = scheduled(5, 100, schedule=before)
+    for _ in range(30):
+        optimizer.step()
+        first.step()
+    planned = rates(5, 40, schedule="wsd", cooldown=0.25)[0]  # from step 30
+    state, taken = first.state_dict(), []
+    for step in range(30, 40):  # stopped and resumed before every step
+        optimizer, rest = scheduled(5, 40, schedule="wsd", cooldown=1)
+        rest.load_state_dict(state)
+        taken.append(optimizer.param_groups[0]["lr"])
+        assert rest.cooldown_start == 30, step
+        optimizer.step()
+        rest.step()
+        state = rest.state_dict()
+    assert taken == planned[30:]
+    late = scheduled(5, 200, schedule="wsd")[1]
+    late.load_state_dict(state)
+    assert late.cooldown_start == 160  # planned beyond the step that was reached
+    cosine = scheduled(5, 40)[1]
+    cosine.load_state_dict(state)
+    assert cosine.state_dict() == {"last_epoch": 40, "_step_count": 41}  # as in every checkpoint so far
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(schedule="linear"), "schedule must be one of cosine, constant, wsd, got 'linear'"),
+        (dict(cooldown=1.5), r"cooldown must be in \[0, 1\], got 1.5"),
+        (dict(cooldown=-0.1), r"cooldown must be in \[0, 1\], got -0.1"),
+    ],
+)
+def test_a_schedule_that_does_not_exist_is_refused(settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ScheduleSettings(**settings)
+
+
 BOLTS = """
 import sys, types, warnings, numpy, torch
-from cait.train.schedule import warmup_cosine
+from cait.train.schedule import ScheduleSettings, warmup_schedule
 def names(): return {name for name, value in vars(numpy).items() if not isinstance(value, types.ModuleType)}
 before, filters = names(), list(warnings.filters)
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)
-schedule = warmup_cosine(optimizer, warmup_steps=2, total_steps=4, warmup_lr=0, min_lr=0)
+schedule = warmup_schedule(optimizer, ScheduleSettings(), warmup_steps=2, total_steps=4)
 (theirs,) = [base for base in type(schedule).__mro__ if base.__name__ == "LinearWarmupCosineAnnealingLR"]
 assert "pl_bolts" in theirs.__init__.__code__.co_filename
 assert not [name for name in sys.modules if "pl_bolts" in name or "pytorch_lightning" in name]

@@ -211,9 +211,8 @@ class CaiTCLI(LightningCLI):
         config = self.config[self.config.subcommand]
         if config.ckpt_path is None:
             if self.config.subcommand != "fit" and not (config.model.weights or config.model.pretrained):
-                raise UserError(
-                    "nothing to score: give --ckpt_path or --model.weights FILE, or use `cait eval RUN` for a run"
-                )
+                ways = "give --ckpt_path or --model.weights FILE, or use `cait eval RUN` for a run"
+                raise UserError(f"nothing to score: {ways}")
         else:
             ckpt.check_exists(config.ckpt_path)
             checkpoint = ckpt.read_checkpoint(config.ckpt_path, without=ckpt.TENSORS)

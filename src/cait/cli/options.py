@@ -94,12 +94,6 @@ def named_run(verb: str, name: str | None) -> Path:
     return rundir.folder_of(name)
 
 
-def check_folder(path: Path) -> None:
-    """Raise UserError if `path`, where files are to go, is a file."""
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file; name a folder with --output")
-
-
 def run_missing(verb: str) -> UserError:
     """The error where no run is named."""
     return UserError(f"which run? `make {verb} RUN=NAME` or `cait {verb} NAME`; runs are the folders in {rundir.LOGS}/")

@@ -20,7 +20,7 @@ from cait.data.dataset import EvalImages, Samples, TrainImages, known_labels
 from cait.data.folder import FolderSource, Splits, abbreviate, scan_flat
 from cait.data.listing import Files
 from cait.data.loader import Loader, Loading, TrainLoader, batches_a_step, images_a_batch, init_worker
-from cait.data.reading import RawImage, UnreadableImages, check_headers, load_rgb
+from cait.data.reading import UnreadableImages, check_headers
 from cait.data.sampler import Order, Published, ShardSampler, TrainBatchSampler
 from cait.data.source import DataSource, open_source
 from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing, TrainPipeline
@@ -179,7 +179,7 @@ class ImageNetDataModule(LightningDataModule):
         self.predict_samples = held_out
         if stage in ("fit", None):
             transform, pipeline = self.train_transform, self.pipeline
-            open_image = pipeline.open if pipeline and transform is pipeline else partial(_open_rgb, self.preprocessing)
+            open_image = (pipeline if pipeline and transform is pipeline else self.preprocessing).open
             self.train_images = TrainImages(self._wrapped(train), open_image, transform, self.seed, self.unreadable)
         if stage == "fit":
             for samples in (train, val):
@@ -223,10 +223,9 @@ class ImageNetDataModule(LightningDataModule):
     def check_channels(self, channels: int) -> None:
         """Raise UserError if our transforms cannot give a network images of so many channels."""
         if channels != 3 and not self.has_own_eval_transform:
-            raise UserError(
-                f"--model.fields.in_chans {channels}: images are read as RGB, so a network takes 3 channels, for grey "
-                "images too; others need a data module with transforms of your own"
-            )
+            why = "images are read as RGB, so a network takes 3 channels, for grey images too"
+            remedy = "others need a data module with transforms of your own"
+            raise UserError(f"--model.fields.in_chans {channels}: {why}; {remedy}")
 
     def share_batch(self, trainer: Trainer) -> None:
         """Divide a `global_batch`: make `batch_size` this process's part of it, or have the Trainer accumulate."""
@@ -286,9 +285,8 @@ class ImageNetDataModule(LightningDataModule):
                 go_on = "to continue anyway add --data.check_resume false"
                 if name == PIXELS and saved == "timm":
                     go_on = "to continue with the same add --data.backend timm"
-                raise UserError(
-                    f"the checkpoint is of a run with other data or settings: {name} was {saved}, is {value}; {go_on}"
-                )
+                changed = f"{name} was {saved}, is {value}"
+                raise UserError(f"the checkpoint is of a run with other data or settings: {changed}; {go_on}")
 
     @cached_property
     def order(self) -> Order:
@@ -396,7 +394,3 @@ class ImageNetDataModule(LightningDataModule):
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
         )
-
-
-def _open_rgb(how: Preprocessing, raw: RawImage, name: str, whole: bool) -> Image.Image:
-    return load_rgb(raw, name, how.reading)

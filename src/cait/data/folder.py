@@ -101,9 +101,8 @@ class FolderSource:
         folder, _ = self.split_folders()
         names = folder_names(folder)
         if len(names) < 2:
-            raise UserError(
-                f"{folder} holds {len(names)} class folder(s), at least 2 are needed: {folder}/<class>/<image>.jpg"
-            )
+            needed = f"at least 2 are needed: {folder}/<class>/<image>.jpg"
+            raise UserError(f"{folder} holds {len(names)} class folder(s), {needed}")
         return names
 
     @property
@@ -168,11 +167,6 @@ def scan_flat(root: Path) -> Files:
     if not paths:
         raise UserError(f"no images below {root}")
     return Files((str(path), -1) for path in paths)
-
-
-def root_name(root: str) -> str:
-    """A data set's root in one spelling: `DIR/`, as a shell completes it, is `DIR`."""
-    return root.rstrip("/") if "://" in root else str(Path(root))
 
 
 def folder_names(folder: Path) -> list[str]:

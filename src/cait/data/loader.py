@@ -79,11 +79,10 @@ def images_a_batch(images: int, even: bool, trainer: Trainer) -> int:
     parts = trainer.world_size * trainer.accumulate_grad_batches
     batch_size, left = divmod(images, parts)
     if left or batch_size < 1 or (even and batch_size % 2):
-        raise UserError(
-            f"--data.batch_size {images} cannot be shared out over {parts} batches (processes × "
-            f"accumulation){', each of an even number for Mixup and CutMix' if even else ''}; "
-            "change it or the number of devices, or set --data.global_batch false"
-        )
+        of = ", each of an even number for Mixup and CutMix" if even else ""
+        remedy = "change it or the number of devices, or set --data.global_batch false"
+        batches = f"{parts} batches (processes × accumulation){of}"
+        raise UserError(f"--data.batch_size {images} cannot be shared out over {batches}; {remedy}")
     return batch_size
 
 
@@ -101,10 +100,9 @@ def batches_a_step(images: int, batch_size: int, trainer: Trainer) -> int:
     batches, left = divmod(images, parts)
     if left or not batches:
         fitting = [str(parts * count) for count in (batches, batches + 1) if count]
-        raise UserError(
-            f"--data.global_batch {images} is not a multiple of {processes} process{'es' * (processes > 1)} × "
-            f"--data.batch_size {batch_size}: take {' or '.join(fitting)}, or another batch_size"
-        )
+        batch = f"{processes} process{'es' * (processes > 1)} × --data.batch_size {batch_size}"
+        remedy = f"take {' or '.join(fitting)}, or another batch_size"
+        raise UserError(f"--data.global_batch {images} is not a multiple of {batch}: {remedy}")
     rank_zero_info(f"global batch {images} = {processes} × {batch_size} images × {batches} accumulated")
     return batches
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -11,16 +11,19 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup, create_transform
-from timm.data.transforms import str_to_interp_mode
+from timm.data.transforms import RandomResizedCropAndInterpolation, ResizeKeepRatio
 from torch import Tensor
-from torchvision.transforms import Compose, RandomCrop, Resize
+from torchvision.transforms import Compose, RandomCrop
+from torchvision.transforms.functional import crop
 
 from cait.data.dataset import Samples
-from cait.data.reading import AS_SEEN, RawImage, Reading
+from cait.data.reading import AS_SEEN, RawImage, Reading, load_rgb
 from cait.errors import UserError, kind_and_place
 from cait.references import is_path, locate
 from cait.settings import Settings, check_at_least, check_choice, check_share, values
 
+Fit = Literal["crop", "pad", "squash"]
+CROP_MODES: dict[Fit, str] = {"crop": "center", "pad": "border", "squash": "squash"}  # timm's names
 TrainCrop = Literal["resized", "simple"]
 MixMode = Literal["batch", "pair", "elem"]
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
@@ -40,6 +43,9 @@ class Preprocessing:
     """timm's name of the resampling filter, for training and evaluation."""
     crop_pct: float = 1.0
     """Evaluation resizes the shorter side to img_size / crop_pct, then crops the centre."""
+    fit: Fit = "crop"
+    """How an image that is not square becomes square, in training and evaluation. "pad" resizes the longer side to
+    img_size / crop_pct and puts the colour `mean` around, "squash" resizes both sides."""
     mean: Sequence[float] = IMAGENET_DEFAULT_MEAN
     """Mean for the normalisation, for each channel, of pixels in [0, 1]."""
     std: Sequence[float] = IMAGENET_DEFAULT_STD
@@ -47,7 +53,7 @@ class Preprocessing:
     reading: Reading = AS_SEEN
 
     def __post_init__(self) -> None:
-        check_choice(self, {"interpolation": INTERPOLATIONS})
+        check_choice(self, {"interpolation": INTERPOLATIONS, "fit": get_args(Fit)})
         if not 0 < self.crop_pct <= 1:
             raise UserError(f"crop_pct must be above 0 and at most 1, got {self.crop_pct}")
         mean, std = list(self.mean), list(self.std)
@@ -60,7 +66,19 @@ class Preprocessing:
 
     def transform(self) -> Compose:
         """timm's evaluation transform, from a PIL image to uint8 [3, img_size, img_size]."""
-        return create_transform(is_training=False, crop_pct=self.crop_pct, normalize=False, **self.timms())
+        how: dict[str, Any] = dict(crop_pct=self.crop_pct, crop_mode=CROP_MODES[self.fit], normalize=False)
+        transform = create_transform(is_training=False, **how, **self.timms())
+        if self.fit == "pad":
+            transform.transforms[0].get_params = padded_size  # timm's leaves nothing of an image of 1 × 1000 pixels
+        return transform
+
+    def whole(self) -> list[Any]:
+        """The first stages for a whole image, as in evaluation with crop_pct 1; those of "crop" crop nothing yet."""
+        return replace(self, crop_pct=1.0).transform().transforms[: 1 if self.fit == "crop" else 2]
+
+    def open(self, raw: RawImage, name: str, whole: bool) -> Image.Image:
+        """Open an image for the transforms, `whole` or not; see `TrainPipeline.open`."""
+        return load_rgb(raw, name, self.reading)
 
     def timms(self) -> dict[str, Any]:
         """Arguments of timm's `create_transform` that training and evaluation share."""
@@ -73,8 +91,8 @@ class Augmentation:
     """How training images are augmented."""
 
     train_crop: TrainCrop = "resized"
-    """"resized" is a random crop resized to the image size. "simple" is DeiT III's simple random crop: the shorter side
-    resized, 4 pixels of reflection added around, a random square cut out."""
+    """"resized" is a random crop resized to the image size, or made square as `fit` says. "simple" is DeiT III's simple
+    random crop: the shorter side resized, 4 pixels of reflection added around, a random square cut out."""
     scale: tuple[float, float] = (0.08, 1.0)
     """Range of the area of the "resized" crop, as a share of the image."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -112,10 +130,8 @@ class Augmentation:
         jitter, policy = self.color_jitter, self.auto_augment
         parts = jitter if isinstance(jitter, Sequence) else [jitter or 0] * 3
         if not (len(parts) in (3, 4) and min(parts) >= 0 and max(parts[3:], default=0) <= 0.5):
-            raise UserError(
-                "color_jitter must be a number of at least 0, or three, or four with the last, "
-                f"for the hue, at most 0.5; got {jitter}"
-            )
+            numbers = "a number of at least 0, or three, or four with the last, for the hue, at most 0.5"
+            raise UserError(f"color_jitter must be {numbers}; got {jitter}")
         if jitter is not None and policy and "3a" not in policy:
             rank_zero_info(f"color_jitter {jitter} is left out beside auto_augment {policy}, as in timm")
 
@@ -124,8 +140,10 @@ class Augmentation:
         stages = create_transform(is_training=True, separate=True, **preprocessing.timms(), **self.timms())
         first, policy, final = (stage.transforms for stage in stages)
         if self.train_crop == "simple":
-            size, resample = preprocessing.img_size, str_to_interp_mode(preprocessing.interpolation)
-            first[:1] = [Resize(size, resample), RandomCrop(size, padding=PADDING, padding_mode="reflect")]
+            moved = RandomCrop(preprocessing.img_size, padding=PADDING, padding_mode="reflect")
+            first[:1] = [*preprocessing.whole(), moved]
+        elif preprocessing.fit != "crop":
+            first[:1] = [ShapedCrop(self.scale, self.ratio), *preprocessing.whole()]
         return Compose([*first, *policy, *self.own_operations(), *final])
 
     def own_operations(self) -> list[OwnOperation]:
@@ -134,15 +152,35 @@ class Augmentation:
 
     def timms(self) -> dict[str, Any]:
         """Arguments of timm's `create_transform` that training alone has."""
-        return dict(
-            scale=self.scale,
-            ratio=self.ratio,
-            hflip=self.hflip,
-            auto_augment=self.auto_augment,
-            color_jitter=self.color_jitter,
-            re_prob=self.erase_prob,
-            re_mode="pixel",
-        )
+        same = ("scale", "ratio", "hflip", "auto_augment", "color_jitter")
+        return {name: getattr(self, name) for name in same} | dict(re_prob=self.erase_prob, re_mode="pixel")
+
+
+class ShapedCrop:
+    """The random crop of `fit` pad and squash: its aspect ratio is the image's own times one of the range `ratio`.
+
+    So a crop of the whole image, scale 1 and ratio 1, is what evaluation sees, and pad crops no padding.
+    """
+
+    def __init__(self, scale: tuple[float, float], ratio: tuple[float, float]) -> None:
+        self.scale, self.ratio = scale, ratio
+
+    def box(self, width: int, height: int) -> tuple[int, int, int, int]:
+        """(top, left, height, width) in pixels, as timm draws them in a square that is then stretched."""
+        side = max(width, height)
+        square = torch.empty(side, side, device="meta")
+        top, left, rows, columns = RandomResizedCropAndInterpolation.get_params(square, self.scale, self.ratio)
+        top, rows = top * height // side, round(rows * height / side)
+        left, columns = left * width // side, round(columns * width / side)
+        return top, left, max(1, rows), max(1, columns)
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return crop(image, *self.box(*image.size))
+
+
+def padded_size(*given: Any) -> list[int]:
+    """timm's (height, width) of an image that is to be padded, each a pixel at least."""
+    return [max(1, side) for side in ResizeKeepRatio.get_params(*given)]
 
 
 class TrainPipeline(Protocol):
@@ -183,11 +221,8 @@ class OwnOperation:
         except Exception as error:
             raise UserError(f"augment_ops: {self.path} failed: {kind_and_place(error)}") from error
         if not isinstance(changed, Image.Image) or changed.size != image.size:
-            size = f" of {changed.size}" if isinstance(changed, Image.Image) else ""
-            raise UserError(
-                f"augment_ops: {self.path} must return a PIL image of {image.size}, "
-                f"it returned {type(changed).__name__}{size}"
-            )
+            got = type(changed).__name__ + (f" of {changed.size}" if isinstance(changed, Image.Image) else "")
+            raise UserError(f"augment_ops: {self.path} must return a PIL image of {image.size}, it returned {got}")
         return changed if changed.mode == "RGB" else changed.convert("RGB")
 
 
@@ -250,13 +285,6 @@ class Mixing:
         mixing smoothed ones.
         """
         np.random.seed(seed)  # timm draws from numpy's global generator
-        mixup = Mixup(
-            mixup_alpha=self.mixup,
-            cutmix_alpha=self.cutmix,
-            prob=self.mix_prob,
-            switch_prob=self.mix_switch_prob,
-            mode=self.mix_mode,
-            label_smoothing=0.0,
-            num_classes=num_classes,
-        )
-        return mixup(images, labels)
+        alphas = dict(mixup_alpha=self.mixup, cutmix_alpha=self.cutmix)
+        draws: dict[str, Any] = dict(prob=self.mix_prob, switch_prob=self.mix_switch_prob, mode=self.mix_mode)
+        return Mixup(**alphas, **draws, label_smoothing=0.0, num_classes=num_classes)(images, labels)

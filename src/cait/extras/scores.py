@@ -8,8 +8,8 @@ from typing import Any
 
 from cait import ckpt
 from cait.cli import saved
-from cait.data.folder import root_name
 from cait.errors import UserError, one_line
+from cait.extras.root_name import root_name
 from cait.run import rundir
 
 KEYS = {"model", "epoch", "img_size", "class_names", "raw"}

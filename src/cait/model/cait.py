@@ -17,20 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from cait import plugins
 from cait.errors import UserError
-from cait.model import initialization
+from cait.model import initialization, residual
 from cait.model.attention import ClassAttention, SelfAttention
 from cait.model.config import CaiTConfig, stems
-from cait.model.residual import (
-    DropPath,
-    Sample,
-    draw_samples,
-    drop_path_rates,
-    residual_scale,
-    sampled,
-    sampled_scale,
-    scalar_bias,
-    scaled_linear,
-)
+from cait.model.residual import Sample, scalar_bias, scaled_linear
 from cait.model.talking_heads import Backends, known_backend
 
 
@@ -79,13 +69,13 @@ class Block(nn.Module):
 
     def __init__(self, config: CaiTConfig, attn: nn.Module, drop_path_rate: float, scaled: bool = True) -> None:
         super().__init__()
-        self.gamma_1, self.gamma_2 = (residual_scale(config) if scaled else None for _ in range(2))
+        self.gamma_1, self.gamma_2 = (residual.residual_scale(config) if scaled else None for _ in range(2))
         self.norm1 = norm_layer(config)
         self.attn = attn
-        self.drop_path = DropPath(drop_path_rate, config.drop_path_mode if config.residual != "none" else "mask")
+        self.skip = config.residual != "none"
+        self.drop_path = residual.DropPath(drop_path_rate, config.drop_path_mode if self.skip else "mask")
         self.norm2 = norm_layer(config)
         self.mlp = Mlp(config)
-        self.skip = config.residual != "none"
         self.run: Callable[..., Tensor] = type(self).body
         """`body`, or its compiled form. It takes the block as an argument, so a copied block runs its own weights."""
 
@@ -108,12 +98,13 @@ class SelfAttentionBlock(Block):
 
     def forward(self, x: Tensor, *samples: Sample) -> Tensor:
         """`samples` are the draws of stochastic depth for the two branches; if not given, they are drawn here."""
-        return self.run(self, x, *(samples or draw_samples([self.drop_path] * 2, x)))
+        return self.run(self, x, *(samples or residual.draw_samples([self.drop_path] * 2, x)))
 
     def body(self, x: Tensor, sample_1: Sample, sample_2: Sample) -> Tensor:
-        gamma_1, gamma_2 = sampled_scale(self.gamma_1, sample_1), sampled_scale(self.gamma_2, sample_2)
-        x = self.add(x, self.attn(normed(self.norm1, sampled(x, sample_1)), gamma_1), sample_1)
-        return self.add(x, self.mlp(normed(self.norm2, sampled(x, sample_2)), gamma_2), sample_2)
+        gamma_1 = residual.sampled_scale(self.gamma_1, sample_1)
+        gamma_2 = residual.sampled_scale(self.gamma_2, sample_2)
+        x = self.add(x, self.attn(normed(self.norm1, residual.sampled(x, sample_1)), gamma_1), sample_1)
+        return self.add(x, self.mlp(normed(self.norm2, residual.sampled(x, sample_2)), gamma_2), sample_2)
 
 
 class ClassAttentionBlock(Block):
@@ -182,7 +173,7 @@ class CaiT(nn.Module):
         positions = config.num_patches + (config.num_class_tokens if config.class_token_at == 0 else 0)
         self.pos_embed = nn.Parameter(torch.zeros(1, positions, d))
         self.patch_embed = plugins.load(stems()[config.stem])(config)
-        rates, backends = drop_path_rates(config), Backends()
+        rates, backends = residual.drop_path_rates(config), Backends()
         self.blocks = nn.Sequential(*(SelfAttentionBlock(config, rate, backends) for rate in rates))
         self.blocks_token_only = nn.ModuleList(ClassAttentionBlock(config) for _ in range(config.depth_token_only))
         self.norm = norm_layer(config)
@@ -214,7 +205,7 @@ class CaiT(nn.Module):
         drawn: list[Sample] = []
         if self.training:  # for all blocks at once: the indices travel in one copy
             drops: list[Any] = [block.drop_path for block in self.blocks for _ in range(2)]
-            drawn = draw_samples(drops, x)
+            drawn = residual.draw_samples(drops, x)
         for i, block in enumerate(self.blocks):
             if i > 0 and i == self.config.class_token_at:
                 x = self.prepend_class_tokens(x)

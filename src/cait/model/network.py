@@ -1,11 +1,25 @@
-"""Any network in CaiT's place: what the template asks of it, and how a name becomes a network."""
+"""Any network in CaiT's place: what the template asks of it, and how a name becomes a network.
+
+Any `nn.Module` will do: images [B, C, S, S] in float32 to logits [B, num_classes]. Of the following, the template uses
+what the network has:
+
+- `no_weight_decay() -> set[str]`: parameters of two or more dimensions that are not decayed;
+- `forward_heads(images) -> tuple[Tensor, ...]`: in training, the logits of the class head and of a
+  distillation head `head_dist`, which learns from the teacher;
+- `compile_blocks()`: for `--model.compile`;
+- `grad_checkpointing`, an attribute, or timm's `set_grad_checkpointing(enable)`;
+- `maps(images)`: attention maps, as `cait.model.cait.CaiT.maps` returns them;
+- `get_classifier()`: the layer, or layers, whose rows are the classes; by default the last linear layer;
+- `group_matcher(coarse)`: timm's, for layer-wise learning rates;
+- `fit_state_dict(state) -> list[str]`: fit weights of, say, another resolution, in place; a line for each change.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,25 +31,6 @@ from cait.model.config import TIMM, VARIANTS, variant_config
 
 NOT_FIELDS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "features_only")
 """Arguments of `timm.create_model` that read files or return something other than a classifier."""
-
-
-class Network(Protocol):
-    """What the template asks of a network: images [B, C, S, S] in float32 to logits [B, num_classes].
-
-    Any `nn.Module` will do. Of the following, the template uses what the network has:
-
-    - `no_weight_decay() -> set[str]`: parameters of two or more dimensions that are not decayed;
-    - `forward_heads(images) -> tuple[Tensor, ...]`: in training, the logits of the class head and of a
-      distillation head `head_dist`, which learns from the teacher;
-    - `compile_blocks()`: for `--model.compile`;
-    - `grad_checkpointing`, an attribute, or timm's `set_grad_checkpointing(enable)`;
-    - `maps(images)`: attention maps, as `cait.model.cait.CaiT.maps` returns them;
-    - `get_classifier()`: the layer, or layers, whose rows are the classes; by default the last linear layer;
-    - `group_matcher(coarse)`: timm's, for layer-wise learning rates;
-    - `fit_state_dict(state) -> list[str]`: fit weights of, say, another resolution, in place; a line for each change.
-    """
-
-    def __call__(self, images: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -245,7 +240,7 @@ def _checkpoint_activations(network: Any, name: str) -> None:
 
 
 def require(network: nn.Module, name: str, part: str, wanted_by: str) -> None:
-    """Raise UserError if the network does not have the optional `part` of the protocol."""
+    """Raise UserError if the network does not have this optional `part`."""
     if not hasattr(network, part):
         raise UserError(f"{name} has no {part}(), which {wanted_by} needs")
 

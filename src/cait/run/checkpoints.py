@@ -166,9 +166,8 @@ class LastCheckpoint(Checkpoint):
 
     def save(self, trainer: Trainer) -> None:
         """Save. UserError on all processes if a checkpoint could not be written, now or since the last save."""
-        trainer.save_checkpoint(
-            self.folder / LAST, weights_only=False, storage_options={"previous": self.folder / PREVIOUS}
-        )
+        options = {"previous": self.folder / PREVIOUS}
+        trainer.save_checkpoint(self.folder / LAST, weights_only=False, storage_options=options)
         self.signals.forget()
         self._due, self._last_save = False, time.monotonic()
         self._raise_error(trainer)
@@ -189,13 +188,11 @@ class LastCheckpoint(Checkpoint):
     def _leave(self, trainer: Trainer, signum: int) -> None:
         self._finish(trainer)
         # Lightning kills a job at once if a process that it started fails, so such processes exit with 0.
-        launcher = trainer.strategy.launcher
-        started = (
-            isinstance(launcher, _SubprocessScriptLauncher)
-            and not launcher.cluster_environment.creates_processes_externally  # by torchrun or SLURM
-            and trainer.local_rank > 0
-        )
-        raise SystemExit(0 if started else 128 + signum)
+        launcher: Any = trainer.strategy.launcher
+        started = isinstance(launcher, _SubprocessScriptLauncher) and trainer.local_rank > 0
+        if started and not launcher.cluster_environment.creates_processes_externally:  # as by torchrun or SLURM
+            raise SystemExit(0)
+        raise SystemExit(128 + signum)
 
 
 def _validation_follows(trainer: Trainer) -> bool:
@@ -217,14 +214,8 @@ class BestCheckpoint(ModelCheckpoint):
     """
 
     def __init__(self, folder: Path, monitor: str = "val/acc1", mode: str = "max") -> None:
-        super().__init__(
-            dirpath=folder,
-            filename=Path(BEST).stem,
-            monitor=monitor,
-            mode=mode,
-            enable_version_counter=False,
-            auto_insert_metric_name=False,
-        )
+        plain_name: dict[str, Any] = dict(enable_version_counter=False, auto_insert_metric_name=False)
+        super().__init__(folder, Path(BEST).stem, monitor, mode=mode, **plain_name)
         self.metric = monitor
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -58,7 +58,5 @@ class RunCSVLogger(CSVLogger):
 
 def run_loggers(run_dir: Path, first_step: int) -> list[Logger]:
     """The loggers of a run. They drop rows and events from `first_step` on, because those will come again."""
-    tensorboard = TensorBoardLogger(
-        run_dir.parent, name=run_dir.name, version="", default_hp_metric=False, purge_step=first_step
-    )
-    return [RunCSVLogger(run_dir, first_step), tensorboard]
+    settings: dict[str, Any] = dict(version="", default_hp_metric=False, purge_step=first_step)
+    return [RunCSVLogger(run_dir, first_step), TensorBoardLogger(run_dir.parent, run_dir.name, **settings)]

@@ -28,7 +28,7 @@ from cait.settings import Given, flat, save_hyperparameters, take_from_data
 from cait.train.losses import DistillationSettings, LossSettings
 from cait.train.metrics import EvalMetrics
 from cait.train.optim import OptimizerSettings
-from cait.train.schedule import ScheduleSettings, warmup_cosine
+from cait.train.schedule import ScheduleSettings, warmup_schedule
 
 Batch = tuple[Tensor, Tensor]
 
@@ -284,7 +284,7 @@ class CaiTModule(LightningModule):
         trainer, schedule = self.trainer, self.schedule
         total_steps, accumulated = trainer.estimated_stepping_batches, trainer.accumulate_grad_batches
         if not math.isfinite(total_steps):
-            raise UserError("the cosine needs an end: set --trainer.max_epochs or --trainer.max_steps")
+            raise UserError("the schedule needs an end: set --trainer.max_epochs or --trainer.max_steps")
         if trainer.train_dataloader is None:  # if max_epochs is -1, Lightning has not counted an epoch's batches
             trainer.fit_loop.setup_data()
         warmup_steps = 0
@@ -293,8 +293,7 @@ class CaiTModule(LightningModule):
                 raise UserError("the warm-up counts epochs, and the loader has no length: set limit_train_batches")
             warmup_steps = round(schedule.warmup_epochs * math.ceil(batches / accumulated))
         optimizer = self.optimizer_settings.build(self.model, self.peak_lr())
-        rates = dict(warmup_lr=schedule.warmup_lr, min_lr=schedule.min_lr)
-        scheduler = warmup_cosine(optimizer, warmup_steps=warmup_steps, total_steps=int(total_steps), **rates)
+        scheduler = warmup_schedule(optimizer, schedule, warmup_steps, int(total_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def peak_lr(self) -> float:
@@ -315,10 +314,8 @@ class CaiTModule(LightningModule):
         if trainer is not None and trainer.datamodule is not None:
             ckpt.rename_data_state(checkpoint, type(trainer.datamodule).__qualname__)
         if known is not None and len(known) != self.num_classes:
-            raise UserError(
-                f"the checkpoint knows {len(known)} classes, the data has {self.num_classes}; "
-                "to train on these from its weights start a new run with --model.weights"
-            )
+            counts = f"the checkpoint knows {len(known)} classes, the data has {self.num_classes}"
+            raise UserError(f"{counts}; to train on these from its weights start a new run with --model.weights")
         if differs := difference(self.state_dict(), checkpoint["state_dict"]):
             raise UserError(f"the checkpoint is of another network: {differs}")
         if trainer is None or trainer.state.fn != "fit":

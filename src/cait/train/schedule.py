@@ -1,4 +1,4 @@
-"""The learning rate of every step: a linear warm-up, then a cosine."""
+"""The learning rate of every step: a linear warm-up, then a cosine, or the peak and a cooldown."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import sys
 import types
 from dataclasses import dataclass
 from importlib.metadata import distribution
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from cait.errors import UserError
-from cait.settings import check_at_least
+from cait.settings import check_at_least, check_choice, check_share
+
+Shape = Literal["cosine", "constant", "wsd"]
 
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    """The learning rate of every step; see `warmup_cosine`."""
+    """The learning rate of every step; see `warmup_schedule`."""
 
     lr: float = 5e-4
     """Peak learning rate, for `lr_base_size` images a step."""
@@ -29,56 +31,77 @@ class ScheduleSettings:
     """Length of the linear warm-up."""
     warmup_lr: float = 1e-6
     """Rate of the first step, not scaled."""
+    schedule: Shape = "cosine"
+    """After the warm-up: "cosine" falls to `min_lr`, "constant" keeps the peak, "wsd" (warm-up, stable, decay) keeps it
+    until the cooldown."""
+    cooldown: float = 0.2
+    """Of "wsd": share of the run's steps, its last, in which the rate falls to `min_lr`. It begins no earlier than the
+    step that a resumed run has reached, so 1 begins at once."""
     min_lr: float = 1e-5
-    """Rate at the end of the cosine, not scaled."""
+    """Rate at the end of the cosine or of the cooldown, not scaled."""
 
     def __post_init__(self) -> None:
+        check_choice(self, {"schedule": get_args(Shape)})
+        check_share(self, "cooldown")
         check_at_least(self, 0, "lr", "warmup_lr", "min_lr", "warmup_epochs")
         if self.lr_base_size is not None and self.lr_base_size < 1:
             raise UserError(f"lr_base_size must be at least 1 or null, got {self.lr_base_size}")
 
 
-def warmup_cosine(
-    optimizer: Optimizer, *, warmup_steps: int, total_steps: int, warmup_lr: float, min_lr: float
+def warmup_schedule(
+    optimizer: Optimizer, settings: ScheduleSettings, warmup_steps: int, total_steps: int
 ) -> LRScheduler:
-    """Linear warm-up, then a cosine, stepped after every optimizer step.
+    """Linear warm-up, then a cosine, or the peak and a linear cooldown; stepped after every optimizer step.
 
     With peak p (the optimizer's lr), W warm-up steps and T total steps, the rate of step t (from 0) is
 
-        t < W:   warmup_lr + (p - warmup_lr) · t / (W - 1)      (warmup_lr where W = 1)
-        t >= W:  min_lr + (p - min_lr) · (1 + cos(π (t - W) / (T - W))) / 2
+        t < W:   warmup_lr + (p - warmup_lr) · t / (W - 1)                   (warmup_lr where W = 1)
+        t >= W:  min_lr + (p - min_lr) · (1 + cos(π (t - W) / (T - W))) / 2   (the cosine)
+                 p - (p - min_lr) · max(0, t - S) / (T - S)                   (a cooldown from S; S = T is constant)
 
-    times the group's `lr_scale`, if it has one: lightning-bolts' `LinearWarmupCosineAnnealingLR` in its closed form, so
-    that W = 0 works and rounding does not build up. A checkpoint holds only the step: a resumed run follows the
-    settings of now.
+    times the group's `lr_scale`, if it has one. The cosine is lightning-bolts' `LinearWarmupCosineAnnealingLR` in its
+    closed form, so that W = 0 works and rounding does not build up. The cooldown is MiniCPM's (arXiv:2404.06395) in the
+    linear form of Hägele et al. (arXiv:2405.18392). A checkpoint holds only the step and S: a resumed run follows the
+    settings of now, and a cooldown begins no earlier than the step that it has reached.
     """
+    warmup_steps = min(warmup_steps, total_steps)
+    share = {"cosine": None, "constant": 0.0, "wsd": settings.cooldown}[settings.schedule]
 
-    class WarmupCosine(_bolts_schedule()):  # type: ignore[misc]
+    class WarmupSchedule(_bolts_schedule()):  # type: ignore[misc]
+        cooldown_start = None if share is None else max(warmup_steps, total_steps - round(share * total_steps))
+
         def get_lr(self) -> list[float]:
-            if self.last_epoch == 0 and self.warmup_epochs > 0:
+            step, start, end = self.last_epoch, self.cooldown_start, self.max_epochs
+            if step == 0 and self.warmup_epochs > 0:
                 rates = [self.warmup_start_lr] * len(self.base_lrs)
-            else:
+            elif start is None or step < self.warmup_epochs:
                 rates = self._get_closed_form_lr()
+            else:
+                done = max(0, step - start) / max(1, end - start)
+                rates = [peak - (peak - self.eta_min) * done for peak in self.base_lrs]
             scales = [group.get("lr_scale", 1.0) for group in self.optimizer.param_groups]
             return [rate * scale for rate, scale in zip(rates, scales, strict=True)]
 
         def state_dict(self) -> dict[str, Any]:
-            return {"last_epoch": self.last_epoch, "_step_count": self._step_count}
+            state = {"last_epoch": self.last_epoch, "_step_count": self._step_count}
+            return state if self.cooldown_start is None else state | {"cooldown_start": self.cooldown_start}
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            super().load_state_dict(state_dict)
+            reached = state_dict["last_epoch"]
+            begun = min(state_dict.get("cooldown_start", reached), reached)
+            start = None if self.cooldown_start is None else max(self.cooldown_start, begun)
+            super().load_state_dict(state_dict | {"cooldown_start": start})
             self._last_lr = self.get_lr()
             for group, lr, peak in zip(self.optimizer.param_groups, self._last_lr, self.base_lrs, strict=True):
                 group["lr"], group["initial_lr"] = lr, peak
 
-    warmup_steps = min(warmup_steps, total_steps)
-    return WarmupCosine(
+    return WarmupSchedule(
         optimizer,
         warmup_epochs=warmup_steps,
         # A run that ends within its warm-up has no cosine; it must still have a length.
         max_epochs=max(total_steps, warmup_steps + 1),
-        warmup_start_lr=warmup_lr,
-        eta_min=min_lr,
+        warmup_start_lr=settings.warmup_lr,
+        eta_min=settings.min_lr,
     )
 
 

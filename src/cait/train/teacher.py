@@ -74,9 +74,8 @@ def load_teacher(
     teacher_mean, teacher_std = mean, std
     if name.endswith(".ckpt"):
         teacher, hparams = _of_run(name, student.name)
-        known, img_size, teacher_mean, teacher_std = (
-            hparams[key] for key in ("num_classes", "img_size", "mean", "std")
-        )
+        known, img_size = hparams["num_classes"], hparams["img_size"]
+        teacher_mean, teacher_std = hparams["mean"], hparams["std"]
     elif name in VARIANTS or references.is_path(name):
         teacher = network.build(name, img_size or student.img_size, known, **fields)  # type: ignore[arg-type]
         if path is not None:
@@ -107,10 +106,9 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
     signed = references.paths_in(signature.own_text(Path(path).absolute().parent.parent / "config.yaml"))
     if references.is_path(name) and name not in (student, *signed):  # the file may be a stranger's
         fields = f" --model.teacher_fields '{json.dumps(hparams['fields'])}'" if hparams.get("fields") else ""
-        raise UserError(
-            f"the network of the teacher {path} is {name}, code that may do anything: if you trust it, "
-            f"name it yourself with --model.teacher {name} --model.teacher_path {path}{fields}"
-        )
+        remedy = f"name it yourself with --model.teacher {name} --model.teacher_path {path}{fields}"
+        risk = f"{name}, code that may do anything"
+        raise UserError(f"the network of the teacher {path} is {risk}: if you trust it, {remedy}")
     try:
         teacher = network.rebuild(hparams)
         teacher.load_state_dict(ckpt.weights(checkpoint))

@@ -13,7 +13,7 @@ from typing import Any
 
 from cait import disk
 from cait.cli import loading
-from cait.cli.options import Options, check_folder, run_missing
+from cait.cli.options import Options, run_missing
 from cait.errors import UserError
 from cait.extras.demo import web_runtime
 from cait.run.program import Program
@@ -38,7 +38,7 @@ def demo(arguments: list[str], program: Program) -> None:
         raise UserError(f"--samples must be at least 0, got {given.samples}")
     checkpoint, folder = loading.checkpoint_of(given.run, "show")
     output = given.output or (folder or Path()) / "demo"
-    check_folder(output)
+    disk.check_folder(output)
     if any((output / name).exists() for name in ("index.html", SAMPLES)) and not (output / SETTINGS).exists():
         raise UserError(f"{output} holds another page; name a folder of its own with --output")
     runtime = web_runtime.files(given.runtime)

@@ -13,6 +13,7 @@ import torch
 from timm.models import save_for_hf
 from torch import nn
 
+from cait.data.transforms import CROP_MODES
 from cait.errors import UserError
 from cait.model.cait import CaiT
 from cait.model.config import VARIANTS, CaiTConfig, variant_config
@@ -67,6 +68,8 @@ def _write_timm(model: nn.Module, path: Path, metadata: Metadata, shape: Sequenc
     network = _in_timm(model) if isinstance(model, CaiT) else model
     config = {"label_names": metadata["class_names"]} if "class_names" in metadata else {}
     prepared = {name: metadata[name] for name in TIMM_PREPROCESSING if name in metadata}
+    if (fit := metadata.get("fit", "crop")) != "crop":
+        prepared["crop_mode"] = CROP_MODES[fit]
     data_config = {"input_size": tuple(shape), **prepared}
     save_for_hf(network, str(path), safe_serialization=True, model_config=config, data_config=data_config)
     shutil.copymode(path / "config.json", path / "model.safetensors")  # safetensors lets only the owner read it

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cait import ckpt, disk, plugins
 from cait.cli import saved
-from cait.cli.options import Options, check_folder, named_run
+from cait.cli.options import Options, named_run
 from cait.errors import UserError, did_you_mean, one_line
 from cait.run import rundir
 from cait.run.program import Program
@@ -41,7 +41,7 @@ def card(arguments: list[str], program: Program) -> None:
     given = options.parse_args(arguments)
     folder = named_run("card", given.run)
     output = given.output or folder / "card"
-    check_folder(output)
+    disk.check_folder(output)
     if given.output and (output / README).exists():
         raise UserError(f"{output / README} exists; move it away or name another folder")
     repo = f"OWNER/{folder.name}" if given.repo is None else check_name(given.repo)

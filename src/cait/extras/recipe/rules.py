@@ -30,6 +30,8 @@ RATES = {"muon": 6e-3, "lion": 3e-4, "lamb": 5e-3, "sgd": 0.05, "nesterov": 0.05
 """Peak rates of optimizers that are given, by the end of their name; Adam and its like take 1e-3."""
 FEW = 20
 """With fewer training images of a class than this, more images help more than any setting."""
+LONG = 2
+"""From this median aspect ratio on, a square crop shows half of an image at most."""
 LARGE = 100_000
 """From this many training images on, the published recipe is the right one."""
 FIELDS = "model.fields."
@@ -103,6 +105,7 @@ def choose(
     warn(folder, recipe)
     if weights:
         start_from(weights, recipe)
+    warn_of_crops(folder, recipe)
     if folder.images >= LARGE and not weights:
         publish(folder, machine, recipe)
     else:
@@ -128,6 +131,13 @@ def warn(folder: Survey, recipe: Recipe) -> None:
     if folder.val < 100:
         share = 100 / folder.val
         recipe.note("warning", f"{folder.val} validation images: one of them is {share:.1f} points of val/acc1")
+
+
+def warn_of_crops(folder: Survey, recipe: Recipe) -> None:
+    """Say so if square crops lose most of what the images show."""
+    if folder.aspect >= LONG and recipe.get("data.fit", "crop") == "crop":
+        shape = f"half of the images are at least {folder.aspect:.1f} times as long as they are wide"
+        recipe.note("warning", f"{shape}, and a crop is square; --data.fit pad or squash keeps their ends")
 
 
 def counted(count: int, what: str) -> str:

@@ -36,6 +36,8 @@ class Survey:
     """Mean of the images' sizes. A median would hide a few huge images, which take most of the time."""
     grey: bool
     """Whether nearly all images are grey."""
+    aspect: float = 1.0
+    """Median of the longer side over the shorter one."""
     jpeg: float = 0.0
     """The part of `megapixels` that is in JPEG files. They are halved while they are decoded, which is faster."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -57,10 +59,11 @@ def survey(train: Files, val: Files, names: Sequence[str], reading: Reading = AS
     counted = Counter(train.labels)
     looked_at = range(0, len(train), max(1, len(train) // SIZES))
     decoded = {*looked_at[:: max(1, len(looked_at) // SAMPLE)]}
-    sides, megapixels, jpeg, thumbs = [], [], 0.0, []
+    sides, aspects, megapixels, jpeg, thumbs = [], [], [], 0.0, []
     for index in looked_at:
         with suppress(Exception), Image.open(train.name(index)) as image:  # a run counts and names the unreadable ones
             sides.append(min(image.size))
+            aspects.append(max(image.size) / min(image.size))
             megapixels.append(image.width * image.height / 1e6)
             if image.format in ("JPEG", "MPO"):  # cameras with two lenses write the second
                 jpeg += megapixels[-1]
@@ -80,6 +83,7 @@ def survey(train: Files, val: Files, names: Sequence[str], reading: Reading = AS
         side=int(statistics.median(sides)),
         megapixels=statistics.mean(megapixels),
         grey=grey,
+        aspect=statistics.median(aspects),
         jpeg=jpeg / len(megapixels),
         mean=tuple(round(float(value), 3) for value in mean),
         std=tuple(round(max(float(value), 0.01), 3) for value in std),

@@ -12,7 +12,7 @@ from cait.errors import UserError
 from cait.model.config import VARIANTS
 from cait.run import rundir
 
-OF_IMAGES = ("img_size", "mean", "std", "interpolation", "crop_pct")
+OF_IMAGES = ("img_size", "mean", "std", "interpolation", "crop_pct", "fit")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cait import ckpt, disk
-from cait.cli.options import TRUST, Options, check_folder, replaced, split_trust
+from cait.cli.options import TRUST, Options, replaced, split_trust
 from cait.errors import UserError
 from cait.run import rundir
 from cait.run.program import Program
@@ -43,7 +43,7 @@ def replay(arguments: list[str], program: Program) -> None:
     _check(asked, bool(named), given)
     asked.folder = rundir.folder_of(named[0]) if named else None
     asked.output = asked.output or (asked.folder / "replay" if named else Path("replay"))
-    check_folder(asked.output)
+    disk.check_folder(asked.output)
     settings = ["--config", str(rundir.config(asked.folder)), *given] if named else replaced("fit", given, program)
     _choose_start(asked)
     with _kept_start(asked):

@@ -24,6 +24,7 @@ from cait.extras.screen.defaults import on_by_default
 from cait.extras.screen.doubts import checkpoint_bytes, doubts, peak_rate
 from cait.model.attention import SelfAttention
 from cait.plugins import Run
+from cait.train.schedule import ScheduleSettings
 
 MEASURED_STEPS = range(10, 20)
 """Steps of a process whose pace gives the estimate of its time. The ones before start workers and choose kernels."""
@@ -89,6 +90,8 @@ class Banner(ModelSummary):
             "length": f"{epochs}{steps:,} steps; peak learning rate {peak:.3g}{scaled}",
             "device": f"{device}, {trainer.precision}" + (f", {backends} attention" if backends else ""),
         }
+        if text := schedule_row(schedule, trainer):
+            rows["schedule"] = text
         if self.run and (on := on_by_default(self.run.config, self.run.arguments, peak, images)):
             rows["on"] = on
         if self.run_dir:
@@ -119,6 +122,16 @@ def optimizer_row(name: str, optimizer: Any) -> str:
         return f"{name}, weight decay {decay:g}"
     setting = f"--model.optimizer_args.{apart[0]} true"
     return f"{name}, weight decay 0, because it would be added to the gradient; {setting} takes it off the weights"
+
+
+def schedule_row(settings: ScheduleSettings, trainer: Trainer) -> str:
+    """What the rate does after the warm-up; empty for the cosine, the recipe's."""
+    if settings.schedule == "cosine":
+        return ""
+    start, steps = trainer.lr_scheduler_configs[0].scheduler.cooldown_start, int(trainer.estimated_stepping_batches)  # type: ignore[union-attr]
+    if start >= steps:
+        return f"{settings.schedule}: the peak to the end"
+    return f"{settings.schedule}: the peak, and from step {start:,} to {steps:,} a cooldown to {settings.min_lr:g}"
 
 
 def attention_in_use(network: nn.Module, device: torch.device) -> str:

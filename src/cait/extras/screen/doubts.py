@@ -31,7 +31,7 @@ def doubts(trainer: Trainer, pl_module: Any, run_dir: Path | None) -> list[str]:
     warmup = round(schedule.warmup_epochs * each)
     if schedule.lr == 0:
         found.append("--model.lr 0 learns nothing")
-    elif schedule.min_lr > peak:
+    elif schedule.schedule != "constant" and schedule.min_lr > peak:
         found.append(f"--model.min_lr {schedule.min_lr:g} is above the peak, {peak:.3g}: the learning rate only rises")
     if warmup >= steps:
         found.append(

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cait.data.folder import Splits, root_name
+from cait.data.folder import Splits
 from cait.errors import UserError
+from cait.extras.root_name import root_name
 from cait.extras.shards import INDEX, Shards
 from cait.extras.shards.bucket import Bucket, Piece, read_part
 

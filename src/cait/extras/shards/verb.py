@@ -23,7 +23,8 @@ def shards(arguments: list[str], program: Program) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     from cait import cores
-    from cait.data import folder, source
+    from cait.data import source
+    from cait.extras.root_name import root_name
     from cait.extras.shards import writer
 
     settings = {name: getattr(asked, name) for name in (*NAMES, "val_fraction", "download")}
@@ -35,7 +36,7 @@ def shards(arguments: list[str], program: Program) -> None:
     workers = cores.share(1) if asked.workers is None else asked.workers
     with Progress("images", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task("", total=len(opened.train) + len(opened.val))
-        for images in writer.make(opened, folder.root_name(asked.root), splits, asked.out, asked.images, workers):
+        for images in writer.make(opened, root_name(asked.root), splits, asked.out, asked.images, workers):
             bar.advance(task, images)
     size = sum(path.stat().st_size for path in asked.out.rglob("*") if path.is_file()) / 1e6
     print(f"{len(opened.train):,} training and {len(opened.val):,} validation images, {size:,.1f} MB: {asked.out}")

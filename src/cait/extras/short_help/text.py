@@ -33,8 +33,8 @@ cait fit --trainer.logger.help WandbLogger   what a class takes
 SHOWN = {
     "The run": "run_name seed_everything save_every_n_minutes best_metric ema.decay",
     "The model": "model.name model.fields model.drop_path_rate model.pretrained model.weights model.distillation",
-    "The optimizer": "model.lr model.lr_base_size model.warmup_epochs model.min_lr model.weight_decay "
-    "model.label_smoothing model.optimizer",
+    "The optimizer": "model.lr model.lr_base_size model.warmup_epochs model.schedule model.min_lr "
+    "model.weight_decay model.label_smoothing model.optimizer",
     "The data": "data.root data.img_size data.batch_size data.num_workers data.repeats data.auto_augment data.mixup "
     "data.cutmix data.erase_prob",
     "The Trainer (Lightning's)": "trainer.max_epochs trainer.accelerator trainer.devices trainer.precision "

@@ -198,7 +198,7 @@ def _draw_photograph(axes: Axes, photograph: Image.Image, box: Box) -> None:
     small.thumbnail((MOST_PIXELS, MOST_PIXELS))
     axes.imshow(small, extent=(0, width, height, 0))
     axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, color="#D55E00", lw=1, clip_on=False))
-    axes.set(xlim=(0, width), ylim=(height, 0))
+    axes.set(xlim=(min(0, left), max(width, right)), ylim=(max(height, bottom), min(0, top)))  # also what is padded
     axes.set_title(f"image\n{width} × {height} pixels", fontsize=8)
     _bare(axes)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cait.cli.options import Options, check_folder, named_run
+from cait import disk
+from cait.cli.options import Options, named_run
 from cait.errors import UserError
 from cait.run.program import Program
 
@@ -21,7 +22,7 @@ def plot(arguments: list[str], program: Program) -> None:
     from cait.extras import curves, plots
 
     output = given.output or folder / "plots"
-    check_folder(output)
+    disk.check_folder(output)
     drawn = {"curves": curves.draw({folder.name: curves.read(folder)})}
     for figures in plugins.of_kind("figures"):
         try:

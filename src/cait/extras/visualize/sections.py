@@ -148,15 +148,20 @@ def _seen(data: Any, pixels: Tensor) -> tuple[Tensor, Any]:
 def crop_box(data: Any, width: int, height: int) -> tuple[float, float, float, float] | None:
     """(left, top, right, bottom) in pixels of what the evaluation transform keeps of an image of width × height.
 
-    None for a transform of your own, which may do anything.
+    It reaches beyond an image that is padded. None for a transform of your own, which may do anything.
     """
     if data.has_own_eval_transform:
         return None
-    shorter, resized_shorter = min(width, height), math.floor(data.img_size / data.preprocessing.crop_pct)
-    ends = []
+    how, ends = data.preprocessing, []
+    whole = math.floor(data.img_size / how.crop_pct)
     for side in (width, height):
-        resized = int(resized_shorter * side / shorter)
+        if how.fit == "pad":
+            resized = max(1, round(side / (max(width, height) / whole)))
+        else:
+            resized = whole if how.fit == "squash" else int(whole * side / min(width, height))
         start = round((resized - data.img_size) / 2)
+        if resized < data.img_size:
+            start = -((data.img_size - resized) // 2)
         ends.append((start * side / resized, (start + data.img_size) * side / resized))
     (left, right), (top, bottom) = ends
     return left, top, right, bottom

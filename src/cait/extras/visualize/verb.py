@@ -8,8 +8,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from cait import disk
 from cait.cli import loading
-from cait.cli.options import Options, check_folder, run_missing
+from cait.cli.options import Options, run_missing
 from cait.errors import UserError
 from cait.model.config import VARIANTS
 from cait.run.program import Program
@@ -39,7 +40,7 @@ def visualize(arguments: list[str], program: Program) -> None:
             )
         loaded.network.to(loading.device(folder))
         output = given.output or Path(folder or ".", FOLDER)
-        check_folder(output)
+        disk.check_folder(output)
         page = sections.write(loaded, folder, given, output, shlex.join(["cait", "visualize", *arguments]))
     print(os.path.relpath(page))
 

@@ -177,20 +177,20 @@ function rank(probabilities) {
 
 // Draw the part of the image that the network sees, and over it what the class token reads of each patch.
 function show(bitmap, weights) {
-  const { img_size, crop_pct } = model.preprocessing;
-  const { size, box } = geometry(bitmap.width, bitmap.height, img_size, crop_pct);
-  const scale = bitmap.width / size[0];
-  const [left, top, width, height] = box.map((value) => value * scale);
+  const { size, box } = geometry(bitmap.width, bitmap.height, model.preprocessing);
+  const scales = [bitmap.width / size[0], bitmap.height / size[1]];
+  const [left, top, width, height] = box.map((value, i) => value * scales[i % 2]);
   const context = $("photo").getContext("2d");
   context.imageSmoothingEnabled = width >= 64;
   context.imageSmoothingQuality = "high";
-  context.fillStyle = model.preprocessing.background ?? "black";
+  const { background, fit, mean } = model.preprocessing;
+  context.fillStyle = fit === "pad" ? `rgb(${mean.map((value) => 255 * value)})` : (background ?? "black");
   context.fillRect(0, 0, SIDE, SIDE);
   context.drawImage(bitmap, left, top, width, height, 0, 0, SIDE, SIDE);
   $("photo").hidden = false;
   $("hint").hidden = true;
   $("frame").classList.add("filled");
-  const whole = Math.abs(width - bitmap.width) < 1 && Math.abs(height - bitmap.height) < 1;
+  const whole = left < 1 && top < 1 && left + width > bitmap.width - 1 && top + height > bitmap.height - 1;
   $("seen").textContent = whole ? "" : "The network sees this part of the image.";
   if (!weights) return;
   $("switch").hidden = false;

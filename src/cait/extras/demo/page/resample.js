@@ -91,12 +91,36 @@ function round(x) {
   return x - below === 0.5 ? below + (below % 2) : Math.round(x);
 }
 
-// Where the evaluation transform resizes an image to, and which box of that it keeps.
-export function geometry(width, height, imgSize, cropPct) {
-  const shorter = Math.floor(imgSize / cropPct);
-  const size = [width, height].map((side) => Math.trunc((shorter * side) / Math.min(width, height)));
-  const [left, top] = size.map((side) => round((side - imgSize) / 2));
-  return { size, box: [left, top, imgSize, imgSize] };
+// Where the evaluation transform resizes an image to, and which box of that it keeps. The box of a padded image begins
+// before it.
+export function geometry(width, height, how) {
+  const whole = Math.floor(how.img_size / how.crop_pct);
+  const sides = {
+    crop: (side) => Math.trunc((whole * side) / Math.min(width, height)),
+    pad: (side) => Math.max(1, round(side / (Math.max(width, height) / whole))),
+    squash: () => whole,
+  };
+  const size = [width, height].map(sides[how.fit]);
+  const [left, top] = size.map((side) =>
+    side < how.img_size ? -Math.floor((how.img_size - side) / 2) : round((side - how.img_size) / 2),
+  );
+  return { size, box: [left, top, how.img_size, how.img_size] };
+}
+
+// The box of an image of which `resize` makes what lies in it; around that the colour of `how.mean`.
+function framed(pixels, width, height, how) {
+  const { size, box } = geometry(width, height, how);
+  const [left, top] = box.map((start) => Math.max(0, start));
+  const [across, down] = size.map((side) => Math.min(side, how.img_size));
+  const inner = resize(pixels, width, height, size, how.interpolation, [left, top, across, down]);
+  if (across === how.img_size && down === how.img_size) return inner;
+  const colour = [...how.mean.map((value) => round(255 * value)), 255];
+  const result = Uint8ClampedArray.from({ length: how.img_size ** 2 * 4 }, (_, i) => colour[i % 4]);
+  for (let row = 0; row < down; row++) {
+    const line = inner.subarray(row * across * 4, (row + 1) * across * 4);
+    result.set(line, ((row + top - box[1]) * how.img_size + left - box[0]) * 4);
+  }
+  return result;
 }
 
 // Halve an image in RGBA as Pillow's reduce(2) does; at an odd side the last pixels stand for fewer.
@@ -130,8 +154,7 @@ export function shrunk(pixels, width, height, shrink) {
 // The evaluation transform: an image in RGBA to the network's input, float32 [3, S, S], and to the pixels of it.
 export function prepare(rgba, columns, rows, how) {
   const { pixels, width, height } = shrunk(rgba, columns, rows, how.shrink);
-  const { size, box } = geometry(width, height, how.img_size, how.crop_pct);
-  const seen = resize(pixels, width, height, size, how.interpolation, box);
+  const seen = framed(pixels, width, height, how);
   const count = how.img_size ** 2;
   const input = new Float32Array(3 * count);
   for (let channel = 0; channel < 3; channel++) {

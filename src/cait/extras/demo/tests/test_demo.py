@@ -13,6 +13,7 @@ import tarfile
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +88,14 @@ def test_javascript_resizes_as_pillow_does_to_the_bit(tmp_path: Path) -> None:
     (tmp_path / "run.mjs").write_text(JAVASCRIPT)
     rng = np.random.default_rng(0)
     asked, expected = [], []
-    for number, filter in enumerate(INTERPOLATIONS * 2):
-        width, height = [(8, 8), (16, 24), (61, 40), (25, 24), (100, 7)][number % 5]
+    for number, (filter, fit) in enumerate(product(INTERPOLATIONS * 2, ("crop", "pad", "squash"))):
+        width, height = [(8, 8), (16, 24), (61, 40), (25, 24), (100, 7), (1, 90), (41, 40)][number % 7]
         pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
         if number % 2:
             pixels = (pixels > 127).astype(np.uint8) * 255  # which overshoots
         reading = Reading(shrink=[None, 4, 5][number % 3])
-        how = Preprocessing([16, 15][number % 2], filter, [1.0, 0.875, 0.9][number % 3], reading=reading, **PIXELS)
+        share = [1.0, 0.875, 0.9, 0.6][number % 4]
+        how = Preprocessing([16, 15][number % 2], filter, share, fit=fit, reading=reading, **PIXELS)
         opaque = np.dstack([pixels, np.full((height, width), 255, np.uint8)])
         asked.append({"pixels": opaque.ravel().tolist(), "width": width, "height": height, "how": how.settings()})
         expected.append(how.transform()(load_rgb(Image.fromarray(pixels), reading=reading)))
@@ -346,9 +348,10 @@ def odd_files(folder: Path, photograph: Image.Image) -> dict[str, Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("upright", [True, False])
+@pytest.mark.parametrize(("upright", "fit"), [(True, "crop"), (False, "pad"), (True, "squash")])
 def test_the_page_gives_what_predict_gives(
     upright: bool,
+    fit: str,
     browser: Any,
     served: str,
     here: Path,
@@ -359,13 +362,16 @@ def test_the_page_gives_what_predict_gives(
 ) -> None:
     settings = Path("logs/digits/config.yaml")
     before = settings.read_text()
-    settings.write_text(before.replace("exif_orientation: true", f"exif_orientation: {json.dumps(upright)}"))
+    changed = before.replace("exif_orientation: true", f"exif_orientation: {json.dumps(upright)}")
+    settings.write_text(changed.replace("fit: crop", f"fit: {fit}"))
     try:
         main(["demo", "digits"])
         module = package.load("digits")
     finally:
         settings.write_text(before)
     assert module.reading.exif_orientation == upright
+    expected = Preprocessing(16, crop_pct=0.9, fit=fit).transform()(photographs[0])
+    assert torch.equal(module.eval_transform(photographs[0]), expected)
     page = Page(browser, f"{served}/logs/digits/demo/")
     digits = [next(Path(f"data/digits/val/{digit}").iterdir()) for digit in range(10)]
     odd = odd_files(tmp_path / "odd", photographs[0])

@@ -82,6 +82,9 @@ def test_timm_is_told_how_pictures_are_prepared(tmp_path: Path) -> None:
     export(random_network(**TINY), tmp_path / "out", "timm", settings)
     data = resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'out'}"))
     assert {key: list(data[key]) if key in ("mean", "std") else data[key] for key in settings} == settings
+    assert data["crop_mode"] == "center"
+    export(random_network(**TINY), tmp_path / "padded", "timm", settings | dict(fit="pad"))
+    assert resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'padded'}"))["crop_mode"] == "border"
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()}
     assert len(modes) == 1  # whoever may read the one may read the other
 

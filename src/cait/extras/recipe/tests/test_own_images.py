@@ -47,6 +47,17 @@ PHOTOGRAPHS = Survey({"cat": 300, "dog": 280}, 60, side=480, megapixels=0.4, gre
 DIGITS = Survey({str(digit): 600 for digit in range(10)}, 600, side=28, megapixels=0.0008, grey=True)
 
 
+@pytest.mark.parametrize(
+    ("aspect", "given", "is_warned"), [(4.0, {}, True), (1.5, {}, False), (4.0, {"data.fit": "squash"}, False)]
+)
+def test_a_folder_of_long_images_is_told_of_fit(aspect: float, given: dict, is_warned: bool) -> None:
+    lines = choose(replace(PHOTOGRAPHS, aspect=aspect), TWO_CORES, given).lines
+    told = "half of the images are at least 4.0 times as long as they are wide, and a crop is square; "
+    assert [f"{told}--data.fit pad or squash keeps their ends"] * is_warned == [
+        text for topic, text in lines if topic == "warning" and "data.fit" in text
+    ]
+
+
 def fill(root: Path, images: dict[str, int], size: int = 24, grey: bool = False, suffix: str = ".png") -> Path:
     """Class folders of noise around a colour of their own."""
     rng = np.random.default_rng(0)

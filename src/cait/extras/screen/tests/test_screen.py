@@ -23,7 +23,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.extras import clock
 from cait.extras.clock import Clock
 from cait.extras.gmacs import ForwardCost, forward_gmacs
-from cait.extras.screen.banner import Banner, attention_in_use
+from cait.extras.screen.banner import Banner, attention_in_use, schedule_row
 from cait.extras.screen.defaults import PLAIN, on_by_default
 from cait.extras.screen.doubts import checkpoint_bytes, doubts, shortage
 from cait.extras.screen.findings import Findings, findings
@@ -55,6 +55,7 @@ def test_what_matters_most_stays_on_the_line() -> None:
     [
         (dict(lr=0.0), {}, "--model.lr 0 learns nothing"),
         (dict(lr=1e-3, min_lr=0.5), {}, "--model.min_lr 0.5 is above the peak, 0.001"),
+        (dict(lr=1e-3, min_lr=0.5, schedule="constant"), {}, None),
         (dict(warmup_epochs=3), {}, "the warm-up takes 18 steps (--model.warmup_epochs 3), the run has 12"),
         ({}, dict(accumulate_grad_batches=7), "--trainer.accumulate_grad_batches 7 is more than the 6 batches"),
         ({}, dict(limit_val_batches=0), "nothing is validated, so there will be no best.ckpt"),
@@ -252,6 +253,18 @@ def test_a_network_of_ones_own_may_call_a_layer_talking_heads() -> None:
     net = torch.nn.Module()
     net.backend = net.backends = torch.nn.Linear(2, 2)
     assert attention_in_use(net, torch.device("cpu")) == ""
+
+
+def test_the_banner_says_where_the_cooldown_begins(tmp_path: Path) -> None:
+    rows: list[str] = []
+    steps = LambdaCallback(on_train_start=lambda fit, net: rows.append(schedule_row(net.schedule, fit)))
+    for epochs, settings in ((2, {}), (1, dict(schedule="constant")), (2, dict(schedule="wsd", cooldown=1.0))):
+        fit = trainer(max_epochs=epochs, callbacks=[steps])
+        start = tmp_path / "x.ckpt" if "cooldown" in settings else None
+        fit.fit(module(warmup_epochs=0, **settings), loader(), ckpt_path=start)
+        fit.save_checkpoint(tmp_path / "x.ckpt")
+    expected = "wsd: the peak, and from step 6 to 12 a cooldown to 1e-05"
+    assert rows == ["", "constant: the peak to the end", expected]
 
 
 def test_the_count_for_any_network() -> None:

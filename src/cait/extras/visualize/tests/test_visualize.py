@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import cait as package
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
+from cait.data.transforms import CROP_MODES
 from cait.errors import UserError
 from cait.extras import curves, plots
 from cait.extras.plots import grid
@@ -151,19 +152,21 @@ def test_a_flat_map_is_no_division_by_zero() -> None:
 SIZES = [(8, 8), (9, 8), (13, 31), (640, 427), (427, 640), (97, 41), (500, 500)]
 
 
+@pytest.mark.parametrize("fit", ["crop", "pad", "squash"])
 @pytest.mark.parametrize("crop_pct", [1.0, 0.9, 0.8])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_the_crop_box_is_where_timms_pixels_come_from(size: tuple[int, int], crop_pct: float) -> None:
+def test_the_crop_box_is_where_timms_pixels_come_from(size: tuple[int, int], crop_pct: float, fit: str) -> None:
     """The image holds its own coordinates: red grows to the right, green downwards."""
     width, height = size
     x, y = np.meshgrid((np.arange(width) + 0.5) / width, (np.arange(height) + 0.5) / height)
     image = Image.fromarray((np.stack((x, y, 0 * x), axis=2) * 255).round().astype(np.uint8))
-    seen = create_transform(48, is_training=False, crop_pct=crop_pct, interpolation="bilinear", normalize=False)(image)
-    left, top, right, bottom = crop_box(ImageNetDataModule(img_size=48, crop_pct=crop_pct), width, height)
+    how: dict = dict(crop_pct=crop_pct, crop_mode=CROP_MODES[fit], interpolation="bilinear", normalize=False)
+    seen = create_transform(48, is_training=False, **how)(image)
+    left, top, right, bottom = crop_box(ImageNetDataModule(img_size=48, crop_pct=crop_pct, fit=fit), width, height)
     centres = (torch.arange(48) + 0.5) / 48
-    inside = slice(12, 36)  # the filter has nothing to read beyond the edges
+    inside = slice(18, 30) if fit == "pad" else slice(12, 36)  # the filter has nothing to read beyond the edges
     for channel, (start, end, side) in enumerate([(left, right, width), (top, bottom, height)]):
-        line = seen[channel].float().mean(dim=channel) / 255  # over the other axis
+        line = seen[channel].narrow(channel, 22, 4).float().mean(dim=channel) / 255  # over the other axis
         expected = (start + centres * (end - start)) / side
         assert (line - expected)[inside].abs().max() <= 1.5 / 255, (start, end)
 
