@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from harness import SMALL, Cait, checkpoint, rows
+from harness import LIMIT, SMALL, checkpoint, ended, rows, start
 from lightning.pytorch import Trainer
+from runs import assert_same
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from torch import nn
@@ -90,60 +91,69 @@ def test_a_linear_probe_is_scikit_learns_logistic_regression(tmp_path: Path) -> 
     assert all(torch.equal(weights[key], value) for key, value in network.state_dict().items() if "head" not in key)
 
 
-def settings_of(folder: Path) -> list[str]:
+STEM = ["--model.fields.stem=conv", "--model.fields.patch_size=2", "--data.img_size=8"]
+FROZEN = ["--model.weights=conv.pth", "--model.freeze=1", "--model.head_lr_factor=5"]
+BRIEF = ["--trainer.max_epochs=2", "--trainer.limit_train_batches=4", "--save_every_n_steps=3", "--data.num_workers=0"]
+ABOUT = ["--model.drop_path_rate=0.3", "--ema.decay=0.9", "--trainer.log_every_n_steps=1"]
+RECIPE = [*SMALL, *STEM, *FROZEN, *BRIEF, *ABOUT]
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> Path:
     """A run on the weights of a CaiT with BatchNorm in its stem, whose first block is frozen."""
-    if not (folder / "conv.pth").exists():
-        torch.manual_seed(0)
-        network = create_model("xxs24", 8, 10, **TINY | {"patch_size": 2, "stem": "conv"})
-        for buffer in network.buffers():
-            if buffer.is_floating_point():
-                buffer.uniform_(0.5, 1.5)
-        torch.save(network.state_dict(), folder / "conv.pth")
-    frozen = ["--model.weights=conv.pth", "--model.freeze=1", "--model.head_lr_factor=5"]
-    stem = ["--model.fields.stem=conv", "--model.fields.patch_size=2", "--data.img_size=8"]
-    length = ["--trainer.max_epochs=2", "--trainer.limit_train_batches=4", "--save_every_n_steps=3"]
-    about = ["--model.drop_path_rate=0.3", "--ema.decay=0.9", "--trainer.log_every_n_steps=1", "--data.num_workers=0"]
-    return [*SMALL, *frozen, *stem, *length, *about]
+    torch.manual_seed(0)
+    network = create_model("xxs24", 8, 10, **TINY | {"patch_size": 2, "stem": "conv"})
+    for buffer in network.buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_(0.5, 1.5)
+    torch.save(network.state_dict(), place / "conv.pth")
+    return ended(place, "whole", RECIPE)
 
 
 def is_frozen(name: str) -> bool:
     return name.startswith(("patch_embed.", "pos_embed", "blocks.0."))
 
 
-def test_a_killed_run_ends_with_the_same_bits_and_what_is_frozen_never_moves(cait: Cait, tmp_path: Path) -> None:
-    recipe = settings_of(tmp_path)
-    whole = cait("fit", *recipe, "--run_name=whole")
-    assert whole.returncode == 0, whole.stderr
-    assert whole.stderr.count("frozen: ") == 1
-    assert "random" not in whole.stderr
-    (tmp_path / "kill.py").write_text(KILL)
-    killed = cait("fit", *recipe, "--run_name=killed", "--trainer.callbacks+=kill.Kill")
-    assert killed.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), killed.stderr
-    resumed = cait("resume", "killed")
-    assert resumed.returncode == 0, resumed.stderr
-    ends = [checkpoint(tmp_path / "logs" / name) for name in ("whole", "killed")]
-    assert ends[0]["global_step"] == ends[1]["global_step"] == 8
-    for part in ("state_dict", "optimizer_states", "lr_schedulers"):
-        torch.testing.assert_close(ends[0][part], ends[1][part], rtol=0, atol=0)
-    torch.testing.assert_close(ends[0]["callbacks"]["EMA"], ends[1]["callbacks"]["EMA"], rtol=0, atol=0)
-    assert rows(tmp_path / "logs/whole") == rows(tmp_path / "logs/killed")
+def test_a_killed_run_ends_with_the_same_bits(whole: Path, place: Path) -> None:
+    (place / "kill.py").write_text(KILL)
+    killed = start(place, "fit", *RECIPE, "--run_name=killed", "--trainer.callbacks+=kill.Kill")
+    output = killed.communicate(timeout=LIMIT)[0]
+    assert killed.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), output
+    resumed = start(place, "resume", "killed")
+    output = resumed.communicate(timeout=LIMIT)[0]
+    assert resumed.returncode == 0, output
+    assert_same(place / "logs/killed", whole)
+    assert "random" not in output
 
-    begin, end = torch.load(tmp_path / "conv.pth"), ckpt.weights(ends[0])
-    moved = {name for name in begin if not torch.equal(begin[name], end[name])}
+
+def test_what_is_frozen_never_moves_and_has_no_moments(whole: Path, place: Path) -> None:
+    begin, end = torch.load(place / "conv.pth"), checkpoint(whole)
+    weights, average, (optimizer,) = ckpt.weights(end), ckpt.average(end), end["optimizer_states"]
+    moved = {name for name in begin if not torch.equal(begin[name], weights[name])}
     trains = {name for name in begin if not is_frozen(name)}
-    assert moved == trains  # among the others are running_mean, running_var and num_batches_tracked
+    assert trains - moved == {"blocks.1.attn.proj_l.bias"}  # the softmax takes it away
+    assert moved < trains  # among the others are running_mean, running_var and num_batches_tracked
     assert any("running_mean" in name for name in begin)
-    assert all(torch.equal(begin[name], ckpt.average(ends[0])[name]) for name in begin.keys() - trains)
-    (state,) = ends[0]["optimizer_states"]
-    assert len(state["state"]) == sum(len(group["params"]) for group in state["param_groups"]) == len(trains)
-    scales = {len(group["params"]): group["lr_scale"] for group in state["param_groups"]}
-    assert sorted(scales.values()) == [1, 1, 5, 5] or set(scales.values()) == {1, 5}
+    assert all(torch.equal(begin[name], average[name]) for name in begin.keys() - trains)
+    groups = optimizer["param_groups"]
+    assert len(optimizer["state"]) == sum(len(group["params"]) for group in groups) == len(trains)
+    assert [(len(group["params"]), group["lr_scale"]) for group in groups if group["lr_scale"] != 1] == [(1, 5)] * 2
+    rates = [float(row["lr"]) for row in rows(whole) if row["lr"]]
+    assert rates[0] == pytest.approx(5 * 1e-6)  # the highest rate of a step is the head's; the warm-up begins so
 
-    other = cait("resume", "whole", "--trainer.max_epochs=3", "--model.freeze=2")
-    assert other.returncode == 2
-    assert "the checkpoint's optimizer has groups of" in other.stderr
-    assert cait("eval", "whole").returncode == 0
-    assert cait("export", "whole", "--format=torch_export").returncode == 0
+
+@pytest.mark.slow
+def test_such_a_run_is_exported(whole: Path, here: Path) -> None:
+    main(["export", "whole", "--format=torch_export"])
+    assert (whole / "export/model.pt2").exists()
+
+
+def test_such_a_run_is_scored_and_keeps_its_setting(whole: Path, here: Path, capfd) -> None:
+    main(["eval", "whole"])
+    assert (whole / "evaluation.json").exists()
+    with pytest.raises(SystemExit):
+        main(["resume", "whole", "--trainer.max_epochs=3", "--model.freeze=2"])
+    assert "the checkpoint's optimizer has groups of" in capfd.readouterr().err
 
 
 class Normed(nn.Module):
