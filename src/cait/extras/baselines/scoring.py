@@ -88,9 +88,8 @@ def regression(
     train: Images, val: Images, classes: int, work: float = probes.WORK, iterations: int = probes.ITERATIONS
 ) -> tuple[np.ndarray, str]:
     """scikit-learn's logistic regression on standardised pixels; of grey images one channel."""
-    answers, kept = probes.regression(
-        *grey(train.pixels, val.pixels), train.labels, classes, work=work, iterations=iterations
-    )
+    pixels, val_pixels = grey(train.pixels, val.pixels)
+    answers, kept = probes.regression(pixels, val_pixels, train.labels, classes, work, iterations)
     return answers, f"scikit-learn, on the pixels{probes.of_all(kept, len(train.labels))}"
 
 

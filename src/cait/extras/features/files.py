@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -53,15 +54,15 @@ def write(path: Path, found: Features) -> None:
 
 def _npz(path: Path, found: Features) -> None:
     """Arrays `features`, `names`, `labels` and `class_names`, none of them pickled."""
-    texts = {key: np.array([*values], dtype=np.str_) for key, values in _texts(found).items()}
+    arrays: dict[str, Any] = {key: np.array(texts, dtype=np.str_) for key, texts in _texts(found).items()}
     with path.open("wb") as file:
-        np.savez(file, features=found.features, labels=found.labels, **texts)
+        np.savez(file, features=found.features, labels=found.labels, **arrays)
 
 
 def _parquet(path: Path, found: Features) -> None:
     """A row for each image: name, label, class (null without classes), features."""
-    import pyarrow
-    from pyarrow import parquet
+    import pyarrow  # type: ignore[import-not-found, unused-ignore]
+    from pyarrow import parquet  # type: ignore[import-not-found, unused-ignore]
 
     texts = _texts(found)
     classes = [texts["class_names"][label] if label >= 0 else None for label in found.labels.tolist()]

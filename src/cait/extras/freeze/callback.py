@@ -8,7 +8,6 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from cait import references
-from cait.extras.freeze import parts
 
 
 class Freeze(Callback):
@@ -20,8 +19,10 @@ class Freeze(Callback):
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Freeze. The network has been built, and its weights, shards and optimizer come later."""
         factor, what = (pl_module.hparams.get(name) for name in ("head_lr_factor", "freeze"))
-        if stage != "fit":
+        if stage != "fit" or not (factor or what):
             return
+        from cait.extras.freeze import parts  # here, so that other runs do not load it
+
         if factor is not None:
             parts.head(pl_module.model, pl_module.name, "model.head_lr_factor")
             pl_module.model.head_lr_factor = factor
@@ -31,6 +32,8 @@ class Freeze(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         if not (what := pl_module.hparams.get("freeze")):
             return
+        from cait.extras.freeze import parts
+
         network, start = pl_module.model, pl_module.initial_weights
         self.frozen = list(parts.frozen_parts(network, what is True))
         weights = list(network.parameters())
