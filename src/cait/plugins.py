@@ -30,6 +30,8 @@ KINDS = {
     "RECIPE_SETTINGS": "dict[str, Any]: settings of extras that a recipe chosen for a folder takes",
     "CALLBACK_SETTINGS": 'dict[str, str]: {"name": "module:Callback"}; the class\'s arguments are --name.ARGUMENT',
     "DATA_SETTINGS": '"module:Group": a dataclass whose fields become settings of the data module, see cait.settings',
+    "MODEL_SETTINGS": '"module:Group": the same for the LightningModule; a run holds them in `module.hparams`',
+    "parameter_groups": "(optimizer, network) -> None: change the groups of an optimizer that was just built",
     "MOVED": "dict[str, str]: modules of earlier versions and where they are now, for the class paths of saved runs",
     "PERSONAL": 'Sequence[str]: settings that no run of a stranger sets, as "logger"; they write or send elsewhere',
     "update_config": "(config) -> config: a step after a run's config.yaml is read, as for settings that have changed",

@@ -47,12 +47,12 @@ def without_absent(
         known: every setting and group of settings, as "model" and "model.lr".
         strategies: names that trainer.strategy takes.
     """
-    absent = {key: value for key, value in config.items() if key not in known}
-    kept = {key: value for key, value in config.items() if key not in absent}
-    if isinstance(data := kept.get("data"), dict):  # the other group that extras add settings to
-        absent |= {f"data.{key}": value for key, value in data.items() if f"data.{key}" not in known}
-        kept["data"] = {key: value for key, value in data.items() if f"data.{key}" in known}
-    left_out = [name for name, value in flatten(absent).items() if value not in (None, False, [], {})]
+    kept = {key: value for key, value in config.items() if key in known}
+    for group in ("data", "model"):  # the other groups that extras add settings to
+        if isinstance(given := kept.get(group), dict):
+            kept[group] = {key: value for key, value in given.items() if f"{group}.{key}" in known}
+    held = flatten(kept)
+    left_out = [key for key, value in flatten(config).items() if key not in held and value not in (None, False, [], {})]
     trainer = kept.get("trainer")
     if not isinstance(trainer, dict):
         return kept, left_out

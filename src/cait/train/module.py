@@ -80,7 +80,7 @@ class CaiTModule(LightningModule):
     eval_transform: Any = None
     """A PIL image in RGB to uint8 [3, S, S], or to normalised float32 [3, S, S]; None takes the checkpoint's."""
 
-    @flat()
+    @flat("MODEL_SETTINGS")
     def __init__(
         self,
         architecture: NetworkSettings,
@@ -170,10 +170,9 @@ class CaiTModule(LightningModule):
 
     def _class_names(self) -> list[str] | None:
         """The data's classes; None from bare loaders, and in prediction without the training folder."""
-        try:
+        with suppress(AttributeError, UserError):
             return self.trainer.datamodule.class_names  # type: ignore[attr-defined]
-        except (AttributeError, UserError):
-            return None
+        return None
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, 3, img_size, img_size] to logits [B, num_classes]."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from cait import references
+from cait import plugins, references
 from cait.errors import UserError, did_you_mean, one_line
 from cait.settings import check_at_least
 
@@ -63,6 +63,8 @@ class OptimizerSettings:
             raise UserError(f"optimizer {name}: {one_line(error)}") from error
         if not isinstance(optimizer, Optimizer):
             raise UserError(f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        for change in plugins.of_kind("parameter_groups"):
+            change(optimizer, network)
         return optimizer
 
     def apply(self, states: list[dict[str, Any]], name: str, network: nn.Module, lr: float) -> None:
@@ -75,8 +77,7 @@ class OptimizerSettings:
         for state in states:
             now, before = ([len(group["params"]) for group in side] for side in (groups, state["param_groups"]))
             if now != before:
-                has = f"the checkpoint's optimizer has groups of {before} parameters"
-                raise UserError(f"{has}, this one of {now}; {remedy}")
+                raise UserError(f"the checkpoint's optimizer has groups of {before} parameters, not {now}; {remedy}")
             for group, new in zip(state["param_groups"], groups, strict=True):
                 group.update({key: new[key] for key in settings & new.keys()})
 

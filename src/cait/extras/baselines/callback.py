@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cait import disk
 from cait.errors import one_line
+from cait.extras import probes
 from cait.extras.baselines import report, scoring
 from cait.plugins import Run
 from cait.run.checkpoints import LastCheckpoint
@@ -48,7 +49,7 @@ class Baselines(Callback):
             flush=True,
         )
         begin = time.monotonic()
-        with scoring.on(device, pl_module.model) as network:
+        with probes.on(device, pl_module.model) as network:
             train, val = (scoring.read(each, data, network, device) for each in (samples, val_samples))
         reading = time.monotonic() - begin
         scores = scoring.Scores(train, val, data.num_classes)

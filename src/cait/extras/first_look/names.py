@@ -32,7 +32,10 @@ def settings(verb: str) -> list[str]:
     """
     groups = {
         "trainer": parameters(TRAINER, "Trainer"),
-        "model": parameters(f"{PACKAGE}.train.module", "CaiTModule"),
+        "model": [
+            *parameters(f"{PACKAGE}.train.module", "CaiTModule"),
+            *(name for path in plugins.of_kind("MODEL_SETTINGS") for name in _fields(*path.split(":"))),
+        ],
         "data": [
             *parameters(f"{PACKAGE}.data.datamodule", "ImageNetDataModule"),
             *(name for path in plugins.of_kind("DATA_SETTINGS") for name in _fields(*path.split(":"))),

@@ -492,6 +492,21 @@ def test_weights_keep_their_network_and_are_trained_gently() -> None:
     assert found["trainer.max_epochs"] < settings(PHOTOGRAPHS)["trainer.max_epochs"]
 
 
+def test_a_head_that_trains_alone_is_cheap_and_takes_a_rate_of_its_own() -> None:
+    """The setting is an extra's. Whether it is here is for the run to say."""
+    weights = Weights("timm's", {"model.pretrained": True})
+    whole, frozen, blocks = (
+        choose(PHOTOGRAPHS, TWO_CORES, {"model.name": "timm/resnet10t", "model.freeze": freeze}, weights)
+        for freeze in (False, True, 2)
+    )
+    assert whole.settings["model.lr"] == blocks.settings["model.lr"] < frozen.settings["model.lr"]
+    assert "model.layer_decay" not in frozen.settings
+    assert frozen.settings["data.img_size"] >= whole.settings["data.img_size"]
+    assert "frozen" not in dict(whole.lines)
+    assert "all but the head, as given" in dict(frozen.lines)["frozen"]
+    assert dict(blocks.lines)["frozen"] == "the patch embedding and 2 blocks, as given"
+
+
 def test_settings_are_read_in_every_spelling() -> None:
     assert arguments._settings(["--data.root=2024"]) == {"data.root": "2024"}
     assert arguments._settings(["--data.background", "#8090a0"]) == {"data.background": "#8090a0"}
