@@ -199,7 +199,7 @@ class CaiTCLI(LightningCLI):
         if path.name == rundir.CONFIG:
             strategies = {"auto", *StrategyRegistry, *plugins.merged("STRATEGIES")}
             config, left_out = saved.without_absent(config, known, strategies)
-            if left_out:
+            if left_out := [name for name in left_out if name not in {setting.name for setting in plugins.settings()}]:
                 rank_zero_info(f"{path}: left out {', '.join(left_out)}, because no extra that is here takes them")
         return found.limit(config, known) if found.limit else config
 

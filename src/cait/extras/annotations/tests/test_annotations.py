@@ -195,10 +195,13 @@ def test_a_folder_of_three_splits_is_scored_as_three(cait: Cait, tmp_path: Path,
         (three / split).mkdir(parents=True)
         for digit in range(2 if split == "test" else 3):
             (three / split / str(digit)).symlink_to(digits_root / source / str(digit))
-    trained = cait("fit", *SHORT, "--data.root=three", "--data.batch_size=16", "--run_name=three")
+    trained = cait(
+        "fit", *SHORT, "--data.root=three", "--data.batch_size=16", "--run_name=three", "--early_stop.patience=5"
+    )
     assert trained.returncode == 0, trained.stderr
     scored = cait("eval", "three")
     assert scored.returncode == 0, scored.stderr
+    assert "left out" not in scored.stdout + scored.stderr  # a setting of `fit` alone is not an absent one
     found = json.loads((tmp_path / "logs/three/evaluation.json").read_text())["raw"]
     assert found["extra"]["test"]["images"] == len([*three.glob("test/*/*")]) < found["images"]
     assert list(found["extra"]["test"]["per_class"]) == ["0", "1", "2"]
