@@ -70,6 +70,7 @@ def test_no_mention_of_the_old_name_is_left(copy: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_every_module_compiles_and_the_command_speaks(copy: Path) -> None:
     run(copy, sys.executable, "-m", "compileall", "-q", "src")
     assert f"usage: {NEW} VERB" in run(copy, sys.executable, "-m", NEW, "--help")

@@ -42,16 +42,26 @@ def average(run: Path) -> torch.Tensor:
 def test_what_an_absent_extra_took_is_left_out_in_one_line(run: Path, cait: Cait) -> None:
     callbacks = yaml.safe_load((run / "config.yaml").read_text())["trainer"]["callbacks"]
     gone = {"class_path": "cait.extras.gone.callback.Gone", "init_args": {"every": 2}}
-    edit(run, gone={"every_n_steps": 5}, data={"gone": 3}, model={"gone": 4}, trainer={"callbacks": [gone, *callbacks]})
+    edit(
+        run,
+        gone={"every_n_steps": 5},
+        data={"gone": 3},
+        model={"gone": False},
+        trainer={"callbacks": [gone, *callbacks]},
+    )
     before = average(run)
     resumed = cait("resume", "run", "--trainer.max_steps=4")
     assert resumed.returncode == 0, resumed.stderr
     lines = [line for line in (resumed.stdout + resumed.stderr).splitlines() if "left out" in line]
     reason = "because no extra that is here takes them"
-    assert lines == [f"{CONFIG}: left out data.gone, gone.every_n_steps, model.gone, trainer.callbacks, {reason}"]
+    assert lines == [f"{CONFIG}: left out data.gone, gone.every_n_steps, trainer.callbacks, {reason}"]
     assert [row["step"] for row in rows(run) if row["train/loss"]] == ["0", "1", "2", "3"]
     assert not torch.equal(average(run), before)  # the other callback stays
     assert "gone" not in (run / "config.yaml").read_text()
+    edit(run, model={"gone": 4})  # it may be one of a module of the user's own, and without it the run would be another
+    refused = cait("resume", "run", "--trainer.max_steps=5")
+    assert refused.returncode == 2
+    assert "model.gone" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness import slow
 from torch import Tensor
 
 from cait import cores
@@ -38,7 +39,7 @@ def loaded(root: Path, **settings: Any) -> tuple[ImageNetDataModule, list[Tensor
     return data, found + [part for batch in islice(data.val_dataloader(), 2) for part in batch], loader
 
 
-@pytest.mark.parametrize("backend", ["auto", "timm"])
+@pytest.mark.parametrize("backend", ["auto", *slow("timm")])
 def test_pixels_and_order_do_not_depend_on_how_workers_start(digits_root: Path, backend: str) -> None:
     _, expected, _ = loaded(digits_root, backend=backend, num_workers=0)
     for start in ("fork", "forkserver", "spawn"):

@@ -29,6 +29,12 @@ def no_graphs_of_earlier_tests() -> None:
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def only_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generate no code, which takes most of the time: what is compiled, and how often, is settled before."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+
 def evaluate(model: CaiT, images: Tensor) -> Tensor:
     with torch.no_grad():
         return model.eval()(images)
@@ -52,10 +58,8 @@ def test_compiled_is_the_eager_network_without_breaks_or_recompilations(mode: st
     assert not counters["graph_break"]
 
 
-@pytest.mark.parametrize("batch", [2, 4, 8])
-def test_small_batches_need_one_graph_whatever_is_dropped(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Which graphs there are is settled before code is generated, and that takes most of the time.
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+@pytest.mark.parametrize("batch", [4, *slow(2, 8)])
+def test_small_batches_need_one_graph_whatever_is_dropped(batch: int, only_graphs: None) -> None:
     eager, compiled = (create_model("xxs24", 8, 7, 0.4, **SMALLEST) for _ in range(2))
     compiled.load_state_dict(eager.state_dict())
     compiled.compile_blocks()
@@ -73,8 +77,7 @@ def test_small_batches_need_one_graph_whatever_is_dropped(batch: int, monkeypatc
     assert kept == set(range(1, batch + 1))  # 1 stands for no image too: one is then computed, times 0
 
 
-def test_blocks_with_and_without_the_class_token_are_compiled_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+def test_blocks_with_and_without_the_class_token_are_compiled_apart(only_graphs: None) -> None:
     settings = SMALLEST | dict(depth=2, class_token_at=1)
     eager, compiled = (create_model("xxs24", 8, 7, 0.0, **settings) for _ in range(2))
     compiled.load_state_dict(eager.state_dict())
@@ -85,7 +88,7 @@ def test_blocks_with_and_without_the_class_token_are_compiled_apart(monkeypatch:
 
 
 @needs_a_compiler
-def test_a_copy_of_a_compiled_network_runs_its_own_weights() -> None:
+def test_a_copy_of_a_compiled_network_runs_its_own_weights(only_graphs: None) -> None:
     model = network()
     model.compile_blocks()
     images = torch.randn(4, 3, 32, 32)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `cait` has it, before torch is loaded
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # several tests run at a time
 # Runs are signed with a key of the tests' own; the user's home may be read-only, and is not theirs to write to.
 os.environ["XDG_CONFIG_HOME"] = (HOME := tempfile.TemporaryDirectory(prefix="cait-tests-")).name
 

@@ -48,13 +48,13 @@ def without_absent(
         strategies: names that trainer.strategy takes.
     """
     kept = {key: value for key, value in config.items() if key in known}
-    for group in ("data", "model"):  # the other groups that extras add settings to
-        if isinstance(given := kept.get(group), dict):
-            kept[group] = {key: value for key, value in given.items() if f"{group}.{key}" in known}
+    if isinstance(data := kept.get("data"), dict):  # the other groups that extras add settings to
+        kept["data"] = {key: value for key, value in data.items() if f"data.{key}" in known}
+    if isinstance(model := kept.get("model"), dict):  # without one that is on, the run would be another
+        kept["model"] = {key: value for key, value in model.items() if f"model.{key}" in known or value}
     held = flatten(kept)
     left_out = [key for key, value in flatten(config).items() if key not in held and value not in (None, False, [], {})]
-    trainer = kept.get("trainer")
-    if not isinstance(trainer, dict):
+    if not isinstance(trainer := kept.get("trainer"), dict):
         return kept, left_out
     present = {name: _present(value) for name, value in trainer.items()}
     if isinstance(strategy := trainer.get("strategy"), str) and "." not in strategy and strategy not in strategies:

@@ -73,8 +73,9 @@ def open_test(source: Any) -> ExtraSet | None:
     """
     if (samples := getattr(source, "test", None)) is not None:
         return ExtraSet(samples)
-    val = source.split_folders()[1] if isinstance(source, FolderSource) else None
-    folder = source.root / TEST
+    if not isinstance(source, FolderSource):
+        return None
+    folder, (_, val) = source.root / TEST, source.split_folders()
     if val is None or val == folder or not folder.is_dir():
         return None
     found, names = folder_names(folder), source.class_names

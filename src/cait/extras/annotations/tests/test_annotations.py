@@ -219,6 +219,7 @@ def test_the_interval_is_nadeau_and_bengios() -> None:
     assert (high - low) / 2 == pytest.approx(2.7764451 * error)  # Student's t at .975 with four degrees of freedom
 
 
+@pytest.mark.slow
 def test_a_cross_validation_goes_on_where_it_stopped(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import timm.models.xcit
 import torch
-from harness import SMALL, Cait
+from harness import SMALL, Cait, slow
 from networks import step
 from torch import nn
 
@@ -138,7 +138,7 @@ def test_an_unknown_stem_is_refused_with_the_known_ones() -> None:
         with_stem(stem="cnv")
 
 
-@pytest.mark.parametrize("stem", ["conv", "pooled"])
+@pytest.mark.parametrize("stem", ["pooled", *slow("conv")])
 @pytest.mark.parametrize("format", ["torch_export", "onnx"])
 def test_it_is_exported(format: str, stem: str, tmp_path: Path) -> None:
     if format == "onnx":

@@ -30,7 +30,7 @@ def evaluation(tta: str | None = None, **data: Any) -> Evaluation:
     """The callback, for a data module of these attributes and settings that ask for nothing else."""
     config = dict(real=None, v2=None, extra=None, tta=tta, wanted_accuracy=None)
     settings = SimpleNamespace(**config)
-    return Evaluation(SimpleNamespace(config=settings, data=SimpleNamespace(**data)))  # type: ignore[arg-type]
+    return Evaluation(SimpleNamespace(config=settings, data=SimpleNamespace(source=None, **data)))  # type: ignore[arg-type]
 
 
 def test_what_is_judged_is_the_mean_of_the_probabilities_among_the_classes_allowed() -> None:

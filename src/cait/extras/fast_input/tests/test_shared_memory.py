@@ -141,6 +141,7 @@ print("all came through")
 """
 
 
+@pytest.mark.slow
 def test_a_small_dev_shm_is_enough(tmp_path: Path) -> None:
     # In its own mount namespace, where no batch fits into /dev/shm. The labels do.
     mount = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]

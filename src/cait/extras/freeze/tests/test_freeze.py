@@ -26,7 +26,7 @@ from cait.extras.freeze.callback import Freeze
 from cait.model.network import create_model
 from cait.train.module import CaiTModule
 from cait.train.optim import OptimizerSettings
-from cait.train.schedule import warmup_cosine
+from cait.train.schedule import ScheduleSettings, warmup_schedule
 
 TINY: dict = dict(embed_dim=32, depth=2, num_heads=2, patch_size=4)
 KILL = """
@@ -261,7 +261,7 @@ def test_the_head_has_its_own_rate_in_every_step() -> None:
             network = create_model("xxs24", 8, 10, **TINY)
             network.head_lr_factor = 10.0
             built = OptimizerSettings(optimizer, layer_decay=decay).build(network, 0.1)
-            schedule = warmup_cosine(built, warmup_steps=3, total_steps=9, warmup_lr=0.01, min_lr=0.02)
+            schedule = warmup_schedule(built, ScheduleSettings(warmup_lr=0.01, min_lr=0.02), 3, 9)
             names = {id(weight): name for name, weight in network.named_parameters()}
             depth = network.group_matcher()
             for step in range(9):

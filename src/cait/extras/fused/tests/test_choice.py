@@ -68,6 +68,7 @@ def test_a_backend_that_is_wrong_or_fails_is_left_out_with_its_reason(
     assert found.left_out["recompute"].startswith(words)
 
 
+@pytest.mark.slow
 def test_it_is_measured_as_it_will_run_compiled() -> None:
     found = measure(Case(CASE.shape, 2, compiled=True))
     assert found.ms.keys() == {"recompute", "reference"}
