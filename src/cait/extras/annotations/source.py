@@ -125,7 +125,7 @@ class AnnotatedSource(FolderSource):
         """The images of a split with full paths; None takes all rows of a table without splits."""
         assert self.table is not None
         places = {label: index for index, label in enumerate(self.class_names)}
-        splits = self.table.splits or [None] * len(self.table.paths)
+        splits: Sequence[str | None] = self.table.splits or [None] * len(self.table.paths)
         rows = zip(self.table.paths, self.table.labels, splits, strict=True)
         return [(str(self.root / path), places[label]) for path, label, split in rows if split == name]
 
