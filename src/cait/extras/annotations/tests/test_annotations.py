@@ -20,6 +20,7 @@ from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 from cait.cli import main
 from cait.data.source import open_source
 from cait.errors import UserError
+from cait.extras.annotations import doubt
 from cait.extras.annotations.crossval import interval
 
 SHORT = [*SMALL, "--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--data.num_workers=0"]
@@ -217,6 +218,39 @@ def test_the_interval_is_nadeau_and_bengios() -> None:
     low, high = interval(scores)
     assert (low + high) / 2 == pytest.approx(statistics.mean(scores))
     assert (high - low) / 2 == pytest.approx(2.7764451 * error)  # Student's t at .975 with four degrees of freedom
+
+
+def test_doubtful_labels_come_first_in_a_table_that_can_be_given_back(here: Path) -> None:
+    paths = images(Path("data/digits"))[:60:2] + images(Path("data/digits"))[-30:]
+    labels = [int(Path(path).parent.name) for path in paths]
+    draw = np.random.default_rng(0)
+    probabilities = draw.dirichlet(np.ones(10), len(paths)).astype(np.float32)
+    probabilities[np.arange(len(paths)), labels] += 1
+    probabilities[[3, 40]] = np.eye(10, dtype=np.float32)[[9, 0]]  # the network is sure of another class
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    doubtful, seems = doubt.suspects(probabilities, np.array(labels))
+    assert sorted(doubtful) == [3, 40]
+    assert dict(zip(doubtful, seems, strict=True)) == {3: 9, 40: 0}
+
+    halves = [(paths[part], labels[part], probabilities[part]) for part in (slice(0, 35), slice(35, None))]
+    assert doubt.write(here, [str(digit) for digit in range(10)], halves) == 2
+    with (here / doubt.DOUBTFUL).open(newline="") as lines:
+        table = list(csv.DictReader(lines))
+    assert {row["path"]: row["suggestion"] for row in table[:2]} == {paths[3]: "9", paths[40]: "0"}
+    assert [row["suggestion"] for row in table[2:]] == [""] * 58
+    source = open_source("data/digits", labels=str(here / doubt.DOUBTFUL))
+    assert sorted(below(source.train) + below(source.val)) == sorted(paths)
+
+
+def test_what_is_doubtful_is_what_cleanlab_says() -> None:
+    cleanlab = pytest.importorskip("cleanlab.filter")
+    draw = np.random.default_rng(0)
+    labels = draw.integers(6, size=400)
+    probabilities = draw.dirichlet(np.ones(6), 400)
+    probabilities[np.arange(400), labels] += draw.random(400)
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    expected = cleanlab.find_label_issues(labels, probabilities, filter_by="confident_learning")
+    assert sorted(doubt.suspects(probabilities, labels)[0]) == np.flatnonzero(expected).tolist()
 
 
 @pytest.mark.slow
