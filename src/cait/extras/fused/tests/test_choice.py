@@ -249,6 +249,7 @@ def test_who_says_whether_to_compile_needs_no_clock(compile: bool) -> None:
 
 
 @needs_a_compiler
+@pytest.mark.slow
 def test_a_block_is_timed_as_it_trains_and_the_run_draws_the_same() -> None:
     config = cait.create_model("xxs24", 16, 10, 0.4, **FIELDS).config
     case = BlockCase(config, torch.device("cpu"), 4, torch.float32, torch.float32, nullcontext)
