@@ -100,9 +100,10 @@ def worker_start(asked: str, trainer: Any, images: Any) -> Any:
 
 def _start_server() -> None:
     """Start the process that forks workers, unless it runs. It inherits that signals which ask to stop are blocked."""
-    from multiprocessing import forkserver
+    from multiprocessing import forkserver, resource_tracker
 
     forkserver.set_forkserver_preload([SERVED])
+    resource_tracker.ensure_running()  # now, because its start ends with unblocking signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         forkserver.ensure_running()
