@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import jsonschema
 import pytest
 import torch
-from harness import REPO, SMALL, save_mixed
+from harness import CLASSES, REPO, SMALL, save_classes, save_mixed
 from PIL import Image
 from timm.data import create_transform
 
@@ -23,7 +23,6 @@ from cait.cli import main
 from cait.data.reading import load_rgb
 from cait.errors import UserError
 
-NAMES = ["cat", "dog", "owl"]
 SCHEMA = json.loads((REPO / "docs/predict.schema.json").read_text())
 
 
@@ -31,9 +30,7 @@ SCHEMA = json.loads((REPO / "docs/predict.schema.json").read_text())
 def place(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Image]) -> Path:
     """A folder with a run that has a moving average, and a folder of images. Some of these cannot be read."""
     place = tmp_path_factory.mktemp("predict")
-    for label, name in enumerate(NAMES):
-        save_mixed(photographs, place / "photos/train" / name, 6, label)
-        save_mixed(photographs, place / "photos/val" / name, 2, 10 + label)
+    save_classes(photographs, place / "photos", 6, 2)
     save_mixed(photographs, place / "images/some more", 5, 20)
     (place / "images/broken.jpg").write_bytes(b"no image")
     cut = (place / "images/some more/0.jpg").read_bytes()
@@ -85,7 +82,7 @@ def test_every_image_gets_its_row_in_every_format(here: Path, capsys: pytest.Cap
             indices = [best["index"] for best in row["predictions"]]
             assert (got - probabilities[indices]).abs().max() < 1e-5
             assert indices == probabilities.argsort(descending=True).tolist()
-            assert [best["class"] for best in row["predictions"]] == [NAMES[index] for index in indices]
+            assert [best["class"] for best in row["predictions"]] == [CLASSES[index] for index in indices]
 
     main(["predict", "mixed", "images", "missing.png", "--format=csv", "--top_k=2", "--output=out/two.csv"])
     assert capsys.readouterr().out == "out/two.csv\n"
@@ -180,7 +177,7 @@ def test_probabilities_that_are_not_finite_are_no_prediction(
 def test_a_loaded_module_predicts(here: Path) -> None:
     paths = ["images/some more/0.jpg", "images/some more/3.png"]
     module = package.load("mixed")
-    assert module.class_names == NAMES
+    assert module.class_names == CLASSES
     assert not module.training
     of_one, of_both = module.predict(paths[0]), module.predict([Path(paths[0]), Image.open(paths[1])], top_k=2)
     assert [best["index"] for best in of_one[:2]] == [best["index"] for best in of_both[0]]

@@ -32,6 +32,8 @@ DEVICES = ["--trainer.accelerator=cpu", f"--trainer.devices={os.environ.get('CAI
 NO_TEXT = b"\xff" if sys.platform != "darwin" else b"y"
 """A file's name that is no text; macOS refuses such names."""
 
+CLASSES = ["cat", "dog", "owl"]
+
 # A network and a recipe of seconds, for what is about the run and not about the accuracy.
 SMALL = [
     "--config",
@@ -107,13 +109,18 @@ def save_mixed(photographs: list[Image.Image], folder: Path, count: int, seed: i
             picture.save(folder / f"{i}.JPEG", progressive=True)
 
 
+def save_classes(photographs: list[Image.Image], root: Path, train: int, val: int) -> None:
+    """Such files in train and val folders of three classes: so many of each class."""
+    for label, name in enumerate(CLASSES):
+        save_mixed(photographs, root / "train" / name, train, label)
+        save_mixed(photographs, root / "val" / name, val, 10 + label)
+
+
 @pytest.fixture
 def mixed_root(tmp_path: Path, photographs: list[Image.Image]) -> Path:
     """A folder of three classes with pictures of every mode: 36 to train on, 15 to validate on."""
     root = tmp_path / "mixed"
-    for label, name in enumerate(("cat", "dog", "owl")):
-        save_mixed(photographs, root / "train" / name, 12, label)
-        save_mixed(photographs, root / "val" / name, 5, 10 + label)
+    save_classes(photographs, root, 12, 5)
     return root
 
 

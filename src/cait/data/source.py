@@ -19,7 +19,7 @@ from cait.settings import group
 
 
 class DataSource(Protocol):
-    """The classes, the training images and the validation images of a run; UserError if they cannot be used."""
+    """Classes and images, perhaps the bytes `digest` of labels that a run depends on; UserError if they are no use."""
 
     @property
     def class_names(self) -> list[str]:

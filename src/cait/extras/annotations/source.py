@@ -117,16 +117,13 @@ class AnnotatedSource(FolderSource):
         """The images that the table or the folder gives to training and to validation; without the test images."""
         if self.table is None:
             return [*self.images.train], [*self.images.val]
-        if not self.table.splits:
-            return self._of_split(None), []
         return self._of_split("train"), self._of_split("val")
 
-    def _of_split(self, name: str | None) -> list[Sample]:
-        """The images of a split with full paths; None takes all rows of a table without splits."""
+    def _of_split(self, name: str) -> list[Sample]:
+        """The table's images of a split, with full paths."""
         assert self.table is not None
         places = {label: index for index, label in enumerate(self.class_names)}
-        splits: Sequence[str | None] = self.table.splits or [None] * len(self.table.paths)
-        rows = zip(self.table.paths, self.table.labels, splits, strict=True)
+        rows = zip(self.table.paths, self.table.labels, self.table.splits, strict=True)
         return [(str(self.root / path), places[label]) for path, label, split in rows if split == name]
 
     @cached_property
@@ -138,8 +135,8 @@ class AnnotatedSource(FolderSource):
         return dict(zip(paths, self.table.groups, strict=True))
 
     def _warn_of_shared_groups(self, train: Sequence[Sample], val: Sequence[Sample]) -> None:
-        sides = [{self._groups[path] for path, _ in side} for side in (train, val)] if self._groups else [set(), set()]
-        if shared := sorted(sides[0] & sides[1]):
+        learned, held = ({self._groups[path] for path, _ in side if self._groups} for side in (train, val))
+        if shared := sorted(learned & held):
             rank_zero_info(f"{len(shared):,} groups train and validate in {self.asked.labels}: {abbreviate(shared)}")
 
 
@@ -149,7 +146,7 @@ def divide(
     """Training and validation images: scikit-learn's stratified fold `fold` of `folds` validates.
 
     Args:
-        groups: each image's group by its path, of which none is divided; empty without groups.
+        groups: each image's group by its path; no group is divided. Empty without groups.
 
     Raises:
         UserError: no class, or not the groups, can be divided so.

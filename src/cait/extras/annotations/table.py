@@ -19,13 +19,13 @@ SPLITS |= {"test": "test", "testing": "test"}
 
 @dataclass
 class Table:
-    """The rows of a table, ordered by path, in columns of one length; those that the file lacks are empty."""
+    """The rows of a table, ordered by path, in columns of one length; `groups` is empty if the file lacks it."""
 
     paths: list[str] = field(default_factory=list)
     """Below the root of the images."""
     labels: list[str] = field(default_factory=list)
     splits: list[str] = field(default_factory=list)
-    """"train", "val" or "test"."""
+    """"train", "val" or "test"; without the column all are to train on."""
     groups: list[str] = field(default_factory=list)
 
 
@@ -51,13 +51,12 @@ def read(file: Path, root: Path) -> Table:
         raise UserError(f"{where} names images twice: {abbreviate(twice)}")
     if missing := [path for path in table.paths if not (root / path).is_file()]:
         raise UserError(f"{where} names {len(missing):,} images that are not in {root}: {abbreviate(missing)}")
-    table.splits = table.splits if any(table.splits) else []
     table.groups = table.groups if any(table.groups) else []
     return table
 
 
 def _rows(reader: csv.DictReader[str], where: str, root: Path) -> Iterator[tuple[str, str, str, str]]:
-    """(path, label, split, group) of each row; the last two are empty if the file has no such column."""
+    """(path, label, split, group) of each row; without such a column "train", and no group."""
     columns = [name.strip().lower() for name in reader.fieldnames or ()]
     reader.fieldnames = columns
     label = "label" if "label" in columns else "class"  # as in a run's validation.csv
@@ -70,7 +69,7 @@ def _rows(reader: csv.DictReader[str], where: str, root: Path) -> Iterator[tuple
         split = cells.get("split", "").lower()
         if split and split not in SPLITS:
             raise UserError(f"{where}, line {reader.line_num}: split is train, val or test, not {cells['split']!r}")
-        yield _below(cells["path"], root, where), cells[label], SPLITS.get(split, ""), cells.get("group", "")
+        yield _below(cells["path"], root, where), cells[label], SPLITS.get(split, "train"), cells.get("group", "")
 
 
 def _below(path: str, root: Path, where: str) -> str:

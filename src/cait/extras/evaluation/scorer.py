@@ -54,10 +54,12 @@ class Evaluation(Callback):
         if config.wanted_accuracy is not None and not 0 < config.wanted_accuracy <= 1:
             raise UserError(f"--wanted_accuracy is above 0 and at most 1, as 0.95; got {config.wanted_accuracy}")
         self._v2 = ExtraSet(scan_extra_val(Path(config.v2), names)) if config.v2 else None
-        self._extra: dict[str, ExtraSet | Corruptions] = {}
-        if (test := open_test(self.data.source)) is not None:
-            self._extra[TEST] = test
-        self._extra |= {name: open_extra(Path(root), names) for name, root in (config.extra or {}).items()}
+        self._places = dict(config.extra or {})
+        self._extra: dict[str, ExtraSet | Corruptions] = {
+            name: open_extra(Path(root), names) for name, root in self._places.items()
+        }
+        if TEST not in self._extra and (test := open_test(self.data.source)) is not None:
+            self._places, self._extra = {TEST: "the test split", **self._places}, {TEST: test, **self._extra}
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         loader: Any = trainer.val_dataloaders
@@ -123,7 +125,7 @@ class Evaluation(Callback):
         self.scoring.trainer.datamodule = None  # the data module would list all its images again
         result["tta"] = config.tta
         result["real"] = (config.real or "timm's") if "real" in result["raw"] else None
-        result["v2"], result["extra"] = config.v2, dict.fromkeys(self._extra, "the test split") | (config.extra or {})
+        result["v2"], result["extra"] = config.v2, self._places
         if self._v2 is not None:
             for weights, scores in self._score(self._v2).items():
                 result[weights]["v2"] = scores

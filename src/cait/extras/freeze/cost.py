@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--images", type=int, default=16, help="images of a step; default 16")
     parser.add_argument("--size", type=int, default=64, help="their side in pixels; default 64")
-    parser.add_argument("--repeats", type=int, default=9, help="steps of each kind, of which the median counts")
+    parser.add_argument("--repeats", type=int, default=9, help="steps of each kind; their median counts")
     given = parser.parse_args()
     torch.set_num_threads(1)
     print("| network | freeze | ms a step | of a full step | moments, 10⁶ |\n|---|---|---|---|---|")

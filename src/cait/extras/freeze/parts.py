@@ -64,7 +64,7 @@ def freeze(network: nn.Module, name: str, what: bool | int) -> None:
 
 
 def frozen_parts(network: nn.Module, whole: bool) -> Iterator[nn.Module]:
-    """The largest modules of which nothing trains. Modules without parameters, as Dropout, count if `whole`."""
+    """The largest modules in which nothing trains. Modules without parameters, as Dropout, count if `whole`."""
     trains = [parameter.requires_grad for parameter in network.parameters()]
     if not any(trains):
         if trains or whole:

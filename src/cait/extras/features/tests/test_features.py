@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from harness import SMALL, save_mixed
+from harness import CLASSES, SMALL, save_classes, save_mixed
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -24,7 +24,6 @@ from cait.errors import UserError
 from cait.extras import probes
 from cait.extras.features import files, images, models
 
-CLASSES = ["cat", "dog", "owl"]
 VIT = "timm/test_vit"
 
 
@@ -32,9 +31,7 @@ VIT = "timm/test_vit"
 def place(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Image]) -> Path:
     """A folder with photographs in several layouts, the run `own` on them, and a file of timm's weights."""
     place = tmp_path_factory.mktemp("features")
-    for label, name in enumerate(CLASSES):
-        save_mixed(photographs, place / "photos/train" / name, 6, label)
-        save_mixed(photographs, place / "photos/val" / name, 2, 10 + label)
+    save_classes(photographs, place / "photos", 6, 2)
     save_mixed(photographs, place / "flat/more", 3, 20)
     (place / "flat/broken.jpg").write_bytes(b"no image")
     (place / "empty").mkdir()
