@@ -173,7 +173,7 @@ def save_hyperparameters(module: Any, given: Given) -> None:
     module.save_hyperparameters(frame=caller)
 
 
-SIZES = {"img_size": 224, "num_classes": 1000}
+SIZES = {"img_size": 224, "num_classes": 1000, "task": None}
 """The sizes of a module that is given neither, nor a data module that says them."""
 
 
@@ -183,7 +183,7 @@ def take_from_data(module: Any, data: Any) -> Settings:
     Raises:
         UserError: the module was given other sizes.
     """
-    sizes = dict(SIZES)
+    sizes: Settings = dict(SIZES)
     for name, default in SIZES.items():
         given, found = module.hparams[name], getattr(data, name, None)
         if None not in (given, found) and given != found:

@@ -163,14 +163,7 @@ class Scoring:
             for key, value in logged.items()
             if key.startswith(prefix)
         }
-        counts = metrics.per_class.tolist()
-        shares = [100 * right / images if images else None for images, right in counts]
-        known = [share for share in shares if share is not None]
-        return scores | {
-            "images": sum(images for images, _ in counts),
-            "per_class": dict(zip(self.data.class_names, shares, strict=True)),
-            "acc1_macro": sum(known) / len(known) if known else None,
-        }
+        return scores | metrics.by_class(self.data.class_names)
 
     def _about(self) -> Scores:
         """What is scored."""

@@ -41,7 +41,8 @@ def export(arguments: list[str], program: Program) -> None:
     shape, names = input_shape(loaded.module.hparams), loaded.module.class_names
     default = Path("ema" if given.ema else "") / formats.format_named(given.format).file
     output, preprocessing = given.output or folder / "export" / default, loaded.data.preprocessing.settings()
-    exported = formats.export(loaded.network, output, given.format, preprocessing, shape, names)
+    metadata = preprocessing | loaded.module.task.metadata()
+    exported = formats.export(loaded.network, output, given.format, metadata, shape, names)
     for file in exported.files:
         print(os.path.relpath(file))
     print(f"read back, the logits differ by {exported.difference:.1e} at most")

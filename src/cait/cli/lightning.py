@@ -136,6 +136,7 @@ class CaiTCLI(LightningCLI):
         parser.link_arguments("data.mean", "model.mean")
         parser.link_arguments("data.std", "model.std")
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
+        parser.link_arguments("data", "model.task", lambda data: getattr(data, "task", None), "instantiate")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
         shown: Any = parser._action_groups  # in the order of --help: the Trainer's hundred settings go last
         shown.append(shown.pop(shown.index((parser.groups or {})["trainer"])))

@@ -171,6 +171,7 @@ def _module(path: Path, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> An
         raise UserError(f"{path} cannot be loaded: {one_line(error)}") from error
     if ema:
         module.model.load_state_dict(average)
+    module.task.averaged = ema
     return module.eval()
 
 

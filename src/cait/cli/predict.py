@@ -55,7 +55,8 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     images = 'files, folders, patterns such as "*.jpg", or - for names on stdin'
     options.add_argument("images", metavar="IMAGE", nargs="*", help=images)
     options.add_argument("--format", choices=FORMATS, help="default: as --output ends, or table")
-    options.add_argument("--top_k", type=int, default=5, metavar="K", help="classes of each image; default 5")
+    most = "classes of each image; default 5, or all that seem right where images have several"
+    options.add_argument("--top_k", type=int, metavar="K", help=most)
     options.add_argument("--output", type=Path, metavar="FILE", help="default: the screen")
     options.add_argument("--raw", action="store_true", help="the raw weights, also if there is a moving average")
     options.add_trust()
@@ -66,7 +67,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         raise UserError(f"which images? `cait predict {given.run} FILE|DIR ...`, or - for names on standard input")
     suffix = given.output.suffix[1:] if given.output else ""
     given.format = given.format or (suffix if suffix in FORMATS else "table")
-    if given.top_k < 1:
+    if given.top_k is not None and given.top_k < 1:
         raise UserError(f"--top_k must be at least 1, got {given.top_k}")
     return given
 
@@ -92,21 +93,22 @@ def _paths(place: str) -> Iterable[str]:
     return list(dict.fromkeys(paths))  # ** matches a folder and what lies in it
 
 
-def _rows(loaded: loading.Loaded, paths: list[str], device: Any, top_k: int, unreadable: list[str]) -> Iterator[Row]:
+def _rows(
+    loaded: loading.Loaded, paths: list[str], device: Any, top_k: int | None, unreadable: list[str]
+) -> Iterator[Row]:
     """A row for each image, in order. Those that are unreadable are reported, and added to the list."""
     import torch
 
     from cait.data.listing import Files
-    from cait.train.prediction import best_classes
 
-    data, network = loaded.data, loaded.network.to(device)
+    data, network, task = loaded.data, loaded.network.to(device), loaded.module.task
     data.num_workers = min(data.workers(1), len(paths) // data.eval_batch_size)  # a few images need no workers
     data.predict_samples = Files((path, -1) for path in paths)
     remaining = iter(paths)
     for images, labels in data.predict_dataloader():
         with torch.inference_mode():
-            probabilities = network(images.to(device)).float().softmax(dim=1).cpu()
-        best = best_classes(probabilities, loaded.class_names, top_k)
+            probabilities = task.probabilities(network(images.to(device))).cpu()
+        best = task.best(probabilities, loaded.class_names, top_k)
         finite = probabilities.isfinite().all(dim=1).tolist()
         for label, classes, is_finite in zip(labels.tolist(), best, finite, strict=True):
             path = next(remaining)
@@ -137,7 +139,7 @@ def _write(loaded: loading.Loaded, paths: list[str], device: Any, given: argpars
     start, console = time.monotonic(), Console(stderr=True)
     moving = console.is_terminal and (given.output is not None or not sys.stdout.isatty())
     count, unreadable, classes = len(paths), list[str](), len(loaded.class_names)
-    if given.top_k > max(classes, 5):
+    if (given.top_k or 0) > classes:
         print(f"--top_k {given.top_k}: there are {classes} classes, so each image has {classes}", file=sys.stderr)
     rows = _rows(loaded, paths, device, given.top_k, unreadable)
     # The loader's processes are forked now: later, a thread of the bar might hold a lock that they need.
@@ -147,7 +149,8 @@ def _write(loaded: loading.Loaded, paths: list[str], device: Any, given: argpars
         _file(given.output) as file,
     ):
         tracked = progress.track(itertools.chain(first, rows), count, description="images")
-        FORMATS[given.format](file, tracked, paths, loaded.class_names, given.top_k)
+        places = None if loaded.module.task.several else min(given.top_k or 5, classes)
+        FORMATS[given.format](file, tracked, paths, loaded.class_names, places)
     end = f", {len(unreadable):,} unreadable" if unreadable else ""
     print(f"{count:,} image{'s' * (count != 1)} in {time.monotonic() - start:.1f} s{end}", file=sys.stderr)
     if given.output:
@@ -167,7 +170,7 @@ def _file(output: Path | None) -> Iterator[IO[str]]:
         yield file
 
 
-def _table(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: list[str], top_k: int) -> None:
+def _table(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: list[str], places: int | None) -> None:
     """Rows as they come, in columns that fit a terminal."""
     width = min(max(map(len, paths)), WIDEST)
     label = min(max(map(len, class_names)), WIDEST // 2)
@@ -177,6 +180,8 @@ def _table(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: li
         path = path if len(path) <= width else f"…{path[1 - width :]}"
         if "error" in row:
             line = f"{path:<{width}}  unreadable"
+        elif not row["predictions"]:
+            line = f"{path:<{width}}  no class"
         else:
             first, *others = row["predictions"]
             more = ", ".join(f"{other['class']} {other['probability']:.1%}" for other in others)
@@ -186,18 +191,19 @@ def _table(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: li
         print(line, file=file)
 
 
-def _csv(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: list[str], top_k: int) -> None:
-    """path, class, probability, class_2, probability_2, ..., error"""
-    places = range(1, min(top_k, len(class_names)) + 1)
-    ends = ["" if place == 1 else f"_{place}" for place in places]
+def _csv(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: list[str], places: int | None) -> None:
+    """path, class, probability, class_2, probability_2, ..., error; without `places` one class cell, parted by ";"."""
+    ends = ["", *(f"_{place}" for place in range(2, (places or 1) + 1))]
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["path", *(f"{name}{end}" for end in ends for name in ("class", "probability")), "error"])
     for row in rows:
-        cells = [cell for best in row.get("predictions", ()) for cell in (best["class"], f"{best['probability']:.4f}")]
-        writer.writerow([row["path"], *(cells or [""] * 2 * len(places)), row.get("error", "")])
+        best = [(one["class"], f"{one['probability']:.4f}") for one in row.get("predictions", ())]
+        if places is None and "error" not in row:  # as in a table of labels; without a class ";" stands alone
+            best = [(";".join(name for name, _ in best) or ";", ";".join(share for _, share in best))]
+        writer.writerow([row["path"], *([*itertools.chain(*best)] or [""] * 2 * len(ends)), row.get("error", "")])
 
 
-def _jsonl(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: list[str], top_k: int) -> None:
+def _jsonl(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: list[str], places: int | None) -> None:
     for row in rows:
         print(json.dumps(row), file=file)
 

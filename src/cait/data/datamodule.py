@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from cait import cores, disk, plugins, seeds
-from cait.data.dataset import EvalImages, Samples, TrainImages, known_labels
+from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages, known_labels
 from cait.data.folder import FolderSource, Splits, abbreviate, scan_flat
 from cait.data.listing import Files
 from cait.data.loader import Loader, Loading, TrainLoader, batches_a_step, images_a_batch, init_worker
@@ -38,9 +38,10 @@ class ImageNetDataModule(LightningDataModule):
     """ImageNet, a folder of class folders, a built-in data set or your own, under the paper's augmentation.
 
     Training batches are images [B, 3, img_size, img_size] in float32, normalised, and labels: class indices [B] in
-    int64, or after Mixup or CutMix class probabilities [B, num_classes]. Order, augmentation and mixing depend only on
-    (seed, epoch, step); with the Trainer's `overfit_batches` every epoch repeats the first. Workers send uint8, which
-    Lightning's hook after the transfer to the device normalises, erases and mixes. Without a Trainer, after
+    int64, or after Mixup or CutMix class probabilities [B, num_classes]. If an image may have several classes, labels
+    are 0 or 1 in float32, [B, num_classes], and -1 where an image cannot be read. Order, augmentation and mixing depend
+    only on (seed, epoch, step); with the Trainer's `overfit_batches` every epoch repeats the first. Workers send uint8,
+    which Lightning's hook after the transfer to the device normalises, erases and mixes. Without a Trainer, after
     `setup("fit")`, the loaders normalise and erase, and the caller may mix.
 
     The settings are the fields of `Splits`, `Loading`, `Preprocessing`, `Augmentation` and `Mixing`, those that extras
@@ -147,6 +148,11 @@ class ImageNetDataModule(LightningDataModule):
         return self.make_eval_transform()
 
     @property
+    def task(self) -> str | None:
+        """What the labels are, see `cait.train.task`; asked for when a network is built for the data."""
+        return getattr(self.source, "task", None)
+
+    @property
     def num_classes(self) -> int:
         """Number of classes, read from the folder or the data set; it needs no `setup`."""
         return len(self.class_names)
@@ -201,8 +207,8 @@ class ImageNetDataModule(LightningDataModule):
         if self.validation_path is None or (self.trainer is not None and not self.trainer.is_global_zero):
             return
         if isinstance(source, FolderSource) and source.holds_out:
-            start = len(str(self.root)) + 1
-            rows = [(path[start:], self.class_names[label]) for path, label in source.val]
+            start, names = len(str(self.root)) + 1, getattr(source, "label_names", self.class_names)
+            rows = [(path[start:], names[label]) for path, label in source.val]
             disk.write_csv(self.validation_path, ["path", "class"], rows)
         else:
             self.validation_path.unlink(missing_ok=True)  # from before the run was resumed with other data
@@ -321,7 +327,9 @@ class ImageNetDataModule(LightningDataModule):
 
     def class_counts(self) -> list[int]:
         """Training images of each class. Raises UserError if the source knows them only by opening the images."""
-        return torch.bincount(known_labels(self.source.train, str(self.root)), minlength=self.num_classes).tolist()
+        labels = self._targets(known_labels(self.source.train, str(self.root)))
+        counts = labels.sum(dim=0) if labels.ndim == 2 else torch.bincount(labels, minlength=self.num_classes)
+        return counts.long().tolist()
 
     def val_dataloader(self) -> Loader:
         return self._eval_loader(self.val_images, "validation")
@@ -330,13 +338,15 @@ class ImageNetDataModule(LightningDataModule):
         """Loader of the images to predict. The label is 0, or NO_LABEL for an image that cannot be read."""
         images = self._eval_images(self.predict_samples, UnreadableImages(None, len(self.predict_samples)))
         images.labelled = False
-        return self._eval_loader(images, "prediction")
+        loader = self._eval_loader(images, "prediction")
+        loader.finish = loader.finish and self._normalized
+        return loader
 
     def extra_val_dataloader(self, samples: Samples) -> Loader:
         """Loader of another evaluation set of the same classes, under the same transform."""
         unreadable = UnreadableImages(None, self.loading.bad_allowed(len(samples)))
         loader = self._eval_loader(self._eval_images(samples, unreadable), "extra validation")
-        loader.finish = self._normalized  # here, because the Trainer gets the loader without this data module's hooks
+        loader.finish = self._labelled  # here, because the Trainer gets the loader without this data module's hooks
         return loader
 
     def _eval_images(self, samples: Samples, unreadable: UnreadableImages) -> EvalImages:
@@ -351,7 +361,9 @@ class ImageNetDataModule(LightningDataModule):
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Normalise and erase a batch on its device, and mix it if it is a training batch."""
-        images, labels = self._normalized(batch)
+        if self.trainer is not None and self.trainer.predicting:
+            return self._normalized(batch)
+        images, labels = self._labelled(batch)
         if self.trainer is None or not self.trainer.training or not self.mixing.is_on:
             return images, labels
         # Lightning has not counted this batch yet.
@@ -361,6 +373,21 @@ class ImageNetDataModule(LightningDataModule):
     def _normalized(self, batch: Any) -> tuple[Tensor, Tensor]:
         images, labels, *erased = batch
         return (self.normalize_and_erase(images, *erased) if images.dtype == torch.uint8 else images), labels
+
+    def _labelled(self, batch: Any) -> tuple[Tensor, Tensor]:
+        images, labels = self._normalized(batch)
+        return images, self._targets(labels)
+
+    def _targets(self, labels: Tensor) -> Tensor:
+        """Labels [B], or the rows [B, num_classes] that they stand for if the source has a table of such rows."""
+        if self._label_sets is None or labels is None:
+            return labels
+        self._label_sets = self._label_sets.to(labels.device)
+        return self._label_sets[labels].where(labels[:, None] >= 0, NO_LABEL)
+
+    @cached_property
+    def _label_sets(self) -> Tensor | None:
+        return getattr(self.source, "label_sets", None)
 
     def rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
@@ -390,7 +417,7 @@ class ImageNetDataModule(LightningDataModule):
             worker_init_fn=partial(init_worker, under_trainer=self.trainer is not None),
             collate_fn=next(iter(collates), default_collate),
             prefetch_factor=self.loading.prefetch if workers else None,
-            finish=None if self.trainer is not None else self._normalized,
+            finish=None if self.trainer is not None else self._labelled,
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
         )

@@ -281,9 +281,13 @@ class Mixing:
     def __call__(self, images: Tensor, labels: Tensor, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:
         """Mix [B, 3, S, S] and labels [B] into images of the same shape and probabilities [B, num_classes].
 
+        Labels [B, num_classes] of several classes an image are mixed in the same shares.
         Label smoothing is left to the loss. It is linear, so smoothing mixed labels gives what timm gets by
         mixing smoothed ones.
         """
+        if labels.ndim == 2:  # mix the numbers of the images, and so learn the share of each in each
+            images, shares = self(images, torch.arange(len(labels), device=labels.device), len(labels), seed)
+            return images, shares @ labels
         np.random.seed(seed)  # timm draws from numpy's global generator
         alphas = dict(mixup_alpha=self.mixup, cutmix_alpha=self.cutmix)
         draws: dict[str, Any] = dict(prob=self.mix_prob, switch_prob=self.mix_switch_prob, mode=self.mix_mode)

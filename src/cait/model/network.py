@@ -46,6 +46,8 @@ class NetworkSettings:
     """Width of the head; None takes the number of the data module's classes, 1000 without one."""
     drop_path_rate: float | None = None
     """Stochastic depth; None takes the paper's rate for the model, or the network's own."""
+    task: str | None = None
+    """What the labels of an image are: null for one class, or a task of an extra; the data module says which."""
     fields: dict[str, Any] | None = None
     """Further arguments of the network, as {"patch_size": 8}; for the paper's models the fields of
     `cait.model.config.CaiTConfig`."""

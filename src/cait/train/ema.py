@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from cait import ckpt
 from cait.errors import UserError
-from cait.train.metrics import EvalMetrics
 
 
 class EMA(Callback):
@@ -60,8 +59,7 @@ class EMA(Callback):
         if self._loaded:
             self.average.load_state_dict(self._loaded)
             self._loaded = {}
-        metrics = EvalMetrics(pl_module.num_classes, pl_module.own_metrics, pl_module.per_class)
-        self.metrics = metrics.to(pl_module.device)
+        self.metrics = pl_module.new_metrics().to(pl_module.device)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._last_step = trainer.global_step

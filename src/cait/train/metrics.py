@@ -76,6 +76,9 @@ class EvalMetrics(nn.Module):
         UserError: one of `own` cannot be imported, is no metric, or has the name of a standard one.
     """
 
+    SIZE = "num_classes"
+    """The keyword of torchmetrics for the number of classes."""
+
     def __init__(self, num_classes: int, own: Mapping[str, str] | None = None, per_class: bool = False) -> None:
         super().__init__()
         self.loss = MeanLoss()
@@ -84,7 +87,8 @@ class EvalMetrics(nn.Module):
             {f"acc{k}": MulticlassAccuracy(num_classes, top_k=min(k, num_classes), average="micro") for k in (1, 5)},
             compute_groups=False,
         )
-        self.own = nn.ModuleDict({name: _metric(name, path, num_classes) for name, path in (own or {}).items()})
+        size = {self.SIZE: num_classes}
+        self.own = nn.ModuleDict({name: _metric(name, path, size) for name, path in (own or {}).items()})
         self.counts, self.with_macro = ClassCounts(num_classes), per_class
         self.per_class: Tensor | None = None
         """(images, correct) of each class, [num_classes, 2], as `compute` counted them last."""
@@ -98,9 +102,8 @@ class EvalMetrics(nn.Module):
 
     def compute(self, prefix: str) -> dict[str, Tensor]:
         """The values under their logged names, such as `val/acc1`. Counting then starts again."""
-        values = {f"{prefix}/loss": self.loss.compute()}
-        values |= {f"{prefix}/{name}": 100 * value for name, value in self.accuracy.compute().items()}
-        self.per_class = self.counts.compute()
+        values = {f"{prefix}/{name}": value for name, value in self._standard(prefix).items()}
+        assert self.per_class is not None
         if self.with_macro:
             images, correct = self.per_class[self.per_class[:, 0] > 0].float().unbind(1)
             values[f"{prefix}/acc1_macro"] = 100 * (correct / images).mean()
@@ -113,6 +116,20 @@ class EvalMetrics(nn.Module):
             metric.reset()
         return values
 
+    def _standard(self, prefix: str) -> dict[str, Tensor]:
+        """The values that every evaluation has, and `per_class`."""
+        self.per_class = self.counts.compute()
+        return {"loss": self.loss.compute()} | {name: 100 * value for name, value in self.accuracy.compute().items()}
+
+    def by_class(self, names: Sequence[str]) -> dict[str, Any]:
+        """What `compute` counted last: images, the recall of each class of these names in per cent, and their mean."""
+        assert self.per_class is not None
+        shares = [100 * right / images if images else None for images, right in self.per_class.tolist()]
+        known = [share for share in shares if share is not None]
+        mean = sum(known) / len(known) if known else None
+        images = int(self.per_class[:, 0].sum())
+        return {"images": images, "per_class": dict(zip(names, shares, strict=True)), "acc1_macro": mean}
+
     def write_per_class(self, path: Path, names: Sequence[str]) -> None:
         """Write the recall of each class, as `compute` counted it last, for classes of these names."""
         assert self.per_class is not None
@@ -124,10 +141,10 @@ class EvalMetrics(nn.Module):
         return [self.loss, self.accuracy, self.counts, *self.own.values()]
 
 
-def _metric(name: str, path: str, num_classes: int) -> Metric:
+def _metric(name: str, path: str, size: dict[str, int]) -> Metric:
     if name in {*STANDARD, *(score for names in plugins.of_kind("SCORES") for score in names)}:
         raise UserError(f"a metric of your own cannot be called {name}, which is there already")
-    metric = locate(path)(num_classes=num_classes)
+    metric = locate(path)(**size)
     if not isinstance(metric, Metric):
         raise UserError(f"{path} must return a torchmetrics.Metric, got {type(metric).__name__}")
     return metric

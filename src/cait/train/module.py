@@ -25,8 +25,8 @@ from cait.model.config import VARIANTS
 from cait.model.initialization import difference
 from cait.model.network import InitialWeights, NetworkSettings
 from cait.settings import Given, flat, save_hyperparameters, take_from_data
+from cait.train import task
 from cait.train.losses import DistillationSettings, LossSettings
-from cait.train.metrics import EvalMetrics
 from cait.train.optim import OptimizerSettings
 from cait.train.schedule import ScheduleSettings, warmup_schedule
 
@@ -119,7 +119,12 @@ class CaiTModule(LightningModule):
         self.optimizer_settings.build(self.model, self.schedule.lr)  # a wrong setting fails here, not later
         if self.name not in VARIANTS:
             network.check(self.model, self.name, network.input_shape(self.hparams), self.num_classes)
-        self.val_metrics = EvalMetrics(self.num_classes, self.own_metrics, self.per_class)
+        self.task = task.build(self.architecture.task, self.num_classes)
+        self.loss, self.val_metrics = self.task.loss(self.loss_settings), self.new_metrics()
+
+    def new_metrics(self) -> Any:
+        """The metrics of a set of weights."""
+        return self.task.metrics(self.own_metrics, self.per_class)
 
     def __getattr__(self, name: str) -> Any:
         if name == "model" and name not in self._modules:
@@ -142,6 +147,7 @@ class CaiTModule(LightningModule):
             if notes := self.initial_weights.load(self.model, self.name, own_classes):
                 rank_zero_info("weights from " + "; ".join(notes))
         self._at_start = False
+        self.task.trains = stage == "fit"
         if stage != "fit":
             return
         if self.architecture.compile is True:
@@ -150,7 +156,7 @@ class CaiTModule(LightningModule):
             data = self.trainer.datamodule  # type: ignore[attr-defined]
             if data is None:
                 raise UserError("class_weights counts the images of a data module; without one set it to null")
-            self.loss = self.loss_settings.weighted(data.class_counts()).to(self.device)
+            self.loss = self.task.loss(self.loss_settings, data).to(self.device)
         if self.distillation.is_on:
             from cait.train.teacher import load_teacher
 
@@ -188,15 +194,16 @@ class CaiTModule(LightningModule):
         if loss.ndim:
             raise UserError(f"the loss must be one number, got a tensor of {list(loss.shape)}: take the mean")
         if self.teacher is not None:
-            loss = self.distillation.loss(loss, heads[-1], self.teacher(images))
+            loss = self.distillation.loss(loss, heads[-1], self.teacher(images), self.task.distillation_loss)
         self._log_step(loss.detach(), logits.detach(), targets, batch_idx)
         return loss
 
     def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor, batch_idx: int) -> None:
-        """Log a step's loss, and top-1 of the class head: the class with the larger share counts."""
+        """Log a step's loss, and top-1 of the class head: the class with the largest share counts."""
         # All on the device: reading a number, or making one on the host, would make the host wait for the device.
-        heaviest = targets.argmax(dim=1) if targets.ndim == 2 else targets
-        acc1 = 100 * (logits.argmax(dim=1) == heaviest).float().mean()
+        best = logits.argmax(dim=1)
+        right = targets.gather(1, best[:, None])[:, 0] == targets.amax(dim=1) if targets.ndim == 2 else best == targets
+        acc1 = 100 * right.float().mean()
         self.figures = torch.stack([loss, acc1.to(loss)])
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._figures_of_step = []
@@ -265,7 +272,7 @@ class CaiTModule(LightningModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Class probabilities [B, num_classes] in float32."""
-        return self(batch[0]).float().softmax(dim=1)
+        return self.task.probabilities(self(batch[0]))
 
     def transform(self, image: Any) -> Tensor:
         """The network's input for an image, prepared as in evaluation; see `cait.train.prediction.transform`."""
@@ -273,7 +280,7 @@ class CaiTModule(LightningModule):
 
         return prediction.transform(self, image)
 
-    def predict(self, images: Any, top_k: int = 5) -> Any:
+    def predict(self, images: Any, top_k: int | None = None) -> Any:
         """The most probable classes of an image, or of each of a list; see `cait.train.prediction.predict`."""
         from cait.train import prediction
 

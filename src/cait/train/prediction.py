@@ -13,20 +13,9 @@ from cait.data.reading import AS_SEEN, RawImage, check_raw, load_rgb
 from cait.data.transforms import NormalizeAndErase, Preprocessing
 from cait.errors import UserError
 from cait.settings import group
+from cait.train.task import Best
 
 BATCH = 64
-
-Best = list[dict[str, Any]]
-"""The most probable classes of an image, the best first: {"class": name, "index": number, "probability": p}"""
-
-
-def best_classes(probabilities: Tensor, class_names: Sequence[str], top_k: int) -> list[Best]:
-    """The `top_k` most probable classes for each row of probabilities [B, num_classes]."""
-    best = probabilities.topk(min(top_k, probabilities.shape[1]))
-    return [
-        [{"class": class_names[i], "index": i, "probability": p} for p, i in zip(values, indices, strict=True)]
-        for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    ]
 
 
 def transform(module: Any, image: RawImage) -> Tensor:
@@ -48,13 +37,13 @@ def transform(module: Any, image: RawImage) -> Tensor:
 
 
 @torch.no_grad()
-def predict(module: Any, images: RawImage | Sequence[RawImage], top_k: int = 5) -> Best | list[Best]:
-    """The most probable classes of an image, or of each of several.
+def predict(module: Any, images: RawImage | Sequence[RawImage], top_k: int | None = None) -> Best | list[Best]:
+    """The most probable classes of an image, or of each of several; with several labels an image all it seems to have.
 
     Args:
         module: a `cait.train.module.CaiTModule`.
         images: a path, an open file or a PIL image; or a list of them.
-        top_k: how many classes to return, at most all.
+        top_k: how many classes to return at most; None means 5, or with several labels an image no limit.
 
     Returns:
         [{"class": "cat", "index": 3, "probability": 0.91}, ...], or a list of such lists for a list of images.
@@ -70,7 +59,7 @@ def predict(module: Any, images: RawImage | Sequence[RawImage], top_k: int = 5) 
     try:
         for start in range(0, len(several), BATCH):
             batch = torch.stack([module.transform(image) for image in several[start : start + BATCH]])
-            found += best_classes(module(batch.to(module.device)).float().softmax(dim=1), names, top_k)
+            found += module.task.best(module.predict_step((batch.to(module.device),), 0), names, top_k)
     finally:
         module.train(was_training)
     return found if several is images else found[0]

@@ -1,4 +1,4 @@
-"""Labels in a table, a test split, and cross-validation: --data.labels FILE.csv, --data.folds K --data.fold i."""
+"""Labels in a table, several an image, a test split, and cross-validation: --data.labels FILE.csv, --data.folds K."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cait.errors import UserError
+from cait.guards import configurations
 from cait.plugins import Verb
+from cait.run.program import Program
 from cait.settings import check_at_least, group
 
 VERBS = {
@@ -32,6 +34,9 @@ class Annotations:
     column `split`, that is train, val or test; what is in `test` neither trains nor chooses the best checkpoint, and
     `cait eval` scores it apart. Images that have the same value in a column `group` are not divided by `folds`, nor
     where validation images are held out."""
+    multi_label: bool = False
+    """An image may have any number of classes, parted by ";" in the column `label`; ";" alone means none. The loss
+    becomes a binary cross entropy, and best.ckpt is chosen by val/mAP."""
     folds: int | None = None
     """Divide the images that train and validate into so many folds, by scikit-learn's StratifiedKFold, or with groups
     its StratifiedGroupKFold; both shuffle by `fold_seed`. Then `fold` validates and the others train."""
@@ -42,11 +47,31 @@ class Annotations:
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "folds")
+        if self.multi_label and self.labels is None:
+            raise UserError("data.multi_label reads the classes of images from a table: name it with data.labels")
         if not 0 <= self.fold < (self.folds or 1):
             raise UserError(f"data.fold must be from 0 to data.folds - 1, got {self.fold} of {self.folds} folds")
 
 
 DATA_SETTINGS = "cait.extras.annotations:Annotations"
+MULTI_LABEL = "multi_label"
+TASKS = {MULTI_LABEL: "cait.extras.annotations.several:MultiLabel"}
+
+
+def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:
+    """Choose the best checkpoint of a run with several labels an image by their mean average precision."""
+    given = dict(configurations.options(arguments))
+    if verb != "fit" or "best_metric" in given or "ckpt_path" in given:
+        return arguments
+    asked = given.get(f"data.{MULTI_LABEL}")
+    return [*arguments, "--best_metric=val/mAP"] if asked in ("true", "True") else arguments
+
+
+def scorers(scoring: Any) -> Any:
+    """Show the classes one by one if an image may have several."""
+    from cait.extras.annotations.by_class import ByClass
+
+    return ByClass(scoring)
 
 
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:

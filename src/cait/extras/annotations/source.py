@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 
 from cait.data import source
 from cait.data.folder import FolderSource, abbreviate, hold_listed, hold_out
 from cait.data.listing import Files
 from cait.errors import UserError
-from cait.extras.annotations import table
+from cait.extras.annotations import MULTI_LABEL, table
 from cait.extras.annotations.table import Table
 
 Sample = tuple[str, int]
@@ -27,7 +30,7 @@ def open_annotated(root: str, settings: Mapping[str, Any], asked: Any) -> Annota
     Raises:
         UserError: it is no folder of images.
     """
-    plain = dict(settings) | {"labels": None, "folds": None, "fold": 0, "val_list": None}
+    plain = dict(settings) | {"labels": None, "multi_label": False, "folds": None, "fold": 0, "val_list": None}
     del plain["root"]
     images = source.open_source(root, **plain)
     if not isinstance(images, FolderSource):
@@ -64,14 +67,39 @@ class AnnotatedSource(FolderSource):
         self.prepare()
         if not self.root.is_dir():
             raise UserError(f"the data folder {self.root} does not exist; name yours with --data.root")
-        return table.read(Path(self.asked.labels), self.root)
+        return table.read(Path(self.asked.labels), self.root, self.asked.multi_label)
+
+    @property
+    def task(self) -> str | None:
+        """What the labels are, see `cait.train.task`."""
+        return MULTI_LABEL if self.asked.multi_label else None
+
+    @cached_property
+    def label_sets(self) -> Tensor | None:
+        """The classes of each label, rows of 0 and 1, if an image may have several; a label is one of these rows."""
+        if not self.asked.multi_label:
+            return None
+        return torch.tensor([[float(name in found) for name in self.class_names] for found in self._sets.values()])
+
+    @property
+    def label_names(self) -> list[str]:
+        """The labels by their indices."""
+        return [*self._sets]
+
+    @cached_property
+    def _sets(self) -> dict[str, list[str]]:
+        """The classes of each label, in the order of their indices."""
+        if self.table is None:
+            return {name: [name] for name in self.images.class_names}
+        labels = sorted({*self.table.labels})
+        return {label: table.parts(label) if self.asked.multi_label else [label] for label in labels}
 
     @cached_property
     def class_names(self) -> list[str]:
         """The sorted labels of the table, or the names of the class folders."""
         if self.table is None:
             return self.images.class_names
-        names = sorted(set(self.table.labels))
+        names = sorted({name for found in self._sets.values() for name in found})
         if len(names) < 2:
             raise UserError(f"--data.labels {self.asked.labels} has the one label {names[0]}, at least 2 are needed")
         return names
@@ -94,20 +122,24 @@ class AnnotatedSource(FolderSource):
     def sets(self) -> tuple[Files, Files]:
         """The training and validation images."""
         learn, val = self._given()
-        pool, groups = sorted([*learn, *val]), self._groups
+        pool, groups, rare = sorted([*learn, *val]), self._groups, self.asked.multi_label
         if self.val_list:
-            return hold_listed(Files(pool), self.root, Path(self.val_list))
-        if self.asked.folds:
-            train, held = divide(pool, groups, self.asked.folds, self.asked.fold, self.asked.fold_seed)
+            listed = hold_listed(Files((path, 0) for path, _ in pool), self.root, Path(self.val_list))[1]
+            paths = {path for path, _ in listed}
+            train, held = ([each for each in pool if (each[0] in paths) == held] for held in (False, True))
+        elif self.asked.folds:
+            train, held = divide(pool, groups, self.asked.folds, self.asked.fold, self.asked.fold_seed, rare)
         elif val:
             train, held = learn, val
             self._warn_of_shared_groups(learn, val)
-        elif groups:
-            train, held = divide(pool, groups, max(2, round(1 / self.splits.val_fraction)), 0, 0)
+        elif groups or self.asked.multi_label:
+            train, held = divide(pool, groups, max(2, round(1 / self.splits.val_fraction)), 0, 0, rare)
         else:
             return hold_out(Files(pool), self.splits.val_fraction)
-        if lacking := set(range(len(self.class_names))) - {label for _, label in train}:
-            names = abbreviate([self.class_names[label] for label in sorted(lacking)])
+        learned, sets = {label for _, label in train}, enumerate(self._sets.values())
+        known = {name for label, found in sets if label in learned for name in found}
+        if lacking := sorted({*self.class_names} - known):
+            names = abbreviate(lacking)
             raise UserError(
                 f"no training images are left of the class {names}: lower --data.folds, or change the split"
             )
@@ -122,7 +154,7 @@ class AnnotatedSource(FolderSource):
     def _of_split(self, name: str) -> list[Sample]:
         """The table's images of a split, with full paths."""
         assert self.table is not None
-        places = {label: index for index, label in enumerate(self.class_names)}
+        places = {label: index for index, label in enumerate(self._sets)}
         rows = zip(self.table.paths, self.table.labels, self.table.splits, strict=True)
         return [(str(self.root / path), places[label]) for path, label, split in rows if split == name]
 
@@ -141,12 +173,13 @@ class AnnotatedSource(FolderSource):
 
 
 def divide(
-    samples: Sequence[Sample], groups: Mapping[str, str], folds: int, fold: int, seed: int
+    samples: Sequence[Sample], groups: Mapping[str, str], folds: int, fold: int, seed: int, rare: bool = False
 ) -> tuple[list[Sample], list[Sample]]:
     """Training and validation images: scikit-learn's stratified fold `fold` of `folds` validates.
 
     Args:
         groups: each image's group by its path; no group is divided. Empty without groups.
+        rare: divide all images together whose label fewer than `folds` images have.
 
     Raises:
         UserError: no class, or not the groups, can be divided so.
@@ -155,9 +188,13 @@ def divide(
 
     kind = StratifiedGroupKFold if groups else StratifiedKFold
     labels = np.array([label for _, label in samples])
+    if rare:
+        labels = np.where(np.bincount(labels)[labels] < folds, -1, labels)
     of_samples = [groups[path] for path, _ in samples] if groups else None
     try:
-        train, held = [*kind(folds, shuffle=True, random_state=seed).split(labels, labels, of_samples)][fold]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a class of fewer images than folds is in some of them
+            train, held = [*kind(folds, shuffle=True, random_state=seed).split(labels, labels, of_samples)][fold]
     except ValueError as error:
         raise UserError(f"{len(samples):,} images cannot be divided into {folds} folds: {error}") from error
     return [samples[index] for index in train], [samples[index] for index in held]

@@ -15,6 +15,8 @@ from cait.errors import UserError, one_line
 SPLITS = dict.fromkeys(TRAIN_NAMES, "train") | {"val": "val", "valid": "val", "validation": "val"}
 SPLITS |= {"test": "test", "testing": "test"}
 """What the column `split` may say, in lower case."""
+PARTING = ";"
+"""Between the labels of an image that has several."""
 
 
 @dataclass
@@ -29,8 +31,8 @@ class Table:
     groups: list[str] = field(default_factory=list)
 
 
-def read(file: Path, root: Path) -> Table:
-    """Read a table, of images below `root`.
+def read(file: Path, root: Path, several: bool = False) -> Table:
+    """Read a table, of images below `root`; `several` labels of an image come sorted, parted by `PARTING`.
 
     Raises:
         UserError: the file cannot be read, lacks a column or a cell, names an image twice, or one that is not there.
@@ -38,7 +40,7 @@ def read(file: Path, root: Path) -> Table:
     where = f"--data.labels {file}"
     try:
         with file.open(**disk.TABLE | {"encoding": "utf-8-sig"}) as lines:  # Excel begins with a mark
-            rows = sorted(_rows(csv.DictReader(lines), where, root))
+            rows = sorted(_rows(csv.DictReader(lines), where, root, several))
     except OSError as error:
         raise UserError(f"{where}: {error.strerror}") from error
     except csv.Error as error:
@@ -52,10 +54,13 @@ def read(file: Path, root: Path) -> Table:
     if missing := [path for path in table.paths if not (root / path).is_file()]:
         raise UserError(f"{where} names {len(missing):,} images that are not in {root}: {abbreviate(missing)}")
     table.groups = table.groups if any(table.groups) else []
+    if several and not any(PARTING in label for label in table.labels):
+        example = max(table.labels, key=len)
+        raise UserError(f"{where}: no image has several labels, which are parted by {PARTING!r}; one has {example!r}")
     return table
 
 
-def _rows(reader: csv.DictReader[str], where: str, root: Path) -> Iterator[tuple[str, str, str, str]]:
+def _rows(reader: csv.DictReader[str], where: str, root: Path, several: bool) -> Iterator[tuple[str, str, str, str]]:
     """(path, label, split, group) of each row; without such a column "train", and no group."""
     columns = [name.strip().lower() for name in reader.fieldnames or ()]
     reader.fieldnames = columns
@@ -69,7 +74,13 @@ def _rows(reader: csv.DictReader[str], where: str, root: Path) -> Iterator[tuple
         split = cells.get("split", "").lower()
         if split and split not in SPLITS:
             raise UserError(f"{where}, line {reader.line_num}: split is train, val or test, not {cells['split']!r}")
-        yield _below(cells["path"], root, where), cells[label], SPLITS.get(split, "train"), cells.get("group", "")
+        named = (PARTING.join(sorted({*parts(cells[label])})) or PARTING) if several else cells[label]
+        yield _below(cells["path"], root, where), named, SPLITS.get(split, "train"), cells.get("group", "")
+
+
+def parts(label: str) -> list[str]:
+    """The labels in a cell."""
+    return [part.strip() for part in label.split(PARTING) if part.strip()]
 
 
 def _below(path: str, root: Path, where: str) -> str:

@@ -23,7 +23,8 @@ RECIPE_SETTINGS = {"baselines": True}
 def callbacks(run: Run) -> list[Any]:
     """What scores them, if the run asks for it and keeps anything."""
     keeps_nothing = run.trainer.logger is False and run.trainer.enable_checkpointing is False
-    if not run.config.baselines or run.trainer.fast_dev_run or keeps_nothing:
+    several = getattr(run.data, "task", None) is not None  # they answer with one class
+    if not run.config.baselines or run.trainer.fast_dev_run or keeps_nothing or several:
         return []
     from cait.extras.baselines.callback import Baselines
 

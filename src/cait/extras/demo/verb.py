@@ -81,7 +81,8 @@ def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> Fact
     from cait.extras.demo.saliency import WithSaliency
     from cait.model.formats import export
 
-    size, settings, path = loaded.data.img_size, loaded.data.preprocessing.settings(), folder / MODEL
+    size, path = loaded.data.img_size, folder / MODEL
+    settings = loaded.data.preprocessing.settings() | loaded.module.task.metadata()
     export(WithSaliency.around(loaded.network), path, "onnx", settings, (3, size, size), loaded.class_names)
     if not quantize:
         return {"Weights": f"{_megabytes(path)}, 32 bits"}
@@ -132,6 +133,8 @@ def _score(loaded: loading.Loaded, paths: list[Path]) -> tuple[int, list[int]]:
     import onnxruntime
     import torch
 
+    if loaded.module.task.several:
+        raise UserError("an image may have several classes")
     data, images = loaded.data, _validation(loaded)
     sessions = [onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in paths]
     indices = range(0, len(images), -(-len(images) // SCORED))
@@ -172,7 +175,8 @@ def _write_samples(loaded: loading.Loaded, folder: Path, most: int) -> Samples:
     except UserError as error:
         print(f"the page has no sample images: {error}")
         return []
-    classes, how = len(loaded.class_names), loaded.data.preprocessing
+    names, how = getattr(loaded.data.source, "label_names", loaded.class_names), loaded.data.preprocessing
+    classes = len(names)
     wanted = {place * classes // min(most, classes) for place in range(min(most, classes))}
     side, found = math.ceil(how.img_size / how.crop_pct), dict[int, str]()
     (folder / SAMPLES).mkdir()
@@ -189,7 +193,7 @@ def _write_samples(loaded: loading.Loaded, folder: Path, most: int) -> Samples:
                 wanted.remove(label)
                 found[label] = f"{SAMPLES}/{label}.png"
     print(f"{len(found)} validation images are copied into the page; --samples 0 copies none")
-    return [{"file": file, "index": label} for label, file in sorted(found.items())]
+    return [{"file": file, "name": names[label]} for label, file in sorted(found.items())]
 
 
 def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> Facts:
@@ -229,6 +233,7 @@ def _write_page(
     about = {
         "title": title,
         "class_names": loaded.class_names,
+        **loaded.module.task.metadata(),
         "preprocessing": settings,
         "samples": samples,
         "bytes": (folder / MODEL).stat().st_size,

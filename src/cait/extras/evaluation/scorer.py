@@ -48,11 +48,14 @@ class Evaluation(Callback):
         self.scores: dict[str, Scores] = {}
         self.only: Sequence[int] | None = None
         """Indices of the only classes that may be predicted, as ImageNet-A and -R are scored; None allows all."""
+        self._several = scoring.module.task.several
         self._hooks: list[RemovableHandle] = []
         self._mirroring = False
         config, names = self.config, self.data.class_names
         if config.wanted_accuracy is not None and not 0 < config.wanted_accuracy <= 1:
             raise UserError(f"--wanted_accuracy is above 0 and at most 1, as 0.95; got {config.wanted_accuracy}")
+        if self._several and (config.v2 or config.extra):
+            raise UserError("--v2 and --extra score class folders, and an image of this run may have several classes")
         self._v2 = ExtraSet(scan_extra_val(Path(config.v2), names)) if config.v2 else None
         self._places = dict(config.extra or {})
         self._extra: dict[str, ExtraSet | Corruptions] = {
@@ -67,7 +70,8 @@ class Evaluation(Callback):
         self._real = self._real_labels() if loader.dataset is self.data.val_images else None
         self._ema: Any = next((callback for callback in trainer.callbacks if isinstance(callback, EMA)), None)  # type: ignore[attr-defined]
         average = self._ema.average if self._ema else None
-        weights = ("raw",) if average is None else ("raw", "ema")
+        weights = ["raw"] if average is None else ["raw", "ema"]
+        weights = [] if self._several else weights  # what is counted here is of one class an image
         self._counts = {
             name: Counts(pl_module.num_classes, self.config.wanted_accuracy).to(pl_module.device) for name in weights
         }
@@ -82,8 +86,10 @@ class Evaluation(Callback):
             self._mirroring = True  # the call runs this hook again; a sharded network has to be called
             mirrored = network(inputs[0].flip(-1))
             self._mirroring = False
-            views = torch.stack([logits.float(), mirrored.float()]).log_softmax(dim=2)
-            logits = views.logsumexp(dim=0) - math.log(2)
+            views = torch.stack([logits.float(), mirrored.float()])
+            if self._several:
+                return views.double().sigmoid().mean(dim=0).logit().float()
+            logits = views.log_softmax(dim=2).logsumexp(dim=0) - math.log(2)
         if self.only is not None:
             left_out = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
             left_out[list(self.only)] = False
@@ -169,6 +175,8 @@ class Evaluation(Callback):
 
     def show(self, result: Scores) -> None:
         """Print more, and draw the reliability diagram."""
+        if self._several:
+            return
         report.show(result)
         path = self.scoring.output.with_name(f"{self.scoring.output.stem}-reliability.png")
         titles = {"raw": "raw", "ema": "EMA"}

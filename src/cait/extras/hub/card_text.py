@@ -24,6 +24,8 @@ WEIGHTS = ("weights", "weights_ema", "teacher_weights", "teacher_path", "mean", 
 """Settings of the model that the card leaves out: files on this machine, and what the settings of the data say too."""
 TRAINER = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
 """Settings of the Trainer that the card shows."""
+SEVERAL = ("average_precision", "f1", "thresholds")
+"""Figures of each class of a network that may find several in an image."""
 CURVES, RELIABILITY = "curves.png", "reliability.png"
 NAMED, WEAKEST = 50, 5
 """Up to so many classes are named, and so many of those with the lowest accuracy."""
@@ -37,7 +39,7 @@ model = timm.create_model("hf_hub:{repo}", pretrained=True).eval()
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
 image = {image}.convert("RGB")
 with torch.no_grad():
-    probabilities = model(transform(image)[None]).softmax(dim=1)[0]
+    probabilities = model(transform(image)[None]).{activation}[0]
 for probability, index in zip(*probabilities.topk({most})):
     print(f"{{probability:.3f}}", model.pretrained_cfg["label_names"][index])
 ```"""
@@ -77,8 +79,8 @@ def text(
         *([f"![Reliability diagram]({RELIABILITY})"] if RELIABILITY in images else []),
         *(part for table in tables for part in _compared(table)),
         "## Use",
-        *_use(repo, config["data"], about["class_names"]),
-        "It answers any image with one of its classes. " + _thresholds(scores),
+        *_use(repo, config["data"], about["class_names"], "multi_label" in scores),
+        _several(scores["multi_label"]) if "multi_label" in scores else _thresholds(scores),
         "## Training",
         *([f"![Curves of the training]({CURVES})"] if CURVES in images else []),
         "\n".join(_origin(config, about, data_state)),
@@ -96,9 +98,9 @@ def _metadata(repo: str, scores: Mapping[str, Any], config: Mapping[str, Any], l
         dataset_type=name.removeprefix("hfds/") if name.startswith("hfds/") else "imagefolder",
         dataset_name=name,
         dataset_split=config["data"].get("val_split"),
-        metric_type="accuracy",
-        metric_value=round(scores["acc1"] / 100, 4),
-        metric_name="top-1 accuracy",
+        metric_type="mAP" if "mAP" in scores else "accuracy",
+        metric_value=round(scores["mAP"] if "mAP" in scores else scores["acc1"] / 100, 4),
+        metric_name="mean average precision" if "mAP" in scores else "top-1 accuracy",
     )
     card = ModelCardData(
         library_name="timm",
@@ -117,11 +119,15 @@ def _results(scores: Mapping[str, Any], about: Mapping[str, Any]) -> Iterator[st
     sets = {"validation images": scores}
     sets |= {title: scores[key] for key, title in (("real", "ReaL"), ("v2", "ImageNet-V2")) if key in scores}
     sets |= scores.get("extra", {})
-    table = ["| set | images | top-1 | top-5 | mean of the classes | calibration error |", "|---|---|---|---|---|---|"]
+    several = "multi_label" in scores
+    last = ("mean average precision", "F1") if several else ("calibration error",)
+    head = ["set", "images", "top-1", "top-5", "mean of the classes", *last]
+    table = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for title, found in sets.items():
         figures = [found.get(name) for name in ("acc1", "acc5", "acc1_macro")]
-        figures.append(found.get("calibration", {}).get("ece"))
+        shares = [found.get("mAP"), found.get("f1")] if several else [found.get("calibration", {}).get("ece")]
         cells = ["" if figure is None else f"{figure:.2f} %" for figure in figures]
+        cells += ["" if share is None else f"{share:.4f}" if several else f"{share:.2f} %" for share in shares]
         table.append(f"| {_cell(title)} | {found['images']:,} | {' | '.join(cells)} |")
     yield "\n".join(table)
     if about.get("tta"):
@@ -140,7 +146,7 @@ def _compared(table: Results) -> Iterator[str]:
         yield f"{_cell(table.note)}."
 
 
-def _use(repo: str, data: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
+def _use(repo: str, data: Mapping[str, Any], names: Sequence[str], several: bool) -> Iterator[str]:
     """An example in Python, what to do to an image first, and the classes."""
     upright = data.get("exif_orientation", False)
     image = 'Image.open("image.jpg")'
@@ -149,6 +155,7 @@ def _use(repo: str, data: Mapping[str, Any], names: Sequence[str]) -> Iterator[s
         imports=", ImageOps" if upright else "",
         image=f"ImageOps.exif_transpose({image})" if upright else image,
         most=min(5, len(names)),
+        activation="sigmoid()" if several else "softmax(dim=1)",
     )
     if background := data.get("background"):
         yield f"Put images with transparent parts on {_cell(background)} first."
@@ -164,7 +171,18 @@ def _thresholds(scores: Mapping[str, Any]) -> str:
         for row in scores.get("thresholds", [])
         if row["threshold"] and row["accuracy"] is not None
     ]
-    return f"By the probability of the answer: {'; '.join(found)}." if found else ""
+    by_threshold = f" By the probability of the answer: {'; '.join(found)}." if found else ""
+    return f"It answers any image with one of its classes.{by_threshold}"
+
+
+def _several(found: Mapping[str, Mapping[str, float | None]]) -> str:
+    """The figures of each class of a network that may find several in an image."""
+    table = ["| class | average precision | F1 | threshold |", "|---|---|---|---|"]
+    for name, *figures in zip(found["thresholds"], *(found[what].values() for what in SEVERAL), strict=True):
+        cells = ["" if figure is None else f"{figure:.4f}" for figure in figures]
+        table.append(f"| {_cell(name)} | {' | '.join(cells)} |")
+    listed = "\n".join(table)
+    return f"An image has every class whose probability reaches its threshold, or none of them.\n\n{listed}"
 
 
 def _origin(config: Mapping[str, Any], about: Mapping[str, Any], data_state: Mapping[str, Any]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from cait.errors import UserError
 from cait.settings import check_choice
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def image_order(source: Any, settings: Mapping[str, Any]) -> Any:
     """The balanced order, if the settings ask for it; otherwise None."""
     if settings["balance"] is None:
         return None
+    if getattr(source, "label_sets", None) is not None:
+        raise UserError("data.balance draws by one class an image; for several give --model.class_weights balanced")
     from cait.data.dataset import known_labels
     from cait.extras.recipe.balance import Balanced
 

@@ -108,7 +108,8 @@ def _chosen(
     source = open_source(str(root), **data)
     assert isinstance(source, FolderSource)
     source.prepare()
-    folder = survey(source.train, source.val, source.class_names, group(Reading, data))
+    label_sets = getattr(source, "label_sets", None)
+    folder = survey(source.train, source.val, source.class_names, group(Reading, data), label_sets)
 
     def measured(recipe: Recipe) -> Pace | None:
         from cait.extras.recipe.trial import measure

@@ -413,7 +413,8 @@ def unevenness(folder: Survey) -> float:
 def balance(folder: Survey, recipe: Recipe) -> None:
     """Classes of very different sizes are drawn more evenly, and the mean over the classes picks the best epoch."""
     per_class = recipe.take("model.per_class", True)
-    if unevenness(folder) < UNEVEN or recipe.get("model.class_weights", None) is not None:
+    weighted = folder.several is not None or recipe.get("model.class_weights", None) is not None
+    if unevenness(folder) < UNEVEN or weighted:
         return
     how = recipe.take("data.balance", "sqrt" if unevenness(folder) < RARE else "full")
     if per_class is True:

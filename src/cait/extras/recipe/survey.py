@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -45,18 +46,29 @@ class Survey:
     std: tuple[float, ...] = (0.25, 0.25, 0.25)
     """Standard deviation of each channel, likewise."""
 
+    several: int | None = None
+    """Training images, if they may have several classes."""
+
     @property
     def images(self) -> int:
-        return sum(self.counts.values())
+        return sum(self.counts.values()) if self.several is None else self.several
 
 
-def survey(train: Files, val: Files, names: Sequence[str], reading: Reading = AS_SEEN) -> Survey:
+def survey(
+    train: Files, val: Files, names: Sequence[str], reading: Reading = AS_SEEN, label_sets: Any = None
+) -> Survey:
     """Count the images, and open a sample as `reading` says.
+
+    Args:
+        label_sets: rows of 0 and 1, the classes that each label stands for if it may be several.
 
     Raises:
         UserError: not one image of the sample can be read.
     """
     counted = Counter(train.labels)
+    if label_sets is not None:
+        of_labels = np.array([counted[label] for label in range(len(label_sets))])
+        counted = Counter(dict(enumerate((of_labels @ np.asarray(label_sets)).astype(int).tolist())))
     looked_at = range(0, len(train), max(1, len(train) // SIZES))
     decoded = {*looked_at[:: max(1, len(looked_at) // SAMPLE)]}
     sides, aspects, megapixels, jpeg, thumbs = [], [], [], 0.0, []
@@ -79,6 +91,7 @@ def survey(train: Files, val: Files, names: Sequence[str], reading: Reading = AS
     mean, std = (np.broadcast_to(figure / 255, 3) for figure in (pixels.mean(axis=axes), pixels.std(axis=axes)))
     return Survey(
         counts={name: counted[label] for label, name in enumerate(names)},
+        several=None if label_sets is None else len(train),
         val=len(val),
         side=int(statistics.median(sides)),
         megapixels=statistics.mean(megapixels),

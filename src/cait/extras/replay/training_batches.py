@@ -137,9 +137,10 @@ class TrainingBatches:
         keys = next(iter(loader.batch_sampler))  # type: ignore[arg-type]  # of this batch, as the loader left it
         erased = self._erased(keys, raw)
         seen, name = [], data.train_images.samples.name
+        labels = getattr(data.source, "label_names", data.class_names)
         for place, (key, label) in enumerate(zip(keys, raw[1].tolist(), strict=True)):
             index = _index(data.train_images, key)
-            names = data.class_names[label], name(index), "" if index == key[1] else name(key[1])
+            names = labels[label], name(index), "" if index == key[1] else name(key[1])
             seen.append(SeenImage(*data._position(), process, place, index, key[2], label, *names))
             seen[-1].erased = erased.get(place)
         moved: Any = self.trainer.precision_plugin.convert_input(raw)

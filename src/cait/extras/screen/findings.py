@@ -60,7 +60,8 @@ class Findings(Callback):
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         classes: int = getattr(pl_module, "num_classes", -1)
-        if trainer.sanity_checking or not isinstance(outputs, Tensor) or outputs.shape[1:] != (classes,):
+        one_class = isinstance(outputs, Tensor) and outputs.shape[1:] == (classes,) and batch[1].ndim == 1
+        if trainer.sanity_checking or not one_class:
             return  # a validation step of your own returns what it likes
         best = outputs.argmax(dim=1)
         if self._predicted is None:

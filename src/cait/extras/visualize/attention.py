@@ -20,6 +20,7 @@ from torch import Tensor
 
 import cait.extras.plots  # noqa: F401  # the style
 from cait.errors import UserError
+from cait.train.task import OneClass
 
 Box = tuple[float, float, float, float]
 TOKENS = ("class token", "distillation token")
@@ -62,13 +63,16 @@ def saliency(weights: Tensor, size: int) -> Tensor:
 
 
 @torch.no_grad()
-def look(network: Any, image: Tensor, blocks: Sequence[int] = (), query: tuple[int, int] | None = None) -> View:
+def look(
+    network: Any, image: Tensor, blocks: Sequence[int] = (), query: tuple[int, int] | None = None, task: Any = None
+) -> View:
     """Run a network that has `maps` on one image.
 
     Args:
         image: the network's input, [3, S, S].
         blocks: numbers of the self-attention blocks to show, from 0.
         query: row and column of the patch whose self-attention is shown; None takes the centre.
+        task: of the network, see `cait.train.task`; None means one class an image.
 
     Raises:
         UserError: the network has no class-attention block, no such self-attention block, or no such patch.
@@ -87,7 +91,8 @@ def look(network: Any, image: Tensor, blocks: Sequence[int] = (), query: tuple[i
         raise UserError(f"there is no patch {row},{column}: the grid is {side} × {side}, from 0,0 on")
     patch = row * side + column - side**2  # from the end, since class tokens come first
     self_attention = {block: on_grid(maps.self_attention[block][0, :, patch].float().cpu()) for block in blocks}
-    probabilities = network(images)[0].float().softmax(dim=-1).cpu()
+    task = task or OneClass(0)
+    probabilities = task.probabilities(network(images))[0].cpu()
     return View(class_attention, self_attention, (row, column), probabilities)
 
 

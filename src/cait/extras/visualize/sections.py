@@ -30,8 +30,8 @@ WORST = 24
 MANY = 5000
 CONFUSIONS = 15
 MIXES = {"mixup": "Mixup", "cutmix": "CutMix"}
-Photographs = Iterator[tuple[str, Any, int | None]]
-"""Names, PIL images in RGB, and labels; None where nobody knows."""
+Photographs = Iterator[tuple[str, Any, str | None]]
+"""Names, PIL images in RGB, and the names of their classes; None where nobody knows."""
 
 
 def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output: Path, command: str) -> Path:
@@ -72,7 +72,7 @@ def _images(loaded: Loaded, given: argparse.Namespace, output: Path) -> str:
     chosen = _from_disk(given.images, given.num_images, data) if given.images else _one_of_each_class(loaded)
     for name, photograph, label in itertools.islice(chosen, given.num_images):
         image, pixels = _seen(data, channels_last(data.eval_transform(photograph)))
-        view = attention.look(loaded.network, image, given.self_attention, given.query)
+        view = attention.look(loaded.network, image, given.self_attention, given.query, loaded.module.task)
         box = crop_box(data, *photograph.size)
         picture = attention.Picture(view, photograph, pixels, box, names)
         written.append(_new_path(output, name, written))
@@ -81,8 +81,8 @@ def _images(loaded: Loaded, given: argparse.Namespace, output: Path) -> str:
         words = ", ".join(f"{taken} {value:.1%}" for taken, value in best)
         verdict = f"predicted {best[0][0]} at {best[0][1]:.1%}"
         if label is not None:
-            words += f"; true class {names[label]}"
-            verdict = f"true {names[label]}, {verdict}"
+            words += f"; true class {label}"
+            verdict = f"true {label}, {verdict}"
         print(f"{os.path.relpath(written[-1])}  {words}", flush=True)
         figures = [page.embed(half, name) for half in picture.halves()]
         html += [page.heading(name), page.paragraph(verdict), page.beside(*figures)]
@@ -106,7 +106,8 @@ def _from_disk(places: Sequence[str], most: int, data: Any) -> Photographs:
 
 def _one_of_each_class(loaded: Loaded) -> Photographs:
     """The first readable validation image of each class."""
-    samples, names = _validation(loaded).samples, loaded.class_names
+    samples = _validation(loaded).samples
+    names = getattr(loaded.data.source, "label_names", loaded.class_names)
     shown: set[int] = set()
     for index in range(len(samples)):
         name = samples.name(index)
@@ -118,7 +119,7 @@ def _one_of_each_class(loaded: Loaded) -> Photographs:
         except UnreadableImageError:
             continue
         shown.add(label)
-        yield f"{names[label]}/{Path(name).name}", image, label
+        yield f"{names[label]}/{Path(name).name}", image, names[label]
         if len(shown) == len(names):
             return
 
@@ -200,6 +201,8 @@ def _compared(table: plugins.Results) -> str:
 
 def _mistakes(loaded: Loaded, facts: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Score the validation set now: figures of an earlier evaluation may be of other weights."""
+    if loaded.module.task.several:
+        return [("Mistakes", page.paragraph("An image may have several classes; `cait eval` has the figures of each."))]
     try:
         validation, names = _validation(loaded), loaded.class_names
         if len(validation) > MANY:

@@ -12,12 +12,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+import torch
 from harness import SMALL, Cait, ended, slow, start
 from runs import RECIPE, TWO, assert_same, wait_for_steps
+from sklearn.metrics import average_precision_score, f1_score
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
 from cait.cli import main
+from cait.cli.loading import load as cait_load
 from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.annotations import doubt
@@ -39,13 +43,18 @@ def write(file: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> P
 
 @pytest.fixture
 def write_table(here: Path) -> Callable[..., Path]:
-    """Write a table of the digits as odd and even ones; every fifth is a test image, every fourth validates."""
+    """Write a table of the digits as odd and even ones; every fifth is a test image, every fourth validates.
 
-    def make(name: str = "labels.csv", root: Path = Path("data/digits")) -> Path:
+    With several labels, the multiples of three are another class.
+    """
+
+    def make(name: str = "labels.csv", root: Path = Path("data/digits"), several: bool = False) -> Path:
         rows = []
         for number, path in enumerate(images(root)):
             split = "Test" if number % 5 == 0 else "valid" if number % 4 == 0 else "train"
-            rows.append((path, "odd" if int(Path(path).parent.name) % 2 else "even", split))
+            digit = int(Path(path).parent.name)
+            more = ";three" if several and digit % 3 == 0 else ""
+            rows.append((path, ("odd" if digit % 2 else "even") + more, split))
         return write(Path(name), ("path", "label", "split"), rows)
 
     return make
@@ -153,10 +162,18 @@ def test_wrong_settings_are_refused_in_a_line(here: Path, settings: dict, words:
 
 
 @pytest.mark.parametrize("processes", [[], *slow(TWO)])
+@pytest.mark.parametrize("several", [True, *slow(False)])
 def test_a_kill_changes_nothing_and_eval_scores_the_test_images_apart(
-    processes: list[str], cait: Cait, tmp_path: Path, here: Path, write_table: Callable[..., Path]
+    several: bool,
+    processes: list[str],
+    cait: Cait,
+    tmp_path: Path,
+    here: Path,
+    write_table: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    write_table(str(tmp_path / "labels.csv"))
+    write_table(str(tmp_path / "labels.csv"), several=several)
     recipe = [
         *RECIPE,
         *processes,
@@ -164,9 +181,10 @@ def test_a_kill_changes_nothing_and_eval_scores_the_test_images_apart(
         "--data.labels=labels.csv",
         "--data.folds=3",
         "--data.fold=1",
+        f"--data.multi_label={str(several).lower()}",
     ]
     (here / "labels.csv").write_bytes((tmp_path / "labels.csv").read_bytes())
-    whole = ended(here, f"whole{len(processes)}", recipe)
+    whole = ended(here, f"whole{len(processes)}{several}", recipe)
     job = start(tmp_path, "fit", *recipe, "--run_name=cut")
     wait_for_steps(tmp_path / "logs/cut", 8, job)
     os.killpg(job.pid, signal.SIGKILL)
@@ -185,9 +203,35 @@ def test_a_kill_changes_nothing_and_eval_scores_the_test_images_apart(
     assert scored.returncode == 0, scored.stderr
     found = json.loads((tmp_path / "logs/cut/evaluation.json").read_text())
     source = open_source(str(tmp_path / "data/digits"), labels=str(tmp_path / "labels.csv"), folds=3, fold=1)
+    if several:
+        monkeypatch.chdir(tmp_path)
+        check_figures_and_predictions(Path("logs/cut"), found["ema"], capsys)
     assert found["raw"]["images"] == len(source.val)
     assert found["raw"]["extra"]["test"]["images"] == len(source.test)
     assert "test top-1" in scored.stdout
+
+
+def check_figures_and_predictions(run: Path, scores: dict, capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures of several labels against scikit-learn's on what the run predicts; thresholds in all that predicts."""
+    rows = {row["path"]: row["class"] for row in csv.DictReader((run / "validation.csv").open(newline=""))}
+    module = cait_load(run)
+    images = [f"data/digits/{path}" for path in rows]
+    logits = torch.cat([module(module.transform(path)[None]) for path in images]).detach()
+    truth = np.array([[name in label.split(";") for name in ("even", "odd", "three")] for label in rows.values()])
+    probabilities = logits.sigmoid().numpy()
+    assert scores["mAP"] == pytest.approx(average_precision_score(truth, probabilities), abs=1e-4)
+    thresholds = np.array([*scores["multi_label"]["thresholds"].values()])
+    hits = probabilities >= thresholds
+    assert scores["f1"] == pytest.approx(f1_score(truth, hits, average="macro"), abs=5e-3)
+    assert torch.equal(module.task.thresholds, torch.tensor(thresholds, dtype=torch.float32))
+    capsys.readouterr()
+    main(["predict", "cut", images[0], "--format=csv"])
+    found = [name for name, hit in zip(("even", "odd", "three"), hits[0], strict=True) if hit]
+    listed = next(csv.DictReader(capsys.readouterr().out.splitlines()))["class"]
+    assert {*listed.split(";")} - {""} == {*found}
+    main(["export", "cut", "--ema", "--format=onnx"])
+    facts = {each.key: each.value for each in onnx.load(run / "export/ema/model.onnx").metadata_props}
+    assert json.loads(facts["thresholds"]) == pytest.approx(thresholds, abs=1e-6)
 
 
 def test_a_folder_of_three_splits_is_scored_as_three(cait: Cait, tmp_path: Path, digits_root: Path) -> None:

@@ -31,8 +31,7 @@ async function start() {
 }
 
 // A button with an image that came with the page.
-function offer({ file, index }) {
-  const name = model.class_names[index];
+function offer({ file, name }) {
   const button = element("button");
   const image = element("img");
   Object.assign(button, { type: "button", title: name });
@@ -111,7 +110,7 @@ async function classify(file) {
   const outputs = await session.run({ images: new ort.Tensor("float32", input, [1, 3, size, size]) });
   const time = performance.now() - since;
   show(bitmap, outputs.saliency?.data);
-  rank(softmax(outputs.logits.data));
+  rank(model.multi_label ? Array.from(outputs.logits.data, sigmoid) : softmax(outputs.logits.data));
   say(`${file.name || "The image"}, ${width} × ${height} pixels, in ${time.toFixed(0)} ms`);
   document.body.dataset.done = file.name;
   bitmap.close();
@@ -152,6 +151,10 @@ function pixels(bitmap) {
   return context.getImageData(0, 0, bitmap.width, bitmap.height).data;
 }
 
+function sigmoid(logit) {
+  return 1 / (1 + Math.exp(-logit));
+}
+
 function softmax(logits) {
   const largest = Math.max(...logits);
   const values = Array.from(logits, (logit) => Math.exp(logit - largest));
@@ -159,9 +162,13 @@ function softmax(logits) {
   return values.map((value) => value / sum);
 }
 
+// List the five most probable classes, or if an image may have several those that reach their thresholds.
 function rank(probabilities) {
-  const best = [...probabilities.keys()].sort((a, b) => probabilities[b] - probabilities[a]).slice(0, 5);
-  $("best").replaceChildren(
+  const ordered = [...probabilities.keys()].sort((a, b) => probabilities[b] - probabilities[a]);
+  const found = ordered.filter((index) => probabilities[index] >= model.thresholds?.[index]);
+  const best = model.multi_label ? found : ordered.slice(0, 5);
+  if (!best.length) $("best").replaceChildren(element("li", "None of the classes."));
+  else $("best").replaceChildren(
     ...best.map((index) => {
       const item = element("li");
       const percent = `${(100 * probabilities[index]).toFixed(1)} %`;
