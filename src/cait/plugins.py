@@ -53,7 +53,7 @@ KINDS = {
     "collate": "(workers, ready, size) -> what collates: each worker has so many batches ready, of so many bytes",
     "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module:Backend"}; see `cait.model.talking_heads.Backend`',
     "STEMS": 'dict[str, str]: {"name": "module:factory"}: (CaiTConfig) -> module of images to tokens [B, N, d]',
-    "TASKS": 'dict[str, str]: {"name": "module:Task"}: what the labels of an image are; see cait.train.task',
+    "TASKS": 'dict[str, str]: {"name": "module:Task"}: what the labels of an image are; see cait.train.metrics',
     "STRATEGIES": 'dict[str, str]: {"name": "module:Strategy"}: strategies of the Trainer, made without arguments',
     "CHECKPOINT_FOLDERS": '"module": its read(folder, without) and is_whole(folder) serve checkpoints that are folders',
     "PROCESSES": '"module:class": the subclass of cait.run.program.Processes that connects several processes',
@@ -63,7 +63,7 @@ KINDS = {
     "SCORES": "Sequence[str]: names of scores in evaluation.json, which no metric of the user's own may have",
     "scorers": "(scoring) -> Scorer: what `cait eval` counts beyond loss and accuracy; see cait.cli.evaluate",
     "published": '(hparams, settings) -> {"published": {who: {set: top-1}}}: accuracies to show beside those of `eval`',
-    "EXPORT_FORMATS": 'dict[str, str]: {"name": "module:FORMAT"}: formats of `cait export`; see cait.model.formats',
+    "EXPORT_FORMATS": 'dict[str, str]: {"name": "module:FORMAT"}: formats of `cait export`; see cait.extras.exporting',
 }
 
 

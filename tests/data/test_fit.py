@@ -13,7 +13,7 @@ import cait
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.transforms import CROP_MODES
 from cait.errors import UserError
-from cait.model.formats import export
+from cait.extras.exporting import export
 from cait.train.module import CaiTModule
 
 PLAIN = dict(auto_augment=None, hflip=0.0, erase_prob=0.0, mixup=0.0, cutmix=0.0, repeats=1)

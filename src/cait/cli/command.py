@@ -47,11 +47,6 @@ VERBS = {
         "classify images: cait predict NAME FILE|DIR ... [--format table|csv|jsonl]\n"
         "[--top_k K] [--output FILE] [--raw]",
     ),
-    "export": Verb(
-        "cait.cli.export:export",
-        "write a run's network for other programs:\n"
-        "cait export NAME [--format timm|release|...] [--ema] [--output PATH]",
-    ),
 }
 
 

@@ -149,7 +149,7 @@ class ImageNetDataModule(LightningDataModule):
 
     @property
     def task(self) -> str | None:
-        """What the labels are, see `cait.train.task`; asked for when a network is built for the data."""
+        """What the labels are, see `cait.train.metrics.OneClass`; asked for when a network is built for the data."""
         return getattr(self.source, "task", None)
 
     @property

@@ -226,6 +226,11 @@ class CaiT(nn.Module):
         return normed(self.norm, torch.cat((cls, x), dim=1))
 
     @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(C, S, S) of an image."""
+        return self.config.in_chans, self.config.img_size, self.config.img_size
+
+    @property
     def token_counts(self) -> set[int]:
         """How many tokens attend to each other in the blocks of self-attention."""
         class_tokens = {0, self.config.num_class_tokens} if self.config.class_token_at is not None else {0}

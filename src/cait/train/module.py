@@ -25,8 +25,8 @@ from cait.model.config import VARIANTS
 from cait.model.initialization import difference
 from cait.model.network import InitialWeights, NetworkSettings
 from cait.settings import Given, flat, save_hyperparameters, take_from_data
-from cait.train import task
 from cait.train.losses import DistillationSettings, LossSettings
+from cait.train.metrics import task_named
 from cait.train.optim import OptimizerSettings
 from cait.train.schedule import ScheduleSettings, warmup_schedule
 
@@ -119,7 +119,7 @@ class CaiTModule(LightningModule):
         self.optimizer_settings.build(self.model, self.schedule.lr)  # a wrong setting fails here, not later
         if self.name not in VARIANTS:
             network.check(self.model, self.name, network.input_shape(self.hparams), self.num_classes)
-        self.task = task.build(self.architecture.task, self.num_classes)
+        self.task = task_named(self.architecture.task, self.num_classes)
         self.loss, self.val_metrics = self.task.loss(self.loss_settings), self.new_metrics()
 
     def new_metrics(self) -> Any:

@@ -13,7 +13,7 @@ from cait.data.reading import AS_SEEN, RawImage, check_raw, load_rgb
 from cait.data.transforms import NormalizeAndErase, Preprocessing
 from cait.errors import UserError
 from cait.settings import group
-from cait.train.task import Best
+from cait.train.metrics import Best
 
 BATCH = 64
 

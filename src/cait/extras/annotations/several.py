@@ -16,12 +16,11 @@ from torchmetrics.utilities import dim_zero_cat
 from cait.errors import UserError
 from cait.references import is_path
 from cait.train.losses import Distillation, Loss, LossSettings
-from cait.train.metrics import EvalMetrics
-from cait.train.task import Best
+from cait.train.metrics import Best, EvalMetrics
 
 
 class MultiLabel(nn.Module):
-    """Each class is a yes or no of its own, as `cait.train.task.OneClass` for one class an image.
+    """Each class is a yes or no of its own, as `cait.train.metrics.OneClass` for one class an image.
 
     A class is predicted from its threshold on: the one with the highest F1 in the last validation of the training,
     0.5 before the first. Checkpoints hold the thresholds of the raw weights and those of their moving average.

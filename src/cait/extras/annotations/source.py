@@ -71,7 +71,7 @@ class AnnotatedSource(FolderSource):
 
     @property
     def task(self) -> str | None:
-        """What the labels are, see `cait.train.task`."""
+        """What the labels are, see `cait.train.metrics.OneClass`."""
         return MULTI_LABEL if self.asked.multi_label else None
 
     @cached_property

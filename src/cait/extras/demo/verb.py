@@ -79,7 +79,7 @@ def _options() -> Options:
 def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> Facts:
     """Write the network as ONNX; returns facts about it for the page."""
     from cait.extras.demo.saliency import WithSaliency
-    from cait.model.formats import export
+    from cait.extras.exporting import export
 
     size, path = loaded.data.img_size, folder / MODEL
     settings = loaded.data.preprocessing.settings() | loaded.module.task.metadata()

@@ -15,9 +15,9 @@ from torch import nn
 
 from cait.data.transforms import CROP_MODES
 from cait.errors import UserError
+from cait.extras.exporting import Format, Forward, Metadata
 from cait.model.cait import CaiT
 from cait.model.config import VARIANTS, CaiTConfig, variant_config
-from cait.model.formats import Format, Forward, Metadata
 from cait.model.weights import ONLY_IN_TRAINING
 
 TIMM_FIELDS = (

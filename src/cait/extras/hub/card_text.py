@@ -146,7 +146,7 @@ def _compared(table: Results) -> Iterator[str]:
         yield f"{_cell(table.note)}."
 
 
-def _use(repo: str, data: Mapping[str, Any], names: Sequence[str], several: bool) -> Iterator[str]:
+def _use(repo: str, data: Mapping[str, Any], names: Sequence[str], several: bool = False) -> Iterator[str]:
     """An example in Python, what to do to an image first, and the classes."""
     upright = data.get("exif_orientation", False)
     image = 'Image.open("image.jpg")'

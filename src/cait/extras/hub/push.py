@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cait import disk
+from cait import disk, plugins
 from cait.cli.options import Options, named_run
 from cait.errors import UserError, one_line
 from cait.extras.hub.card import README, add_content, check_name, write
@@ -61,14 +61,15 @@ def _options() -> Options:
 
 def _stage(folder: Path, stage: Path, repo: str, card: bytes | None, given: Any, program: Program) -> None:
     """Put the files to upload into the folder `stage`; the bytes `card` replace the written card."""
-    from cait.cli.export import export
-
+    verbs = plugins.merged("VERBS")
+    if "export" not in verbs:
+        raise UserError("publishing needs timm's files, which no extra of this copy writes")
     write(folder, stage, repo, given.ema, given.license, program)  # first: it refuses a run that was not scored
     if card is not None:
         (stage / README).write_bytes(card)
     options = ["--ema"] * given.ema + ["--trust-config"] * given.trusted
     with contextlib.redirect_stdout(io.StringIO()):  # the files are listed with all others
-        export([str(folder), "--format=timm", f"--output={stage}", *options], program)
+        verbs["export"].load()([str(folder), "--format=timm", f"--output={stage}", *options], program)
 
 
 def _send(api: Any, stage: Path, repo: str, private: bool) -> bool:

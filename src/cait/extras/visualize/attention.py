@@ -20,7 +20,7 @@ from torch import Tensor
 
 import cait.extras.plots  # noqa: F401  # the style
 from cait.errors import UserError
-from cait.train.task import OneClass
+from cait.train.metrics import OneClass
 
 Box = tuple[float, float, float, float]
 TOKENS = ("class token", "distillation token")
@@ -72,7 +72,7 @@ def look(
         image: the network's input, [3, S, S].
         blocks: numbers of the self-attention blocks to show, from 0.
         query: row and column of the patch whose self-attention is shown; None takes the centre.
-        task: of the network, see `cait.train.task`; None means one class an image.
+        task: of the network, see `cait.train.metrics.OneClass`; None means one class an image.
 
     Raises:
         UserError: the network has no class-attention block, no such self-attention block, or no such patch.

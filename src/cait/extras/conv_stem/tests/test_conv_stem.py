@@ -14,10 +14,10 @@ from torch import nn
 
 import cait
 from cait.errors import UserError
+from cait.extras.exporting import export
 from cait.extras.gmacs import forward_gmacs
 from cait.model import network
 from cait.model.cait import CaiT
-from cait.model.formats import export
 from cait.model.weights import load_pretrained, load_weights
 from cait.train.optim import param_groups
 

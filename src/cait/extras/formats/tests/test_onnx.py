@@ -14,7 +14,7 @@ from networks import TINY, UNLIKE_TIMM, random_network
 from cait import plugins
 from cait.cli import main
 from cait.errors import UserError
-from cait.model.formats import export
+from cait.extras.exporting import export
 
 onnxruntime = pytest.importorskip("onnxruntime")
 PREPARED = dict(mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7], crop_pct=0.9, interpolation="bilinear")
@@ -88,5 +88,5 @@ def test_a_run_is_exported_and_without_this_extra_refused(
         main(["export", "a", "--format", "onnx"])
     assert stop.value.code == 2
     err = capfd.readouterr().err
-    assert err.startswith("cait: error: argument --format: invalid choice: 'onnx'")
+    assert err.startswith("cait: error: unknown verb 'export'")
     assert err.count("\n") == 1

@@ -16,15 +16,15 @@ from timm.data import resolve_model_data_config
 
 import cait
 from cait.errors import UserError
+from cait.extras import exporting
+from cait.extras.exporting import export
 from cait.extras.formats.timm_files import twin
-from cait.model import formats
-from cait.model.formats import export
 
 PREPARED = dict(mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7], crop_pct=0.9, interpolation="bilinear")
 
 
 def test_the_formats_are_listed_as_ever() -> None:
-    assert list(formats.names())[:4] == ["timm", "release", "torch_export", "onnx"]
+    assert list(exporting.names())[:4] == ["timm", "release", "torch_export", "onnx"]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +124,6 @@ def test_the_release_is_read_by_timm(tmp_path: Path) -> None:
 def test_what_timm_cannot_be_is_refused_by_the_fields_name(fields: dict, format: str, tmp_path: Path) -> None:
     field, value = next(iter(fields.items()))
     with pytest.raises(UserError, match=f"no CaiT of {field} {value}, only of") as caught:
-        export(random_network(**TINY, **fields), tmp_path / formats.format_named(format).file, format)
+        export(random_network(**TINY, **fields), tmp_path / exporting.format_named(format).file, format)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())

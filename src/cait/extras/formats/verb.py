@@ -18,12 +18,11 @@ NEEDED = ("mean", "std", "crop_pct", "interpolation")
 
 def export(arguments: list[str], program: Program) -> None:
     """Write the network of a run's best checkpoint in another program's format."""
-    from cait.model import formats
+    from cait.extras import exporting
 
     options = Options("export", "Write the best network of a run for other programs.")
     options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")
-    default_format = "timm" if "timm" in formats.names() else "torch_export"
-    options.add_argument("--format", choices=formats.names(), default=default_format, help=f"default {default_format}")
+    options.add_argument("--format", choices=exporting.names(), default="timm", help="default timm")
     options.add_argument("--ema", action="store_true", help="the moving average instead of the raw weights")
     options.add_argument("--output", type=Path, metavar="PATH", help="file to write; for timm a directory")
     options.add_trust()
@@ -39,10 +38,10 @@ def export(arguments: list[str], program: Program) -> None:
     if lacking := [name for name in NEEDED if name not in known]:
         raise UserError(f"{rundir.config(folder)} does not say how images are prepared: {lacking[0]!r} is missing")
     shape, names = input_shape(loaded.module.hparams), loaded.module.class_names
-    default = Path("ema" if given.ema else "") / formats.format_named(given.format).file
+    default = Path("ema" if given.ema else "") / exporting.format_named(given.format).file
     output, preprocessing = given.output or folder / "export" / default, loaded.data.preprocessing.settings()
     metadata = preprocessing | loaded.module.task.metadata()
-    exported = formats.export(loaded.network, output, given.format, metadata, shape, names)
+    exported = exporting.export(loaded.network, output, given.format, metadata, shape, names)
     for file in exported.files:
         print(os.path.relpath(file))
     print(f"read back, the logits differ by {exported.difference:.1e} at most")

@@ -14,13 +14,10 @@ from harness import SMALL, Cait, slow
 from networks import DIGITS, TINY, UNLIKE_TIMM, random_network
 from timm.data import CustomDatasetInfo, resolve_model_data_config
 
-from cait import plugins
 from cait.cli import main
 from cait.errors import UserError
-from cait.model import formats
-from cait.model.formats import export
-
-in_timms_formats = pytest.mark.skipif("timm" not in formats.names(), reason="the extra that writes them is not here")
+from cait.extras import exporting
+from cait.extras.exporting import export
 
 
 def read(path: Path, format: str) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -49,15 +46,15 @@ def told(path: Path, format: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("format", "fields"),
     [
-        pytest.param("timm", DIGITS, marks=in_timms_formats),
-        pytest.param("timm", {}, marks=in_timms_formats),
+        ("timm", DIGITS),
+        ("timm", {}),
         ("torch_export", UNLIKE_TIMM),
         pytest.param("torch_export", {}, marks=pytest.mark.slow),
     ],
 )
 def test_the_reading_library_gives_the_networks_logits(format: str, fields: dict, tmp_path: Path) -> None:
     model = random_network(**fields)
-    path = tmp_path / "sub" / formats.format_named(format).file
+    path = tmp_path / "sub" / exporting.format_named(format).file
     names = [f"class {index}" for index in range(model.config.num_classes)]
     exported = export(model, path, format, PREPARED, class_names=names)
     assert told(path, format) == {"class_names": names, "img_size": model.config.img_size, **PREPARED}
@@ -80,13 +77,11 @@ def everything(path: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize(
-    "format", [*(pytest.param(name, marks=in_timms_formats) for name in ("timm", "release")), *slow("torch_export")]
-)
+@pytest.mark.parametrize("format", ["timm", "release", *slow("torch_export")])
 def test_an_export_that_fails_leaves_what_was_there(
     format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, path = random_network(**TINY), tmp_path / formats.format_named(format).file
+    model, path = random_network(**TINY), tmp_path / exporting.format_named(format).file
     written = ["config.json", "model.safetensors"] if format == "timm" else [path.name]
     folder = path if format == "timm" else tmp_path
     folder.mkdir(exist_ok=True)
@@ -94,8 +89,8 @@ def test_an_export_that_fails_leaves_what_was_there(
         (folder / name).write_text("theirs")
     before = everything(tmp_path)
     with monkeypatch.context() as patch:
-        strict = dataclasses.replace(formats.format_named(format), tolerance=-1.0)
-        patch.setattr(formats, "format_named", lambda name: strict)
+        strict = dataclasses.replace(exporting.format_named(format), tolerance=-1.0)
+        patch.setattr(exporting, "format_named", lambda name: strict)
         with pytest.raises(UserError, match="a logit differs by"):
             export(model, path, format)
     assert everything(tmp_path) == before
@@ -112,7 +107,6 @@ def test_an_export_that_fails_leaves_what_was_there(
     assert after.keys() == before.keys()
 
 
-@in_timms_formats
 def test_unusable_places_are_told(tmp_path: Path) -> None:
     model = random_network(**TINY)
     (tmp_path / "file").write_text("theirs")
@@ -129,7 +123,6 @@ def test_unusable_places_are_told(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder.pth"}
 
 
-@in_timms_formats
 def test_a_run_is_taken_out_raw_and_averaged(
     cait: Cait, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,14 +194,3 @@ def test_a_run_is_taken_out_raw_and_averaged(
         assert err.startswith("cait: error: ")
         assert err.count("\n") == 1
         assert words in err
-
-
-def test_without_extras_the_exported_program_is_the_default(
-    cait: Cait, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert cait("fit", *SMALL, "--trainer.max_steps=2", "--run_name=a").returncode == 0
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plugins, "extras", dict)
-    assert list(formats.names()) == ["torch_export"]
-    main(["export", "a"])
-    assert capfd.readouterr().out.splitlines()[0] == "logs/a/export/model.pt2"

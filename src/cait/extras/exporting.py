@@ -1,4 +1,4 @@
-"""Networks in other programs' formats: PyTorch's exported program, and those that extras add.
+"""Networks in other programs' formats, by the formats' names.
 
 Each file is read back by the library that it is for, and must give the network's logits before it appears.
 """
@@ -77,7 +77,7 @@ def export(
         raise UserError(f"{output} is in the way: {format} is {'a directory' if folder else 'a file'}")
     if not folder and output.suffix != Path(chosen.file).suffix:
         raise UserError(f"{output.name} has to end in {Path(chosen.file).suffix}, as files of {format} do")
-    shape = input_shape or (model.config.in_chans, *[model.config.img_size] * 2)
+    shape = input_shape or model.input_shape
     model = copy.deepcopy(model).float().cpu().eval()
     for module in model.modules():
         if isinstance(module, SelfAttention):
@@ -103,8 +103,8 @@ def export(
 
 
 def names() -> dict[str, str]:
-    """The formats by name, each with its place: those of extras, and the core's."""
-    return plugins.merged("EXPORT_FORMATS") | {"torch_export": f"{__name__}:TORCH_EXPORT"}
+    """The formats by name, each with its place."""
+    return plugins.merged("EXPORT_FORMATS")
 
 
 def format_named(name: str) -> Format:
