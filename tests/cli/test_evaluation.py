@@ -15,7 +15,7 @@ from scored import NAMES, TWO, logits_of
 
 from cait import plugins
 from cait.cli import main
-from cait.cli.evaluate import write
+from cait.cli.evaluate import show, write
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +61,16 @@ def test_what_is_printed_and_written(evaluated: dict) -> None:
         assert re.search(rf" {title} +│ +{raw:.2f} % │ +{ema:.2f} % ", shown)
     about = {"weights": "logs/mine/checkpoints/best.ckpt", "model": "xxs24", "img_size": 16, "crop_pct": 1.0}
     about |= {"root": "data", "published": {}, "class_names": NAMES}
+    about |= {"fit": "crop", "interpolation": "bicubic", "exif_orientation": True, "background": "white"}
+    assert "best.ckpt at 16 pixels, crop 1.0\n" in shown
     assert about.items() <= evaluated.items()
     assert "val/acc1" not in shown  # Lightning's table has the same figures
     assert evaluated["step"] == (evaluated["epoch"] + 1) * ((1797 + 360 - 500) // 64)
+
+
+def test_how_images_became_square_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    show({"weights": "a.ckpt", "img_size": 16, "fit": "pad", "crop_pct": 0.9, "published": {}}, [])
+    assert capsys.readouterr().out.startswith("a.ckpt at 16 pixels, pad 0.9\n")
 
 
 @pytest.fixture

@@ -180,8 +180,7 @@ class Scoring:
             "epoch": self.epoch,
             "step": self.step,
             "model": self.module.name,
-            "img_size": self.data.img_size,
-            "crop_pct": config.data.crop_pct,
+            **self.data.preprocessing.settings(),
             "root": str(self.data.root),
             "class_names": self.data.class_names,
             "published": {},
@@ -217,7 +216,7 @@ def show(result: Scores, rows: Sequence[Row]) -> None:
         cells += [_cell("{} %", figures, (row.published,)) for figures in result["published"].values()]
         if any(cells):
             table.add_row(row.title, *cells)
-    print(f"{result['weights']} at {result['img_size']} pixels, crop {result['crop_pct']}")
+    print(f"{result['weights']} at {result['img_size']} pixels, {result['fit']} {result['crop_pct']}")
     Console().print(table)
 
 

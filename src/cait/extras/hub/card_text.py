@@ -27,6 +27,8 @@ TRAINER = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches", "g
 CURVES, RELIABILITY = "curves.png", "reliability.png"
 NAMED, WEAKEST = 50, 5
 """Up to so many classes are named, and so many of those with the lowest accuracy."""
+FITS = {"pad": "puts the colour `mean` around images", "squash": "squashes images"}
+"""What the transform does to make an image square, if it cuts nothing off."""
 USE = """\
 ```python
 import timm
@@ -150,6 +152,8 @@ def _use(repo: str, data: Mapping[str, Any], names: Sequence[str]) -> Iterator[s
         image=f"ImageOps.exif_transpose({image})" if upright else image,
         most=min(5, len(names)),
     )
+    if fit := FITS.get(data.get("fit", "crop")):
+        yield f"The transform {fit} that are not square."
     if background := data.get("background"):
         yield f"Put images with transparent parts on {_cell(background)} first."
     if shrink := data.get("shrink"):
