@@ -13,9 +13,9 @@ import torch
 from harness import LIMIT, start
 from scored import NAMES, TWO, logits_of
 
-from cait import plugins
+from cait import disk, plugins
 from cait.cli import main
-from cait.cli.evaluate import show, write
+from cait.cli.evaluate import show
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_what_cannot_be_scored_is_told_in_one_line(
 
 def test_names_that_are_no_text_are_written_as_json_allows(tmp_path: Path) -> None:
     scores = {"per_class": {"\udcff": 1.0, "naïve": 2.0}}
-    write(scores, tmp_path / "evaluation.json")
+    disk.write_json(tmp_path / "evaluation.json", scores)
     text = (tmp_path / "evaluation.json").read_text(encoding="utf-8")
     assert json.loads(text) == scores
     assert "naïve" in text
@@ -165,7 +165,7 @@ def test_names_that_are_no_text_are_written_as_json_allows(tmp_path: Path) -> No
 
 def test_the_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "evaluation.json"
-    write({"first": 1}, path)
+    disk.write_json(path, {"first": 1})
 
     def full(self: Path, text: str, **_: str) -> None:
         with self.open("w") as file:
@@ -174,5 +174,5 @@ def test_the_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match="No space"):
-        write({"second": 2}, path)
+        disk.write_json(path, {"second": 2})
     assert json.loads(path.read_text()) == {"first": 1}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -134,7 +133,7 @@ class Scoring:
         for scorer in self.scorers:
             scorer.extend(result)
         if self.trainer.is_global_zero:
-            write(result, self.output)
+            disk.write_json(self.output, result)
             rows = self._rows()
             show(result, [*rows, *(row for scorer in self.scorers for row in scorer.rows(rows, result))])
             print(f"by class: {self.output}")
@@ -226,10 +225,3 @@ def _cell(form: str, scores: Scores, place: Sequence[str]) -> str:
     for key in place:
         figure = (figure or {}).get(key)
     return "" if figure is None else form.format(figure)
-
-
-def write(result: Scores, path: Path) -> None:
-    """Write `result` as JSON, whole or not at all."""
-    with disk.whole(path) as beside:
-        # A name that is no text is escaped, which JSON allows.
-        beside.write_text(json.dumps(result, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")

@@ -74,8 +74,7 @@ def _remember(folder: Path, settings: Sequence[str]) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} exists and holds no cross-validation; give another name")
     folder.mkdir(parents=True, exist_ok=True)
-    with disk.whole(path) as beside:
-        beside.write_text(json.dumps(list(settings)))
+    disk.write_json(path, list(settings))
 
 
 def _train(runner: Runner, run: Path, fold: int, settings: Sequence[str]) -> None:

@@ -107,9 +107,10 @@ def test_test_images_are_in_no_fold(here: Path, write_table: Callable[..., Path]
 
 
 REFUSED = [
-    ("name,label\na,b\n", "needs the columns path and label, it has name, label"),
+    ("name,label\na,b\n", "has no column `path`, it has name, label"),
+    ("path,name\na,b\n", "has no column `label`, it has path, name"),
     ("path,label\n", "has no rows"),
-    ("", "needs the columns path and label, it has none"),
+    ("", "has no column `path`, it has none"),
     ("path,label\ntrain/0/0000.png,\n", "line 2: no label"),
     ("path,label,split\ntrain/0/0000.png,a,dev\n", "line 2: split is train, val or test, not 'dev'"),
     ("path,label\ntrain/0/none.png,a\n", "names 1 images that are not in data/digits: train/0/none.png"),
