@@ -18,7 +18,7 @@ from cait.cli import saved
 from cait.cli.options import Options
 from cait.errors import UserError
 from cait.extras import curves
-from cait.extras.annotations import doubt
+from cait.extras.annotations import doubt, doubtful_page
 from cait.extras.runner import OUTPUT, Runner, failure
 from cait.guards.configurations import options as given_options
 from cait.run import rundir
@@ -108,10 +108,12 @@ def _report(folder: Path, runs: Sequence[Path]) -> None:
 
 
 def _doubt(folder: Path, runs: Sequence[Path], program: Program) -> None:
-    """Write the table of the labels, in which the doubtful ones come first."""
+    """Write the table of the labels, in which the doubtful ones come first, and the page that shows these."""
     found = [doubt.held_out(run, program) for run in runs]
-    count = doubt.write(folder, found[0][0], [scored for _, scored in found])
-    print(f"{count:,} doubtful labels, with suggestions: {os.path.relpath(folder / doubt.DOUBTFUL)}")
+    data, scored = found[0][0], [of_fold for _, of_fold in found]
+    rows = doubt.write(folder, data.source.class_names, scored)
+    print(f"{len(rows):,} doubtful labels, with suggestions: {os.path.relpath(folder / doubt.DOUBTFUL)}")
+    print(os.path.relpath(doubtful_page.write(folder, rows, sum(len(paths) for paths, *_ in scored), data)))
 
 
 def _scores(run: Path, metric: str) -> list[float]:
