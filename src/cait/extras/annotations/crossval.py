@@ -113,7 +113,8 @@ def _doubt(folder: Path, runs: Sequence[Path], program: Program) -> None:
     data, scored = found[0][0], [of_fold for _, of_fold in found]
     rows = doubt.write(folder, data.source.class_names, scored)
     print(f"{len(rows):,} doubtful labels, with suggestions: {os.path.relpath(folder / doubt.DOUBTFUL)}")
-    print(os.path.relpath(doubtful_page.write(folder, rows, sum(len(paths) for paths, *_ in scored), data)))
+    doubtful_page.write(folder, rows, sum(len(paths) for paths, *_ in scored), data)
+    print(os.path.relpath(folder / doubtful_page.PAGE))
 
 
 def _scores(run: Path, metric: str) -> list[float]:

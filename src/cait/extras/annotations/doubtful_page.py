@@ -23,16 +23,13 @@ SIDE = 192
 """Pixels of a picture's longer side."""
 
 
-def write(folder: Path, rows: Sequence[doubt.Row], images: int, data: Any) -> Path:
+def write(folder: Path, rows: Sequence[doubt.Row], images: int, data: Any) -> None:
     """Show the doubtful images, the most doubtful first, with their label and the class that seems right.
 
     Args:
         rows: the doubtful ones of the table.
         images: how many images were judged.
         data: a data module of theirs, for the place of their files and how these are read.
-
-    Returns:
-        the path of the page.
     """
     table = os.path.relpath(folder / doubt.DOUBTFUL)
     most = f", the {MOST} most doubtful below" if len(rows) > MOST else ""
@@ -47,7 +44,6 @@ def write(folder: Path, rows: Sequence[doubt.Row], images: int, data: Any) -> Pa
     words = page.paragraph(f"{judged}the column label of the table, and train with --data.labels {table}.")
     sections = [("Images", words + page.tiles(tiles)), ("Classes", frequent)] if rows else []
     page.write(folder / PAGE, f"{folder.name}: doubtful labels", facts, sections)
-    return folder / PAGE
 
 
 def _pixels(data: Any, path: str) -> np.ndarray:

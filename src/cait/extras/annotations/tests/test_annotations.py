@@ -257,7 +257,8 @@ def test_the_page_shows_the_most_doubtful_images_whole_and_small(tmp_path: Path)
     for number in range(doubtful_page.MOST + 3):
         Image.new("RGBA", (400 + number, 200), (0, 0, 255, 0 if number == 1 else 255)).save(tmp_path / f"{number}.png")
         rows.append((f"{number}.png", "<owl>", f"{number / 1000:.4f}", "cat", "0.7500"))
-    html = doubtful_page.write(tmp_path, rows, 5000, data).read_text()
+    doubtful_page.write(tmp_path, rows, 5000, data)
+    html = (tmp_path / doubtful_page.PAGE).read_text()
     contents = [base64.b64decode(text) for text in re.findall(r'src="data:image/jpeg;base64,([^"]+)"', html)]
     shown = [Image.open(io.BytesIO(content)) for content in contents]
     assert [image.size for image in shown[:2]] == [(192, 96), (192, 96)]
@@ -272,7 +273,8 @@ def test_the_page_shows_the_most_doubtful_images_whole_and_small(tmp_path: Path)
     assert places == sorted(places)
     assert "<owl>" not in html
     assert not re.search(r"https?:|url\(|<script", html)
-    none = doubtful_page.write(tmp_path, [], 5000, data).read_text()
+    doubtful_page.write(tmp_path, [], 5000, data)
+    none = (tmp_path / doubtful_page.PAGE).read_text()
     assert "0 of 5,000 labels<" in none
     assert "<img" not in none
 
