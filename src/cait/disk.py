@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from cait.errors import UserError
+from cait.errors import UserError, one_line, printable
 
 AWAY = ".away.tmp"
 """Suffix of a file or folder that was moved away to make room for another."""
@@ -47,6 +48,33 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
         writer = csv.writer(file)
         writer.writerow(header)
         writer.writerows(rows)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a value whole, in one line."""
+    with whole(path) as beside:
+        # A name that is no text is escaped, which JSON allows.
+        beside.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
+
+
+def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """The line of each row of a table of images, and its cells by column in lower case; errors call the table `name`.
+
+    Raises:
+        UserError: it cannot be read, or has no column `path`.
+    """
+    try:
+        with path.open(**TABLE | {"encoding": "utf-8-sig"}) as file:  # Excel begins with a mark
+            reader = csv.DictReader(file)
+            reader.fieldnames = columns = [column.strip().lower() for column in reader.fieldnames or ()]
+            if "path" not in columns:
+                raise UserError(f"{name} has no column `path`, it has {printable(', '.join(columns)) or 'none'}")
+            for row in reader:
+                yield reader.line_num, {column: row[column] or "" for column in columns}
+    except OSError as error:
+        raise UserError(f"{name}: {error.strerror}") from error
+    except csv.Error as error:
+        raise UserError(f"{name} is no CSV file: {one_line(error)}") from error
 
 
 def replace(beside: Path, path: Path, previous: Path | None = None) -> None:

@@ -13,9 +13,9 @@ import torch
 from harness import LIMIT, start
 from scored import NAMES, TWO, logits_of
 
-from cait import plugins
+from cait import disk, plugins
 from cait.cli import main
-from cait.cli.evaluate import write
+from cait.cli.evaluate import show
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +61,16 @@ def test_what_is_printed_and_written(evaluated: dict) -> None:
         assert re.search(rf" {title} +│ +{raw:.2f} % │ +{ema:.2f} % ", shown)
     about = {"weights": "logs/mine/checkpoints/best.ckpt", "model": "xxs24", "img_size": 16, "crop_pct": 1.0}
     about |= {"root": "data", "published": {}, "class_names": NAMES}
+    about |= {"fit": "crop", "interpolation": "bicubic", "exif_orientation": True, "background": "white"}
+    assert "best.ckpt at 16 pixels, crop 1.0\n" in shown
     assert about.items() <= evaluated.items()
     assert "val/acc1" not in shown  # Lightning's table has the same figures
     assert evaluated["step"] == (evaluated["epoch"] + 1) * ((1797 + 360 - 500) // 64)
+
+
+def test_how_images_became_square_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    show({"weights": "a.ckpt", "img_size": 16, "fit": "pad", "crop_pct": 0.9, "published": {}}, [])
+    assert capsys.readouterr().out.startswith("a.ckpt at 16 pixels, pad 0.9\n")
 
 
 @pytest.fixture
@@ -150,7 +157,7 @@ def test_what_cannot_be_scored_is_told_in_one_line(
 
 def test_names_that_are_no_text_are_written_as_json_allows(tmp_path: Path) -> None:
     scores = {"per_class": {"\udcff": 1.0, "naïve": 2.0}}
-    write(scores, tmp_path / "evaluation.json")
+    disk.write_json(tmp_path / "evaluation.json", scores)
     text = (tmp_path / "evaluation.json").read_text(encoding="utf-8")
     assert json.loads(text) == scores
     assert "naïve" in text
@@ -158,7 +165,7 @@ def test_names_that_are_no_text_are_written_as_json_allows(tmp_path: Path) -> No
 
 def test_the_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "evaluation.json"
-    write({"first": 1}, path)
+    disk.write_json(path, {"first": 1})
 
     def full(self: Path, text: str, **_: str) -> None:
         with self.open("w") as file:
@@ -167,5 +174,5 @@ def test_the_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match="No space"):
-        write({"second": 2}, path)
+        disk.write_json(path, {"second": 2})
     assert json.loads(path.read_text()) == {"first": 1}

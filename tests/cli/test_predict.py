@@ -137,6 +137,62 @@ def test_names_come_from_files_patterns_and_standard_input(
     assert abs(best["probability"] - expected(one, ema=True)[best["index"]].item()) > 1e-3
 
 
+@pytest.fixture
+def elsewhere(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder with the runs in it, which is the current one."""
+    (tmp_path / "logs").symlink_to(here / "logs")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_table_names_images_below_its_folder_or_the_runs_root(
+    elsewhere: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(here / "images/some more", "some more")
+    Path("photos").mkdir()  # where the run's images were
+    shutil.copy("some more/4.png", "photos/here.png")
+    names = ["0.jpg", "2.png", "here.png", "none.png", str(elsewhere / "some more/3.png"), ""]
+    table = Path("some more/listed.CSV")
+    table.write_text("label, Path\n" + "".join(f"any,{name}\n" for name in names), encoding="utf-8-sig")
+    main(["predict", "mixed", str(table), "--format=jsonl"])
+    rows = lines(capsys.readouterr().out)
+    found = ["some more/0.jpg", "some more/2.png", "photos/here.png", "photos/none.png", names[4]]
+    assert [row["path"] for row in rows] == found
+    assert [row["path"] for row in rows if "error" in row] == ["photos/none.png"]
+    for row in (rows[0], rows[2]):
+        most = expected(row["path"], ema=True).max().item()
+        assert row["predictions"][0]["probability"] == pytest.approx(most, abs=1e-5)
+    shutil.copy("logs/mixed/checkpoints/best.ckpt", "alone.ckpt")  # no run says where its images were
+    main(["predict", "alone.ckpt", str(table), "--format=jsonl"])
+    rows = lines(capsys.readouterr().out)
+    assert [row["path"] for row in rows if "error" in row] == ["some more/here.png", "some more/none.png"]
+    main(["predict", "mixed", "some*/*", "--format=jsonl"])  # a table that a pattern matches is an image as before
+    rows = lines(capsys.readouterr().out)
+    assert str(table) in [row["path"] for row in rows if "error" in row]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "table.csv: No such file or directory"),
+        ("", "table.csv has no column `path`, it has none"),
+        ("file,label\na.png,b\n", "table.csv has no column `path`, it has file, label"),
+        ("path,label\n", "table.csv names no images"),
+        ("path\n" + "b" * 140_000, "table.csv is no CSV file: field larger than field limit (131072)"),
+    ],
+    ids=["missing", "empty", "no path", "no row", "no table"],
+)
+def test_a_wrong_table_is_told_in_a_line(
+    text: str | None, told: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        Path("table.csv").write_text(text)
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", "mixed", "table.csv", "images"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == f"cait: error: {told}\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -134,7 +133,7 @@ class Scoring:
         for scorer in self.scorers:
             scorer.extend(result)
         if self.trainer.is_global_zero:
-            write(result, self.output)
+            disk.write_json(self.output, result)
             rows = self._rows()
             show(result, [*rows, *(row for scorer in self.scorers for row in scorer.rows(rows, result))])
             print(f"by class: {self.output}")
@@ -173,8 +172,7 @@ class Scoring:
             "epoch": self.epoch,
             "step": self.step,
             "model": self.module.name,
-            "img_size": self.data.img_size,
-            "crop_pct": config.data.crop_pct,
+            **self.data.preprocessing.settings(),
             "root": str(self.data.root),
             "class_names": self.data.class_names,
             "published": {},
@@ -210,7 +208,7 @@ def show(result: Scores, rows: Sequence[Row]) -> None:
         cells += [_cell("{} %", figures, (row.published,)) for figures in result["published"].values()]
         if any(cells):
             table.add_row(row.title, *cells)
-    print(f"{result['weights']} at {result['img_size']} pixels, crop {result['crop_pct']}")
+    print(f"{result['weights']} at {result['img_size']} pixels, {result['fit']} {result['crop_pct']}")
     Console().print(table)
 
 
@@ -220,10 +218,3 @@ def _cell(form: str, scores: Scores, place: Sequence[str]) -> str:
     for key in place:
         figure = (figure or {}).get(key)
     return "" if figure is None else form.format(figure)
-
-
-def write(result: Scores, path: Path) -> None:
-    """Write `result` as JSON, whole or not at all."""
-    with disk.whole(path) as beside:
-        # A name that is no text is escaped, which JSON allows.
-        beside.write_text(json.dumps(result, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")

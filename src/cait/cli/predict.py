@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from cait import disk
-from cait.cli import loading
+from cait.cli import loading, saved
 from cait.cli.options import Options, run_missing
 from cait.errors import UserError, printable
 from cait.run.program import Program
@@ -39,7 +39,7 @@ def predict(arguments: list[str], program: Program) -> None:
     checkpoint, folder = loading.checkpoint_of(given.run, "predict with")
     from cait.guards import trust
 
-    paths = [path for place in given.images for path in _paths(place)]
+    paths = [path for place in given.images for path in _paths(place, folder)]
     if not paths:
         raise UserError("no names on standard input")
     with trust.only_own(folder, given.trusted):
@@ -52,7 +52,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options = Options("predict", "Classify images with the best checkpoint of a run.")
     options.epilog = "Unreadable images get a row with the error and do not stop the others."
     options.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
-    images = 'files, folders, patterns such as "*.jpg", or - for names on stdin'
+    images = 'files, folders, patterns such as "*.jpg", a table with a column path (.csv), or - for names on stdin'
     options.add_argument("images", metavar="IMAGE", nargs="*", help=images)
     options.add_argument("--format", choices=FORMATS, help="default: as --output ends, or table")
     most = "classes of each image; default 5, or all that seem right where images have several"
@@ -72,11 +72,11 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return given
 
 
-def _paths(place: str) -> Iterable[str]:
-    """The images of a file, a folder, a pattern or standard input, in their order.
+def _paths(place: str, run: Path | None) -> Iterable[str]:
+    """The images of a file, a folder, a table, a pattern or standard input, in their order.
 
     Raises:
-        UserError: a pattern matches nothing, or a folder holds no image.
+        UserError: a pattern matches nothing, or a folder or a table holds no image.
     """
     from cait.data.folder import scan_flat
 
@@ -84,13 +84,25 @@ def _paths(place: str) -> Iterable[str]:
         return filter(None, os.fsdecode(sys.stdin.buffer.read()).replace("\r\n", "\n").split("\n"))
     if os.path.isdir(place):
         return (path for path, _ in scan_flat(Path(place)))
+    if place.lower().endswith(".csv"):
+        return _listed(Path(place), run)
     if os.path.lexists(place) or not glob.has_magic(place):
         return [place]  # a missing file gets a row too
     matches = sorted(glob.glob(place, recursive=True))
     if not matches:
         raise UserError(f"nothing matches {place}")
-    paths = [path for match in matches for path in (_paths(match) if os.path.isdir(match) else [match])]
+    paths = [path for match in matches for path in (_paths(match, run) if os.path.isdir(match) else [match])]
     return list(dict.fromkeys(paths))  # ** matches a folder and what lies in it
+
+
+def _listed(table: Path, run: Path | None) -> list[str]:
+    """The images that a table names, below its own folder or, if they are not there, below the run's data root."""
+    names = [row["path"] for _, row in disk.read_csv(table, str(table)) if row["path"]]
+    if not names:
+        raise UserError(f"{table} names no images")
+    root = saved.data_settings(run).get("root", "") if run else table.parent
+    near, far = ([Path(folder, name) for name in names] for folder in (table.parent, root))
+    return [str(path if path.exists() else other) for path, other in zip(near, far, strict=True)]
 
 
 def _rows(

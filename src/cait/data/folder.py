@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from cait import disk
 from cait.data.listing import HEIF, Files, is_image, list_images
 from cait.errors import UserError
 
@@ -141,13 +141,8 @@ def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
 
 def hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files]:
     """Training and validation images: validation takes the paths below `root` in the column `path` of a CSV file."""
-    try:
-        with val_list.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as lines:
-            listed = {os.path.join(root, row["path"]) for row in csv.DictReader(lines) if row["path"]}
-    except OSError as error:
-        raise UserError(f"--data.val_list {val_list}: {error.strerror}") from error
-    except (KeyError, csv.Error) as error:
-        raise UserError(f"--data.val_list {val_list} has no column `path`") from error
+    rows = disk.read_csv(val_list, f"--data.val_list {val_list}")
+    listed = {os.path.join(root, row["path"]) for _, row in rows if row["path"]}
     held = Files(sample for sample in images if sample[0] in listed)
     if missing := sorted(listed - {path for path, _ in held}):
         problem = f"names images that are not in {root}: {abbreviate(missing)}"

@@ -18,7 +18,7 @@ from cait.cli import saved
 from cait.cli.options import Options
 from cait.errors import UserError
 from cait.extras import curves
-from cait.extras.annotations import doubt
+from cait.extras.annotations import doubt, doubtful_page
 from cait.extras.runner import OUTPUT, Runner, failure
 from cait.guards.configurations import options as given_options
 from cait.run import rundir
@@ -74,8 +74,7 @@ def _remember(folder: Path, settings: Sequence[str]) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} exists and holds no cross-validation; give another name")
     folder.mkdir(parents=True, exist_ok=True)
-    with disk.whole(path) as beside:
-        beside.write_text(json.dumps(list(settings)))
+    disk.write_json(path, list(settings))
 
 
 def _train(runner: Runner, run: Path, fold: int, settings: Sequence[str]) -> None:
@@ -109,10 +108,13 @@ def _report(folder: Path, runs: Sequence[Path]) -> None:
 
 
 def _doubt(folder: Path, runs: Sequence[Path], program: Program) -> None:
-    """Write the table of the labels, in which the doubtful ones come first."""
+    """Write the table of the labels, in which the doubtful ones come first, and the page that shows these."""
     found = [doubt.held_out(run, program) for run in runs]
-    count = doubt.write(folder, found[0][0], [scored for _, scored in found])
-    print(f"{count:,} doubtful labels, with suggestions: {os.path.relpath(folder / doubt.DOUBTFUL)}")
+    data, scored = found[0][0], [of_fold for _, of_fold in found]
+    rows = doubt.write(folder, data.source.class_names, scored)
+    print(f"{len(rows):,} doubtful labels, with suggestions: {os.path.relpath(folder / doubt.DOUBTFUL)}")
+    doubtful_page.write(folder, rows, sum(len(paths) for paths, *_ in scored), data)
+    print(os.path.relpath(folder / doubtful_page.PAGE))
 
 
 def _scores(run: Path, metric: str) -> list[float]:

@@ -19,10 +19,12 @@ OUT_OF_FOLD = "out_of_fold.npz"
 """File there: `paths`, `labels`, `class_names`, and `probabilities` [images, classes] by the fold's network."""
 Scored = tuple[list[str], list[int], Any]
 """Paths below the root, labels, and probabilities [N, classes], of the images that can be read."""
+Row = tuple[str, str, str, str, str]
+"""Of the table: path, label, its probability, and the class that seems right with its own, if the label is doubtful."""
 
 
-def held_out(run: Path, program: Program) -> tuple[list[str], Scored]:
-    """The names of the classes, and what the last checkpoint of a run thinks of its validation images."""
+def held_out(run: Path, program: Program) -> tuple[Any, Scored]:
+    """The data module of a run, and what its last checkpoint thinks of its validation images."""
     import torch
 
     from cait.guards import trust
@@ -42,7 +44,7 @@ def held_out(run: Path, program: Program) -> tuple[list[str], Scored]:
     kept = torch.cat(read).nonzero().flatten().tolist()
     paths = [samples.name(index)[start:] for index in kept]
     labels = [samples[index][1] for index in kept]
-    return data.source.class_names, (paths, labels, torch.cat(found)[kept].numpy())
+    return data, (paths, labels, torch.cat(found)[kept].numpy())
 
 
 def suspects(probabilities: Any, labels: Any) -> tuple[Any, Any]:
@@ -67,8 +69,8 @@ def suspects(probabilities: Any, labels: Any) -> tuple[Any, Any]:
     return found, seems[found]
 
 
-def write(folder: Path, class_names: Sequence[str], folds: Sequence[Scored]) -> int:
-    """Write `OUT_OF_FOLD` and `DOUBTFUL`; returns how many labels are doubtful.
+def write(folder: Path, class_names: Sequence[str], folds: Sequence[Scored]) -> list[Row]:
+    """Write `OUT_OF_FOLD` and `DOUBTFUL`; returns the rows of the doubtful labels.
 
     The table is one that --data.labels takes, so one can correct the column `label` and train on it.
     """
@@ -81,10 +83,10 @@ def write(folder: Path, class_names: Sequence[str], folds: Sequence[Scored]) -> 
     given = probabilities[np.arange(len(labels)), labels]
     suggested = np.full(len(labels), -1)
     suggested[doubtful] = seems
-    rows = []
+    rows: list[Row] = []
     for index in (*doubtful, *np.flatnonzero(suggested < 0)):
         seem = suggested[index]
         suggestion = (class_names[seem], f"{probabilities[index, seem]:.4f}") if seem >= 0 else ("", "")
         rows.append((paths[index], class_names[labels[index]], f"{given[index]:.4f}", *suggestion))
     disk.write_csv(folder / DOUBTFUL, ["path", "label", "probability", "suggestion", "its probability"], rows)
-    return len(doubtful)
+    return rows[: len(doubtful)]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cait import disk
 from cait.data.folder import TRAIN_NAMES, abbreviate
-from cait.errors import UserError, one_line
+from cait.errors import UserError
 
 SPLITS = dict.fromkeys(TRAIN_NAMES, "train") | {"val": "val", "valid": "val", "validation": "val"}
 SPLITS |= {"test": "test", "testing": "test"}
@@ -38,13 +37,7 @@ def read(file: Path, root: Path, several: bool = False) -> Table:
         UserError: the file cannot be read, lacks a column or a cell, names an image twice, or one that is not there.
     """
     where = f"--data.labels {file}"
-    try:
-        with file.open(**disk.TABLE | {"encoding": "utf-8-sig"}) as lines:  # Excel begins with a mark
-            rows = sorted(_rows(csv.DictReader(lines), where, root, several))
-    except OSError as error:
-        raise UserError(f"{where}: {error.strerror}") from error
-    except csv.Error as error:
-        raise UserError(f"{where} is no CSV file: {one_line(error)}") from error
+    rows = sorted(_rows(disk.read_csv(file, where), where, root, several))
     if not rows:
         raise UserError(f"{where} has no rows")
     table = Table(*map(list, zip(*rows, strict=True)))
@@ -60,20 +53,20 @@ def read(file: Path, root: Path, several: bool = False) -> Table:
     return table
 
 
-def _rows(reader: csv.DictReader[str], where: str, root: Path, several: bool) -> Iterator[tuple[str, str, str, str]]:
+def _rows(
+    rows: Iterable[tuple[int, dict[str, str]]], where: str, root: Path, several: bool
+) -> Iterator[tuple[str, str, str, str]]:
     """(path, label, split, group) of each row; without such a column "train", and no group."""
-    columns = [name.strip().lower() for name in reader.fieldnames or ()]
-    reader.fieldnames = columns
-    label = "label" if "label" in columns else "class"  # as in a run's validation.csv
-    if not {"path", label} <= {*columns}:
-        raise UserError(f"{where} needs the columns path and label, it has {', '.join(columns) or 'none'}")
-    for row in reader:
-        cells = {name: (row[name] or "").strip() for name in {"path", label, "split", "group"} & {*columns}}
+    for line, row in rows:
+        label = "label" if "label" in row else "class"  # as in a run's validation.csv
+        if label not in row:
+            raise UserError(f"{where} has no column `label`, it has {', '.join(row)}")
+        cells = {name: row[name].strip() for name in {"path", label, "split", "group"} & row.keys()}
         if empty := [name for name, cell in cells.items() if not cell]:
-            raise UserError(f"{where}, line {reader.line_num}: no {abbreviate(sorted(empty))}")
+            raise UserError(f"{where}, line {line}: no {abbreviate(sorted(empty))}")
         split = cells.get("split", "").lower()
         if split and split not in SPLITS:
-            raise UserError(f"{where}, line {reader.line_num}: split is train, val or test, not {cells['split']!r}")
+            raise UserError(f"{where}, line {line}: split is train, val or test, not {cells['split']!r}")
         named = (PARTING.join(sorted({*parts(cells[label])})) or PARTING) if several else cells[label]
         yield _below(cells["path"], root, where), named, SPLITS.get(split, "train"), cells.get("group", "")
 

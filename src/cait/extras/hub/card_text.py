@@ -29,6 +29,8 @@ SEVERAL = ("average_precision", "f1", "thresholds")
 CURVES, RELIABILITY = "curves.png", "reliability.png"
 NAMED, WEAKEST = 50, 5
 """Up to so many classes are named, and so many of those with the lowest accuracy."""
+FITS = {"pad": "puts the colour `mean` around images", "squash": "squashes images"}
+"""What the transform does to make an image square, if it cuts nothing off."""
 USE = """\
 ```python
 import timm
@@ -157,6 +159,8 @@ def _use(repo: str, data: Mapping[str, Any], names: Sequence[str], several: bool
         most=min(5, len(names)),
         activation="sigmoid()" if several else "softmax(dim=1)",
     )
+    if fit := FITS.get(data.get("fit", "crop")):
+        yield f"The transform {fit} that are not square."
     if background := data.get("background"):
         yield f"Put images with transparent parts on {_cell(background)} first."
     if shrink := data.get("shrink"):

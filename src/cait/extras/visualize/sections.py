@@ -13,16 +13,16 @@ from typing import Any
 
 from torch import Tensor
 
-from cait import disk, plugins
+from cait import plugins
 from cait.cli import saved
 from cait.cli.loading import Loaded
 from cait.data.dataset import channels_last
-from cait.data.folder import scan_flat
+from cait.data.folder import FolderSource, scan_flat
 from cait.data.reading import UnreadableImageError, load_rgb
 from cait.errors import UserError
-from cait.extras import curves, plots
+from cait.extras import curves, page, plots
 from cait.extras.network_name import network_name
-from cait.extras.visualize import attention, mistakes, page
+from cait.extras.visualize import attention, labels, mistakes
 from cait.model import network
 
 PAGE = "index.html"
@@ -57,10 +57,8 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
         parts.append(("Curves", _curves(folder)))
         parts += [(table.title, _compared(table)) for table in plugins.results(folder)]
     if folder is not None and not given.no_validation:
-        parts = _mistakes(loaded, facts) + parts  # what is wrong comes first
-    html = page.page(f"{given.source}: what the network sees", [*facts, ("command", command)], parts)
-    with disk.whole(output / PAGE) as beside:
-        beside.write_text(html, encoding="utf-8", errors="xmlcharrefreplace")  # file names may be no text
+        parts = _mistakes(loaded, facts, output) + parts  # what is wrong comes first
+    page.write(output / PAGE, f"{given.source}: what the network sees", [*facts, ("command", command)], parts)
     return output / PAGE
 
 
@@ -199,7 +197,7 @@ def _compared(table: plugins.Results) -> str:
     return page.table(table.head, table.rows) + (page.paragraph(f"{table.note}.") if table.note else "")
 
 
-def _mistakes(loaded: Loaded, facts: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def _mistakes(loaded: Loaded, facts: list[tuple[str, str]], output: Path) -> list[tuple[str, str]]:
     """Score the validation set now: figures of an earlier evaluation may be of other weights."""
     if loaded.module.task.several:
         return [("Mistakes", page.paragraph("An image may have several classes; `cait eval` has the figures of each."))]
@@ -214,6 +212,10 @@ def _mistakes(loaded: Loaded, facts: list[tuple[str, str]]) -> list[tuple[str, s
     result = f"top-1 {scored.acc1:.2f} % of {scored.counted.sum():,} validation images"
     print(result)
     facts.append(("scored now", result))
+    if isinstance(loaded.data.source, FolderSource):
+        labels.write(output / labels.TABLE, loaded.data.source, scored)
+        print(os.path.relpath(output / labels.TABLE))
+        facts.append(("labels", f"{os.path.relpath(output / labels.TABLE)}, the most doubtful first"))
     pairs = [(names[true], names[taken], f"{count:,}") for true, taken, count in scored.confusions(CONFUSIONS)]
     matrix = page.embed(mistakes.confusion(scored, names), "confusion matrix")
     frequent = page.table(("true class", "predicted", "images"), pairs) if pairs else ""

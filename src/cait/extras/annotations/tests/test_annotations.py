@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import io
 import json
 import math
 import os
+import re
 import signal
 import statistics
 from collections.abc import Callable, Sequence
@@ -16,15 +19,17 @@ import onnx
 import pytest
 import torch
 from harness import SMALL, Cait, ended, slow, start
+from PIL import Image
 from runs import RECIPE, TWO, assert_same, wait_for_steps
 from sklearn.metrics import average_precision_score, f1_score
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
 from cait.cli import main
 from cait.cli.loading import load as cait_load
+from cait.data.datamodule import ImageNetDataModule
 from cait.data.source import open_source
 from cait.errors import UserError
-from cait.extras.annotations import doubt
+from cait.extras.annotations import doubt, doubtful_page
 from cait.extras.annotations.crossval import interval
 
 SHORT = [*SMALL, "--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--data.num_workers=0"]
@@ -116,9 +121,10 @@ def test_test_images_are_in_no_fold(here: Path, write_table: Callable[..., Path]
 
 
 REFUSED = [
-    ("name,label\na,b\n", "needs the columns path and label, it has name, label"),
+    ("name,label\na,b\n", "has no column `path`, it has name, label"),
+    ("path,name\na,b\n", "has no column `label`, it has path, name"),
     ("path,label\n", "has no rows"),
-    ("", "needs the columns path and label, it has none"),
+    ("", "has no column `path`, it has none"),
     ("path,label\ntrain/0/0000.png,\n", "line 2: no label"),
     ("path,label,split\ntrain/0/0000.png,a,dev\n", "line 2: split is train, val or test, not 'dev'"),
     ("path,label\ntrain/0/none.png,a\n", "names 1 images that are not in data/digits: train/0/none.png"),
@@ -277,13 +283,44 @@ def test_doubtful_labels_come_first_in_a_table_that_can_be_given_back(here: Path
     assert dict(zip(doubtful, seems, strict=True)) == {3: 9, 40: 0}
 
     halves = [(paths[part], labels[part], probabilities[part]) for part in (slice(0, 35), slice(35, None))]
-    assert doubt.write(here, [str(digit) for digit in range(10)], halves) == 2
+    rows = doubt.write(here, [str(digit) for digit in range(10)], halves)
+    assert [(row[0], row[3]) for row in rows] == [
+        (paths[index], str(seems[place])) for place, index in enumerate(doubtful)
+    ]
     with (here / doubt.DOUBTFUL).open(newline="") as lines:
         table = list(csv.DictReader(lines))
     assert {row["path"]: row["suggestion"] for row in table[:2]} == {paths[3]: "9", paths[40]: "0"}
     assert [row["suggestion"] for row in table[2:]] == [""] * 58
     source = open_source("data/digits", labels=str(here / doubt.DOUBTFUL))
     assert sorted(below(source.train) + below(source.val)) == sorted(paths)
+
+
+def test_the_page_shows_the_most_doubtful_images_whole_and_small(tmp_path: Path) -> None:
+    data = ImageNetDataModule(root=str(tmp_path), background="#ff0000")
+    rows = []
+    for number in range(doubtful_page.MOST + 3):
+        Image.new("RGBA", (400 + number, 200), (0, 0, 255, 0 if number == 1 else 255)).save(tmp_path / f"{number}.png")
+        rows.append((f"{number}.png", "<owl>", f"{number / 1000:.4f}", "cat", "0.7500"))
+    doubtful_page.write(tmp_path, rows, 5000, data)
+    html = (tmp_path / doubtful_page.PAGE).read_text()
+    contents = [base64.b64decode(text) for text in re.findall(r'src="data:image/jpeg;base64,([^"]+)"', html)]
+    shown = [Image.open(io.BytesIO(content)) for content in contents]
+    assert [image.size for image in shown[:2]] == [(192, 96), (192, 96)]
+    assert [np.asarray(image).mean((0, 1)).argmax() for image in shown[:2]] == [2, 0]  # read as the run reads them
+    assert len(shown) == html.count("<figure>") == doubtful_page.MOST
+    words = [
+        "203 of 5,000 labels, the 200 most doubtful below",
+        "labelled &lt;owl&gt;: 0.1%",
+        "seems cat: 75.0%; 1.png",
+    ]
+    places = [html.index(word) for word in words]
+    assert places == sorted(places)
+    assert "<owl>" not in html
+    assert not re.search(r"https?:|url\(|<script", html)
+    doubtful_page.write(tmp_path, [], 5000, data)
+    none = (tmp_path / doubtful_page.PAGE).read_text()
+    assert "0 of 5,000 labels<" in none
+    assert "<img" not in none
 
 
 def test_what_is_doubtful_is_what_cleanlab_says() -> None:
@@ -320,6 +357,8 @@ def test_a_cross_validation_goes_on_where_it_stopped(
     assert (here / "logs/cv/fold-0/checkpoints/last.ckpt").stat().st_mtime_ns == first
     shown = capsys.readouterr().out
     assert "95% interval of the mean" in shown
+    listed = int(re.search(r"(\d+) doubtful labels", shown)[1])  # type: ignore[index]
+    assert (here / "logs/cv/doubtful.html").read_text().count("<figure>") == min(listed, doubtful_page.MOST)
     with (here / "logs/cv/crossval.csv").open(newline="") as lines:
         table = list(csv.DictReader(lines))
     assert [row["fold"] for row in table] == ["0", "1"]

@@ -221,6 +221,15 @@ def test_large_images_are_halved_by_who_reads_the_card_and_the_copies_are_privat
     assert card_text._settings(config)["data"] == {"shrink": 128}
 
 
+@pytest.mark.parametrize(
+    ("fit", "words"), [("pad", "puts the colour `mean` around images"), ("squash", "squashes images"), ("crop", "")]
+)
+def test_who_uses_the_card_knows_how_images_become_square(fit: str, words: str) -> None:
+    said = [*card_text._use("me/a", {"fit": fit}, ["a", "b"])]
+    assert (f"The transform {words} that are not square." in said) == bool(words)
+    assert any(line.startswith("The transform") for line in said) == bool(words)
+
+
 def test_a_push_is_what_timm_loads(scored: Path, hub: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     main(["push", "mine", "me/digits", "--dry-run"])
     shown = capsys.readouterr().out

@@ -33,11 +33,12 @@ from torch.utils.data import DataLoader, TensorDataset
 import cait as package
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
+from cait.data.folder import FolderSource, Splits
 from cait.data.transforms import CROP_MODES
 from cait.errors import UserError
-from cait.extras import curves, plots
+from cait.extras import curves, page, plots
 from cait.extras.plots import grid
-from cait.extras.visualize import attention, mistakes, page
+from cait.extras.visualize import attention, labels, mistakes
 from cait.extras.visualize.sections import _about_training, crop_box
 
 SMALL_CAIT = dict(depth=2, embed_dim=48, patch_size=8, num_heads=4)
@@ -279,6 +280,31 @@ def test_scores_are_scikit_learns_and_the_worst_come_first(tmp_path: Path) -> No
     assert {text.get_text() for text in axis.texts} == {str(count) for count in expected.flat if count}
 
 
+def test_the_table_of_the_labels_begins_with_those_of_the_highest_loss(digits_root: Path, tmp_path: Path) -> None:
+    source = FolderSource(Splits(str(digits_root)))
+    torch.manual_seed(0)
+    truth = torch.tensor([label for _, label in source.val])
+    known = truth.clone()
+    known[7] = -1  # unreadable
+    logits = torch.randn(len(truth), 10)
+    scored = mistakes.score(torch.nn.Linear(10, 10).apply(identity), DataLoader(TensorDataset(logits, known), 64))
+    labels.write(tmp_path / "labels.csv", source, scored)
+    with (tmp_path / "labels.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    probabilities = logits.softmax(dim=1)
+    order = [index for index in probabilities[range(len(truth)), truth].argsort().tolist() if index != 7]
+    for row, index in zip(rows, order, strict=False):
+        best = int(probabilities[index].argmax())
+        assert digits_root / row["path"] == Path(source.val.name(index))
+        assert (row["label"], row["split"]) == (str(int(truth[index])), "val")
+        assert float(row["probability"]) == pytest.approx(probabilities[index, truth[index]].item(), abs=6e-5)
+        assert row["suggestion"] == ("" if best == truth[index] else str(best))
+        assert not row["suggestion"] or float(row["its probability"]) > float(row["probability"])
+    others = [(str(digits_root / row["path"]), int(row["label"])) for row in rows[len(order) :]]
+    assert others == [*source.train]
+    assert {(row["split"], row["probability"], row["suggestion"]) for row in rows[len(order) :]} == {("train", "", "")}
+
+
 def test_without_a_label_there_is_no_accuracy() -> None:
     images = DataLoader(TensorDataset(torch.randn(3, 4), torch.full((3,), -1)), 2)
     assert np.isnan(mistakes.score(torch.nn.Linear(4, 4), images).acc1)
@@ -428,13 +454,18 @@ class OwnTransform(ImageNetDataModule):
 
 def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
     main(["visualize", "a"])
-    first, second, result, last = capfd.readouterr().out.splitlines()
+    first, second, result, table, last = capfd.readouterr().out.splitlines()
     assert re.match(r"logs/a/visualize/b-cat-_-[\w-]+\.png  .*%.*; true class <b>&\"cat'\$_{\$$", first)
     assert re.match(r"logs/a/visualize/owl-[\w-]+\.png  .*%.*; true class owl$", second)
     assert re.match(r"top-1 \d+\.\d\d % of 10 validation images$", result)
-    assert last == "logs/a/visualize/index.html"
+    assert (table, last) == ("logs/a/visualize/labels.csv", "logs/a/visualize/index.html")
     text, images = check_page(Path(last))
     wrong = 10 - round(float(result.split()[1]) / 10)
+    with open(table, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["path"] for row in rows} == {str(path.relative_to("mixed")) for path in Path("mixed").glob("*/*/*")}
+    assert [row["split"] for row in rows] == ["val"] * 10 + ["train"] * 24
+    assert sum(row["suggestion"] != "" for row in rows) == wrong
     panels = len(curves.panels([curves.read(trained)]))
     assert len(images) == wrong + 1 + 2 * 2 + panels  # mistakes, confusion matrix, halves of the two, curves
     assert text.index("Worst mistakes") < text.index("Attention maps") < text.index("Curves")

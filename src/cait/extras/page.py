@@ -16,6 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
+from cait import disk
+
 PIXELS_PER_INCH = 96
 """Of CSS."""
 COLUMN, ROW = 350, 1088
@@ -46,6 +48,13 @@ def page(title: str, facts: Sequence[tuple[str, str]], sections: Sequence[tuple[
     ]
     template = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
     return template.substitute(title=escape(title), body=html, scrolls="\n".join(rules))
+
+
+def write(path: Path, title: str, facts: Sequence[tuple[str, str]], sections: Sequence[tuple[str, str]]) -> None:
+    """Write the page whole."""
+    html = page(title, facts, sections)
+    with disk.whole(path) as beside:
+        beside.write_text(html, encoding="utf-8", errors="xmlcharrefreplace")  # file names may be no text
 
 
 def paragraph(text: str) -> str:
