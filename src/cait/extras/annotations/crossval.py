@@ -95,14 +95,14 @@ def _report(folder: Path, runs: Sequence[Path]) -> None:
     found = [_scores(run, metric) for run in runs]
     best = [(max if mode == "max" else min)(scores) for scores in found]
     last = [scores[-1] for scores in found]
+    shown = "{:.4f}".format if max(map(abs, best)) <= 1 else "{:.2f}".format  # a share, or in per cent
     table = Table("fold", f"{metric}, last", "best")
     for fold, figures in enumerate(zip(last, best, strict=True)):
-        table.add_row(str(fold), *(f"{figure:.2f}" for figure in figures))
+        table.add_row(str(fold), *map(shown, figures))
     Console().print(table)
-    low, high = interval(last)
-    spread = statistics.stdev(last)
-    print(f"{metric} after the last epoch: mean {statistics.mean(last):.2f}, standard deviation {spread:.2f}")
-    print(f"{LEVEL:.0%} interval of the mean, corrected for shared training images: {low:.2f} to {high:.2f}")
+    mean, spread, (low, high) = shown(statistics.mean(last)), shown(statistics.stdev(last)), map(shown, interval(last))
+    print(f"{metric} after the last epoch: mean {mean}, standard deviation {spread}")
+    print(f"{LEVEL:.0%} interval of the mean, corrected for shared training images: {low} to {high}")
     disk.write_csv(folder / TABLE, ["fold", "last", "best"], [*zip(range(len(runs)), last, best, strict=True)])
     print(os.path.relpath(folder / TABLE))
 
@@ -111,7 +111,8 @@ def _doubt(folder: Path, runs: Sequence[Path], program: Program) -> None:
     """Write the table of the labels, in which the doubtful ones come first, and the page that shows these."""
     found = [doubt.held_out(run, program) for run in runs]
     data, scored = found[0][0], [of_fold for _, of_fold in found]
-    rows = doubt.write(folder, data.source.class_names, scored)
+    source = data.source
+    rows = doubt.write(folder, source.class_names, scored, source.label_sets, source.label_names)
     print(f"{len(rows):,} doubtful labels, with suggestions: {os.path.relpath(folder / doubt.DOUBTFUL)}")
     doubtful_page.write(folder, rows, sum(len(paths) for paths, *_ in scored), data)
     print(os.path.relpath(folder / doubtful_page.PAGE))

@@ -10,6 +10,7 @@ import numpy as np
 
 from cait import disk
 from cait.cli import loading
+from cait.extras.annotations.table import PARTING
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -33,13 +34,13 @@ def held_out(run: Path, program: Program) -> tuple[Any, Scored]:
         checkpoint = run / rundir.CHECKPOINTS / rundir.LAST
         loaded = loading.from_checkpoint(checkpoint, run, None, None, program.module, program.data)
     device = loading.device(run)
-    data, network = loaded.data, loaded.network.to(device)
+    data, network, task = loaded.data, loaded.network.to(device), loaded.module.task
     samples, start = data.source.val, len(str(data.root)) + 1
     data.predict_samples = samples
     found, read = list[Any](), list[Any]()
     with torch.inference_mode():
         for images, known in data.predict_dataloader():
-            found.append(network(images.to(device)).float().softmax(dim=1).cpu())
+            found.append(task.probabilities(network(images.to(device))).cpu())
             read.append(known >= 0)
     kept = torch.cat(read).nonzero().flatten().tolist()
     paths = [samples.name(index)[start:] for index in kept]
@@ -69,24 +70,56 @@ def suspects(probabilities: Any, labels: Any) -> tuple[Any, Any]:
     return found, seems[found]
 
 
-def write(folder: Path, class_names: Sequence[str], folds: Sequence[Scored]) -> list[Row]:
+def suspects_of_several(probabilities: Any, targets: Any) -> tuple[Any, Any]:
+    """(the most probable classes [N, classes], 0 or 1; how probable the most doubtful part of each label is [N])
+
+    `suspects` looks at each class by itself, whether an image has it.
+
+    Args:
+        probabilities: [N, classes], by networks that have not trained on the image.
+        targets: [N, classes], 0 or 1.
+    """
+    seems = targets.copy()
+    for column, (shares, given) in enumerate(zip(probabilities.T, targets.T, strict=True)):
+        found, others = suspects(np.stack([1 - shares, shares], axis=1), given)
+        seems[found, column] = others
+    own = np.where(targets == 1, probabilities, 1 - probabilities)
+    changed = seems != targets
+    return seems, np.where(changed | ~changed.any(axis=1, keepdims=True), own, 1).min(axis=1)
+
+
+def write(
+    folder: Path, class_names: Sequence[str], folds: Sequence[Scored], label_sets: Any = None, names: Sequence[str] = ()
+) -> list[Row]:
     """Write `OUT_OF_FOLD` and `DOUBTFUL`; returns the rows of the doubtful labels.
 
     The table is one that --data.labels takes, so one can correct the column `label` and train on it.
+
+    Args:
+        label_sets: the classes of each label, rows of 0 and 1, if an image may have several.
+        names: the labels; none means that they are the classes.
     """
     paths = [path for found, _, _ in folds for path in found]
     labels = np.array([label for _, found, _ in folds for label in found])
     probabilities = np.concatenate([found for _, _, found in folds])
     with disk.whole(folder / OUT_OF_FOLD) as beside, beside.open("wb") as file:
         np.savez(file, paths=paths, labels=labels, class_names=list(class_names), probabilities=probabilities)
-    doubtful, seems = suspects(probabilities, labels)
-    given = probabilities[np.arange(len(labels)), labels]
-    suggested = np.full(len(labels), -1)
-    suggested[doubtful] = seems
+    suggested: dict[int, tuple[str, str]] = {}
+    """By the index of a doubtful label, the most doubtful first: what seems right, and its probability."""
+    if label_sets is None:
+        given = probabilities[np.arange(len(labels)), labels]
+        for index, seem in zip(*suspects(probabilities, labels), strict=True):
+            suggested[index] = class_names[seem], f"{probabilities[index, seem]:.4f}"
+    else:
+        targets = np.asarray(label_sets).astype(int)[labels]
+        seems, given = suspects_of_several(probabilities, targets)
+        doubtful = np.flatnonzero((seems != targets).any(axis=1))
+        for index in doubtful[given[doubtful].argsort(kind="stable")]:
+            found = [name for name, has in zip(class_names, seems[index], strict=True) if has]
+            suggested[index] = PARTING.join(found) or PARTING, f"{1 - given[index]:.4f}"
     rows: list[Row] = []
-    for index in (*doubtful, *np.flatnonzero(suggested < 0)):
-        seem = suggested[index]
-        suggestion = (class_names[seem], f"{probabilities[index, seem]:.4f}") if seem >= 0 else ("", "")
-        rows.append((paths[index], class_names[labels[index]], f"{given[index]:.4f}", *suggestion))
+    for index in (*suggested, *(index for index in range(len(labels)) if index not in suggested)):
+        label = (names or class_names)[labels[index]]
+        rows.append((paths[index], label, f"{given[index]:.4f}", *suggested.get(index, ("", ""))))
     disk.write_csv(folder / DOUBTFUL, ["path", "label", "probability", "suggestion", "its probability"], rows)
-    return rows[: len(doubtful)]
+    return rows[: len(suggested)]
