@@ -53,7 +53,8 @@ def suspects(probabilities: Any, labels: Any) -> tuple[Any, Any]:
 
     Confident learning (Northcutt, Jiang and Chuang, arXiv 1911.00068): a class may be that of an image if its
     probability is at least the mean that images with this label have. If the most probable of these classes is not
-    the label, the label is doubtful, the more so the further its probability is below that class's.
+    the label, and neither is the most probable of all, the label is doubtful, the more so the further its probability
+    is below that class's.
 
     Args:
         probabilities: [N, classes], by networks that have not trained on the image.
@@ -64,7 +65,8 @@ def suspects(probabilities: Any, labels: Any) -> tuple[Any, Any]:
     means = np.array([given[labels == label].mean() if there else np.inf for label, there in enumerate(present)])
     possible = np.where(probabilities >= means - 1e-6, probabilities, -np.inf)
     seems = possible.argmax(axis=1)
-    found = np.flatnonzero(np.isfinite(possible.max(axis=1)) & (seems != labels))
+    other = (seems != labels) & (probabilities.argmax(axis=1) != labels)
+    found = np.flatnonzero(np.isfinite(possible.max(axis=1)) & other)
     margins = given[found] - probabilities[found, seems[found]]
     found = found[margins.argsort(kind="stable")]
     return found, seems[found]
