@@ -27,6 +27,7 @@ from cait.errors import UserError, one_line
 from cait.guards import configurations, failures, trainer_checks
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.guards.run_lock import RunLock, shared
+from cait.model.network import in_chans
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.run.loggers import run_loggers
@@ -132,9 +133,9 @@ class CaiTCLI(LightningCLI):
             parser.add_lightning_class_args(plugins.load(path), name)
         for kind in (Callback, Logger):
             parser.add_instantiator(self._make, kind)
-        parser.link_arguments("data.img_size", "model.img_size")
-        parser.link_arguments("data.mean", "model.mean")
-        parser.link_arguments("data.std", "model.std")
+        for name in ("img_size", "mean", "std"):
+            parser.link_arguments(f"data.{name}", f"model.{name}")
+        parser.link_arguments("model.fields", "data.in_chans", compute_fn=in_chans)
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
         shown: Any = parser._action_groups  # in the order of --help: the Trainer's hundred settings go last
@@ -260,7 +261,6 @@ class CaiTCLI(LightningCLI):
         return run_dir
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        self.datamodule.check_channels((self.model.hparams.get("fields") or {}).get("in_chans", 3))
         given = self.config_init[self.subcommand].trainer
         if given.barebones:
             raise UserError("--trainer.barebones true leaves out the checkpoints and metrics of a run")

@@ -37,7 +37,7 @@ CHECKED_IMAGES = 20_000
 class ImageNetDataModule(LightningDataModule):
     """ImageNet, a folder of class folders, a built-in data set or your own, under the paper's augmentation.
 
-    Training batches are images [B, 3, img_size, img_size] in float32, normalised, and labels: class indices [B] in
+    Training batches are images [B, C, img_size, img_size] in float32, normalised, and labels: class indices [B] in
     int64, or after Mixup or CutMix class probabilities [B, num_classes]. Order, augmentation and mixing depend only on
     (seed, epoch, step); with the Trainer's `overfit_batches` every epoch repeats the first. Workers send uint8, which
     Lightning's hook after the transfer to the device normalises, erases and mixes. Without a Trainer, after
@@ -76,6 +76,10 @@ class ImageNetDataModule(LightningDataModule):
         super().__init__()
         if mixing.is_on and loading.batch_size % 2:
             raise UserError(f"Mixup and CutMix pair images: batch_size must be even, got {loading.batch_size}")
+        if (channels := preprocessing.reading.in_chans) not in (1, 3) and not self.has_own_eval_transform:
+            why = "images are read as RGB or grey, so a network takes 3 channels or 1"
+            remedy = "others need a data module with transforms of your own"
+            raise UserError(f"--model.fields.in_chans {channels}: {why}; {remedy}")
         self.given, self.loading = given, loading
         self.preprocessing, self.augmentation, self.mixing = preprocessing, augmentation, mixing
         self.root = splits.root.rstrip("/") if "://" in splits.root else Path(splits.root)
@@ -219,13 +223,6 @@ class ImageNetDataModule(LightningDataModule):
         how = self.pipeline.how_read(self.source.train) if self.pipeline else "timm's own transform"
         shrink = self.preprocessing.reading.shrink
         return how if shrink is None else f"Pillow halves large images down to {shrink} pixels; of others {how}"
-
-    def check_channels(self, channels: int) -> None:
-        """Raise UserError if our transforms cannot give a network images of so many channels."""
-        if channels != 3 and not self.has_own_eval_transform:
-            why = "images are read as RGB, so a network takes 3 channels, for grey images too"
-            remedy = "others need a data module with transforms of your own"
-            raise UserError(f"--model.fields.in_chans {channels}: {why}; {remedy}")
 
     def share_batch(self, trainer: Trainer) -> None:
         """Divide a `global_batch`: make `batch_size` this process's part of it, or have the Trainer accumulate."""

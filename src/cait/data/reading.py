@@ -61,6 +61,9 @@ class Reading:
     shrink: int | None = None
     """Halve an image as it is read for as long as its shorter side keeps this many pixels, in training and evaluation.
     None leaves it as it is."""
+    in_chans: int = 3
+    """Channels of the network's input. 1 makes an image grey, as Pillow's mode L; it stays RGB, with equal channels,
+    until it is normalised."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "shrink")
@@ -101,7 +104,7 @@ def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Ima
             rgb = _as_rgb(opened if upright is None else opened.transpose(upright), reading.background)
             while reading.shrinks(rgb.size):
                 rgb = rgb.reduce(2)
-            return rgb
+            return rgb.convert("L").convert("RGB") if reading.in_chans == 1 else rgb
     except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error ...
         reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else reason_of(error)
         path = image if isinstance(image, str | Path) else name

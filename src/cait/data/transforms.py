@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -27,6 +28,8 @@ CROP_MODES: dict[Fit, str] = {"crop": "center", "pad": "border", "squash": "squa
 TrainCrop = Literal["resized", "simple"]
 MixMode = Literal["batch", "pair", "elem"]
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+LUMA = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in grey, as in Pillow's mode L."""
 PADDING = 4
 """Pixels that DeiT III adds around an image before it crops."""
 Erased = tuple[int, int, int, int, int]
@@ -47,7 +50,8 @@ class Preprocessing:
     """How an image that is not square becomes square, in training and evaluation. "pad" resizes the longer side to
     img_size / crop_pct and puts the colour `mean` around, "squash" resizes both sides."""
     mean: Sequence[float] = IMAGENET_DEFAULT_MEAN
-    """Mean for the normalisation, for each channel, of pixels in [0, 1]."""
+    """Mean for the normalisation, for each channel, of pixels in [0, 1]. A network of one channel takes one number; the
+    default, and three that are equal, become one, weighted as luma weights the colours."""
     std: Sequence[float] = IMAGENET_DEFAULT_STD
     """Standard deviation for the normalisation, likewise."""
     reading: Reading = AS_SEEN
@@ -56,9 +60,14 @@ class Preprocessing:
         check_choice(self, {"interpolation": INTERPOLATIONS, "fit": get_args(Fit)})
         if not 0 < self.crop_pct <= 1:
             raise UserError(f"crop_pct must be above 0 and at most 1, got {self.crop_pct}")
-        mean, std = list(self.mean), list(self.std)
-        if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
-            raise UserError(f"mean and std take three numbers each, std above 0; got {mean} and {std}")
+        counted, mean, std = "three numbers each", list(self.mean), list(self.std)
+        if grey := self.reading.in_chans == 1:
+            counted = "one number each, for a network of one channel"
+            mean, std = in_grey(mean, IMAGENET_DEFAULT_MEAN), in_grey(std, IMAGENET_DEFAULT_STD)
+            object.__setattr__(self, "mean", mean)
+            object.__setattr__(self, "std", std)
+        if {len(mean), len(std)} != {1 if grey else 3} or min(std) <= 0:
+            raise UserError(f"mean and std take {counted}, std above 0; got {mean} and {std}")
 
     def settings(self) -> Settings:
         """All of it as the data module's settings, in plain values; `cait.settings.group` reads them."""
@@ -83,7 +92,15 @@ class Preprocessing:
     def timms(self) -> dict[str, Any]:
         """Arguments of timm's `create_transform` that training and evaluation share."""
         size = (3, self.img_size, self.img_size)
-        return dict(input_size=size, interpolation=self.interpolation, mean=tuple(self.mean), std=tuple(self.std))
+        mean, std = (tuple(values) * (3 // len(values)) for values in (self.mean, self.std))
+        return dict(input_size=size, interpolation=self.interpolation, mean=mean, std=std)
+
+
+def in_grey(values: list[float], default: Sequence[float]) -> list[float]:
+    """The one number for grey images that stands for three equal ones or for ImageNet's; others stay as they are."""
+    if len(values) == 3 and (len(set(values)) == 1 or values == list(default)):
+        return [round(sum(weight * value for weight, value in zip(LUMA, values, strict=True)), 6)]
+    return values
 
 
 @dataclass(frozen=True)
@@ -136,7 +153,7 @@ class Augmentation:
             rank_zero_info(f"color_jitter {jitter} is left out beside auto_augment {policy}, as in timm")
 
     def transform(self, preprocessing: Preprocessing) -> Compose:
-        """timm's training transform, from a PIL image to float32 [3, img_size, img_size], normalised."""
+        """timm's training transform, from a PIL image to float32 [C, img_size, img_size], normalised."""
         stages = create_transform(is_training=True, separate=True, **preprocessing.timms(), **self.timms())
         first, policy, final = (stage.transforms for stage in stages)
         if self.train_crop == "simple":
@@ -144,7 +161,8 @@ class Augmentation:
             first[:1] = [*preprocessing.whole(), moved]
         elif preprocessing.fit != "crop":
             first[:1] = [ShapedCrop(self.scale, self.ratio), *preprocessing.whole()]
-        return Compose([*first, *policy, *self.own_operations(), *final])
+        channels = itemgetter(slice(len(preprocessing.mean)))
+        return Compose([*first, *policy, *self.own_operations(), *final, channels])
 
     def own_operations(self) -> list[OwnOperation]:
         """What `augment_ops` names. Raises UserError if one of them cannot be imported."""
@@ -229,14 +247,15 @@ class OwnOperation:
 class NormalizeAndErase:
     """Finish a batch on its device: float32, normalised, boxes filled with noise.
 
-    Mean and standard deviation are for each channel, of pixels in [0, 1].
+    Mean and standard deviation are for each channel, of pixels in [0, 1]. One number takes the first channel alone: in
+    grey all are equal.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         self.mean, self.std = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
 
     def __call__(self, images: Tensor, erased: Sequence[tuple[int, Erased]] = ()) -> Tensor:
-        """uint8 [B, S, S, 3] to float32 [B, 3, S, S].
+        """uint8 [B, S, S, 3] to float32 [B, C, S, S].
 
         Args:
             erased: (place in the batch, box); each box has noise of its own seed, whatever the batch.
@@ -244,7 +263,7 @@ class NormalizeAndErase:
         device = images.device
         if self.mean.device != device:  # once: the copy waits for the device
             self.mean, self.std = self.mean.to(device), self.std.to(device)
-        images = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+        images = images[..., : len(self.mean)].permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
         images = images.div_(255).sub_(self.mean).div_(self.std)
         noise = torch.Generator(device)
         for place, (seed, top, left, height, width) in erased:
@@ -279,7 +298,7 @@ class Mixing:
         return self.mixup > 0 or self.cutmix > 0
 
     def __call__(self, images: Tensor, labels: Tensor, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Mix [B, 3, S, S] and labels [B] into images of the same shape and probabilities [B, num_classes].
+        """Mix [B, C, S, S] and labels [B] into images of the same shape and probabilities [B, num_classes].
 
         Label smoothing is left to the loss. It is linear, so smoothing mixed labels gives what timm gets by
         mixing smoothed ones.

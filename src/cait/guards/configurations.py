@@ -18,6 +18,7 @@ LINKED = {
     "model.mean": "give --data.mean",
     "model.std": "give --data.std",
     "model.num_classes": "it is the number of the data's classes",
+    "data.in_chans": "give --model.fields.in_chans",
     "data.seed": "give --seed_everything",
 }
 """Settings that follow another, and what to do instead."""

@@ -26,10 +26,11 @@ class Teacher(nn.Module):
     """A frozen network that judges the student's batches, under its own normalisation and at its own size.
 
     Args:
-        network: images [B, 3, H, W] to logits [B, num_classes].
+        network: images [B, C, H, W] to logits [B, num_classes].
         mean, std: of the normalisation that the network was trained with.
         img_size: side that the images are resized to; None leaves them at the student's.
-        student_mean, student_std: of the normalisation that the images have had.
+        student_mean, student_std: of the normalisation that the images have had. A teacher of RGB sees a grey image in
+            all three channels.
     """
 
     scale: Tensor
@@ -47,10 +48,10 @@ class Teacher(nn.Module):
         super().__init__()
         self.network = network.requires_grad_(False)
         self.img_size = img_size
-        means, stds = (torch.tensor(pair).view(2, 3, 1, 1) for pair in ((mean, student_mean), (std, student_std)))
+        mean_t, std_t, mean_s, std_s = (torch.tensor(v).view(-1, 1, 1) for v in (mean, std, student_mean, student_std))
         # ((x · std_s + mean_s) - mean_t) / std_t
-        self.register_buffer("scale", stds[1] / stds[0])
-        self.register_buffer("shift", (means[1] - means[0]) / stds[0])
+        self.register_buffer("scale", std_s / std_t)
+        self.register_buffer("shift", (mean_s - mean_t) / std_t)
         self.eval()
 
     @torch.no_grad()
@@ -71,7 +72,8 @@ def load_teacher(
     """
     name, path, fields = settings.teacher, settings.teacher_path, settings.teacher_fields or {}
     known, img_size = student.num_classes, settings.teacher_img_size
-    teacher_mean, teacher_std = mean, std
+    channels = network.in_chans(fields)
+    teacher_mean, teacher_std = ([*values] * (channels // len(values)) for values in (mean, std))
     if name.endswith(".ckpt"):
         teacher, hparams = _of_run(name, student.name)
         known, img_size = hparams["num_classes"], hparams["img_size"]
@@ -91,6 +93,8 @@ def load_teacher(
         known, teacher_mean, teacher_std = teacher.num_classes, cfg["mean"], cfg["std"]
         if img_size is None and cfg.get("fixed_input_size"):
             img_size = cfg["input_size"][-1]
+    if len(teacher_mean) < len(mean):
+        raise UserError(f"the teacher {name} takes grey images, the student RGB: give it --model.fields.in_chans 1")
     if known != student.num_classes:
         raise UserError(f"the teacher {name} knows {known} classes, the data has {student.num_classes}")
     return Teacher(teacher, teacher_mean, teacher_std, img_size, mean, std)

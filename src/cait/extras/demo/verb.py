@@ -80,9 +80,10 @@ def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> Fact
     """Write the network as ONNX; returns facts about it for the page."""
     from cait.extras.demo.saliency import WithSaliency
     from cait.model.formats import export
+    from cait.model.network import input_shape
 
-    size, settings, path = loaded.data.img_size, loaded.data.preprocessing.settings(), folder / MODEL
-    export(WithSaliency.around(loaded.network), path, "onnx", settings, (3, size, size), loaded.class_names)
+    shape, settings, path = input_shape(loaded.module.hparams), loaded.data.preprocessing.settings(), folder / MODEL
+    export(WithSaliency.around(loaded.network), path, "onnx", settings, shape, loaded.class_names)
     if not quantize:
         return {"Weights": f"{_megabytes(path)}, 32 bits"}
     whole = path.rename(folder / "whole.onnx")

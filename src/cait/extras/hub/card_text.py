@@ -13,6 +13,7 @@ import cait
 from cait.data.source import SplitSource, open_source
 from cait.errors import UserError
 from cait.extras.network_name import network_name
+from cait.model.network import in_chans
 from cait.plugins import Results
 
 PLACES = (
@@ -35,7 +36,7 @@ from PIL import Image{imports}
 
 model = timm.create_model("hf_hub:{repo}", pretrained=True).eval()
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
-image = {image}.convert("RGB")
+image = {image}.convert("{mode}")
 with torch.no_grad():
     probabilities = model(transform(image)[None]).softmax(dim=1)[0]
 for probability, index in zip(*probabilities.topk({most})):
@@ -77,7 +78,7 @@ def text(
         *([f"![Reliability diagram]({RELIABILITY})"] if RELIABILITY in images else []),
         *(part for table in tables for part in _compared(table)),
         "## Use",
-        *_use(repo, config["data"], about["class_names"]),
+        *_use(repo, config, about["class_names"]),
         "It answers any image with one of its classes. " + _thresholds(scores),
         "## Training",
         *([f"![Curves of the training]({CURVES})"] if CURVES in images else []),
@@ -140,14 +141,15 @@ def _compared(table: Results) -> Iterator[str]:
         yield f"{_cell(table.note)}."
 
 
-def _use(repo: str, data: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
+def _use(repo: str, config: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
     """An example in Python, what to do to an image first, and the classes."""
-    upright = data.get("exif_orientation", False)
+    data, upright = config["data"], config["data"].get("exif_orientation", False)
     image = 'Image.open("image.jpg")'
     yield USE.format(
         repo=repo,
         imports=", ImageOps" if upright else "",
         image=f"ImageOps.exif_transpose({image})" if upright else image,
+        mode="L" if in_chans(config["model"].get("fields")) == 1 else "RGB",
         most=min(5, len(names)),
     )
     if background := data.get("background"):
