@@ -27,7 +27,6 @@ from cait.errors import UserError, one_line
 from cait.guards import configurations, failures, trainer_checks
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.guards.run_lock import RunLock, shared
-from cait.model.network import in_chans
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.run.loggers import run_loggers
@@ -135,7 +134,7 @@ class CaiTCLI(LightningCLI):
             parser.add_instantiator(self._make, kind)
         for name in ("img_size", "mean", "std"):
             parser.link_arguments(f"data.{name}", f"model.{name}")
-        parser.link_arguments("model.fields", "data.in_chans", compute_fn=in_chans)
+        parser.link_arguments("model.fields", "data.in_chans", lambda fields: (fields or {}).get("in_chans", 3))
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
         shown: Any = parser._action_groups  # in the order of --help: the Trainer's hundred settings go last

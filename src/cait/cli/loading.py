@@ -137,10 +137,9 @@ def from_checkpoint(
     else:
         settings = {key: hparams[key] for key in ("mean", "std") if key in hparams}
         settings |= (state or {}).get("preprocessing") or {}
-    kind, settings["img_size"] = data or ImageNetDataModule, size
-    settings["in_chans"] = 1 if channels == 1 else 3  # others take a data module with transforms of its own
+    kind = data or ImageNetDataModule  # for other channels than 1 or 3 it has transforms of its own
     try:
-        images = kind(**saved.accepted(kind, settings))
+        images = kind(**saved.accepted(kind, settings | {"img_size": size, "in_chans": 1 if channels == 1 else 3}))
     except TypeError as error:
         raise UserError(f"{source} does not say how images are prepared: {one_line(error)}") from error
     about = f"{path}{AVERAGE * ema}, step {checkpoint['global_step']:,}"

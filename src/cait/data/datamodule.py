@@ -25,7 +25,7 @@ from cait.data.sampler import Order, Published, ShardSampler, TrainBatchSampler
 from cait.data.source import DataSource, open_source
 from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing, TrainPipeline
 from cait.errors import UserError
-from cait.settings import Given, flat
+from cait.settings import Given, flat, values
 
 PIXELS = "pixels by"
 ORDER = "order of the images"
@@ -77,9 +77,8 @@ class ImageNetDataModule(LightningDataModule):
         if mixing.is_on and loading.batch_size % 2:
             raise UserError(f"Mixup and CutMix pair images: batch_size must be even, got {loading.batch_size}")
         if (channels := preprocessing.reading.in_chans) not in (1, 3) and not self.has_own_eval_transform:
-            why = "images are read as RGB or grey, so a network takes 3 channels or 1"
-            remedy = "others need a data module with transforms of your own"
-            raise UserError(f"--model.fields.in_chans {channels}: {why}; {remedy}")
+            why = "images have 3 channels (RGB) or 1 (grey); others need a data module with transforms of your own"
+            raise UserError(f"--model.fields.in_chans {channels}: {why}")
         self.given, self.loading = given, loading
         self.preprocessing, self.augmentation, self.mixing = preprocessing, augmentation, mixing
         self.root = splits.root.rstrip("/") if "://" in splits.root else Path(splits.root)
@@ -259,7 +258,7 @@ class ImageNetDataModule(LightningDataModule):
             "class_names": self.class_names,
             "depends_on": depends,
             "accumulated": accumulated,
-            "preprocessing": None if self.has_own_eval_transform else self.preprocessing.settings(),
+            "preprocessing": None if self.has_own_eval_transform else values(self.preprocessing),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -62,8 +62,7 @@ class Reading:
     """Halve an image as it is read for as long as its shorter side keeps this many pixels, in training and evaluation.
     None leaves it as it is."""
     in_chans: int = 3
-    """Channels of the network's input. 1 makes an image grey, as Pillow's mode L; it stays RGB, with equal channels,
-    until it is normalised."""
+    """Channels of the network. 1 makes images grey, as Pillow's mode L; in RGB, until they are normalised."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "shrink")
@@ -142,14 +141,12 @@ def _as_rgb(image: Image.Image, background: str | None) -> Image.Image:
 def check_headers(samples: Iterable[tuple[str, int]], unreadable: UnreadableImages) -> None:
     """Open each file without decoding it, and note those that are not images."""
     for path, _ in samples:
+        with suppress(Exception), Image.open(path):
+            continue
         try:
-            with Image.open(path):
-                pass
-        except Exception:
-            try:
-                load_rgb(path)
-            except UnreadableImageError as error:
-                unreadable.note(path, str(error))
+            load_rgb(path)
+        except UnreadableImageError as error:
+            unreadable.note(path, str(error))
 
 
 class UnreadableImageError(UserError):

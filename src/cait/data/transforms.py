@@ -21,15 +21,15 @@ from cait.data.dataset import Samples
 from cait.data.reading import AS_SEEN, RawImage, Reading, load_rgb
 from cait.errors import UserError, kind_and_place
 from cait.references import is_path, locate
-from cait.settings import Settings, check_at_least, check_choice, check_share, values
+from cait.settings import check_at_least, check_choice, check_share
 
 Fit = Literal["crop", "pad", "squash"]
 CROP_MODES: dict[Fit, str] = {"crop": "center", "pad": "border", "squash": "squash"}  # timm's names
 TrainCrop = Literal["resized", "simple"]
 MixMode = Literal["batch", "pair", "elem"]
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
-LUMA = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in grey, as in Pillow's mode L."""
+GREY = {IMAGENET_DEFAULT_MEAN: [0.458971], IMAGENET_DEFAULT_STD: [0.225609]}
+"""ImageNet's mean and deviation as one number: 0.299 of red's, 0.587 of green's and 0.114 of blue's, as in grey."""
 PADDING = 4
 """Pixels that DeiT III adds around an image before it crops."""
 Erased = tuple[int, int, int, int, int]
@@ -50,8 +50,7 @@ class Preprocessing:
     """How an image that is not square becomes square, in training and evaluation. "pad" resizes the longer side to
     img_size / crop_pct and puts the colour `mean` around, "squash" resizes both sides."""
     mean: Sequence[float] = IMAGENET_DEFAULT_MEAN
-    """Mean for the normalisation, for each channel, of pixels in [0, 1]. A network of one channel takes one number; the
-    default, and three that are equal, become one, weighted as luma weights the colours."""
+    """Mean for the normalisation, for each channel, of pixels in [0, 1]; for grey images one number, or three alike."""
     std: Sequence[float] = IMAGENET_DEFAULT_STD
     """Standard deviation for the normalisation, likewise."""
     reading: Reading = AS_SEEN
@@ -60,18 +59,13 @@ class Preprocessing:
         check_choice(self, {"interpolation": INTERPOLATIONS, "fit": get_args(Fit)})
         if not 0 < self.crop_pct <= 1:
             raise UserError(f"crop_pct must be above 0 and at most 1, got {self.crop_pct}")
-        counted, mean, std = "three numbers each", list(self.mean), list(self.std)
-        if grey := self.reading.in_chans == 1:
-            counted = "one number each, for a network of one channel"
-            mean, std = in_grey(mean, IMAGENET_DEFAULT_MEAN), in_grey(std, IMAGENET_DEFAULT_STD)
-            object.__setattr__(self, "mean", mean)
-            object.__setattr__(self, "std", std)
+        mean, std, grey = [*self.mean], [*self.std], self.reading.in_chans == 1
+        if grey:
+            mean, std = (GREY.get(tuple(each), each[:1] if len({*each}) == 1 else each) for each in (mean, std))
         if {len(mean), len(std)} != {1 if grey else 3} or min(std) <= 0:
-            raise UserError(f"mean and std take {counted}, std above 0; got {mean} and {std}")
-
-    def settings(self) -> Settings:
-        """All of it as the data module's settings, in plain values; `cait.settings.group` reads them."""
-        return values(self) | {"mean": list(self.mean), "std": list(self.std)}
+            numbers = "one number" if grey else "three numbers"
+            raise UserError(f"mean and std take {numbers} each, std above 0; got {mean} and {std}")
+        vars(self).update(mean=mean, std=std)
 
     def transform(self) -> Compose:
         """timm's evaluation transform, from a PIL image to uint8 [3, img_size, img_size]."""
@@ -91,16 +85,8 @@ class Preprocessing:
 
     def timms(self) -> dict[str, Any]:
         """Arguments of timm's `create_transform` that training and evaluation share."""
-        size = (3, self.img_size, self.img_size)
-        mean, std = (tuple(values) * (3 // len(values)) for values in (self.mean, self.std))
-        return dict(input_size=size, interpolation=self.interpolation, mean=mean, std=std)
-
-
-def in_grey(values: list[float], default: Sequence[float]) -> list[float]:
-    """The one number for grey images that stands for three equal ones or for ImageNet's; others stay as they are."""
-    if len(values) == 3 and (len(set(values)) == 1 or values == list(default)):
-        return [round(sum(weight * value for weight, value in zip(LUMA, values, strict=True)), 6)]
-    return values
+        mean, std = (tuple(values) * (3 // len(values)) for values in (self.mean, self.std))  # grey is still in RGB
+        return dict(input_size=(3, self.img_size, self.img_size), interpolation=self.interpolation, mean=mean, std=std)
 
 
 @dataclass(frozen=True)
@@ -161,7 +147,7 @@ class Augmentation:
             first[:1] = [*preprocessing.whole(), moved]
         elif preprocessing.fit != "crop":
             first[:1] = [ShapedCrop(self.scale, self.ratio), *preprocessing.whole()]
-        channels = itemgetter(slice(len(preprocessing.mean)))
+        channels = itemgetter(slice(len(preprocessing.mean)))  # one of grey's equal three
         return Compose([*first, *policy, *self.own_operations(), *final, channels])
 
     def own_operations(self) -> list[OwnOperation]:
@@ -247,8 +233,7 @@ class OwnOperation:
 class NormalizeAndErase:
     """Finish a batch on its device: float32, normalised, boxes filled with noise.
 
-    Mean and standard deviation are for each channel, of pixels in [0, 1]. One number takes the first channel alone: in
-    grey all are equal.
+    Mean and standard deviation are for each channel, of pixels in [0, 1]; one number keeps the first of them.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -263,7 +248,8 @@ class NormalizeAndErase:
         device = images.device
         if self.mean.device != device:  # once: the copy waits for the device
             self.mean, self.std = self.mean.to(device), self.std.to(device)
-        images = images[..., : len(self.mean)].permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+        images = images.permute(0, 3, 1, 2)[:, : len(self.mean)]
+        images = images.to(torch.float32, memory_format=torch.contiguous_format)
         images = images.div_(255).sub_(self.mean).div_(self.std)
         noise = torch.Generator(device)
         for place, (seed, top, left, height, width) in erased:

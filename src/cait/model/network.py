@@ -208,12 +208,7 @@ def rebuild(hyper_parameters: Mapping[str, Any]) -> nn.Module:
 def input_shape(hyper_parameters: Mapping[str, Any]) -> tuple[int, int, int]:
     """Channels, height and width of one image, from the hyper-parameters of a checkpoint."""
     size = hyper_parameters["img_size"]
-    return in_chans(hyper_parameters["fields"]), size, size
-
-
-def in_chans(fields: Mapping[str, Any] | None) -> int:
-    """Channels of the images that a network of these fields takes."""
-    return (fields or {}).get("in_chans", 3)
+    return (hyper_parameters["fields"] or {}).get("in_chans", 3), size, size
 
 
 def forward_heads(network: Any, images: Tensor) -> tuple[Tensor, ...]:

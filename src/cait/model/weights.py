@@ -161,10 +161,10 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
         if any(key in state and len(state[key]) != len(weights[key]) for key in heads):
             notes.append(f"the head's {len(state[heads[0]])} classes left out; it starts anew")
             state.update({key: weights[key] for key in heads})
-        for key in (key for key in state.keys() & weights.keys() if (state[key].ndim, weights[key].ndim) == (4, 4)):
-            if (state[key].shape[1], weights[key].shape[1]) == (3, 1):
+        for key in state.keys() & weights.keys():
+            if state[key].ndim == 4 and state[key].shape[1] == 3 and weights[key].shape == state[key][:, :1].shape:
                 state[key] = state[key].sum(1, keepdim=True)
-                notes.append(f"the three channels of {key} are added up for grey images")
+                notes.append(f"the three channels of {key} added up for grey images")
         if differs := difference(weights, state):
             raise UserError(differs)
     except UserError as error:

@@ -17,6 +17,7 @@ from cait.cli.options import Options, run_missing
 from cait.errors import UserError
 from cait.extras.demo import web_runtime
 from cait.run.program import Program
+from cait.settings import values
 
 PAGE = Path(__file__).parent / "page"
 MODEL, SETTINGS, SAMPLES = "model.onnx", "model.json", "sample-images"
@@ -82,7 +83,7 @@ def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> Fact
     from cait.model.formats import export
     from cait.model.network import input_shape
 
-    shape, settings, path = input_shape(loaded.module.hparams), loaded.data.preprocessing.settings(), folder / MODEL
+    shape, settings, path = input_shape(loaded.module.hparams), values(loaded.data.preprocessing), folder / MODEL
     export(WithSaliency.around(loaded.network), path, "onnx", settings, shape, loaded.class_names)
     if not quantize:
         return {"Weights": f"{_megabytes(path)}, 32 bits"}
@@ -220,7 +221,7 @@ def _write_page(
 ) -> None:
     from PIL import ImageColor
 
-    settings = loaded.data.preprocessing.settings()
+    settings = values(loaded.data.preprocessing)
     if settings["background"] is not None:  # browsers do not know all of Pillow's colours
         settings["background"] = "#{:02x}{:02x}{:02x}".format(*ImageColor.getrgb(settings["background"]))
     for file in PAGE.iterdir():

@@ -13,7 +13,6 @@ import cait
 from cait.data.source import SplitSource, open_source
 from cait.errors import UserError
 from cait.extras.network_name import network_name
-from cait.model.network import in_chans
 from cait.plugins import Results
 
 PLACES = (
@@ -149,7 +148,7 @@ def _use(repo: str, config: Mapping[str, Any], names: Sequence[str]) -> Iterator
         repo=repo,
         imports=", ImageOps" if upright else "",
         image=f"ImageOps.exif_transpose({image})" if upright else image,
-        mode="L" if in_chans(config["model"].get("fields")) == 1 else "RGB",
+        mode="L" if (config["model"].get("fields") or {}).get("in_chans") == 1 else "RGB",
         most=min(5, len(names)),
     )
     if background := data.get("background"):

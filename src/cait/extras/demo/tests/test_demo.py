@@ -33,6 +33,7 @@ from cait.data.reading import Reading, load_rgb
 from cait.data.transforms import INTERPOLATIONS, Preprocessing
 from cait.errors import UserError
 from cait.extras.demo import verb, web_runtime
+from cait.settings import values
 
 PIXELS = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 JAVASCRIPT = """
@@ -97,7 +98,7 @@ def test_javascript_resizes_as_pillow_does_to_the_bit(tmp_path: Path) -> None:
         share = [1.0, 0.875, 0.9, 0.6][number % 4]
         how = Preprocessing([16, 15][number % 2], filter, share, fit=fit, reading=reading, **PIXELS)
         opaque = np.dstack([pixels, np.full((height, width), 255, np.uint8)])
-        asked.append({"pixels": opaque.ravel().tolist(), "width": width, "height": height, "how": how.settings()})
+        asked.append({"pixels": opaque.ravel().tolist(), "width": width, "height": height, "how": values(how)})
         expected.append(how.transform()(load_rgb(Image.fromarray(pixels), reading=reading)))
     weights = torch.rand(16)
     stdin = json.dumps({"images": asked, "weights": weights.tolist()})
