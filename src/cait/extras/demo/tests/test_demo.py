@@ -62,10 +62,12 @@ def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
     }
     for name, channels in (("few", 3), ("grey", 1)):
         fields = {"embed_dim": 32, "depth": 1, "num_heads": 2, "patch_size": 4, "in_chans": channels}
-        module = package.CaiTModule("xxs24", 16, 10, fields=fields)
+        data = package.ImageNetDataModule(**settings, in_chans=channels)
+        normal = {"mean": data.preprocessing.mean, "std": data.preprocessing.std}
+        module = package.CaiTModule("xxs24", 16, 10, fields=fields, **normal)
         about = {"pytorch-lightning_version": "2.6.6", "global_step": 7, "epoch": 0, "state_dict": module.state_dict()}
         about["hyper_parameters"] = dict(module.hparams)
-        about["ImageNetDataModule"] = package.ImageNetDataModule(**settings, in_chans=channels).state_dict()
+        about["ImageNetDataModule"] = data.state_dict()
         folder = place / "logs" / name
         (folder / "checkpoints").mkdir(parents=True)
         torch.save(about, folder / "checkpoints/best.ckpt")
