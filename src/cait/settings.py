@@ -181,7 +181,7 @@ def take_from_data(module: Any, data: Any) -> Settings:
     """A LightningModule's `SIZES` from its data module, or None; they and the normalisation join its hyper-parameters.
 
     Raises:
-        UserError: the module was given other sizes.
+        UserError: the module was given other sizes, or takes images of other channels.
     """
     sizes: Settings = dict(SIZES)
     for name, default in SIZES.items():
@@ -190,6 +190,11 @@ def take_from_data(module: Any, data: Any) -> Settings:
             raise UserError(f"the module has {name} {given}, the data has {found}: leave it out of the module")
         sizes[name] = given or found or default
     how = getattr(data, "preprocessing", None)
+    channels = (module.hparams["fields"] or {}).get("in_chans", 3)
+    if how and how.reading.in_chans != channels and not data.has_own_eval_transform:
+        raise UserError(
+            f"the network has in_chans {channels}, the data module {how.reading.in_chans}: give both the same"
+        )
     for hparams in (module.hparams, module._hparams_initial):  # of the checkpoints, of the loggers
         hparams.update(sizes | ({"mean": how.mean, "std": how.std} if how else {}))
     return sizes

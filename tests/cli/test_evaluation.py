@@ -134,7 +134,8 @@ def test_the_verbs_of_lightning_point_to_eval(verb: str, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["mine", "--model.fields.in_chans=1"], "--model.fields.in_chans 1: images are read as RGB"),
+        (["mine", "--model.fields.in_chans=1"], "the checkpoint is of another network"),
+        (["mine", "--model.fields.in_chans=2"], "--model.fields.in_chans 2: images have 3 channels (RGB) or 1 (grey)"),
         (["mine", "--data.background=whit"], "background must be a colour"),
         (["mine", "--output=data"], "data is a folder"),
         (["mine", "--trainer.limit_val_batches=0"], "limit_val_batches 0 scores nothing"),

@@ -14,6 +14,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.data.transforms import CROP_MODES
 from cait.errors import UserError
 from cait.extras.exporting import export
+from cait.settings import values
 from cait.train.module import CaiTModule
 
 PLAIN = dict(auto_augment=None, hflip=0.0, erase_prob=0.0, mixup=0.0, cutmix=0.0, repeats=1)
@@ -69,7 +70,7 @@ def test_a_checkpoint_prepares_images_as_its_training_did(fit: str, strips: Path
     loaded = cait.load(checkpoint)
     for module in (alone, loaded):
         assert torch.equal(module.transform(path), expected)
-    exported = export(net.model, tmp_path / "model.pt2", "torch_export", data.preprocessing.settings(), (3, 16, 16))
+    exported = export(net.model, tmp_path / "model.pt2", "torch_export", values(data.preprocessing), (3, 16, 16))
     extra = {"metadata.json": ""}
     torch.export.load(exported.files[0], extra_files=extra)
     assert f'"fit": "{fit}"' in extra["metadata.json"]

@@ -104,7 +104,7 @@ def test_nor_does_one_with_a_teacher_and_accumulated_gradients(
     own = module(num_classes=10)
     normal = (own.hparams["mean"], own.hparams["std"])
     # Not from a file, which a fake device could not read.
-    monkeypatch.setattr("cait.train.teacher.load_teacher", lambda *_: Teacher(own.model, *normal, None, *normal))
+    monkeypatch.setattr("cait.train.teacher.load_teacher", lambda *_: Teacher(own.model, normal, None, normal))
 
     with fake_cuda() as spy:
         net = CaiTModule(img_size=8, num_classes=10, fields=FIELDS, lr_base_size=None, distillation="soft")

@@ -147,7 +147,7 @@ def test_the_teacher_sees_its_own_resolution(teacher_file: Path) -> None:
     images = torch.rand(2, 3, 8, 8)
     normalised = (images - torch.tensor(STUDENT_MEAN)[:, None, None]) / torch.tensor(STUDENT_STD)[:, None, None]
     for size in (None, 16):
-        Teacher(Looking(), (0.5,) * 3, (0.25,) * 3, size, STUDENT_MEAN, STUDENT_STD)(normalised)
+        Teacher(Looking(), ((0.5,) * 3, (0.25,) * 3), size, (STUDENT_MEAN, STUDENT_STD))(normalised)
     assert torch.allclose(seen[0], (images - 0.5) / 0.25, atol=1e-6)
     larger = torch.nn.functional.interpolate(images, size=16, mode="bicubic", antialias=True)
     assert torch.allclose(seen[1], (larger - 0.5) / 0.25, atol=1e-5)

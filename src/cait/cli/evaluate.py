@@ -13,6 +13,7 @@ from cait.cli.options import asks_for_help, replaced, split_run, split_trust
 from cait.errors import UserError
 from cait.run import rundir
 from cait.run.program import Program
+from cait.settings import values
 
 USAGE = """\
 usage: cait eval RUN [settings of fit]
@@ -172,7 +173,7 @@ class Scoring:
             "epoch": self.epoch,
             "step": self.step,
             "model": self.module.name,
-            **self.data.preprocessing.settings(),
+            **values(self.data.preprocessing),
             "root": str(self.data.root),
             "class_names": self.data.class_names,
             "published": {},

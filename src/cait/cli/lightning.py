@@ -132,9 +132,9 @@ class CaiTCLI(LightningCLI):
             parser.add_lightning_class_args(plugins.load(path), name)
         for kind in (Callback, Logger):
             parser.add_instantiator(self._make, kind)
-        parser.link_arguments("data.img_size", "model.img_size")
-        parser.link_arguments("data.mean", "model.mean")
-        parser.link_arguments("data.std", "model.std")
+        for name in ("img_size", "mean", "std"):
+            parser.link_arguments(f"data.{name}", f"model.{name}")
+        parser.link_arguments("model.fields", "data.in_chans", lambda fields: (fields or {}).get("in_chans", 3))
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
         parser.link_arguments("data", "model.task", lambda data: getattr(data, "task", None), "instantiate")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
@@ -261,7 +261,6 @@ class CaiTCLI(LightningCLI):
         return run_dir
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        self.datamodule.check_channels((self.model.hparams.get("fields") or {}).get("in_chans", 3))
         given = self.config_init[self.subcommand].trainer
         if given.barebones:
             raise UserError("--trainer.barebones true leaves out the checkpoints and metrics of a run")

@@ -122,7 +122,7 @@ def from_checkpoint(
         raise UserError(f"{error}; of a file of weights say the model: --name, as --name xxs24") from error
     ema = ckpt.average(checkpoint) is not None if ema is None else ema
     built = _module(path, checkpoint, ema, module)
-    network, (_, _, size) = built.model, input_shape(built.hparams)
+    network, (channels, _, size) = built.model, input_shape(built.hparams)
     hparams, state = checkpoint["hyper_parameters"], ckpt.data_state(checkpoint)
     if img_size not in (None, size):
         size = img_size
@@ -137,9 +137,9 @@ def from_checkpoint(
     else:
         settings = {key: hparams[key] for key in ("mean", "std") if key in hparams}
         settings |= (state or {}).get("preprocessing") or {}
-    kind = data or ImageNetDataModule
+    kind = data or ImageNetDataModule  # for other channels than 1 or 3 it has transforms of its own
     try:
-        images = kind(**saved.accepted(kind, settings | {"img_size": size}))
+        images = kind(**saved.accepted(kind, settings | {"img_size": size, "in_chans": 1 if channels == 1 else 3}))
     except TypeError as error:
         raise UserError(f"{source} does not say how images are prepared: {one_line(error)}") from error
     about = f"{path}{AVERAGE * ema}, step {checkpoint['global_step']:,}"

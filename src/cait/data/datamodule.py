@@ -25,7 +25,7 @@ from cait.data.sampler import Order, Published, ShardSampler, TrainBatchSampler
 from cait.data.source import DataSource, open_source
 from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing, TrainPipeline
 from cait.errors import UserError
-from cait.settings import Given, flat
+from cait.settings import Given, flat, values
 
 PIXELS = "pixels by"
 ORDER = "order of the images"
@@ -37,7 +37,7 @@ CHECKED_IMAGES = 20_000
 class ImageNetDataModule(LightningDataModule):
     """ImageNet, a folder of class folders, a built-in data set or your own, under the paper's augmentation.
 
-    Training batches are images [B, 3, img_size, img_size] in float32, normalised, and labels: class indices [B] in
+    Training batches are images [B, C, img_size, img_size] in float32, normalised, and labels: class indices [B] in
     int64, or after Mixup or CutMix class probabilities [B, num_classes]. If an image may have several classes, labels
     are 0 or 1 in float32, [B, num_classes], and -1 where an image cannot be read. Order, augmentation and mixing depend
     only on (seed, epoch, step); with the Trainer's `overfit_batches` every epoch repeats the first. Workers send uint8,
@@ -77,6 +77,9 @@ class ImageNetDataModule(LightningDataModule):
         super().__init__()
         if mixing.is_on and loading.batch_size % 2:
             raise UserError(f"Mixup and CutMix pair images: batch_size must be even, got {loading.batch_size}")
+        if (channels := preprocessing.reading.in_chans) not in (1, 3) and not self.has_own_eval_transform:
+            why = "images have 3 channels (RGB) or 1 (grey); others need a data module with transforms of your own"
+            raise UserError(f"--model.fields.in_chans {channels}: {why}")
         self.given, self.loading = given, loading
         self.preprocessing, self.augmentation, self.mixing = preprocessing, augmentation, mixing
         self.root = splits.root.rstrip("/") if "://" in splits.root else Path(splits.root)
@@ -226,13 +229,6 @@ class ImageNetDataModule(LightningDataModule):
         shrink = self.preprocessing.reading.shrink
         return how if shrink is None else f"Pillow halves large images down to {shrink} pixels; of others {how}"
 
-    def check_channels(self, channels: int) -> None:
-        """Raise UserError if our transforms cannot give a network images of so many channels."""
-        if channels != 3 and not self.has_own_eval_transform:
-            why = "images are read as RGB, so a network takes 3 channels, for grey images too"
-            remedy = "others need a data module with transforms of your own"
-            raise UserError(f"--model.fields.in_chans {channels}: {why}; {remedy}")
-
     def share_batch(self, trainer: Trainer) -> None:
         """Divide a `global_batch`: make `batch_size` this process's part of it, or have the Trainer accumulate."""
         wanted = self.loading.global_batch
@@ -268,7 +264,7 @@ class ImageNetDataModule(LightningDataModule):
             "class_names": self.class_names,
             "depends_on": depends,
             "accumulated": accumulated,
-            "preprocessing": None if self.has_own_eval_transform else self.preprocessing.settings(),
+            "preprocessing": None if self.has_own_eval_transform else values(self.preprocessing),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

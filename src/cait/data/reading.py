@@ -61,6 +61,8 @@ class Reading:
     shrink: int | None = None
     """Halve an image as it is read for as long as its shorter side keeps this many pixels, in training and evaluation.
     None leaves it as it is."""
+    in_chans: int = 3
+    """Channels of the network. 1 makes images grey, as Pillow's mode L; in RGB, until they are normalised."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "shrink")
@@ -101,7 +103,7 @@ def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Ima
             rgb = _as_rgb(opened if upright is None else opened.transpose(upright), reading.background)
             while reading.shrinks(rgb.size):
                 rgb = rgb.reduce(2)
-            return rgb
+            return rgb.convert("L").convert("RGB") if reading.in_chans == 1 else rgb
     except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error ...
         reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else reason_of(error)
         path = image if isinstance(image, str | Path) else name
@@ -139,14 +141,12 @@ def _as_rgb(image: Image.Image, background: str | None) -> Image.Image:
 def check_headers(samples: Iterable[tuple[str, int]], unreadable: UnreadableImages) -> None:
     """Open each file without decoding it, and note those that are not images."""
     for path, _ in samples:
+        with suppress(Exception), Image.open(path):
+            continue
         try:
-            with Image.open(path):
-                pass
-        except Exception:
-            try:
-                load_rgb(path)
-            except UnreadableImageError as error:
-                unreadable.note(path, str(error))
+            load_rgb(path)
+        except UnreadableImageError as error:
+            unreadable.note(path, str(error))
 
 
 class UnreadableImageError(UserError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -20,13 +21,15 @@ from cait.data.dataset import Samples
 from cait.data.reading import AS_SEEN, RawImage, Reading, load_rgb
 from cait.errors import UserError, kind_and_place
 from cait.references import is_path, locate
-from cait.settings import Settings, check_at_least, check_choice, check_share, values
+from cait.settings import check_at_least, check_choice, check_share
 
 Fit = Literal["crop", "pad", "squash"]
 CROP_MODES: dict[Fit, str] = {"crop": "center", "pad": "border", "squash": "squash"}  # timm's names
 TrainCrop = Literal["resized", "simple"]
 MixMode = Literal["batch", "pair", "elem"]
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+GREY = {IMAGENET_DEFAULT_MEAN: [0.458971], IMAGENET_DEFAULT_STD: [0.225609]}
+"""ImageNet's mean and deviation as one number: 0.299 of red's, 0.587 of green's and 0.114 of blue's, as in grey."""
 PADDING = 4
 """Pixels that DeiT III adds around an image before it crops."""
 Erased = tuple[int, int, int, int, int]
@@ -47,7 +50,7 @@ class Preprocessing:
     """How an image that is not square becomes square, in training and evaluation. "pad" resizes the longer side to
     img_size / crop_pct and puts the colour `mean` around, "squash" resizes both sides."""
     mean: Sequence[float] = IMAGENET_DEFAULT_MEAN
-    """Mean for the normalisation, for each channel, of pixels in [0, 1]."""
+    """Mean for the normalisation, for each channel, of pixels in [0, 1]; for grey images one number, or three alike."""
     std: Sequence[float] = IMAGENET_DEFAULT_STD
     """Standard deviation for the normalisation, likewise."""
     reading: Reading = AS_SEEN
@@ -56,13 +59,13 @@ class Preprocessing:
         check_choice(self, {"interpolation": INTERPOLATIONS, "fit": get_args(Fit)})
         if not 0 < self.crop_pct <= 1:
             raise UserError(f"crop_pct must be above 0 and at most 1, got {self.crop_pct}")
-        mean, std = list(self.mean), list(self.std)
-        if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
-            raise UserError(f"mean and std take three numbers each, std above 0; got {mean} and {std}")
-
-    def settings(self) -> Settings:
-        """All of it as the data module's settings, in plain values; `cait.settings.group` reads them."""
-        return values(self) | {"mean": list(self.mean), "std": list(self.std)}
+        mean, std, grey = [*self.mean], [*self.std], self.reading.in_chans == 1
+        if grey:
+            mean, std = (GREY.get(tuple(each), each[:1] if len({*each}) == 1 else each) for each in (mean, std))
+        if {len(mean), len(std)} != {1 if grey else 3} or min(std) <= 0:
+            numbers = "one number" if grey else "three numbers"
+            raise UserError(f"mean and std take {numbers} each, std above 0; got {mean} and {std}")
+        vars(self).update(mean=mean, std=std)
 
     def transform(self) -> Compose:
         """timm's evaluation transform, from a PIL image to uint8 [3, img_size, img_size]."""
@@ -82,8 +85,8 @@ class Preprocessing:
 
     def timms(self) -> dict[str, Any]:
         """Arguments of timm's `create_transform` that training and evaluation share."""
-        size = (3, self.img_size, self.img_size)
-        return dict(input_size=size, interpolation=self.interpolation, mean=tuple(self.mean), std=tuple(self.std))
+        mean, std = (tuple(values) * (3 // len(values)) for values in (self.mean, self.std))  # grey is still in RGB
+        return dict(input_size=(3, self.img_size, self.img_size), interpolation=self.interpolation, mean=mean, std=std)
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ class Augmentation:
             rank_zero_info(f"color_jitter {jitter} is left out beside auto_augment {policy}, as in timm")
 
     def transform(self, preprocessing: Preprocessing) -> Compose:
-        """timm's training transform, from a PIL image to float32 [3, img_size, img_size], normalised."""
+        """timm's training transform, from a PIL image to float32 [C, img_size, img_size], normalised."""
         stages = create_transform(is_training=True, separate=True, **preprocessing.timms(), **self.timms())
         first, policy, final = (stage.transforms for stage in stages)
         if self.train_crop == "simple":
@@ -144,7 +147,8 @@ class Augmentation:
             first[:1] = [*preprocessing.whole(), moved]
         elif preprocessing.fit != "crop":
             first[:1] = [ShapedCrop(self.scale, self.ratio), *preprocessing.whole()]
-        return Compose([*first, *policy, *self.own_operations(), *final])
+        channels = itemgetter(slice(len(preprocessing.mean)))  # one of grey's equal three
+        return Compose([*first, *policy, *self.own_operations(), *final, channels])
 
     def own_operations(self) -> list[OwnOperation]:
         """What `augment_ops` names. Raises UserError if one of them cannot be imported."""
@@ -229,14 +233,14 @@ class OwnOperation:
 class NormalizeAndErase:
     """Finish a batch on its device: float32, normalised, boxes filled with noise.
 
-    Mean and standard deviation are for each channel, of pixels in [0, 1].
+    Mean and standard deviation are for each channel, of pixels in [0, 1]; one number keeps the first of them.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         self.mean, self.std = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
 
     def __call__(self, images: Tensor, erased: Sequence[tuple[int, Erased]] = ()) -> Tensor:
-        """uint8 [B, S, S, 3] to float32 [B, 3, S, S].
+        """uint8 [B, S, S, 3] to float32 [B, C, S, S].
 
         Args:
             erased: (place in the batch, box); each box has noise of its own seed, whatever the batch.
@@ -244,7 +248,8 @@ class NormalizeAndErase:
         device = images.device
         if self.mean.device != device:  # once: the copy waits for the device
             self.mean, self.std = self.mean.to(device), self.std.to(device)
-        images = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+        images = images.permute(0, 3, 1, 2)[:, : len(self.mean)]
+        images = images.to(torch.float32, memory_format=torch.contiguous_format)
         images = images.div_(255).sub_(self.mean).div_(self.std)
         noise = torch.Generator(device)
         for place, (seed, top, left, height, width) in erased:
@@ -279,7 +284,7 @@ class Mixing:
         return self.mixup > 0 or self.cutmix > 0
 
     def __call__(self, images: Tensor, labels: Tensor, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Mix [B, 3, S, S] and labels [B] into images of the same shape and probabilities [B, num_classes].
+        """Mix [B, C, S, S] and labels [B] into images of the same shape and probabilities [B, num_classes].
 
         Labels [B, num_classes] of several classes an image are mixed in the same shares.
         Label smoothing is left to the loss. It is linear, so smoothing mixed labels gives what timm gets by

@@ -54,10 +54,10 @@ def panels(count: int, width: float, height: float, below: float = 0.0, in_a_row
 
 
 def pixels(image: Tensor, preprocessing: Preprocessing) -> np.ndarray:
-    """A network's input [3, S, S] as the pixels that it was made of, uint8 [S, S, 3]."""
+    """A network's input [C, S, S] as the pixels that it was made of, uint8 [S, S, 3]."""
     mean, std = (np.asarray(values, np.float32) for values in (preprocessing.mean, preprocessing.std))
     values = (image.float().cpu().permute(1, 2, 0).numpy() * std + mean) * 255
-    return values.round().clip(0, 255).astype(np.uint8)
+    return values.round().clip(0, 255).astype(np.uint8).repeat(3 // values.shape[2], axis=2)
 
 
 def write(figure: Figure, path: Path) -> None:

@@ -19,6 +19,7 @@ LINKED = {
     "model.std": "give --data.std",
     "model.num_classes": "it is the number of the data's classes",
     "model.task": "the data say it",
+    "data.in_chans": "give --model.fields.in_chans",
     "data.seed": "give --seed_everything",
 }
 """Settings that follow another, and what to do instead."""

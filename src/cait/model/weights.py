@@ -25,7 +25,7 @@ ONLY_IN_TRAINING = (
 )
 """Fields that the output of a trained CaiT does not depend on."""
 
-FITTED = ("img_size", "num_classes", "distillation_token")
+FITTED = ("img_size", "num_classes", "distillation_token", "in_chans")
 """Fields in which a CaiT may differ from the one whose weights it starts from."""
 
 
@@ -73,6 +73,7 @@ def load_weights(
     """Load a file's weights into `model`. Every name and shape must agree, with these exceptions:
 
     - What the network fits itself: CaiT resizes its positions, and adds or leaves out the distillation token.
+    - A convolution of three channels for one: it adds them up, as timm does.
     - The head, if `own_classes` names the model's classes and the file is a checkpoint of our runs that knows
       some of them: rows follow their classes by name, and new classes keep the rows that `model` has.
     - Otherwise a head for another number of classes: it keeps the values that `model` has.
@@ -160,6 +161,10 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
         if any(key in state and len(state[key]) != len(weights[key]) for key in heads):
             notes.append(f"the head's {len(state[heads[0]])} classes left out; it starts anew")
             state.update({key: weights[key] for key in heads})
+        for key in state.keys() & weights.keys():
+            if state[key].ndim == 4 and state[key].shape[1] == 3 and weights[key].shape == state[key][:, :1].shape:
+                state[key] = state[key].sum(1, keepdim=True)
+                notes.append(f"the three channels of {key} added up for grey images")
         if differs := difference(weights, state):
             raise UserError(differs)
     except UserError as error:

@@ -160,7 +160,7 @@ class CaiTModule(LightningModule):
         if self.distillation.is_on:
             from cait.train.teacher import load_teacher
 
-            teacher = load_teacher(self.distillation, self.architecture, self.hparams["mean"], self.hparams["std"])
+            teacher = load_teacher(self.distillation, self.architecture, (self.hparams["mean"], self.hparams["std"]))
             # Not registered as a submodule, so that it is not saved, trained, averaged or put into train mode.
             self.__dict__["teacher"] = teacher
 
@@ -181,7 +181,7 @@ class CaiTModule(LightningModule):
         return None
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [B, 3, img_size, img_size] to logits [B, num_classes]."""
+        """Images [B, C, img_size, img_size] to logits [B, num_classes]."""
         return self.model(images.to(self.dtype))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

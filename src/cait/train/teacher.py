@@ -21,36 +21,31 @@ from cait.model.network import NetworkSettings
 from cait.model.weights import load_pretrained, load_weights
 from cait.train.losses import DistillationSettings
 
+Normalization = Sequence[Sequence[float]]
+"""Mean and deviation of images, for each channel."""
+
 
 class Teacher(nn.Module):
     """A frozen network that judges the student's batches, under its own normalisation and at its own size.
 
     Args:
-        network: images [B, 3, H, W] to logits [B, num_classes].
-        mean, std: of the normalisation that the network was trained with.
+        network: images [B, C, H, W] to logits [B, num_classes].
+        own: of the images that the network was trained with.
         img_size: side that the images are resized to; None leaves them at the student's.
-        student_mean, student_std: of the normalisation that the images have had.
+        students: of the images that it judges. A network for RGB sees grey images in all three channels.
     """
 
     scale: Tensor
     shift: Tensor
 
-    def __init__(
-        self,
-        network: nn.Module,
-        mean: Sequence[float],
-        std: Sequence[float],
-        img_size: int | None,
-        student_mean: Sequence[float],
-        student_std: Sequence[float],
-    ) -> None:
+    def __init__(self, network: nn.Module, own: Normalization, img_size: int | None, students: Normalization) -> None:
         super().__init__()
         self.network = network.requires_grad_(False)
         self.img_size = img_size
-        means, stds = (torch.tensor(pair).view(2, 3, 1, 1) for pair in ((mean, student_mean), (std, student_std)))
+        mean_t, std_t, mean_s, std_s = (torch.tensor(values).view(-1, 1, 1) for values in (*own, *students))
         # ((x · std_s + mean_s) - mean_t) / std_t
-        self.register_buffer("scale", stds[1] / stds[0])
-        self.register_buffer("shift", (means[1] - means[0]) / stds[0])
+        self.register_buffer("scale", std_s / std_t)
+        self.register_buffer("shift", (mean_s - mean_t) / std_t)
         self.eval()
 
     @torch.no_grad()
@@ -61,39 +56,38 @@ class Teacher(nn.Module):
         return self.network(images)
 
 
-def load_teacher(
-    settings: DistillationSettings, student: NetworkSettings, mean: Sequence[float], std: Sequence[float]
-) -> Teacher:
-    """Load a student's teacher with its weights. mean and std are of the normalisation that the images have had.
+def load_teacher(settings: DistillationSettings, student: NetworkSettings, students: Normalization) -> Teacher:
+    """Load a student's teacher with its weights, for images that have had the student's normalisation.
 
     Raises:
         UserError: there is no such teacher, its weights cannot be loaded, or it knows other classes.
     """
     name, path, fields = settings.teacher, settings.teacher_path, settings.teacher_fields or {}
     known, img_size = student.num_classes, settings.teacher_img_size
-    teacher_mean, teacher_std = mean, std
+    own: Normalization = [[*each] * (fields.get("in_chans", 3) // len(each)) for each in students]
     if name.endswith(".ckpt"):
         teacher, hparams = _of_run(name, student.name)
-        known, img_size = hparams["num_classes"], hparams["img_size"]
-        teacher_mean, teacher_std = hparams["mean"], hparams["std"]
+        known, img_size, own = hparams["num_classes"], hparams["img_size"], (hparams["mean"], hparams["std"])
     elif name in VARIANTS or references.is_path(name):
         teacher = network.build(name, img_size or student.img_size, known, **fields)  # type: ignore[arg-type]
         if path is not None:
             load_weights(teacher, path)
         elif name in VARIANTS:
             load_pretrained(teacher, name)
-            teacher_mean, teacher_std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+            own = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
         else:
             rank_zero_info(f"the teacher {name} has the weights that it is made with: there is no --model.teacher_path")
     else:
         teacher = _of_timm(name.removeprefix(TIMM), path, known, fields)  # type: ignore[arg-type]
         cfg = teacher.pretrained_cfg
-        known, teacher_mean, teacher_std = teacher.num_classes, cfg["mean"], cfg["std"]
+        known, own = teacher.num_classes, (cfg["mean"], cfg["std"])
         if img_size is None and cfg.get("fixed_input_size"):
             img_size = cfg["input_size"][-1]
+    if len(own[0]) < len(students[0]):
+        raise UserError(f"the teacher {name} takes grey images, the student RGB: give it --model.fields.in_chans 1")
     if known != student.num_classes:
         raise UserError(f"the teacher {name} knows {known} classes, the data has {student.num_classes}")
-    return Teacher(teacher, teacher_mean, teacher_std, img_size, mean, std)
+    return Teacher(teacher, own, img_size, students)
 
 
 def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:

@@ -17,6 +17,7 @@ from cait.cli.options import Options, run_missing
 from cait.errors import UserError
 from cait.extras.demo import web_runtime
 from cait.run.program import Program
+from cait.settings import values
 
 PAGE = Path(__file__).parent / "page"
 MODEL, SETTINGS, SAMPLES = "model.onnx", "model.json", "sample-images"
@@ -80,10 +81,11 @@ def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> Fact
     """Write the network as ONNX; returns facts about it for the page."""
     from cait.extras.demo.saliency import WithSaliency
     from cait.extras.exporting import export
+    from cait.model.network import input_shape
 
-    size, path = loaded.data.img_size, folder / MODEL
-    settings = loaded.data.preprocessing.settings() | loaded.module.task.metadata()
-    export(WithSaliency.around(loaded.network), path, "onnx", settings, (3, size, size), loaded.class_names)
+    shape, path = input_shape(loaded.module.hparams), folder / MODEL
+    settings = values(loaded.data.preprocessing) | loaded.module.task.metadata()
+    export(WithSaliency.around(loaded.network), path, "onnx", settings, shape, loaded.class_names)
     if not quantize:
         return {"Weights": f"{_megabytes(path)}, 32 bits"}
     whole = path.rename(folder / "whole.onnx")
@@ -223,7 +225,7 @@ def _write_page(
 ) -> None:
     from PIL import ImageColor
 
-    settings = loaded.data.preprocessing.settings()
+    settings = values(loaded.data.preprocessing)
     if settings["background"] is not None:  # browsers do not know all of Pillow's colours
         settings["background"] = "#{:02x}{:02x}{:02x}".format(*ImageColor.getrgb(settings["background"]))
     for file in PAGE.iterdir():

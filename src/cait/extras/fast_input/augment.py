@@ -49,7 +49,7 @@ class Augment:
         (self.resized_crop,), policy, final = (stage.transforms for stage in stages)
         self.backend, self.reading, self.size = backend, preprocessing.reading, self.resized_crop.size
         self.interpolation, self.hflip = preprocessing.interpolation, augmentation.hflip
-        self.fit, self.fill = preprocessing.fit, [round(255 * value) for value in preprocessing.mean]
+        self.fit, self.fill = preprocessing.fit, [round(255 * value) for value in settings["mean"]]
         self.crop = self._simple_crop if augmentation.train_crop == "simple" else self._resized_crop
         if self.fit != "crop":
             self.shaped = ShapedCrop(augmentation.scale, augmentation.ratio)

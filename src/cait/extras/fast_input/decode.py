@@ -129,6 +129,16 @@ class Upright:
         return np.ascontiguousarray(pixels.swapaxes(0, 1) if self.transposed else pixels)
 
 
+class Grey:
+    """An image whose boxes are grey, as Pillow makes them; the channels are equal."""
+
+    def __init__(self, coloured: OpenImage) -> None:
+        self.coloured, self.size = coloured, coloured.size
+
+    def crop(self, box: Box) -> np.ndarray:
+        return np.array(Image.fromarray(self.coloured.crop(box)).convert("L").convert("RGB"))
+
+
 def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading: Reading = AS_SEEN) -> OpenImage:
     """Open an image for one crop, or decode it `whole`, once, for several.
 
@@ -151,6 +161,7 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading:
     if data.startswith(JPEG_START) and data.endswith(JPEG_END):
         try:
             image = _fast(data, name, decoder, reading)
+            image = Grey(image) if reading.in_chans == 1 else image
             width, height = image.size
             return DecodedImage(image.crop((0, 0, height, width))) if whole else image
         except Exception:  # of any kind; Pillow decides

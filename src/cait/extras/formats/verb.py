@@ -11,6 +11,7 @@ from cait.cli.options import Options, named_run
 from cait.errors import UserError
 from cait.run import rundir
 from cait.run.program import Program
+from cait.settings import values
 
 NEEDED = ("mean", "std", "crop_pct", "interpolation")
 """Settings that travel with the weights."""
@@ -39,7 +40,7 @@ def export(arguments: list[str], program: Program) -> None:
         raise UserError(f"{rundir.config(folder)} does not say how images are prepared: {lacking[0]!r} is missing")
     shape, names = input_shape(loaded.module.hparams), loaded.module.class_names
     default = Path("ema" if given.ema else "") / exporting.format_named(given.format).file
-    output, preprocessing = given.output or folder / "export" / default, loaded.data.preprocessing.settings()
+    output, preprocessing = given.output or folder / "export" / default, values(loaded.data.preprocessing)
     metadata = preprocessing | loaded.module.task.metadata()
     exported = exporting.export(loaded.network, output, given.format, metadata, shape, names)
     for file in exported.files:

@@ -39,7 +39,7 @@ from PIL import Image{imports}
 
 model = timm.create_model("hf_hub:{repo}", pretrained=True).eval()
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
-image = {image}.convert("RGB")
+image = {image}.convert("{mode}")
 with torch.no_grad():
     probabilities = model(transform(image)[None]).{activation}[0]
 for probability, index in zip(*probabilities.topk({most})):
@@ -81,7 +81,7 @@ def text(
         *([f"![Reliability diagram]({RELIABILITY})"] if RELIABILITY in images else []),
         *(part for table in tables for part in _compared(table)),
         "## Use",
-        *_use(repo, config["data"], about["class_names"], "multi_label" in scores),
+        *_use(repo, config, about["class_names"], "multi_label" in scores),
         _several(scores["multi_label"]) if "multi_label" in scores else _thresholds(scores),
         "## Training",
         *([f"![Curves of the training]({CURVES})"] if CURVES in images else []),
@@ -148,14 +148,15 @@ def _compared(table: Results) -> Iterator[str]:
         yield f"{_cell(table.note)}."
 
 
-def _use(repo: str, data: Mapping[str, Any], names: Sequence[str], several: bool = False) -> Iterator[str]:
+def _use(repo: str, config: Mapping[str, Any], names: Sequence[str], several: bool = False) -> Iterator[str]:
     """An example in Python, what to do to an image first, and the classes."""
-    upright = data.get("exif_orientation", False)
+    data, upright = config["data"], config["data"].get("exif_orientation", False)
     image = 'Image.open("image.jpg")'
     yield USE.format(
         repo=repo,
         imports=", ImageOps" if upright else "",
         image=f"ImageOps.exif_transpose({image})" if upright else image,
+        mode="L" if (config["model"].get("fields") or {}).get("in_chans") == 1 else "RGB",
         most=min(5, len(names)),
         activation="sigmoid()" if several else "softmax(dim=1)",
     )

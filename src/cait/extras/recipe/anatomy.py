@@ -37,7 +37,7 @@ def look(name: str, size: int, fields: Mapping[str, Any]) -> Anatomy | None:
     try:
         with torch.device("meta"):
             built = network.build(name, size, 2, None, **fields)
-        cost = forward_gmacs(built, (3, size, size))
+        cost = forward_gmacs(built, (fields.get("in_chans", 3), size, size))
     except Exception:  # a network of the user's own may do anything, and a run names what is wrong
         return None
     if cost is None:

@@ -105,6 +105,7 @@ def _chosen(
     if "LOCAL_RANK" in os.environ and key in chosen and not program.processes.several():  # Lightning started this one
         return chosen[key]
     data = {name.removeprefix("data."): value for name, value in given.items() if name.startswith("data.")}
+    data["in_chans"] = flatten(given).get("model.fields.in_chans", 3)
     source = open_source(str(root), **data)
     assert isinstance(source, FolderSource)
     source.prepare()

@@ -20,6 +20,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.extras.recipe.duration import Pace
 from cait.extras.recipe.rules import Recipe
 from cait.extras.recipe.survey import Survey
+from cait.settings import flatten
 from cait.train.ema import EMA
 from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
@@ -84,7 +85,10 @@ def measure(recipe: Recipe, folder: Survey, devices: int = 1) -> Pace | None:
 def _measured(recipe: Recipe, folder: Survey, devices: int) -> Pace:
     held = {name: value for name, value in recipe.held().items() if name not in WEIGHTS}
     batch = max(2, held["data.batch_size"] // devices // 2 * 2)
-    data = ImageNetDataModule(**_arguments(held, "data") | dict(batch_size=batch, global_batch=False))
+    channels = flatten(held).get("model.fields.in_chans", 3)
+    data = ImageNetDataModule(
+        **_arguments(held, "data") | dict(batch_size=batch, global_batch=False, in_chans=channels)
+    )
     data.announces = False
     of_images: dict[str, Any] = dict(img_size=data.img_size, num_classes=data.num_classes)
     of_images |= dict(mean=data.preprocessing.mean, std=data.preprocessing.std)

@@ -63,7 +63,6 @@ class ReplayCLI(CaiTCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         given = self.config_init.fit.trainer
-        self.datamodule.check_channels((self.model.hparams.get("fields") or {}).get("in_chans", 3))
         self.save_config_callback = None
         kwargs |= dict(default_root_dir=self.asked.output, enable_checkpointing=False, enable_progress_bar=False)
         kwargs |= dict(enable_model_summary=False, profiler=None, max_time=None, min_epochs=None, min_steps=None)

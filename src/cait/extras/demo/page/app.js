@@ -106,8 +106,8 @@ async function classify(file) {
   await new Promise((then) => setTimeout(then)); // let the page draw that
   const since = performance.now();
   const { input } = prepare(pixels(bitmap), width, height, model.preprocessing);
-  const size = model.preprocessing.img_size;
-  const outputs = await session.run({ images: new ort.Tensor("float32", input, [1, 3, size, size]) });
+  const { img_size: size, in_chans: channels } = model.preprocessing;
+  const outputs = await session.run({ images: new ort.Tensor("float32", input, [1, channels, size, size]) });
   const time = performance.now() - since;
   show(bitmap, outputs.saliency?.data);
   rank(model.multi_label ? Array.from(outputs.logits.data, sigmoid) : softmax(outputs.logits.data));
@@ -191,7 +191,7 @@ function show(bitmap, weights) {
   context.imageSmoothingEnabled = width >= 64;
   context.imageSmoothingQuality = "high";
   const { background, fit, mean } = model.preprocessing;
-  context.fillStyle = fit === "pad" ? `rgb(${mean.map((value) => 255 * value)})` : (background ?? "black");
+  context.fillStyle = fit === "pad" ? `rgb(${[0, 1, 2].map((i) => 255 * mean[i % mean.length])})` : (background ?? "black");
   context.fillRect(0, 0, SIDE, SIDE);
   context.drawImage(bitmap, left, top, width, height, 0, 0, SIDE, SIDE);
   $("photo").hidden = false;

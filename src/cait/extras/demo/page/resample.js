@@ -114,7 +114,7 @@ function framed(pixels, width, height, how) {
   const [across, down] = size.map((side) => Math.min(side, how.img_size));
   const inner = resize(pixels, width, height, size, how.interpolation, [left, top, across, down]);
   if (across === how.img_size && down === how.img_size) return inner;
-  const colour = [...how.mean.map((value) => round(255 * value)), 255];
+  const colour = [...[0, 1, 2].map((channel) => round(255 * how.mean[channel % how.mean.length])), 255];
   const result = Uint8ClampedArray.from({ length: how.img_size ** 2 * 4 }, (_, i) => colour[i % 4]);
   for (let row = 0; row < down; row++) {
     const line = inner.subarray(row * across * 4, (row + 1) * across * 4);
@@ -151,13 +151,23 @@ export function shrunk(pixels, width, height, shrink) {
   return { pixels, width, height };
 }
 
-// The evaluation transform: an image in RGBA to the network's input, float32 [3, S, S], and to the pixels of it.
+// Make an image in RGBA grey, as Pillow's mode L.
+function grey(pixels) {
+  const result = new Uint8ClampedArray(pixels.length).fill(255);
+  for (let i = 0; i < pixels.length; i += 4) {
+    result.fill((19595 * pixels[i] + 38470 * pixels[i + 1] + 7471 * pixels[i + 2] + 0x8000) >> 16, i, i + 3);
+  }
+  return result;
+}
+
+// The evaluation transform: an image in RGBA to the network's input, float32 [C, S, S], and to the pixels of it.
 export function prepare(rgba, columns, rows, how) {
-  const { pixels, width, height } = shrunk(rgba, columns, rows, how.shrink);
+  const { pixels: coloured, width, height } = shrunk(rgba, columns, rows, how.shrink);
+  const pixels = how.in_chans === 1 ? grey(coloured) : coloured;
   const seen = framed(pixels, width, height, how);
   const count = how.img_size ** 2;
-  const input = new Float32Array(3 * count);
-  for (let channel = 0; channel < 3; channel++) {
+  const input = new Float32Array(how.in_chans * count);
+  for (let channel = 0; channel < how.in_chans; channel++) {
     for (let i = 0; i < count; i++) {
       input[channel * count + i] = (seen[4 * i + channel] / 255 - how.mean[channel]) / how.std[channel];
     }

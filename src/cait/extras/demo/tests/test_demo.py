@@ -30,9 +30,10 @@ from PIL import Image
 import cait as package
 from cait.cli import main
 from cait.data.reading import Reading, load_rgb
-from cait.data.transforms import INTERPOLATIONS, Preprocessing
+from cait.data.transforms import INTERPOLATIONS, NormalizeAndErase, Preprocessing
 from cait.errors import UserError
 from cait.extras.demo import verb, web_runtime
+from cait.settings import values
 
 PIXELS = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 JAVASCRIPT = """
@@ -49,7 +50,7 @@ console.log(JSON.stringify({ images, saliency: [...saliency(asked.weights, 4, 32
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
-    """A folder with the digits and the checkpoint of a run that was never trained."""
+    """A folder with the digits and the checkpoints of runs that were never trained, of three channels and one."""
     place = tmp_path_factory.mktemp("demo")
     link_digits(place, digits_root)
     settings = {
@@ -59,15 +60,18 @@ def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
         "exif_orientation": True,
         "background": "white",
     }
-    module = package.CaiTModule("xxs24", 16, 10, fields={"embed_dim": 32, "depth": 1, "num_heads": 2, "patch_size": 4})
-    content = {"pytorch-lightning_version": "2.6.6", "global_step": 7, "epoch": 0, "state_dict": module.state_dict()}
-    content["hyper_parameters"] = dict(module.hparams)
-    data = package.ImageNetDataModule(**settings)
-    content["ImageNetDataModule"] = data.state_dict()
-    folder = place / "logs/few"
-    (folder / "checkpoints").mkdir(parents=True)
-    torch.save(content, folder / "checkpoints/best.ckpt")
-    (folder / "config.yaml").write_text(yaml.safe_dump({"data": settings}))
+    for name, channels in (("few", 3), ("grey", 1)):
+        fields = {"embed_dim": 32, "depth": 1, "num_heads": 2, "patch_size": 4, "in_chans": channels}
+        data = package.ImageNetDataModule(**settings, in_chans=channels)
+        normal = {"mean": data.preprocessing.mean, "std": data.preprocessing.std}
+        module = package.CaiTModule("xxs24", 16, 10, fields=fields, **normal)
+        about = {"pytorch-lightning_version": "2.6.6", "global_step": 7, "epoch": 0, "state_dict": module.state_dict()}
+        about["hyper_parameters"] = dict(module.hparams)
+        about["ImageNetDataModule"] = data.state_dict()
+        folder = place / "logs" / name
+        (folder / "checkpoints").mkdir(parents=True)
+        torch.save(about, folder / "checkpoints/best.ckpt")
+        (folder / "config.yaml").write_text(yaml.safe_dump({"data": settings}))
     return place
 
 
@@ -93,22 +97,23 @@ def test_javascript_resizes_as_pillow_does_to_the_bit(tmp_path: Path) -> None:
         pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
         if number % 2:
             pixels = (pixels > 127).astype(np.uint8) * 255  # which overshoots
-        reading = Reading(shrink=[None, 4, 5][number % 3])
+        reading = Reading(shrink=[None, 4, 5][number % 3], in_chans=[3, 1, 3, 1, 1][number % 5])
         share = [1.0, 0.875, 0.9, 0.6][number % 4]
-        how = Preprocessing([16, 15][number % 2], filter, share, fit=fit, reading=reading, **PIXELS)
+        normal = PIXELS if reading.in_chans == 3 else {"mean": [0.4], "std": [0.2]}
+        how = Preprocessing([16, 15][number % 2], filter, share, fit=fit, reading=reading, **normal)
         opaque = np.dstack([pixels, np.full((height, width), 255, np.uint8)])
-        asked.append({"pixels": opaque.ravel().tolist(), "width": width, "height": height, "how": how.settings()})
-        expected.append(how.transform()(load_rgb(Image.fromarray(pixels), reading=reading)))
+        asked.append({"pixels": opaque.ravel().tolist(), "width": width, "height": height, "how": values(how)})
+        expected.append((how, how.transform()(load_rgb(Image.fromarray(pixels), reading=reading))))
     weights = torch.rand(16)
     stdin = json.dumps({"images": asked, "weights": weights.tolist()})
     done = subprocess.run(["node", "run.mjs"], cwd=tmp_path, input=stdin, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    for got, pixels in zip(told["images"], expected, strict=True):
+    for got, (how, pixels) in zip(told["images"], expected, strict=True):
         side = pixels.shape[1]
         assert torch.equal(torch.tensor(got["seen"]).view(side, side, 4)[..., :3].permute(2, 0, 1), pixels)
-        mean, std = (torch.tensor(values).view(3, 1, 1) for values in PIXELS.values())
-        assert torch.allclose(torch.tensor(got["input"]).view_as(pixels), (pixels / 255 - mean) / std, atol=1e-6)
+        prepared = NormalizeAndErase(how.mean, how.std)(pixels.permute(1, 2, 0)[None])[0]
+        assert torch.allclose(torch.tensor(got["input"]).view_as(prepared), prepared, atol=1e-6)
     scaled = (weights - weights.min()) / (weights.max() - weights.min())
     resized = F.interpolate(scaled.view(1, 1, 4, 4), size=(32, 32), mode="bicubic", align_corners=False)
     assert torch.allclose(torch.tensor(told["saliency"]).view(32, 32), resized[0, 0].clamp(0, 1), atol=1e-5)
@@ -178,6 +183,17 @@ def test_the_folder_holds_all_that_the_page_needs(
         maps = module.model.maps(image[None]).class_attention[0]  # [1, h, T, T + s²], the class token first
     assert torch.allclose(logits.softmax(1), expected.softmax(1), atol=0.05)  # in 8 bits
     assert torch.allclose(saliency[0], maps[0, :, 0, -16:].mean(dim=0).view(4, 4), atol=0.02)
+
+
+def test_a_page_of_one_channel(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main(["demo", "grey", "--runtime", str(runtime_of_ones_own(tmp_path, monkeypatch)), "--samples", "0"])
+    how = json.loads(Path("logs/grey/demo/model.json").read_text())["preprocessing"]
+    assert (how["in_chans"], how["mean"], how["std"]) == (1, [0.458971], [0.225609])
+    module = package.load("grey")
+    image = module.transform("data/digits/val/3/0045.png")[None]
+    logits = onnxruntime.InferenceSession("logs/grey/demo/model.onnx").run(["logits"], {"images": image.numpy()})[0]
+    with torch.no_grad():
+        assert torch.allclose(torch.from_numpy(logits), module.model(image), atol=1e-4)
 
 
 def test_the_copied_images_are_small_and_say_nothing_but_their_class(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -352,6 +353,21 @@ def test_every_decoder_gives_the_same_halved_pixels(decoder: Decoder, photograph
                 image = open_image(BytesIO(data), "it", whole, decoder, small)
                 assert image.size == expected.size
                 np.testing.assert_array_equal(image.crop((0, 0, *image.size[::-1])), np.asarray(expected))
+
+
+@DECODERS
+def test_every_decoder_gives_the_same_grey_pixels(decoder: Decoder, files: dict[str, bytes]) -> None:
+    grey, boxes = Reading(in_chans=1), random.Random(0)
+    for name, data in files.items():
+        expected = np.asarray(load_rgb(BytesIO(data), reading=grey))
+        np.testing.assert_array_equal(expected[..., 0], np.asarray(load_rgb(BytesIO(data)).convert("L")))
+        for whole in (True, False):
+            image = open_image(BytesIO(data), name, whole, decoder, grey)
+            height, width = expected.shape[:2]
+            top, left = boxes.randrange(height), boxes.randrange(width)
+            pixels = image.crop((top, left, height - top, width - left))
+            np.testing.assert_array_equal(pixels, expected[top:, left:])
+            assert pixels.flags.writeable
 
 
 HUGE = """

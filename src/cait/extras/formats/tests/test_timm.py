@@ -11,14 +11,17 @@ import timm
 import torch
 from harness import slow
 from networks import DIGITS, TINY, random_network
+from PIL import Image
 from safetensors.torch import load_file
-from timm.data import resolve_model_data_config
+from timm.data import create_transform, resolve_model_data_config
 
 import cait
+from cait.data.reading import load_rgb
 from cait.errors import UserError
 from cait.extras import exporting
 from cait.extras.exporting import export
 from cait.extras.formats.timm_files import twin
+from cait.settings import values
 
 PREPARED = dict(mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7], crop_pct=0.9, interpolation="bilinear")
 
@@ -87,6 +90,16 @@ def test_timm_is_told_how_pictures_are_prepared(tmp_path: Path) -> None:
     assert resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'padded'}"))["crop_mode"] == "border"
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()}
     assert len(modes) == 1  # whoever may read the one may read the other
+
+
+def test_timm_prepares_grey_images_as_the_run_did(tmp_path: Path, photographs: list[Image.Image]) -> None:
+    data = cait.ImageNetDataModule(img_size=8, crop_pct=0.9, in_chans=1)
+    export(random_network(**TINY, in_chans=1), tmp_path / "out", "timm", values(data.preprocessing), (1, 8, 8))
+    told = resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'out'}"))
+    assert told["input_size"] == (1, 8, 8)
+    theirs = create_transform(**told)(photographs[0].convert("L"))
+    ours = data.eval_transform(load_rgb(photographs[0], reading=data.preprocessing.reading))
+    assert torch.equal(data.normalize_and_erase(ours.permute(1, 2, 0)[None])[0], theirs)
 
 
 def test_the_release_is_read_by_timm(tmp_path: Path) -> None:

@@ -216,8 +216,8 @@ def test_names_do_not_leave_their_place_in_the_card() -> None:
 def test_large_images_are_halved_by_who_reads_the_card_and_the_copies_are_private() -> None:
     config = {"data": {"root": "photos", "shrink": 128, "copies_dir": "data/cache"}, "model": {}}
     halving = "Halve large images first: `while min(image.size) >= 256: image = image.reduce(2)`."
-    assert halving in [*card_text._use("me/a", config["data"], ["a", "b"])]
-    assert "Halve" not in "".join(card_text._use("me/a", {"shrink": None}, ["a", "b"]))
+    assert halving in [*card_text._use("me/a", config, ["a", "b"])]
+    assert "Halve" not in "".join(card_text._use("me/a", {"data": {"shrink": None}, "model": {}}, ["a", "b"]))
     assert card_text._settings(config)["data"] == {"shrink": 128}
 
 
@@ -225,9 +225,15 @@ def test_large_images_are_halved_by_who_reads_the_card_and_the_copies_are_privat
     ("fit", "words"), [("pad", "puts the colour `mean` around images"), ("squash", "squashes images"), ("crop", "")]
 )
 def test_who_uses_the_card_knows_how_images_become_square(fit: str, words: str) -> None:
-    said = [*card_text._use("me/a", {"fit": fit}, ["a", "b"])]
+    said = [*card_text._use("me/a", {"data": {"fit": fit}, "model": {}}, ["a", "b"])]
     assert (f"The transform {words} that are not square." in said) == bool(words)
     assert any(line.startswith("The transform") for line in said) == bool(words)
+
+
+@pytest.mark.parametrize(("fields", "mode"), [(None, "RGB"), ({"in_chans": 3}, "RGB"), ({"in_chans": 1}, "L")])
+def test_the_cards_example_reads_grey_where_the_network_does(fields: dict | None, mode: str) -> None:
+    example = next(card_text._use("me/a", {"data": {}, "model": {"fields": fields}}, ["a", "b"]))
+    assert f'image = Image.open("image.jpg").convert("{mode}")' in example
 
 
 def test_a_push_is_what_timm_loads(scored: Path, hub: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -226,6 +226,10 @@ def test_the_survey_reads_the_images_as_the_run_will(tmp_path: Path) -> None:
             Image.new("RGBA", (30, 20), (0, 0, 0, 0)).save(tmp_path / name / f"{number}.png")
     for background, mean in (("white", 1.0), (None, 0.0)):
         assert surveyed(tmp_path, Reading(background=background)).mean == (mean,) * 3
+    root = fill(tmp_path / "photos", {"red": 4, "green": 4})
+    coloured, grey = surveyed(root), surveyed(root, Reading(in_chans=1))
+    assert (coloured.grey, grey.grey, len({*grey.mean})) == (False, True, 1)
+    assert grey.mean[0] == pytest.approx(np.dot(coloured.mean, (0.299, 0.587, 0.114)), abs=0.005)
 
 
 def test_the_survey_tells_megapixels_in_jpeg_files_from_others(tmp_path: Path) -> None:
@@ -398,7 +402,7 @@ def test_a_trial_measures_the_run_itself(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         trial, "CaiTModule", lambda **settings: depths.append(settings["fields"]["depth"]) or CaiTModule(**settings)
     )
-    for given in ({"model.fields.depth": 1}, {"model.fields": {"depth": 12}}):  # in either spelling
+    for given in ({"model.fields.depth": 1}, {"model.fields": {"depth": 12, "in_chans": 1}}):  # in either spelling
         recipe = choose(folder, TWO_CORES, quick | given | {"data.shrink": 20, "data.copies_dir": "copies"})
         pace = measure(recipe, folder)
         assert pace is not None
