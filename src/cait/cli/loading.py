@@ -34,6 +34,13 @@ class Loaded(NamedTuple):
     module: Any = None
     """A run's LightningModule, which holds the network unless it was built again at another size."""
 
+    @property
+    def task(self) -> Any:
+        """What its labels are, as `cait.train.metrics.OneClass`."""
+        from cait.train.metrics import OneClass
+
+        return OneClass(len(self.class_names)) if self.module is None else self.module.task
+
 
 def load(
     source: str | Path, *, raw: bool = False, trust_config: bool = False, module: Any = None, data: Any = None

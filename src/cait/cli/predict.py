@@ -113,7 +113,7 @@ def _rows(
 
     from cait.data.listing import Files
 
-    data, network, task = loaded.data, loaded.network.to(device), loaded.module.task
+    data, network, task = loaded.data, loaded.network.to(device), loaded.task
     data.num_workers = min(data.workers(1), len(paths) // data.eval_batch_size)  # a few images need no workers
     data.predict_samples = Files((path, -1) for path in paths)
     remaining = iter(paths)
@@ -161,7 +161,7 @@ def _write(loaded: loading.Loaded, paths: list[str], device: Any, given: argpars
         _file(given.output) as file,
     ):
         tracked = progress.track(itertools.chain(first, rows), count, description="images")
-        places = None if loaded.module.task.several else min(given.top_k or 5, classes)
+        places = None if loaded.task.several else min(given.top_k or 5, classes)
         FORMATS[given.format](file, tracked, paths, loaded.class_names, places)
     end = f", {len(unreadable):,} unreadable" if unreadable else ""
     print(f"{count:,} image{'s' * (count != 1)} in {time.monotonic() - start:.1f} s{end}", file=sys.stderr)

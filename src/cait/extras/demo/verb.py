@@ -84,7 +84,7 @@ def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> Fact
     from cait.model.network import input_shape
 
     shape, path = input_shape(loaded.module.hparams), folder / MODEL
-    settings = values(loaded.data.preprocessing) | loaded.module.task.metadata()
+    settings = values(loaded.data.preprocessing) | loaded.task.metadata()
     export(WithSaliency.around(loaded.network), path, "onnx", settings, shape, loaded.class_names)
     if not quantize:
         return {"Weights": f"{_megabytes(path)}, 32 bits"}
@@ -135,7 +135,7 @@ def _score(loaded: loading.Loaded, paths: list[Path]) -> tuple[int, list[int]]:
     import onnxruntime
     import torch
 
-    if loaded.module.task.several:
+    if loaded.task.several:
         raise UserError("an image may have several classes")
     data, images = loaded.data, _validation(loaded)
     sessions = [onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in paths]
@@ -235,7 +235,7 @@ def _write_page(
     about = {
         "title": title,
         "class_names": loaded.class_names,
-        **loaded.module.task.metadata(),
+        **loaded.task.metadata(),
         "preprocessing": settings,
         "samples": samples,
         "bytes": (folder / MODEL).stat().st_size,

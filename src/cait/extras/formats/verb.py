@@ -41,7 +41,7 @@ def export(arguments: list[str], program: Program) -> None:
     shape, names = input_shape(loaded.module.hparams), loaded.module.class_names
     default = Path("ema" if given.ema else "") / exporting.format_named(given.format).file
     output, preprocessing = given.output or folder / "export" / default, values(loaded.data.preprocessing)
-    metadata = preprocessing | loaded.module.task.metadata()
+    metadata = preprocessing | loaded.task.metadata()
     exported = exporting.export(loaded.network, output, given.format, metadata, shape, names)
     for file in exported.files:
         print(os.path.relpath(file))

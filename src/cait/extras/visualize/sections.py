@@ -70,7 +70,7 @@ def _images(loaded: Loaded, given: argparse.Namespace, output: Path) -> str:
     chosen = _from_disk(given.images, given.num_images, data) if given.images else _one_of_each_class(loaded)
     for name, photograph, label in itertools.islice(chosen, given.num_images):
         image, pixels = _seen(data, channels_last(data.eval_transform(photograph)))
-        view = attention.look(loaded.network, image, given.self_attention, given.query, loaded.module.task)
+        view = attention.look(loaded.network, image, given.self_attention, given.query, loaded.task)
         box = crop_box(data, *photograph.size)
         picture = attention.Picture(view, photograph, pixels, box, names)
         written.append(_new_path(output, name, written))
@@ -199,7 +199,7 @@ def _compared(table: plugins.Results) -> str:
 
 def _mistakes(loaded: Loaded, facts: list[tuple[str, str]], output: Path) -> list[tuple[str, str]]:
     """Score the validation set now: figures of an earlier evaluation may be of other weights."""
-    if loaded.module.task.several:
+    if loaded.task.several:
         return [("Mistakes", page.paragraph("An image may have several classes; `cait eval` has the figures of each."))]
     try:
         validation, names = _validation(loaded), loaded.class_names

@@ -164,7 +164,7 @@ def test_the_folder_holds_all_that_the_page_needs(
         "#ffffff",
     )
     assert "10 validation images are copied into the page; --samples 0 copies none" in told
-    assert about["samples"] == [{"file": f"sample-images/{digit}.png", "index": digit} for digit in range(10)]
+    assert about["samples"] == [{"file": f"sample-images/{digit}.png", "name": str(digit)} for digit in range(10)]
     facts = dict(about["facts"])
     assert facts["Model"].startswith("CaiT 1×32, 0.0 million parameters")
     assert "of 360 validation images right" in facts["8 bits"]
@@ -215,7 +215,7 @@ def test_the_copied_images_are_small_and_say_nothing_but_their_class(
 
     main(["demo", "photos", "--runtime", runtime, "--samples", "2"])
     about = json.loads((folder / "model.json").read_text())
-    assert about["samples"] == [{"file": f"sample-images/{index}.png", "index": index} for index in (0, 1)]
+    assert about["samples"] == [{"file": f"sample-images/{index}.png", "name": "ab"[index]} for index in (0, 1)]
     for index in (0, 1):
         with Image.open(folder / f"sample-images/{index}.png") as copy:
             assert min(copy.size) == about["preprocessing"]["img_size"]
