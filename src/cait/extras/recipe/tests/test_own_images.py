@@ -396,13 +396,14 @@ def test_a_trial_measures_the_run_itself(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.chdir(tmp_path)
     root = fill(tmp_path / "photos", {"a": 40, "b": 40}, size=80)
-    folder = surveyed(root)
+    folder = surveyed(root, Reading(in_chans=1))
     quick = {"data.num_workers": 0, "trainer.accelerator": "cpu", "data.root": str(root)}
     depths: list[int] = []
     monkeypatch.setattr(
         trial, "CaiTModule", lambda **settings: depths.append(settings["fields"]["depth"]) or CaiTModule(**settings)
     )
-    for given in ({"model.fields.depth": 1}, {"model.fields": {"depth": 12, "in_chans": 1}}):  # in either spelling
+    one = {"depth": 12, "in_chans": 1}
+    for given in ({"model.fields.depth": 1, "model.fields.in_chans": 1}, {"model.fields": one}):  # in either spelling
         recipe = choose(folder, TWO_CORES, quick | given | {"data.shrink": 20, "data.copies_dir": "copies"})
         pace = measure(recipe, folder)
         assert pace is not None
