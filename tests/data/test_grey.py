@@ -100,9 +100,9 @@ def test_evaluation_pixels_are_timms_of_grey_images(images: Path, fit: str) -> N
 @pytest.mark.parametrize("jitter", [None, [0.4, 0.4, 0.4, 0.5]])
 def test_training_pixels_are_timms_of_grey_images(images: Path, jitter: list[float] | None) -> None:
     policy: dict = dict(auto_augment=None, color_jitter=jitter)
-    data = module(images, backend="timm", erase_prob=0.0, **policy)
+    data = module(images, backend="timm", erase_prob=0.5, **policy)
     data.setup("fit")
-    transform = timms(is_training=True, **policy)
+    transform = timms(is_training=True, re_prob=0.5, re_mode="pixel", **policy)
     for index, (path, _) in enumerate(data.train_images.samples):
         for repeat in range(3):
             pixels, _ = data.train_images[(0, index, repeat)]

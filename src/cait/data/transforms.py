@@ -147,8 +147,8 @@ class Augmentation:
             first[:1] = [*preprocessing.whole(), moved]
         elif preprocessing.fit != "crop":
             first[:1] = [ShapedCrop(self.scale, self.ratio), *preprocessing.whole()]
-        channels = itemgetter(slice(len(preprocessing.mean)))  # one of grey's equal three
-        return Compose([*first, *policy, *self.own_operations(), *final, channels])
+        final.insert(2, itemgetter(slice(len(preprocessing.mean))))  # normalised, one of grey's equal three
+        return Compose([*first, *policy, *self.own_operations(), *final])
 
     def own_operations(self) -> list[OwnOperation]:
         """What `augment_ops` names. Raises UserError if one of them cannot be imported."""
