@@ -147,7 +147,8 @@ class Augmentation:
             first[:1] = [*preprocessing.whole(), moved]
         elif preprocessing.fit != "crop":
             first[:1] = [ShapedCrop(self.scale, self.ratio), *preprocessing.whole()]
-        final.insert(2, itemgetter(slice(len(preprocessing.mean))))  # normalised, one of grey's equal three
+        if len(preprocessing.mean) == 1:
+            final.insert(2, itemgetter(slice(1)))  # normalised, one of grey's equal three
         return Compose([*first, *policy, *self.own_operations(), *final])
 
     def own_operations(self) -> list[OwnOperation]:

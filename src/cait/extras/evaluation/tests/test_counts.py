@@ -22,6 +22,7 @@ from cait.extras.evaluation.counts import CLASSES_IN_MATRIX, Counts, RealAccurac
 from cait.extras.evaluation.extra_sets import ALEXNET, mce, open_extra, scan_extra_val
 from cait.extras.evaluation.real_labels import real_labels
 from cait.extras.evaluation.scorer import Evaluation
+from cait.train.metrics import OneClass
 
 NAMES = [f"n{index:02d}" for index in range(12)]
 
@@ -30,7 +31,9 @@ def evaluation(tta: str | None = None, **data: Any) -> Evaluation:
     """The callback, for a data module of these attributes and settings that ask for nothing else."""
     config = dict(real=None, v2=None, extra=None, tta=tta, wanted_accuracy=None)
     settings = SimpleNamespace(**config)
-    return Evaluation(SimpleNamespace(config=settings, data=SimpleNamespace(source=None, **data)))  # type: ignore[arg-type]
+    module = SimpleNamespace(task=OneClass(len(data["class_names"])))
+    scoring: Any = SimpleNamespace(config=settings, data=SimpleNamespace(source=None, **data), module=module)
+    return Evaluation(scoring)
 
 
 def test_what_is_judged_is_the_mean_of_the_probabilities_among_the_classes_allowed() -> None:
