@@ -151,7 +151,8 @@ def _write(loaded: loading.Loaded, paths: list[str], device: Any, given: argpars
     start, console = time.monotonic(), Console(stderr=True)
     moving = console.is_terminal and (given.output is not None or not sys.stdout.isatty())
     count, unreadable, classes = len(paths), list[str](), len(loaded.class_names)
-    if (given.top_k or 0) > classes:
+    places = None if loaded.task.several else min(given.top_k or 5, classes)
+    if places is not None and (given.top_k or 0) > classes:
         print(f"--top_k {given.top_k}: there are {classes} classes, so each image has {classes}", file=sys.stderr)
     rows = _rows(loaded, paths, device, given.top_k, unreadable)
     # The loader's processes are forked now: later, a thread of the bar might hold a lock that they need.
@@ -161,7 +162,6 @@ def _write(loaded: loading.Loaded, paths: list[str], device: Any, given: argpars
         _file(given.output) as file,
     ):
         tracked = progress.track(itertools.chain(first, rows), count, description="images")
-        places = None if loaded.task.several else min(given.top_k or 5, classes)
         FORMATS[given.format](file, tracked, paths, loaded.class_names, places)
     end = f", {len(unreadable):,} unreadable" if unreadable else ""
     print(f"{count:,} image{'s' * (count != 1)} in {time.monotonic() - start:.1f} s{end}", file=sys.stderr)

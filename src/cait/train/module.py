@@ -120,7 +120,9 @@ class CaiTModule(LightningModule):
         if self.name not in VARIANTS:
             network.check(self.model, self.name, network.input_shape(self.hparams), self.num_classes)
         self.task = task_named(self.architecture.task, self.num_classes)
-        self.loss, self.val_metrics = self.task.loss(self.loss_settings), self.new_metrics()
+        if self.architecture.task is not None:
+            self.loss = self.task.loss(self.loss_settings)
+        self.val_metrics = self.new_metrics()
 
     def new_metrics(self) -> Any:
         """The metrics of a set of weights."""
