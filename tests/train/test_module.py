@@ -326,3 +326,16 @@ def test_bad_settings_are_told(settings: dict, words: str) -> None:
 def test_an_endless_run_is_refused() -> None:
     with pytest.raises(UserError, match="max_epochs"):
         trainer(max_epochs=-1).fit(module(), loader())
+
+
+def test_a_subclass_keeps_the_loss_of_its_own_when_the_network_is_built_for_the_data() -> None:
+    class Own(CaiTModule):
+        def __init__(self) -> None:
+            super().__init__(num_classes=10, fields={"embed_dim": 24, "depth": 1, "num_heads": 2, "patch_size": 112})
+            self.loss = torch.nn.CrossEntropyLoss(label_smoothing=0.5)
+
+    own = Own()
+    chosen = own.loss
+    images = torch.utils.data.TensorDataset(torch.randn(4, 3, 224, 224), torch.arange(4))
+    trainer(max_steps=1).fit(own, DataLoader(images, 2))
+    assert own.loss is chosen
