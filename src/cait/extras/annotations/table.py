@@ -28,6 +28,8 @@ class Table:
     splits: list[str] = field(default_factory=list)
     """"train", "val" or "test"; without the column all are to train on."""
     groups: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    """Of the file."""
 
 
 def read(file: Path, root: Path, several: bool = False) -> Table:
@@ -41,10 +43,13 @@ def read(file: Path, root: Path, several: bool = False) -> Table:
     if not rows:
         raise UserError(f"{where} has no rows")
     table = Table(*map(list, zip(*rows, strict=True)))
-    twice = [path for path, after in zip(table.paths, table.paths[1:], strict=False) if path == after]
+    places = [f"{path} (line {line})" for path, line in zip(table.paths, table.lines, strict=True)]
+    twice = [
+        place for path, after, place in zip(table.paths, table.paths[1:], places[1:], strict=False) if path == after
+    ]
     if twice:
         raise UserError(f"{where} names images twice: {abbreviate(twice)}")
-    if missing := [path for path in table.paths if not (root / path).is_file()]:
+    if missing := [place for path, place in zip(table.paths, places, strict=True) if not (root / path).is_file()]:
         raise UserError(f"{where} names {len(missing):,} images that are not in {root}: {abbreviate(missing)}")
     table.groups = table.groups if any(table.groups) else []
     if several and not any(PARTING in label for label in table.labels):
@@ -55,8 +60,8 @@ def read(file: Path, root: Path, several: bool = False) -> Table:
 
 def _rows(
     rows: Iterable[tuple[int, dict[str, str]]], where: str, root: Path, several: bool
-) -> Iterator[tuple[str, str, str, str]]:
-    """(path, label, split, group) of each row; without such a column "train", and no group."""
+) -> Iterator[tuple[str, str, str, str, int]]:
+    """(path, label, split, group, line) of each row; without such a column "train", and no group."""
     for line, row in rows:
         label = "label" if "label" in row else "class"  # as in a run's validation.csv
         if label not in row:
@@ -68,7 +73,7 @@ def _rows(
         if split and split not in SPLITS:
             raise UserError(f"{where}, line {line}: split is train, val or test, not {cells['split']!r}")
         named = (PARTING.join(sorted({*parts(cells[label])})) or PARTING) if several else cells[label]
-        yield _below(cells["path"], root, where), named, SPLITS.get(split, "train"), cells.get("group", "")
+        yield _below(cells["path"], root, where), named, SPLITS.get(split, "train"), cells.get("group", ""), line
 
 
 def parts(label: str) -> list[str]:

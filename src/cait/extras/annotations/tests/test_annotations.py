@@ -127,9 +127,9 @@ REFUSED = [
     ("", "has no column `path`, it has none"),
     ("path,label\ntrain/0/0000.png,\n", "line 2: no label"),
     ("path,label,split\ntrain/0/0000.png,a,dev\n", "line 2: split is train, val or test, not 'dev'"),
-    ("path,label\ntrain/0/none.png,a\n", "names 1 images that are not in data/digits: train/0/none.png"),
+    ("path,label\ntrain/0/none.png,a\n", "names 1 images that are not in data/digits: train/0/none.png (line 2)"),
     ("path,label\n../x.png,a\n", "../x.png is not below data/digits"),
-    ("path,label\ntrain/0/0000.png,a\ntrain/0/../0/0000.png,b\n", "names images twice: train/0/0000.png"),
+    ("path,label\ntrain/0/0000.png,a\ntrain/0/../0/0000.png,b\n", "names images twice: train/0/0000.png (line 3)"),
     ("path,label\ntrain/0/0000.png,a\n", "has the one label a, at least 2 are needed"),
     ("path,label\ntrain/0/0000.png,a\ntrain/1/0001.png,b\n", "is the only image of its class"),
     (
