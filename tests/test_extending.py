@@ -60,12 +60,17 @@ def cait(place: Path, installed: Path | None, *arguments: str, status: int = 0) 
     return done.stdout
 
 
-def test_a_run_counts_and_goes_on_counting_and_its_verb_reads_it(place: Path, installed: Path) -> None:
+def test_a_run_counts_as_the_page_says(place: Path, installed: Path) -> None:
     (commands,) = [block.text for block in check.blocks() if block.language == "sh" and "extending" in block.place]
     assert all(words in commands for words in (f"./{PROJECT}", "--count_every_n_steps 20", "cait seen counted"))
     assert "images that a run has seen" in cait(place, installed, "--help")
-    fit = ("fit", *SMALL, "--run_name=counted", "--trainer.max_steps=2")
+    fit = ("fit", *SMALL, "--run_name=counts", "--trainer.max_steps=2")
     assert "128 images seen" in cait(place, installed, *fit, "--count_every_n_steps=2").splitlines()
+
+
+@pytest.mark.slow
+def test_it_goes_on_counting_and_its_verb_reads_it(place: Path, installed: Path) -> None:
+    cait(place, installed, "fit", *SMALL, "--run_name=counted", "--trainer.max_steps=2", "--count_every_n_steps=2")
     assert cait(place, installed, "seen", "counted") == "128 images seen\n"
     assert "256 images seen" in cait(place, installed, "resume", "counted", "--trainer.max_steps=4").splitlines()
     # Without the package there is no such verb, and the run still goes on.

@@ -20,6 +20,7 @@ from cait.model.cait import CaiT
 from cait.model.network import create_model
 from cait.model.residual import draw_samples
 from cait.train.ema import EMA
+from cait.train.metrics import EvalMetrics
 
 SMALLEST: dict = dict(patch_size=4, embed_dim=16, depth=1, num_heads=2, layer_scale_init=0.5, drop_path_mode="skip")
 
@@ -94,8 +95,7 @@ def test_a_copy_of_a_compiled_network_runs_its_own_weights(only_graphs: None) ->
     images = torch.randn(4, 3, 32, 32)
 
     class Module:
-        num_classes, device, dtype, own_metrics = 10, torch.device("cpu"), torch.float32, None
-        per_class = False
+        device, dtype, new_metrics = torch.device("cpu"), torch.float32, partial(EvalMetrics, 10)
 
     Module.model = model
     ema = EMA(0.5)

@@ -55,6 +55,7 @@ class Annotations:
 
 DATA_SETTINGS = "cait.extras.annotations:Annotations"
 MULTI_LABEL = "multi_label"
+REPLACED = ()
 TASKS = {MULTI_LABEL: "cait.extras.annotations.several:MultiLabel"}
 
 

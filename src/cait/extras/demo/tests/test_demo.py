@@ -196,6 +196,7 @@ def test_a_page_of_one_channel(here: Path, tmp_path: Path, monkeypatch: pytest.M
         assert torch.allclose(torch.from_numpy(logits), module.model(image), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_copied_images_are_small_and_say_nothing_but_their_class(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
