@@ -14,6 +14,7 @@ import numpy as np
 from cait.data.reading import load_rgb
 from cait.extras import page
 from cait.extras.annotations import doubt
+from cait.extras.annotations.table import PARTING
 
 PAGE = "doubtful.html"
 """File in the folder of a cross-validation."""
@@ -32,6 +33,7 @@ def write(folder: Path, rows: Sequence[doubt.Row], images: int, data: Any) -> No
         data: a data module of theirs, for the place of their files and how these are read.
     """
     table = os.path.relpath(folder / doubt.DOUBTFUL)
+    rows = [(path, _words(label), own, _words(seems), its) for path, label, own, seems, its in rows]
     most = f", the {MOST} most doubtful below" if len(rows) > MOST else ""
     facts = [("doubtful", f"{len(rows):,} of {images:,} labels{most}"), ("table", table)]
     pairs = Counter((label, seems) for _, label, _, seems, _ in rows).most_common(PAIRS)
@@ -44,6 +46,10 @@ def write(folder: Path, rows: Sequence[doubt.Row], images: int, data: Any) -> No
     words = page.paragraph(f"{judged}the column label of the table, and train with --data.labels {table}.")
     sections = [("Images", words + page.tiles(tiles)), ("Classes", frequent)] if rows else []
     page.write(folder / PAGE, f"{folder.name}: doubtful labels", facts, sections)
+
+
+def _words(label: str) -> str:
+    return "no class" if label == PARTING else label
 
 
 def _pixels(data: Any, path: str) -> np.ndarray:

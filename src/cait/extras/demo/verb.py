@@ -213,7 +213,9 @@ def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> Fac
     with contextlib.suppress(UserError, KeyError):
         about = scores.read(folder, checkpoint, "") if folder else {}
         found = about["ema" if loaded.averaged else "raw"]
-        if not about.get("tta"):
+        if "mAP" in found:
+            facts["Mean average precision"] = f"{found['mAP']:.4f} on {found['images']:,} validation images"
+        elif not about.get("tta"):
             facts["Accuracy"] = f"{found['acc1']:.2f} % of {found['images']:,} validation images"
             if len(loaded.class_names) > 5:
                 facts["Among the first 5"] = f"{found['acc5']:.2f} %"
