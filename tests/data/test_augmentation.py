@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from harness import REPO, save_mixed
+from harness import REPO
 from PIL import Image
 from scipy.stats import chi2_contingency, ks_2samp
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
@@ -35,15 +35,6 @@ from cait.errors import UserError
 SHIPPED = yaml.safe_load((REPO / "configs/imagenet/xxs24_224.yaml").read_text())["data"]
 SIZE = 48
 RECIPE = dict(auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.25)
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Image]) -> Path:
-    """Two classes of images of every mode and of many sizes, 12 to train on and 12 to validate on."""
-    root = tmp_path_factory.mktemp("images")
-    for seed, place in enumerate(("train/cat", "train/dog", "val/cat", "val/dog")):
-        save_mixed(photographs, root / place, 6, seed)
-    return root
 
 
 def module(root: Path, **settings: object) -> ImageNetDataModule:
@@ -94,15 +85,15 @@ KEYS = [(0, index, repeat) for index in range(12) for repeat in range(2)]
         (dict(mean=[0.5, 0.4, 0.3], std=[0.1, 0.2, 0.3]), RECIPE | dict(mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))),
     ],
 )
-def test_training_pixels_are_timms(images: Path, settings: dict, theirs: dict) -> None:
+def test_training_pixels_are_timms(two_classes: Path, settings: dict, theirs: dict) -> None:
     common: dict = dict(input_size=SIZE, is_training=True, interpolation="bicubic", re_mode="pixel", color_jitter=None)
-    assert_pixels(images, settings, create_transform(**(common | theirs)))
+    assert_pixels(two_classes, settings, create_transform(**(common | theirs)))
 
 
-def assert_pixels(images: Path, settings: dict, transform: Callable[[Image.Image], Tensor]) -> None:
+def assert_pixels(two_classes: Path, settings: dict, transform: Callable[[Image.Image], Tensor]) -> None:
     """With these settings timm's backend has the pixels of `transform`, and ours nearly."""
-    exact, plain = train_set(images, backend="timm", **settings), train_set(images, backend="timm")
-    fast = train_set(images, **settings)
+    exact, plain = train_set(two_classes, backend="timm", **settings), train_set(two_classes, backend="timm")
+    fast = train_set(two_classes, **settings)
     std = torch.tensor(settings.get("std", IMAGENET_DEFAULT_STD)).view(3, 1, 1)
     levels, moved = [], False
     for key in KEYS:
@@ -134,20 +125,20 @@ WHOLE = dict(scale=[1.0, 1.0], ratio=[1.0, 1.0])
 
 @pytest.mark.parametrize("fit", FITTED)
 @pytest.mark.parametrize("train_crop", ["resized", "simple"])
-def test_a_crop_of_the_whole_image_is_what_evaluation_sees(images: Path, train_crop: str, fit: str) -> None:
+def test_a_crop_of_the_whole_image_is_what_evaluation_sees(two_classes: Path, train_crop: str, fit: str) -> None:
     moved = transforms.RandomCrop(SIZE, padding=4, padding_mode="reflect")
     rest = [transforms.ToTensor(), transforms.Normalize(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)]
     theirs = [*FITTED[fit], *([moved] if train_crop == "simple" else []), transforms.RandomHorizontalFlip(), *rest]
     settings = WHOLE | dict(fit=fit, train_crop=train_crop, auto_augment=None, erase_prob=0.0)
-    assert_pixels(images, settings, transforms.Compose(theirs))
+    assert_pixels(two_classes, settings, transforms.Compose(theirs))
 
 
 @pytest.mark.parametrize("fit", FITTED)
-def test_a_fitted_crop_has_nearly_the_same_pixels_by_both_backends(images: Path, fit: str) -> None:
+def test_a_fitted_crop_has_nearly_the_same_pixels_by_both_backends(two_classes: Path, fit: str) -> None:
     settings: dict = dict(fit=fit, auto_augment=None, erase_prob=0.0, hflip=0.0)
     rest = [transforms.ToTensor(), transforms.Normalize(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)]
     crop = ShapedCrop((0.08, 1.0), (3 / 4, 4 / 3))
-    assert_pixels(images, settings, transforms.Compose([crop, *FITTED[fit], *rest]))
+    assert_pixels(two_classes, settings, transforms.Compose([crop, *FITTED[fit], *rest]))
 
 
 def test_a_fitted_crop_has_the_shape_of_the_image() -> None:
@@ -186,7 +177,7 @@ def test_the_thinnest_image_is_fitted(size: tuple[int, int], fit: str) -> None:
                 assert data.pipeline(data.pipeline.open(image, "", False))[0].shape == (32, 32, 3)
 
 
-def test_the_simple_crop_is_deit_iiis(images: Path) -> None:
+def test_the_simple_crop_is_deit_iiis(two_classes: Path) -> None:
     # facebookresearch/deit, augment.py: new_data_aug_generator with --src.
     theirs = transforms.Compose(
         [
@@ -197,7 +188,7 @@ def test_the_simple_crop_is_deit_iiis(images: Path) -> None:
             transforms.Normalize(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
         ]
     )
-    assert_pixels(images, dict(train_crop="simple", auto_augment=None, erase_prob=0.0), theirs)
+    assert_pixels(two_classes, dict(train_crop="simple", auto_augment=None, erase_prob=0.0), theirs)
 
 
 OWN = """
@@ -234,7 +225,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "augmix-m5-w4", None])
-def test_operations_of_ones_own_follow_the_policy(images: Path, own: str, policy: str | None) -> None:
+def test_operations_of_ones_own_follow_the_policy(two_classes: Path, own: str, policy: str | None) -> None:
     settings = dict(auto_augment=policy, augment_ops=[f"{own}:square", f"{own}:grey"])
     first, second, final = create_transform(
         SIZE,
@@ -246,14 +237,14 @@ def test_operations_of_ones_own_follow_the_policy(images: Path, own: str, policy
     )
     found = importlib.import_module(own)
     grey = transforms.Grayscale(3)  # as `grey` is once the pipeline has it in RGB again
-    assert_pixels(images, settings, lambda image: final(grey(found.square(second(first(image))))))
+    assert_pixels(two_classes, settings, lambda image: final(grey(found.square(second(first(image))))))
 
 
-def test_operations_of_ones_own_draw_the_same_in_every_process(images: Path, own: str) -> None:
+def test_operations_of_ones_own_draw_the_same_in_every_process(two_classes: Path, own: str) -> None:
     batches = []
     for workers, decode_once in ((0, False), (2, False), (0, True)):
         data = train_set(
-            images, augment_ops=[f"{own}:square"], num_workers=workers, decode_once=decode_once, mixup=0, cutmix=0
+            two_classes, augment_ops=[f"{own}:square"], num_workers=workers, decode_once=decode_once, mixup=0, cutmix=0
         )
         batches.append([image for image, _ in data.train_dataloader()])
     assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*batches, strict=True))
@@ -271,15 +262,15 @@ def test_operations_of_ones_own_draw_the_same_in_every_process(images: Path, own
 )
 @pytest.mark.parametrize("backend", ["auto", "timm"])
 def test_operations_that_cannot_be_used_are_told_in_one_line(
-    images: Path, own: str, path: str, words: str, backend: str
+    two_classes: Path, own: str, path: str, words: str, backend: str
 ) -> None:
     with pytest.raises(UserError, match=words) as caught:
-        train_set(images, augment_ops=[f"{own}:{path}"], backend=backend, max_bad_share=0.9).train_images[0, 0, 0]
+        train_set(two_classes, augment_ops=[f"{own}:{path}"], backend=backend, max_bad_share=0.9).train_images[0, 0, 0]
     assert "\n" not in str(caught.value)
 
 
-def test_to_score_needs_no_operation_of_ones_own(images: Path) -> None:
-    data = module(images, augment_ops=["nowhere:at_all"])
+def test_to_score_needs_no_operation_of_ones_own(two_classes: Path) -> None:
+    data = module(two_classes, augment_ops=["nowhere:at_all"])
     data.setup("validate")
     assert len(list(data.val_dataloader())) == 3
     with pytest.raises(UserError, match="cannot import nowhere:at_all"):
@@ -307,12 +298,12 @@ class Own(ImageNetDataModule):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_subclass_brings_its_own_transforms(
-    images: Path, workers: int, recwarn: pytest.WarningsRecorder, caplog: pytest.LogCaptureFixture
+    two_classes: Path, workers: int, recwarn: pytest.WarningsRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     found = []
     for as_float in (False, True):
-        data = Own(as_float=as_float, root=str(images), img_size=SIZE, batch_size=4, num_workers=workers)
+        data = Own(as_float=as_float, root=str(two_classes), img_size=SIZE, batch_size=4, num_workers=workers)
         data.setup("fit")
         found.append([image for image, _ in data.train_dataloader()])
         assert all(image.shape == (4, 3, SIZE, SIZE) and image.dtype == torch.float32 for image in found[-1])
@@ -320,7 +311,7 @@ def test_a_subclass_brings_its_own_transforms(
         found[-1] += [image for image, _ in data.val_dataloader()] if workers == 0 else []
     assert len(found[0]) == 3 + 3 * (workers == 0)
     assert all(torch.allclose(a, b, rtol=0, atol=1e-5) for a, b in zip(*found, strict=True))
-    data = Own(as_float=True, root=str(images), img_size=SIZE)
+    data = Own(as_float=True, root=str(two_classes), img_size=SIZE)
     data.setup("fit")
     crop = transforms.RandomCrop(SIZE, pad_if_needed=True)
     seed_generators(seeds.image(0, 0, 7, 1))
@@ -330,9 +321,11 @@ def test_a_subclass_brings_its_own_transforms(
     assert "a training transform of your own" in caplog.text
 
 
-def test_colour_jitter_is_left_out_beside_randaugment_aloud(images: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_colour_jitter_is_left_out_beside_randaugment_aloud(
+    two_classes: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
-    ours, plain = train_set(images, color_jitter=0.4), train_set(images)
+    ours, plain = train_set(two_classes, color_jitter=0.4), train_set(two_classes)
     assert all(torch.equal(trained_on(ours, key), trained_on(plain, key)) for key in KEYS)
     (line,) = [record.message for record in caplog.records if "color_jitter" in record.message]
     assert line == "color_jitter 0.4 is left out beside auto_augment rand-m9-mstd0.5-inc1, as in timm"
@@ -342,9 +335,9 @@ def test_colour_jitter_is_left_out_beside_randaugment_aloud(images: Path, caplog
 @pytest.mark.parametrize("img_size", [32, 50, 96])
 @pytest.mark.parametrize("crop_pct", [1.0, 0.95, 0.875, 0.5])
 def test_evaluation_pixels_are_timms(
-    images: Path, img_size: int, crop_pct: float, fit: str, crop_mode: str | None
+    two_classes: Path, img_size: int, crop_pct: float, fit: str, crop_mode: str | None
 ) -> None:
-    data = module(images, img_size=img_size, crop_pct=crop_pct, fit=fit)
+    data = module(two_classes, img_size=img_size, crop_pct=crop_pct, fit=fit)
     data.setup("validate")
     theirs = create_transform(img_size, interpolation="bicubic", crop_pct=crop_pct, crop_mode=crop_mode)
     for index, (path, _) in enumerate(data.val_images.samples):

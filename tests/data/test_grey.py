@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from harness import SMALL, save_mixed
+from harness import SMALL
 from modules import FIELDS, trainer
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
@@ -35,15 +35,6 @@ POLICIES = [
     dict(auto_augment="augmix-m5-w4"),
     dict(auto_augment=None, color_jitter=[0.4, 0.4, 0.4, 0.5]),
 ]
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Image]) -> Path:
-    """Two classes of images of every mode, 12 to train on and 12 to validate on."""
-    root = tmp_path_factory.mktemp("images")
-    for seed, place in enumerate(("train/cat", "train/dog", "val/cat", "val/dog")):
-        save_mixed(photographs, root / place, 6, seed)
-    return root
 
 
 def module(root: Path, **settings: object) -> ImageNetDataModule:
@@ -76,8 +67,8 @@ def test_mean_and_deviation_are_one_number(given: dict, mean: list[float]) -> No
     assert (how.mean, how.std) == (mean, [*STD])
 
 
-def test_each_image_is_read_as_pillows_grey(images: Path) -> None:
-    for path in images.rglob("*.*"):
+def test_each_image_is_read_as_pillows_grey(two_classes: Path) -> None:
+    for path in two_classes.rglob("*.*"):
         for shrink in (None, 30):
             read = load_rgb(path, reading=Reading(in_chans=1, shrink=shrink))
             grey = np.asarray(load_rgb(path, reading=Reading(shrink=shrink)).convert("L"))
@@ -88,8 +79,8 @@ def test_each_image_is_read_as_pillows_grey(images: Path) -> None:
 
 
 @pytest.mark.parametrize("fit", CROP_MODES)
-def test_evaluation_pixels_are_timms_of_grey_images(images: Path, fit: str) -> None:
-    data = module(images, fit=fit, crop_pct=0.9)
+def test_evaluation_pixels_are_timms_of_grey_images(two_classes: Path, fit: str) -> None:
+    data = module(two_classes, fit=fit, crop_pct=0.9)
     data.setup("validate")
     transform = timms(crop_pct=0.9, crop_mode=CROP_MODES[fit])
     for index, (path, _) in enumerate(data.val_images.samples):
@@ -98,9 +89,9 @@ def test_evaluation_pixels_are_timms_of_grey_images(images: Path, fit: str) -> N
 
 
 @pytest.mark.parametrize("jitter", [None, [0.4, 0.4, 0.4, 0.5]])
-def test_training_pixels_are_timms_of_grey_images(images: Path, jitter: list[float] | None) -> None:
+def test_training_pixels_are_timms_of_grey_images(two_classes: Path, jitter: list[float] | None) -> None:
     policy: dict = dict(auto_augment=None, color_jitter=jitter)
-    data = module(images, backend="timm", erase_prob=0.5, **policy)
+    data = module(two_classes, backend="timm", erase_prob=0.5, **policy)
     data.setup("fit")
     transform = timms(is_training=True, re_prob=0.5, re_mode="pixel", **policy)
     for index, (path, _) in enumerate(data.train_images.samples):
@@ -112,9 +103,9 @@ def test_training_pixels_are_timms_of_grey_images(images: Path, jitter: list[flo
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("fit", "train_crop"), [("crop", "resized"), ("pad", "resized"), ("squash", "simple")])
-def test_no_operation_colours_grey(images: Path, policy: dict, fit: str, train_crop: str) -> None:
+def test_no_operation_colours_grey(two_classes: Path, policy: dict, fit: str, train_crop: str) -> None:
     settings: dict = policy | dict(fit=fit, train_crop=train_crop, erase_prob=0.0)
-    timm, fast = (module(images, backend=backend, **settings) for backend in ("timm", "auto"))
+    timm, fast = (module(two_classes, backend=backend, **settings) for backend in ("timm", "auto"))
     everything = Augmentation(**policy, train_crop=train_crop, erase_prob=0.0).transform(timm.preprocessing)
     everything.transforms.pop()  # what takes one of the three channels
     for data in (timm, fast):
@@ -129,8 +120,8 @@ def test_no_operation_colours_grey(images: Path, policy: dict, fit: str, train_c
             assert timm.train_images[(0, index, repeat)][0].shape == (1, 32, 32)
 
 
-def test_a_batch_is_normalised_erased_and_mixed(images: Path) -> None:
-    data = module(images, erase_prob=1.0)
+def test_a_batch_is_normalised_erased_and_mixed(two_classes: Path) -> None:
+    data = module(two_classes, erase_prob=1.0)
     data.setup("fit")
     pixels, labels = next(iter(data.train_dataloader()))
     assert pixels.shape == (4, 1, 32, 32)
@@ -140,8 +131,8 @@ def test_a_batch_is_normalised_erased_and_mixed(images: Path) -> None:
 
 
 @pytest.mark.parametrize("fit", CROP_MODES)
-def test_a_checkpoint_prepares_images_as_its_training_did(fit: str, images: Path, tmp_path: Path) -> None:
-    data, net = module(images, fit=fit, mixup=0.0, cutmix=0.0), CaiTModule(**ONE)
+def test_a_checkpoint_prepares_images_as_its_training_did(fit: str, two_classes: Path, tmp_path: Path) -> None:
+    data, net = module(two_classes, fit=fit, mixup=0.0, cutmix=0.0), CaiTModule(**ONE)
     run = trainer(max_steps=1)
     run.fit(net, data)
     run.save_checkpoint(tmp_path / "x.ckpt")
@@ -169,14 +160,14 @@ class Leave(EMA):
             trainer.save_checkpoint(self.path)
 
 
-def test_a_run_that_was_left_ends_with_the_same_bits(images: Path, tmp_path: Path) -> None:
+def test_a_run_that_was_left_ends_with_the_same_bits(two_classes: Path, tmp_path: Path) -> None:
     (leave := Leave(0.9)).path = tmp_path / "x.ckpt"
     ends: list[dict[str, Tensor]] = []
     for average, checkpoint in ((leave, None), (EMA(0.9), leave.path)):
         net = CaiTModule(**ONE)
         run = trainer(callbacks=[StepSeed(0), average], max_epochs=2)
         torch.manual_seed(len(ends))
-        run.fit(net, module(images), ckpt_path=checkpoint)
+        run.fit(net, module(two_classes), ckpt_path=checkpoint)
         assert run.global_step == 6
         ends.append(net.state_dict())
     assert all(torch.equal(value, ends[1][key]) for key, value in ends[0].items())
@@ -229,9 +220,9 @@ def test_other_channels_are_refused_in_one_line(
     assert not Path("logs").exists()
 
 
-def test_a_module_and_a_data_module_of_other_channels_are_refused(images: Path) -> None:
+def test_a_module_and_a_data_module_of_other_channels_are_refused(two_classes: Path) -> None:
     with pytest.raises(UserError, match="the network has in_chans 1, the data module 3: give both the same"):
-        trainer(max_steps=1).fit(CaiTModule(**ONE), module(images, in_chans=3))
+        trainer(max_steps=1).fit(CaiTModule(**ONE), module(two_classes, in_chans=3))
 
 
 def test_weights_of_three_channels_are_added_up_as_timm_adds_them(tmp_path: Path) -> None:

@@ -124,6 +124,15 @@ def mixed_root(tmp_path: Path, photographs: list[Image.Image]) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def two_classes(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Image]) -> Path:
+    """Two classes of images of every mode and of many sizes, 12 to train on and 12 to validate on."""
+    root = tmp_path_factory.mktemp("images")
+    for seed, place in enumerate(("train/cat", "train/dog", "val/cat", "val/dog")):
+        save_mixed(photographs, root / place, 6, seed)
+    return root
+
+
 Cait = Callable[..., subprocess.CompletedProcess[str]]
 KIND = Forked if sys.platform == "linux" else subprocess.Popen
 """Of a process that need not import anew."""

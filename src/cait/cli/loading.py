@@ -41,6 +41,11 @@ class Loaded(NamedTuple):
 
         return OneClass(len(self.class_names)) if self.module is None else self.module.task
 
+    @property
+    def label_names(self) -> list[str]:
+        """What the labels of its images are called: the classes, or sets of them."""
+        return getattr(self.data.source, "label_names", self.class_names)
+
 
 def load(
     source: str | Path, *, raw: bool = False, trust_config: bool = False, module: Any = None, data: Any = None

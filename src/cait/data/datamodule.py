@@ -165,6 +165,11 @@ class ImageNetDataModule(LightningDataModule):
         """Names of the classes in the order of their indices; listed once, because the model's head is made once."""
         return self._class_names if self._class_names is not None else self.source.class_names
 
+    @property
+    def label_names(self) -> list[str]:
+        """What the labels are called: the classes, or if an image may have several, sets of them."""
+        return getattr(self.source, "label_names", self.class_names)
+
     def prepare_data(self) -> None:
         """Write the embedded data set, or unpack ImageNet's archives; any number of processes may call it."""
         self.source.prepare()
@@ -210,7 +215,7 @@ class ImageNetDataModule(LightningDataModule):
         if self.validation_path is None or (self.trainer is not None and not self.trainer.is_global_zero):
             return
         if isinstance(source, FolderSource) and source.holds_out:
-            start, names = len(str(self.root)) + 1, getattr(source, "label_names", self.class_names)
+            start, names = len(str(self.root)) + 1, self.label_names
             rows = [(path[start:], names[label]) for path, label in source.val]
             disk.write_csv(self.validation_path, ["path", "class"], rows)
         else:

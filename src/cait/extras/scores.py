@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,16 @@ from cait.run import rundir
 KEYS = {"model", "epoch", "img_size", "class_names", "raw"}
 FIGURES = {"acc1", "images", "per_class"}
 """What the extras that call `read` take from it; an earlier version may not have written all."""
+
+SEVERAL = {"average_precision": "average precision", "f1": "F1", "thresholds": "threshold"}
+"""Figures of each class if an image may have several, under `multi_label`, and their titles."""
+
+
+def of_several(found: Mapping[str, Mapping[str, float | None]]) -> list[tuple[str, ...]]:
+    """A class and its figures of `SEVERAL` in words, for each of `multi_label`; empty where nothing is known."""
+    names, columns = found["thresholds"], [found[what] for what in SEVERAL]
+    figures = {name: [column[name] for column in columns] for name in names}
+    return [(name, *("" if each is None else f"{each:.4f}" for each in of_class)) for name, of_class in figures.items()]
 
 
 def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:

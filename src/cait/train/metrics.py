@@ -82,17 +82,21 @@ class EvalMetrics(nn.Module):
 
     def __init__(self, num_classes: int, own: Mapping[str, str] | None = None, per_class: bool = False) -> None:
         super().__init__()
-        self.loss = MeanLoss()
+        self._make(num_classes)
+        size = {self.SIZE: num_classes}
+        self.own = nn.ModuleDict({name: _metric(name, path, size) for name, path in (own or {}).items()})
+        self.with_macro = per_class
+        self.per_class: Tensor | None = None
+        """(images, correct) of each class, [num_classes, 2], as `compute` counted them last."""
+
+    def _make(self, num_classes: int) -> None:
+        """Make what `_standard` reads."""
+        self.loss, self.counts = MeanLoss(), ClassCounts(num_classes)
         # Not grouped: torchmetrics would merge the two for good if they agreed on the first batch.
         self.accuracy = MetricCollection(
             {f"acc{k}": MulticlassAccuracy(num_classes, top_k=min(k, num_classes), average="micro") for k in (1, 5)},
             compute_groups=False,
         )
-        size = {self.SIZE: num_classes}
-        self.own = nn.ModuleDict({name: _metric(name, path, size) for name, path in (own or {}).items()})
-        self.counts, self.with_macro = ClassCounts(num_classes), per_class
-        self.per_class: Tensor | None = None
-        """(images, correct) of each class, [num_classes, 2], as `compute` counted them last."""
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: logits [B, num_classes], labels [B]; a label below 0 is not counted."""

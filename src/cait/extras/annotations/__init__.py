@@ -72,7 +72,7 @@ def scorers(scoring: Any) -> Any:
     """Show the classes one by one if an image may have several."""
     from cait.extras.annotations.by_class import ByClass
 
-    return ByClass(scoring)
+    return ByClass()
 
 
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from rich.table import Table
 
-from cait.cli.evaluate import Row, Scores, Scoring
+from cait.cli.evaluate import Row, Scores
 from cait.errors import printable
+from cait.extras import scores
 
 MOST = 30
 """The table shows at most so many classes, those with the lowest average precision."""
@@ -19,8 +19,7 @@ MOST = 30
 class ByClass(Callback):
     """A `cait.cli.evaluate.Scorer` that adds a table to the screen, and nothing to the scores."""
 
-    def __init__(self, scoring: Scoring) -> None:
-        self.several = scoring.module.task.several
+    def __init__(self) -> None:
         self.scores: dict[str, Scores] = {}
 
     def extend(self, result: Scores) -> None:
@@ -31,15 +30,13 @@ class ByClass(Callback):
 
     def show(self, result: Scores) -> None:
         """Print average precision, F1 and threshold of each class, of the weights that predict."""
-        if not self.several:
+        weights: Scores = result["ema"] if "ema" in result else result["raw"]
+        if "multi_label" not in weights:
             return
-        scores: Scores = result["ema"] if "ema" in result else result["raw"]
-        found = scores["multi_label"]
+        found = weights["multi_label"]
         precision: dict[str, float | None] = found["average_precision"]
-        order = sorted(precision, key=lambda name: (precision[name] is None, precision[name]))
-        table = Table("class", *(f"{title}" for title in ("average precision", "F1", "threshold")))
-        for name in order[:MOST]:
-            figures: list[Any] = [found[what][name] for what in ("average_precision", "f1", "thresholds")]
-            cells = ["" if figure is None else f"{figure:.4f}" for figure in figures]
-            table.add_row(printable(name), *cells)
+        rows = sorted(scores.of_several(found), key=lambda row: (precision[row[0]] is None, precision[row[0]]))
+        table = Table("class", *scores.SEVERAL.values())
+        for name, *figures in rows[:MOST]:
+            table.add_row(printable(name), *figures)
         Console().print(table)

@@ -111,8 +111,7 @@ def _doubt(folder: Path, runs: Sequence[Path], program: Program) -> None:
     """Write the table of the labels, in which the doubtful ones come first, and the page that shows these."""
     found = [doubt.held_out(run, program) for run in runs]
     data, scored = found[0][0], [of_fold for _, of_fold in found]
-    source = data.source
-    rows = doubt.write(folder, source.class_names, scored, source.label_sets, source.label_names)
+    rows = doubt.write(folder, data.source.class_names, scored, data.source.label_sets)
     print(f"{len(rows):,} doubtful labels, with suggestions: {os.path.relpath(folder / doubt.DOUBTFUL)}")
     doubtful_page.write(folder, rows, sum(len(paths) for paths, *_ in scored), data)
     print(os.path.relpath(folder / doubtful_page.PAGE))

@@ -90,16 +90,18 @@ def suspects_of_several(probabilities: Any, targets: Any) -> tuple[Any, Any]:
     return seems, np.where(changed | ~changed.any(axis=1, keepdims=True), own, 1).min(axis=1)
 
 
-def write(
-    folder: Path, class_names: Sequence[str], folds: Sequence[Scored], label_sets: Any = None, names: Sequence[str] = ()
-) -> list[Row]:
+def _joined(class_names: Sequence[str], row: Any) -> str:
+    """The classes of a row of 0 and 1, as a table has them."""
+    return PARTING.join(name for name, has in zip(class_names, row, strict=True) if has) or PARTING
+
+
+def write(folder: Path, class_names: Sequence[str], folds: Sequence[Scored], label_sets: Any = None) -> list[Row]:
     """Write `OUT_OF_FOLD` and `DOUBTFUL`; returns the rows of the doubtful labels.
 
     The table is one that --data.labels takes, so one can correct the column `label` and train on it.
 
     Args:
         label_sets: the classes of each label, rows of 0 and 1, if an image may have several.
-        names: the labels; none means that they are the classes.
     """
     paths = [path for found, _, _ in folds for path in found]
     labels = np.array([label for _, found, _ in folds for label in found])
@@ -108,6 +110,7 @@ def write(
         np.savez(file, paths=paths, labels=labels, class_names=list(class_names), probabilities=probabilities)
     suggested: dict[int, tuple[str, str]] = {}
     """By the index of a doubtful label, the most doubtful first: what seems right, and its probability."""
+    names = class_names if label_sets is None else [_joined(class_names, row) for row in label_sets]
     if label_sets is None:
         given = probabilities[np.arange(len(labels)), labels]
         for index, seem in zip(*suspects(probabilities, labels), strict=True):
@@ -117,11 +120,9 @@ def write(
         seems, given = suspects_of_several(probabilities, targets)
         doubtful = np.flatnonzero((seems != targets).any(axis=1))
         for index in doubtful[given[doubtful].argsort(kind="stable")]:
-            found = [name for name, has in zip(class_names, seems[index], strict=True) if has]
-            suggested[index] = PARTING.join(found) or PARTING, f"{1 - given[index]:.4f}"
+            suggested[index] = _joined(class_names, seems[index]), f"{1 - given[index]:.4f}"
     rows: list[Row] = []
     for index in (*suggested, *(index for index in range(len(labels)) if index not in suggested)):
-        label = (names or class_names)[labels[index]]
-        rows.append((paths[index], label, f"{given[index]:.4f}", *suggested.get(index, ("", ""))))
+        rows.append((paths[index], names[labels[index]], f"{given[index]:.4f}", *suggested.get(index, ("", ""))))
     disk.write_csv(folder / DOUBTFUL, ["path", "label", "probability", "suggestion", "its probability"], rows)
     return rows[: len(suggested)]

@@ -139,9 +139,11 @@ class MultiLabelMetrics(EvalMetrics):
         if taken := own.keys() & {"mAP", "f1"}:
             raise UserError(f"a metric of your own cannot be called {min(taken)}, which is there already")
         super().__init__(task.num_classes, own, per_class)
-        self.answers = Answers()
         self._task = [task]  # in a list, so that it does not become a part of this module
         self._found: dict[str, list[float]] = {}
+
+    def _make(self, num_classes: int) -> None:
+        self.answers = Answers()
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: logits and labels [B, num_classes]; a row of labels below 0 is not counted."""

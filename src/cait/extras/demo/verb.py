@@ -177,7 +177,7 @@ def _write_samples(loaded: loading.Loaded, folder: Path, most: int) -> Samples:
     except UserError as error:
         print(f"the page has no sample images: {error}")
         return []
-    names, how = getattr(loaded.data.source, "label_names", loaded.class_names), loaded.data.preprocessing
+    names, how = loaded.label_names, loaded.data.preprocessing
     classes = len(names)
     wanted = {place * classes // min(most, classes) for place in range(min(most, classes))}
     side, found = math.ceil(how.img_size / how.crop_pct), dict[int, str]()

@@ -13,6 +13,7 @@ import cait
 from cait.data.source import SplitSource, open_source
 from cait.errors import UserError
 from cait.extras.network_name import network_name
+from cait.extras.scores import SEVERAL, of_several
 from cait.plugins import Results
 
 PLACES = (
@@ -24,8 +25,6 @@ WEIGHTS = ("weights", "weights_ema", "teacher_weights", "teacher_path", "mean", 
 """Settings of the model that the card leaves out: files on this machine, and what the settings of the data say too."""
 TRAINER = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
 """Settings of the Trainer that the card shows."""
-SEVERAL = ("average_precision", "f1", "thresholds")
-"""Figures of each class of a network that may find several in an image."""
 CURVES, RELIABILITY = "curves.png", "reliability.png"
 NAMED, WEAKEST = 50, 5
 """Up to so many classes are named, and so many of those with the lowest accuracy."""
@@ -95,14 +94,17 @@ def _metadata(repo: str, scores: Mapping[str, Any], config: Mapping[str, Any], l
     from huggingface_hub import EvalResult, ModelCardData
 
     name = _data_name(config)
+    kind, value, called = "accuracy", scores["acc1"] / 100, "top-1 accuracy"
+    if "mAP" in scores:
+        kind, value, called = "mAP", scores["mAP"], "mean average precision"
     result = EvalResult(
         task_type="image-classification",
         dataset_type=name.removeprefix("hfds/") if name.startswith("hfds/") else "imagefolder",
         dataset_name=name,
         dataset_split=config["data"].get("val_split"),
-        metric_type="mAP" if "mAP" in scores else "accuracy",
-        metric_value=round(scores["mAP"] if "mAP" in scores else scores["acc1"] / 100, 4),
-        metric_name="mean average precision" if "mAP" in scores else "top-1 accuracy",
+        metric_type=kind,
+        metric_value=round(value, 4),
+        metric_name=called,
     )
     card = ModelCardData(
         library_name="timm",
@@ -182,11 +184,9 @@ def _thresholds(scores: Mapping[str, Any]) -> str:
 
 def _several(found: Mapping[str, Mapping[str, float | None]]) -> str:
     """The figures of each class of a network that may find several in an image."""
-    table = ["| class | average precision | F1 | threshold |", "|---|---|---|---|"]
-    for name, *figures in zip(found["thresholds"], *(found[what].values() for what in SEVERAL), strict=True):
-        cells = ["" if figure is None else f"{figure:.4f}" for figure in figures]
-        table.append(f"| {_cell(name)} | {' | '.join(cells)} |")
-    listed = "\n".join(table)
+    head = ("class", *SEVERAL.values())
+    rows = [head, ["---"] * len(head), *(map(_cell, row) for row in of_several(found))]
+    listed = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return f"An image has every class whose probability reaches its threshold, or none of them.\n\n{listed}"
 
 

@@ -137,7 +137,7 @@ class TrainingBatches:
         keys = next(iter(loader.batch_sampler))  # type: ignore[arg-type]  # of this batch, as the loader left it
         erased = self._erased(keys, raw)
         seen, name = [], data.train_images.samples.name
-        labels = getattr(data.source, "label_names", data.class_names)
+        labels = data.label_names
         for place, (key, label) in enumerate(zip(keys, raw[1].tolist(), strict=True)):
             index = _index(data.train_images, key)
             names = labels[label], name(index), "" if index == key[1] else name(key[1])

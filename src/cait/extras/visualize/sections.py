@@ -105,7 +105,7 @@ def _from_disk(places: Sequence[str], most: int, data: Any) -> Photographs:
 def _one_of_each_class(loaded: Loaded) -> Photographs:
     """The first readable validation image of each class."""
     samples = _validation(loaded).samples
-    names = getattr(loaded.data.source, "label_names", loaded.class_names)
+    names = loaded.label_names
     shown: set[int] = set()
     for index in range(len(samples)):
         name = samples.name(index)

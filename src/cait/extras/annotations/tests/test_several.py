@@ -96,13 +96,13 @@ def test_doubtful_labels_are_cleanlabs_class_by_class() -> None:
 
 
 def test_doubtful_labels_are_listed_with_the_set_that_seems_right(tmp_path: Path) -> None:
-    sets, names = np.array([[0, 0], [1, 0], [1, 1]]), [";", "a", "a;b"]
+    sets = np.array([[0, 0], [1, 0], [1, 1]])
     labels = [0] * 10 + [1] * 10 + [2] * 10
     probabilities = np.where(sets[labels] == 1, 0.9, 0.1)
     probabilities[3] = 0.95, 0.1  # labelled none, and looks like a
     probabilities[25] = 0.9, 0.02  # labelled a;b, and looks like a alone
     scored = ([f"{index:02}.png" for index in range(30)], labels, probabilities)
-    rows = doubt.write(tmp_path, ["a", "b"], [scored], torch.tensor(sets), names)
+    rows = doubt.write(tmp_path, ["a", "b"], [scored], torch.tensor(sets))
     assert rows == [("25.png", "a;b", "0.0200", "a", "0.9800"), ("03.png", ";", "0.0500", "a", "0.9500")]
     with (tmp_path / "labels.csv").open(newline="") as lines:
         listed = [*csv.DictReader(lines)]

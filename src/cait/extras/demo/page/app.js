@@ -1,5 +1,5 @@
 import * as ort from "./ort.wasm.bundle.min.mjs";
-import { geometry, prepare, saliency } from "./resample.js";
+import { geometry, padding, prepare, saliency } from "./resample.js";
 
 const SIDE = 448; // of the canvases
 const INFERNO = [
@@ -165,8 +165,8 @@ function softmax(logits) {
 // List the five most probable classes, or if an image may have several those that reach their thresholds.
 function rank(probabilities) {
   const ordered = [...probabilities.keys()].sort((a, b) => probabilities[b] - probabilities[a]);
-  const found = ordered.filter((index) => probabilities[index] >= model.thresholds?.[index]);
-  const best = model.multi_label ? found : ordered.slice(0, 5);
+  const reaches = (index) => probabilities[index] >= model.thresholds[index];
+  const best = model.multi_label ? ordered.filter(reaches) : ordered.slice(0, 5);
   if (!best.length) $("best").replaceChildren(element("li", "None of the classes."));
   else $("best").replaceChildren(
     ...best.map((index) => {
@@ -191,7 +191,7 @@ function show(bitmap, weights) {
   context.imageSmoothingEnabled = width >= 64;
   context.imageSmoothingQuality = "high";
   const { background, fit, mean } = model.preprocessing;
-  context.fillStyle = fit === "pad" ? `rgb(${[0, 1, 2].map((i) => 255 * mean[i % mean.length])})` : (background ?? "black");
+  context.fillStyle = fit === "pad" ? `rgb(${padding(mean)})` : (background ?? "black");
   context.fillRect(0, 0, SIDE, SIDE);
   context.drawImage(bitmap, left, top, width, height, 0, 0, SIDE, SIDE);
   $("photo").hidden = false;

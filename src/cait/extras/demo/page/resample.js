@@ -108,13 +108,18 @@ export function geometry(width, height, how) {
 }
 
 // The box of an image of which `resize` makes what lies in it; around that the colour of `how.mean`.
+// The colour around a padded image, red, green and blue to 255, of a mean for each channel or for grey.
+export function padding(mean) {
+  return [0, 1, 2].map((channel) => 255 * mean[channel % mean.length]);
+}
+
 function framed(pixels, width, height, how) {
   const { size, box } = geometry(width, height, how);
   const [left, top] = box.map((start) => Math.max(0, start));
   const [across, down] = size.map((side) => Math.min(side, how.img_size));
   const inner = resize(pixels, width, height, size, how.interpolation, [left, top, across, down]);
   if (across === how.img_size && down === how.img_size) return inner;
-  const colour = [...[0, 1, 2].map((channel) => round(255 * how.mean[channel % how.mean.length])), 255];
+  const colour = [...padding(how.mean).map(round), 255];
   const result = Uint8ClampedArray.from({ length: how.img_size ** 2 * 4 }, (_, i) => colour[i % 4]);
   for (let row = 0; row < down; row++) {
     const line = inner.subarray(row * across * 4, (row + 1) * across * 4);
