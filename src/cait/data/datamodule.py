@@ -124,12 +124,10 @@ class ImageNetDataModule(LightningDataModule):
         Raises UserError if no extra can read the images with `backend`.
         """
         backend = self.loading.backend
-        if backend == "timm":
-            return None
         for offer in plugins.of_kind("train_pipeline"):
-            if (pipeline := offer(backend, self.preprocessing, self.augmentation)) is not None:
+            if (pipeline := offer(self.preprocessing, self.augmentation, self.given)) is not None:
                 return pipeline
-        if backend != "auto":
+        if backend not in ("auto", "timm"):
             raise UserError(f"data.backend {backend} needs an extra that is not here; auto takes timm's transform")
         return None
 
@@ -372,8 +370,10 @@ class ImageNetDataModule(LightningDataModule):
         return self.mixing(images, labels, self.num_classes, seed)
 
     def _normalized(self, batch: Any) -> tuple[Tensor, Tensor]:
-        images, labels, *erased = batch
-        return (self.normalize_and_erase(images, *erased) if images.dtype == torch.uint8 else images), labels
+        images, labels, *rest = batch
+        if rest[1:]:  # the pipeline has left the policy to the device
+            images = self.pipeline.augment(images, rest.pop())  # type: ignore[union-attr]
+        return (self.normalize_and_erase(images, *rest) if images.dtype == torch.uint8 else images), labels
 
     def _labelled(self, batch: Any) -> tuple[Tensor, Tensor]:
         images, labels = self._normalized(batch)

@@ -5,14 +5,17 @@ Without this folder timm's own transform makes the training images, and batches 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
-def train_pipeline(backend: Any, preprocessing: Any, augmentation: Any) -> Any:
+def train_pipeline(preprocessing: Any, augmentation: Any, settings: Mapping[str, Any]) -> Any:
+    if settings["backend"] == "timm":
+        return None
     from cait.extras.fast_input.augment import Augment
     from cait.extras.fast_input.decode import choose
 
-    return Augment(choose(backend), preprocessing, augmentation)
+    return Augment(choose(settings["backend"]), preprocessing, augmentation)
 
 
 def collate(workers: int, ready: int, size: int) -> Any:

@@ -58,7 +58,7 @@ class Augment:
         fast = all(isinstance(part, RandAugment | AutoAugment) for part in policy)
         self.array_ops: list[Any] = policy if fast else []
         self.image_ops: list[Any] = [*([] if fast else policy), *augmentation.own_operations()]
-        for op in chain.from_iterable(map(_operations, self.array_ops)):
+        for op in chain.from_iterable(map(operations, self.array_ops)):
             op.aug_fn = on_arrays(op.aug_fn)
 
     def how_read(self, samples: Samples) -> str:
@@ -72,9 +72,7 @@ class Augment:
 
     def __call__(self, image: OpenImage) -> tuple[Tensor, Erased | None]:
         crop = self.crop(image)
-        if self.hflip > 0 and torch.rand(1).item() < self.hflip:
-            crop = crop.flip(1)
-        pixels = crop.numpy()
+        pixels = (crop.flip(1) if self.flips() else crop).numpy()
         for op in self.array_ops:
             pixels = op(pixels)
         if self.image_ops:
@@ -83,6 +81,10 @@ class Augment:
                 augmented = op(augmented)
             pixels = np.array(augmented)
         return torch.from_numpy(pixels), self._erased()
+
+    def flips(self) -> bool:
+        """Draw whether the image is flipped."""
+        return self.hflip > 0 and torch.rand(1).item() < self.hflip
 
     def _resized_crop(self, image: OpenImage) -> Tensor:
         """timm's random crop, resized to uint8 [S, S, 3]; only the crop is decoded."""
@@ -140,7 +142,8 @@ class Augment:
         return None
 
 
-def _operations(part: RandAugment | AutoAugment) -> Iterator[AugmentOp]:
+def operations(part: RandAugment | AutoAugment) -> Iterator[AugmentOp]:
+    """All operations of a policy."""
     yield from part.ops if isinstance(part, RandAugment) else chain.from_iterable(part.policy)
 
 

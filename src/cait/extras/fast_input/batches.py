@@ -21,8 +21,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 
-from cait.data.transforms import Erased
-
 KEYS = count()
 HELD = 3
 """Batches that a training process holds besides those that its workers have ready: one is in use, Lightning has
@@ -34,19 +32,20 @@ def collate(samples: list[tuple[Any, int]], memory: SharedBatches | None) -> tup
     """Images [B, ...] and labels [B], in `memory` if there is any; and what to erase.
 
     Args:
-        samples: pairs of an image and its class. An image is a tensor, or a tensor and the box to erase.
+        samples: pairs of an image and its class. An image is a tensor, or a tensor and what is left to do to it: the
+            box to erase, and if the device augments, its steps in bytes.
 
     Returns:
-        images and labels; and if the images came with boxes, a list of (place in the batch, box).
+        images and labels; and if the images came with boxes, a list of (place in the batch, box); and the steps.
     """
     images, labels = map(list, zip(*samples, strict=True))
-    erased: list[list[tuple[int, Erased]]] = []
+    rest: list[Any] = []
     if isinstance(images[0], tuple):
-        erased = [[(place, box) for place, (_, box) in enumerate(images) if box]]
-        images = [pixels for pixels, _ in images]
-    if memory is None:
-        return default_collate(images), torch.tensor(labels), *erased
-    return memory.stack(images), memory.labels(labels), *erased
+        images, boxes, *steps = map(list, zip(*images, strict=True))
+        rest = [[(place, box) for place, box in enumerate(boxes) if box], *map(np.stack, steps)]
+    small = torch.from_numpy if memory is None else memory.small
+    pixels = default_collate(images) if memory is None else memory.stack(images)
+    return pixels, small(np.array(labels)), *rest[:1], *map(small, rest[1:])
 
 
 class SharedBatches:
@@ -95,9 +94,10 @@ class SharedBatches:
                     return Handle(self.key, place, shape, dtype)
         return default_collate(images)
 
-    def labels(self, labels: list[int]) -> Tensor | ByValue:
-        """Labels [B] of a batch; from a worker they travel in its message."""
-        return torch.tensor(labels) if get_worker_info() is None else ByValue(labels)
+    @staticmethod
+    def small(values: np.ndarray) -> Tensor | ByValue:
+        """What is small in a batch; from a worker it travels in its message."""
+        return torch.from_numpy(values) if get_worker_info() is None else ByValue(values)
 
     def array(self, place: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         return np.frombuffer(self.memory, dtype, math.prod(shape), place * self.size).reshape(shape)
@@ -116,11 +116,11 @@ def _attached(file: Any, key: int, places: int, size: int, count: int) -> Shared
 class ByValue:
     """A few numbers on their way from a worker; they unpickle as a tensor. PyTorch would open a file for them."""
 
-    def __init__(self, values: list[int]) -> None:
+    def __init__(self, values: np.ndarray) -> None:
         self.values = values
 
-    def __reduce__(self) -> tuple[Callable[..., Tensor], tuple[list[int]]]:
-        return torch.tensor, (self.values,)
+    def __reduce__(self) -> tuple[Callable[..., Tensor], tuple[np.ndarray]]:
+        return torch.from_numpy, (self.values,)
 
 
 class Handle:
