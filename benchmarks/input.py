@@ -2,6 +2,7 @@
 
     python benchmarks/input.py [--levels decode operations transform loader shards] [--rounds 3] [--files 600]
                                [--out FOLDER]
+    python benchmarks/input.py --levels tree --rounds 7
     python benchmarks/input.py --levels --batches 1000 [--backends nvimgcodec torchvision pillow]
 
 The images are made for it: crops of scikit-learn's two photographs, some mirrored, scaled by Lanczos
@@ -9,19 +10,26 @@ to 500 × 375 or 375 × 500, as JPEG of about 100 KB, ImageNet's size. In each r
 turns with the same images, at the first two levels with the same crops and, where timm's draws
 are theirs, the same augmentation; reported are medians and the median of the rounds' ratios to timm's
 way over Pillow. With `--batches` that many batches of 128 come through each backend's loader.
+
+"tree" counts the processor time of all processes of a loader, ours in all its ways beside timm, torchvision, and those
+of DALI, SPDL and FFCV that are installed: `pip install '.[rivals]'`, which FFCV wants Debian's libopencv-dev,
+libturbojpeg0-dev, pkg-config and g++ for, and SPDL libavdevice59 and libavfilter8.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -76,8 +84,10 @@ LEVELS = {
     "loader": "A loader with {workers} workers and batches of {batch}: ratio to the images a second of timm's loader",
     "shards": "Our loader from shards, {workers} workers, batches of {batch}: ratio to its speed from a folder",
     "s3": "The same from S3",
+    "tree": "The recipe without finishing: processor time of all processes of a loader with {workers} workers",
+    "alone": "Crop and flip alone, likewise",
 }
-CHOICES = ["decode", "operations", "transform", "loader", "shards"]
+CHOICES = ["decode", "operations", "transform", "loader", "shards", "tree"]
 NOTES = [
     "The crops are RandomResizedCrop's, bicubic. Difference: the mean of all pixels' from Pillow's, in levels of 255.",
     "Torchvision's reference transforms are those of its references/classification with `--auto-augment ra",
@@ -92,6 +102,47 @@ SHARDS = [
     "cache is empty at the start of each pass and holds 8 of the {chunks} chunks, or all of them where that is said.",
     "Requests are those that the server answered, for chunks or parts of them.",
 ]
+TREE = [
+    "Crops have the same distribution on all sides. RandAugment is timm's in our rows and in timm's; DALI's, and",
+    "torchvision's, which SPDL's row uses too, have other operations and bilinear warps. FFCV has none, writes JPEG",
+    "files anew at quality 95, and resizes by OpenCV's area filter. Where the device augments, its own time comes on",
+    "top.",
+]
+WAYS: dict[str, dict[str, tuple[str, str]]] = {
+    "tree": {
+        "ours": ("ours", "folder"),
+        "ours, 3 repeats decoded once": ("repeated", "folder"),
+        "ours, augmented on the device": ("device", "folder"),
+        "ours, on the device, 3 repeats decoded once": ("device-repeated", "folder"),
+        "ours, from shards": ("ours", "shards"),
+        "ours, from shards of at most 400 pixels": ("ours", "small"),
+        "ours, of at most 400 pixels, on the device": ("device", "small"),
+        "ours, from raw shards": ("ours", "raw"),
+        "ours, from raw shards, on the device": ("device", "raw"),
+        "timm, for its prefetcher": ("timm", "folder"),
+        "torchvision's reference over tensors": ("torchvision", "folder"),
+        "DALI on the CPU": ("dali", "folder"),
+        "SPDL over FFmpeg": ("spdl", "folder"),
+    },
+    "alone": {
+        "ours": ("ours", "folder"),
+        "ours, from shards of at most 400 pixels": ("ours", "small"),
+        "ours, from raw shards": ("ours", "raw"),
+        "ours, from raw shards of at most 400 pixels": ("ours", "raw-small"),
+        "FFCV, JPEG": ("ffcv-jpeg", "folder"),
+        "FFCV, raw": ("ffcv-raw", "folder"),
+        "torchvision's reference over tensors": ("torchvision", "folder"),
+        "DALI on the CPU": ("dali", "folder"),
+        "SPDL over FFmpeg": ("spdl", "folder"),
+    },
+}
+"""What is raced: a side of `input_sides.py`, and what it reads."""
+SHARDS_OF = {
+    "shards": [],
+    "small": ["--max_side=400", "--quality=95"],
+    "raw": ["--raw"],
+    "raw-small": ["--raw", "--max_side=400"],
+}
 Row = dict[str, Any]
 Turn = Callable[[int], float]
 """Seconds an image of the turn of that number."""
@@ -432,6 +483,67 @@ def measure_shards(
         return found
 
 
+class Side:
+    """A process of `input_sides.py`, which makes one pass over its images when it is told to."""
+
+    def __init__(self, side: str, root: Path, batch: int, workers: int, alone: bool) -> None:
+        script = Path(__file__).with_name("input_sides.py")
+        command = [sys.executable, str(script), side, str(root), f"--batch={batch}", f"--workers={workers}"]
+        self.walls: list[float] = []
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True)
+        self.process = subprocess.Popen([*command, *(["--alone"] if alone else [])], **pipes)
+        assert self.process.stdout
+        self.works = self.process.stdout.readline() == "ready\n"
+
+    def __call__(self, turn: int) -> float:
+        """Processor seconds an image."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        images, wall, spent = json.loads(self.process.stdout.readline())
+        self.walls.append(wall / images)
+        return spent / images
+
+    def reason(self) -> str:
+        """The last line that it wrote before it failed."""
+        self.errors.seek(0)
+        return ([line.strip() for line in self.errors if line.strip()] or ["no message"])[-1]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def measure_tree(
+    root: Path, rounds: int, batch: int, workers: int, chunk: int
+) -> tuple[dict[str, list[Row]], dict[str, float], list[str]]:
+    """The rows of `WAYS`; the kilobytes an image of each kind of shards; what could not run, and why."""
+    found, sizes, missing = {}, {}, []
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        roots = {"folder": root} | {name: Path(folder) / name for name in SHARDS_OF}
+        for name, how in SHARDS_OF.items():
+            cait_main(["shards", str(root), str(roots[name]), f"--images={chunk}", *how])
+            chunks = list(roots[name].glob("train/chunk-*"))
+            images = len(list(root.glob("train/*/*")))
+            sizes[name] = sum(path.stat().st_size for path in chunks) / images / 1e3
+        for level, ways in WAYS.items():
+            sides = {}
+            for name, (kind, reads) in ways.items():
+                side = Side(kind, roots[reads], batch, workers, level == "alone")
+                stack.callback(side.end)
+                if side.works:
+                    sides[name] = side
+                else:
+                    missing.append(f"Left out {name}: {side.reason()}")
+            rows = race(dict(sides), rounds)
+            found[level] = [row | {"wall": statistics.median(sides[row["side"]].walls)} for row in rows]
+            for side in sides.values():
+                side.end()
+    return found, sizes, missing
+
+
 def endure(root: Path, backend: str, batches: int, batch: int, workers: int) -> str:
     """Draw so many batches from a backend's loader; any exception ends the script."""
     loader = ours(root, backend, batch_size=batch, num_workers=workers).train_dataloader()
@@ -475,6 +587,12 @@ def table(level: str, rows: list[Row]) -> list[str]:
             times = " | ".join(f"{1e6 * row[side]:.0f}" for side in ("pillow", "ours"))
             lines.append(f"| {row['operation']} | {times} | {row['mean']:.4f} | {row['largest']} |")
         return lines
+    if level in WAYS:
+        lines = ["| | processor, ms an image | ratio | wall, ms an image |", "|---|---|---|---|"]
+        for row in rows:
+            name, spent, wall = row["side"], f"{1e3 * row['seconds']:.2f}", f"{1e3 * row['wall']:.2f}"
+            lines.append(f"| {name} | {spent} | **{row['ratio']:.2f}×** | {wall} |")
+        return lines
     rate, differs, asks = level in ("loader", "shards", "s3"), "difference" in rows[0], "requests" in rows[0]
     heads = ["", "images a second" if rate else "ms an image", "ratio", *(["difference"] if differs else [])]
     heads += ["requests an image"] if asks else []
@@ -500,12 +618,13 @@ def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
     parser.add_argument("--out", type=Path, help="folder for a Markdown and a JSON file")
     given = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(given)
-    levels = CHOICES if options.levels is None else options.levels
+    levels = CHOICES[:-1] if options.levels is None else options.levels  # the rivals are an extra
     batch, chunk = 128, 64
     if options.quick:
         options.rounds, options.files, options.turns, options.pass_batches, batch, chunk = 1, 8, 1, 6, 4, 2
     backends, missing = available()
     found: dict[str, list[Row]] = {}
+    kilobytes: dict[str, float] = {}
     endured = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -534,6 +653,14 @@ def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
             how = (options.rounds, options.turns, batch, options.workers, chunk)
             for level, rows in measure_shards(root, backends[0], *how).items():
                 show(level, rows)
+        if "tree" in levels:
+            rows_of, kilobytes, left_out = measure_tree(root, options.rounds, batch, options.workers, chunk)
+            missing += left_out
+            sizes = ", ".join(f"{name} {each:.0f}" for name, each in kilobytes.items())
+            missing.append(f"Kilobytes an image in shards: {sizes}.")
+            print(*left_out, missing[-1], sep="\n")
+            for level, rows in rows_of.items():
+                show(level, rows)
         if options.batches:
             for backend in options.backends or backends:
                 endured.append(endure(root, backend, options.batches, batch, options.workers))
@@ -541,13 +668,15 @@ def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
     if options.out:
         words = ("FOLDER" if word == str(options.out) else word for word in given)
         command = " ".join(["python benchmarks/input.py", *words])
-        record = dict(versions=versions(), command=command, kilobytes_a_file=size, missing=missing)
+        record = dict(versions=versions(), command=command, kilobytes_a_file=size, kilobytes=kilobytes, missing=missing)
         record |= dict(levels=found, endured=endured)
         lines = ["# The input pipeline, ours beside its rivals", "", f"{stamp()}; {versions()}", "", f"`{command}`", ""]
         lines += [f"{made}. The ratio is the median of the rounds', above 1 where a side is faster.", ""]
         lines += [*missing, *NOTES]
         for level, rows in found.items():
             lines += ["", f"## {LEVELS[level].format(workers=options.workers, batch=batch)}", "", *table(level, rows)]
+            if level in WAYS:
+                lines += ["", *TREE]
             if level == "s3":
                 lines += ["", *(line.format(chunks=-(-entries // chunk)) for line in SHARDS)]
         lines += ["", *(f"- {line}" for line in endured)] if endured else []

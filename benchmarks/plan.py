@@ -26,15 +26,17 @@ BATCH = 128
 EPOCHS = 400
 SECONDS_A_GB = 2.0
 """To write a checkpoint, in processor time: docs/resume.md. The disk's own time comes on top."""
-HAS = {"loader cores": 96, "storage": 2e9, "network": 100e9 / 8}
+BANDWIDTH, FLOAT64 = 3.35e12, 34e12
+"""Of an H100 SXM by its data sheet: bytes a second, and operations a second in float64."""
+HAS = {"cores": 96, "storage": 2e9, "network": 100e9 / 8}
 """What a node is assumed to have: cores for loaders, and bytes a second that it reads and that it sends."""
 
 
 @dataclass(frozen=True)
 class Loading:
-    """What a loader's core does."""
+    """What a loader's core does, and what it reads, in one way to read images."""
 
-    images_a_second: float
+    seconds_an_image: float
     """At 224 pixels, in the recipe's augmentation."""
     decode_seconds: float
     """The part of an image's time that does not grow with the crop."""
@@ -42,8 +44,18 @@ class Loading:
 
     def seconds(self, img_size: int) -> float:
         """Of one core for an image; all but the decoding grows with the number of pixels."""
-        rest = 1 / self.images_a_second - self.decode_seconds
+        rest = self.seconds_an_image - self.decode_seconds
         return self.decode_seconds + rest * (img_size / 224) ** 2
+
+
+WAYS = {
+    "whole files": "ours",
+    "whole files, augmented on the device": "ours, augmented on the device",
+    "at most 400 pixels, on the device": "ours, of at most 400 pixels, on the device",
+    "raw pixels, on the device": "ours, from raw shards, on the device",
+}
+"""Ways to read images, as rows of `benchmarks/input.py`."""
+SHARDS = {"ours, of at most 400 pixels, on the device": "small", "ours, from raw shards, on the device": "raw"}
 
 
 @dataclass(frozen=True)
@@ -51,116 +63,173 @@ class Need:
     """What a run needs to keep its GPUs busy."""
 
     images_a_second: float
-    cores: float
-    """For loaders, on each node."""
-    storage: float
-    """Bytes a second that each node reads, if it caches nothing."""
+    """Of a node."""
     network: float
     """Bytes a second that each node sends, for gradients in float32; 0 on one node."""
     checkpoint: float
     """Bytes: weights, two moments and the moving average, in float32."""
     hours: float
 
-    @property
-    def breaks_first(self) -> str:
+    def breaks_first(self, img_size: int, loading: Loading) -> str:
         """What the node has least of, beside what it needs; the GPUs if it has enough of all."""
-        shares = {"loader cores": self.cores, "storage": self.storage, "network": self.network}
-        name, share = max(((name, need / HAS[name]) for name, need in shares.items()), key=lambda pair: pair[1])
-        return f"{name}, at {1 / share:.0%} of the speed" if share > 1 else "the GPUs"
+        needs = {
+            "cores": self.images_a_second * loading.seconds(img_size) / HAS["cores"],
+            "storage": self.images_a_second * loading.file_bytes / HAS["storage"],
+            "network": self.network / HAS["network"],
+        }
+        name = max(needs, key=lambda each: needs[each])
+        cores = self.images_a_second * loading.seconds(img_size)
+        first = f"{name} at {1 / needs[name]:.0%}" if needs[name] > 1 else "GPUs"
+        return f"{cores:,.0f} · {self.images_a_second * loading.file_bytes / 1e9:.1f} · {first}"
 
 
-def loading(path: Path) -> Loading:
-    """Read a measurement of `benchmarks/input.py`, made with 2 workers on 2 cores."""
+def loadings(path: Path) -> dict[str, Loading]:
+    """The ways, from a record of `benchmarks/input.py --levels decode tree`."""
     record = json.loads(path.read_text())
-    loader = next(row for row in record["levels"]["loader"] if row["side"].startswith("ours, nvimgcodec, as the"))
-    crop = next(row for row in record["levels"]["decode"] if row["side"] == "nvImageCodec, the crop")
-    return Loading(1 / loader["seconds"] / 2, crop["seconds"], 1e3 * record["kilobytes_a_file"])
+    decode = next(row for row in record["levels"]["decode"] if row["side"] == "nvImageCodec, the crop")["seconds"]
+    spent = {row["side"]: row["seconds"] for row in record["levels"]["tree"]}
+    rest = spent["ours, augmented on the device"] - decode  # header, crop, resize, hand-over
+    found = {}
+    for way, side in WAYS.items():
+        kilobytes = record["kilobytes"][SHARDS[side]] if side in SHARDS else record["kilobytes_a_file"]
+        decoding = max(0.0, spent[side] - rest) if side in SHARDS else decode
+        found[way] = Loading(spent[side], decoding, 1e3 * kilobytes)
+    return found
 
 
-def need(
-    parameters: int, gmacs: float, img_size: int, images: int, nodes: int, flops: float, measured: Loading
-) -> Need:
+def need(parameters: int, gmacs: float, images: int, nodes: int, flops: float) -> Need:
     """What a run needs.
 
     Args:
         parameters: of the network.
         gmacs: of a forward pass on one image; the backward pass takes twice as many.
-        img_size: side of the images.
         images: of the data set.
         nodes: of GPUS_A_NODE GPUs.
         flops: operations a second that a GPU really does.
-        measured: of the loader.
     """
     gpus = nodes * GPUS_A_NODE
     speed = gpus * flops / (6e9 * gmacs)
     steps = speed / (gpus * BATCH)
     return Need(
-        images_a_second=speed,
-        cores=speed / nodes * measured.seconds(img_size),
-        storage=speed / nodes * measured.file_bytes,
+        images_a_second=speed / nodes,
         network=steps * 4 * parameters * 2 * (nodes - 1) / nodes,  # a ring between the nodes
         checkpoint=4 * 4 * parameters,
         hours=EPOCHS * images / speed / 3600,
     )
 
 
-def lines(mfu: float, measured: Loading, source: str) -> Iterator[str]:
+@dataclass(frozen=True)
+class Device:
+    """What `--data.augment_on device` adds to a step on a GPU, counted from its two kernels."""
+
+    img_size: int
+    layers: int = 2
+    """Operations that RandAugment may do on an image, each with probability 1/2."""
+
+    @property
+    def launches(self) -> int:
+        return 2 * self.layers
+
+    @property
+    def bytes(self) -> float:
+        """Read and written for a batch: all pixels by each layer, and those of 3 operations of 15 for a histogram."""
+        pixels = BATCH * 3 * self.img_size**2
+        # Each of the three programs of an image reads all of it: its channel lies in the same sectors as the others'.
+        return self.layers * pixels * (2 + 3 * 0.5 * 3 / 15)
+
+    @property
+    def flops(self) -> float:
+        """In float64: 5 operations of 15 are warps, with 5 polynomials of 14 operations in each channel."""
+        return self.layers * BATCH * 0.5 * 5 / 15 * self.img_size**2 * (3 * 5 * 14 + 20)
+
+    @property
+    def seconds(self) -> float:
+        """At half the bandwidth and a quarter of the peak in float64 of an H100, and with 4 µs a launch."""
+        return self.bytes / (0.5 * BANDWIDTH) + self.flops / (0.25 * FLOAT64) + self.launches * 4e-6
+
+
+def lines(mfu: float, ways: dict[str, Loading], source: str) -> Iterator[str]:
     """The plan in Markdown."""
     yield "# Training CaiT on 8 and on 64 GPUs, on paper"
     yield ""
     yield f"`python benchmarks/plan.py --mfu {mfu}`. **No row has been run.**"
     yield ""
-    yield (
-        f"Measured ({source}): {measured.images_a_second:.0f} images a second on a loader's core at 224 pixels, "
-        f"{1e3 * measured.decode_seconds:.2f} ms of each for decoding; {measured.file_bytes / 1e3:.0f} kB a file; "
-        f"{SECONDS_A_GB:.0f} s of processor time for a GB of checkpoint."
-    )
+    yield f"Measured ({source}), on a loader's core at 224 pixels:"
+    yield ""
+    yield "| images are read as | ms an image | of it decoding | kB an image |"
+    yield "|---|---|---|---|"
+    for name, way in ways.items():
+        milliseconds = f"{1e3 * way.seconds_an_image:.2f} | {1e3 * way.decode_seconds:.2f}"
+        yield f"| {name} | {milliseconds} | {way.file_bytes / 1e3:.0f} |"
+    yield ""
     yield (
         f"Arithmetic: 6 operations for each multiply-add of the forward pass; {mfu:.0%} of the dense bf16 peak, which "
         f"is assumed ({', '.join(f'{name} {peak / 1e12:.0f}' for name, peak in PEAK.items())} TFLOPS); "
         f"{BATCH} images on each GPU; an augmentation whose time grows with the pixels; gradients in float32 around "
-        f"a ring of nodes; weights, two moments and the moving average in a checkpoint."
+        f"a ring of nodes; weights, two moments and the moving average in a checkpoint, {SECONDS_A_GB:.0f} s of "
+        "processor time for a GB."
     )
     yield (
-        f"What breaks first: where a node has {HAS['loader cores']} cores for loaders, reads "
-        f"{HAS['storage'] / 1e9:.0f} GB/s and sends {HAS['network'] / 1e9:.1f} GB/s. Nothing is cached."
+        f"The last four columns say how many cores a node needs for loaders, how many GB/s it reads if it caches "
+        f"nothing, and what breaks first where a node has {HAS['cores']} cores for loaders, reads "
+        f"{HAS['storage'] / 1e9:.0f} GB/s and sends {HAS['network'] / 1e9:.1f} GB/s, with the share of the GPUs' speed "
+        "that is left."
     )
     for data, (images, classes) in DATA.items():
         for nodes in (1, 8):
             for gpu, peak in PEAK.items():
                 yield from ["", f"## {data}, {nodes} × {GPUS_A_NODE} {gpu}", ""]
-                yield from _table(images, classes, nodes, mfu * peak, measured)
+                yield from _table(images, classes, nodes, mfu * peak, ways)
+    yield from _device(mfu)
 
 
-def _table(images: int, classes: int, nodes: int, flops: float, measured: Loading) -> Iterator[str]:
-    yield "| model | images/s | cores a node | reads a node | sends a node | checkpoint | 400 epochs | breaks first |"
-    yield "|---|---|---|---|---|---|---|---|"
+def _table(images: int, classes: int, nodes: int, flops: float, ways: dict[str, Loading]) -> Iterator[str]:
+    heads = ["model", "images/s", "sends a node", "checkpoint", "400 epochs", *ways]
+    yield f"| {' | '.join(heads)} |"
+    yield "|---" * len(heads) + "|"
     for row in zoo():
         parameters = row["parameters"] + (classes - 1000) * (row["embed_dim"] + 1)  # of a wider head
-        wants = need(parameters, row["gmacs"], row["img_size"], images, nodes, flops, measured)
+        wants = need(parameters, row["gmacs"], images, nodes, flops)
         gigabytes = wants.checkpoint / 1e9
         cells = [
             f"{row['model']} @{row['img_size']}",
-            f"{wants.images_a_second:,.0f}",
-            f"{wants.cores:.0f}",
-            f"{wants.storage / 1e6:,.0f} MB/s",
+            f"{nodes * wants.images_a_second:,.0f}",
             f"{wants.network / 1e6:,.0f} MB/s",
             f"{gigabytes:.2f} GB, {SECONDS_A_GB * gigabytes:.1f} s",
             f"{wants.hours:,.{0 if wants.hours >= 10 else 1}f} h",
-            wants.breaks_first,
+            *(wants.breaks_first(row["img_size"], way) for way in ways.values()),
         ]
         yield f"| {' | '.join(cells)} |"
+
+
+def _device(mfu: float) -> Iterator[str]:
+    """The device's augmentation beside a step on an H100."""
+    yield from ["", "## What augmenting on the device adds to a step on an H100", ""]
+    yield (
+        f"RandAugment of two operations on {BATCH} images: two kernels an operation. Time: bytes at half of "
+        f"{BANDWIDTH / 1e12:.2f} TB/s, warps in float64 at a quarter of {FLOAT64 / 1e12:.0f} TFLOPS, 4 µs a launch."
+    )
+    yield from ["", "| model | launches | MB moved | GFLOP | ms | step, ms | share |", "|---|---|---|---|---|---|---|"]
+    for row in zoo():
+        adds = Device(row["img_size"])
+        step = BATCH * 6e9 * row["gmacs"] / (mfu * PEAK["H100 or H200 SXM"])
+        cells = [f"{row['model']} @{row['img_size']}", f"{adds.launches}", f"{adds.bytes / 1e6:.0f}"]
+        cells += [f"{adds.flops / 1e9:.2f}", f"{1e3 * adds.seconds:.2f}", f"{1e3 * step:.1f}"]
+        yield f"| {' | '.join(cells)} | {adds.seconds / step:.1%} |"
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mfu", type=float, default=0.3, help="share of the peak that a GPU is assumed to reach")
     parser.add_argument(
-        "--input", type=Path, default=max(HERE.glob("input-*-cores-2*.json")), help="a whole record of input.py"
+        "--input",
+        type=Path,
+        default=max(HERE.glob("input-*-decode-tree-*.json"), default=None),
+        help="a record of input.py",
     )
     parser.add_argument("--out", type=Path, help="folder for plan.md; printed without it")
     given = parser.parse_args(arguments)
-    text = "\n".join(lines(given.mfu, loading(given.input), given.input.with_suffix(".md").name)) + "\n"
+    text = "\n".join(lines(given.mfu, loadings(given.input), given.input.with_suffix(".md").name)) + "\n"
     if given.out:
         (given.out / "plan.md").write_text(text)
         print(given.out / "plan.md")
