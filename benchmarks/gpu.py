@@ -3,10 +3,10 @@
     python benchmarks/gpu.py [--stage choice tests kernels steps runs] [--out FOLDER] [--dry]
 
 "choice" says in under four minutes which attention is the fastest for each of the ten models. "tests" holds the
-kernels against the reference, "kernels" times a layer by every backend and tunes the tiles, "steps" times whole
-training steps with them beside timm's, "runs" what a run adds to them: FSDP2, saving in the background, the watch of
-the processes, the choice whether to compile. Needs torch, timm, lightning and pytest; run `benchmarks/gpu.ipynb` where
-there is a notebook and no shell. `--dry` runs the same commands without a GPU, on small shapes under Triton's
+kernels against the reference, "kernels" times a batch's augmentation and a layer by every backend, and tunes the tiles,
+"steps" times whole training steps with them beside timm's, "runs" what a run adds to them: FSDP2, saving in the
+background, the watch of the processes, the choice whether to compile. Needs torch, timm, lightning and pytest; run
+`benchmarks/gpu.ipynb` where there is a notebook and no shell. `--dry` runs the same commands without a GPU, on small shapes under Triton's
 interpreter: it shows that they run, its figures mean nothing.
 """
 
@@ -28,6 +28,7 @@ from report import REPO, file_name
 
 SECONDS = 500
 FUSED = "src/cait/extras/fused/tests/test_fused.py"
+AUGMENT = "src/cait/extras/device_augment/tests/test_device_augment.py"
 TESTS = [FUSED, "tests/model/test_model.py", "tests/test_gpu.py"]
 WATCH = "src/cait/extras/watch/tests/test_gpu_watch.py"
 BACKENDS = ["fused", "recompute", "reference"]
@@ -48,8 +49,11 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
         small = ["--models", "xxs24", "--sizes", "32", "--batch", "1", "--dtype", "float16"]
         return {
             "choice": [(300, [choice, *small, *lines])],
-            "tests": [(300, ["-m", "pytest", *TESTS, "-k", "bits_twice or no_image or gpu"])],
+            "tests": [
+                (300, ["-m", "pytest", *TESTS, AUGMENT, "-k", "bits_twice or no_image or gpu or follow_each_other"])
+            ],
             "kernels": [
+                (300, ["benchmarks/augment.py", "--batch", "2", "--img_size", "16", "--rounds", "1"]),
                 (300, [kernel, "--shapes", "2x20", *tiny, "--backends", *BACKENDS, "timm", "sdpa", *files]),
                 (300, [kernel, "--shapes", "2x20", *tiny, "--backends", "fused", "--tune", str(tilings)]),
             ],
@@ -74,9 +78,11 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
         "tests": [
             (300, ["-m", "pytest", *spread, "-m", "", "-k", "not 16-", *TESTS]),
             (170, ["-m", "pytest", *spread, "-m", "", "-k", "16-", FUSED]),
+            (60, ["-m", "pytest", *spread, "-m", "", "-k", "from_the_kernel", AUGMENT]),
             *torture,
         ],
         "kernels": [
+            (60, ["benchmarks/augment.py", *lines[:1], str(out / "augment.md")]),
             (200, [kernel, *files]),
             (240, [kernel, "--backends", "fused", "--tune", str(tilings), *files, "--tag", "tuned"]),
             (200, [kernel, "--shapes", "16x196", "6x196", "16x576", "--batch", "128", *files, "--tag", "others"]),

@@ -17,7 +17,9 @@ from torch import Tensor
 from cait.extras.device_augment.steps import FLIP, STEP, Code
 
 BLOCK = 1024
-"""Pixels of a program."""
+"""Pixels that a histogram reads at a time."""
+PIXELS, WARPS = 256, 8
+"""Pixels of a program, one for each thread: a warp in float64 needs 64 registers for each."""
 EIGHTS, FOURS, BYTES = (tl.constexpr(STEP.itemsize // size) for size in (8, 4, 1))
 CODE, TABLE = tl.constexpr(STEP.fields["code"][1] // 4), tl.constexpr(STEP.fields["table"][1])
 FLIPPED = tl.constexpr(FLIP)
@@ -226,8 +228,9 @@ def augment(images: Tensor, steps: Tensor, red: int, green: int, blue: int) -> T
         where = (step, count, side)
         exact = dict(enable_fp_fusion=False)
         _tables[(batch, 3)](images, codes, amounts, tables, *where, BLOCK=BLOCK, **exact)
-        grid = (triton.cdiv(side * side, BLOCK), batch)
-        _apply[grid](images, out, codes, amounts, steps, tables, *where, red, green, blue, BLOCK=BLOCK, **exact)
+        grid, fill = (triton.cdiv(side * side, PIXELS), batch), (red, green, blue)
+        how = dict(BLOCK=PIXELS, num_warps=WARPS, **exact)
+        _apply[grid](images, out, codes, amounts, steps, tables, *where, *fill, **how)
         spare, images = (images if step else None), out
     return images
 

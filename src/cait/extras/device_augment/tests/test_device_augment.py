@@ -143,6 +143,15 @@ def test_the_kernel_under_the_interpreter(pytestconfig: pytest.Config) -> None:
     assert "passed" in done.stdout
 
 
+@pytest.fixture
+def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRETED:
+        from cait.extras.device_augment import kernel
+
+        monkeypatch.setattr(kernel, "PIXELS", 1024)
+
+
+@pytest.mark.usefixtures("fewer_programs")
 @pytest.mark.skipif(not (CUDA or INTERPRETED), reason="run under Triton's interpreter, in another process")
 @pytest.mark.parametrize("draws", [48, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_pixels_from_the_kernel_are_timms_to_the_bit(draws: int) -> None:
@@ -156,6 +165,7 @@ def test_pixels_from_the_kernel_are_timms_to_the_bit(draws: int) -> None:
     assert not wrong.size, [KNOWN[number % len(KNOWN)] for number in wrong]
 
 
+@pytest.mark.usefixtures("fewer_programs")
 @pytest.mark.skipif(not (CUDA or INTERPRETED), reason="run under Triton's interpreter, in another process")
 def test_steps_from_the_kernel_follow_each_other() -> None:
     from cait.extras.device_augment.kernel import augment
