@@ -6,8 +6,8 @@
 kernels against the reference, "kernels" times a batch's augmentation and a layer by every backend, and tunes the tiles,
 "steps" times whole training steps with them beside timm's, "runs" what a run adds to them: FSDP2, saving in the
 background, the watch of the processes, the choice whether to compile. Needs torch, timm, lightning and pytest; run
-`benchmarks/gpu.ipynb` where there is a notebook and no shell. `--dry` runs the same commands without a GPU, on small shapes under Triton's
-interpreter: it shows that they run, its figures mean nothing.
+`benchmarks/gpu.ipynb` where there is a notebook and no shell. `--dry` runs the same commands without a GPU, on small
+shapes under Triton's interpreter: it shows that they run, its figures mean nothing.
 """
 
 from __future__ import annotations
