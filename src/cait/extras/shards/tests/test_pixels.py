@@ -26,7 +26,7 @@ SIDE = 40
 
 
 def module(root: Path | str, **settings: Any) -> ImageNetDataModule:
-    common = dict(img_size=32, batch_size=4, num_workers=0, repeats=1, backend="torchvision", max_bad_share=0.2)
+    common = dict(img_size=32, batch_size=4, num_workers=0, repeats=1, max_bad_share=0.2)
     data = ImageNetDataModule(str(root), **(common | settings))
     data.setup("fit")
     return data
@@ -115,11 +115,10 @@ def test_raw_pixels_are_those_that_a_run_on_the_folder_reads(published: bool, ro
         on_white = Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear)
         expected = np.asarray((clear if published else on_white).convert("RGB"), float)
     assert abs(np.asarray(opened(stored["clear.png"])) - expected).max() <= (0 if published else 1)
-    expected_batches = batches(module(root, **read))
-    for backend in ("torchvision", "pillow"):
-        assert_equal(batches(module(out, backend=backend, **read)), expected_batches)
-    timms = dict(backend="timm", repeats=3, decode_once=True)
-    assert_equal(batches(module(out, **timms, **read)), batches(module(root, **timms, **read)))
+    assert_equal(batches(module(out, **read)), batches(module(root, **read)))
+    for backend in ("auto", "timm"):
+        repeated = dict(backend=backend, repeats=3, decode_once=True) | read
+        assert_equal(batches(module(out, **repeated)), batches(module(root, **repeated)))
     other = "exif_orientation true" if not published else "exif_orientation false"
     with pytest.raises(UserError, match=f"are of {other}, the run has .*: give --data.{other}, or make"):
         module(out, exif_orientation=published)
@@ -170,7 +169,7 @@ def test_a_run_says_what_it_reads_and_does_not_go_on_with_other_pixels(root: Pat
         small.load_state_dict(earlier)
 
 
-@pytest.mark.parametrize("backend", ["torchvision", "pillow"])
+@pytest.mark.parametrize("backend", ["auto", "timm"])
 @pytest.mark.parametrize("options", [["--raw"], []])
 def test_a_failing_disk_ends_the_run_in_one_line(
     options: list[str], backend: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
