@@ -23,6 +23,7 @@ from cait.extras.shards import writer
 from cait.extras.shards.pixels import Pixels
 
 SIDE = 40
+XMP = b'<x:xmpmeta tiff:Orientation="6"></x:xmpmeta>'
 
 
 def module(root: Path | str, **settings: Any) -> ImageNetDataModule:
@@ -52,6 +53,8 @@ def root(tmp_path: Path, photographs: list[Image.Image]) -> Path:
     photo, small = photographs[0].resize((60, 48)), photographs[1].resize((SIDE, 31))
     turned = Image.Exif()
     turned[ExifTags.Base.Orientation] = 6
+    upright = Image.Exif()
+    upright[ExifTags.Base.Orientation] = 1
     clear = photo.convert("RGBA")
     clear.putalpha(Image.fromarray(np.tile(np.linspace(0, 255, 60).astype(np.uint8), (48, 1))))
     deep = Image.fromarray(np.arange(60 * 48, dtype=np.uint16).reshape(48, 60) * 20)
@@ -64,6 +67,8 @@ def root(tmp_path: Path, photographs: list[Image.Image]) -> Path:
         "photo.jpg": encoded(photo, quality=95),
         "small.jpg": encoded(small),
         "turned.jpg": encoded(photo, quality=95, exif=turned),
+        "upright.jpg": encoded(photo, quality=95, exif=upright, xmp=XMP),
+        "xmp.jpg": encoded(photo, quality=95, xmp=XMP),
     }
     for name, data in files.items():
         for place in ("train/a", "train/b", "val/a", "val/b"):
@@ -90,7 +95,8 @@ def test_large_images_are_made_smaller_and_nothing_else_is(root: Path, tmp_path:
     for name in stored.keys() - {"none.jpg", "small.jpg", "clear.png", "deep.png"}:
         with Image.open(root / "train/a" / name) as whole, opened(stored[name]) as ours:
             assert (ours.format, ours.size) == ("JPEG", (40, 32))
-            assert ours.getexif().get(ExifTags.Base.Orientation) == whole.getexif().get(ExifTags.Base.Orientation)
+            tags = [image.getexif().get(ExifTags.Base.Orientation, 1) for image in (ours, whole)]
+            assert tags == ([6, 6] if name in ("turned.jpg", "xmp.jpg") else [1, 1])
             expected = np.asarray(whole.convert(ours.mode).resize((40, 32), Image.Resampling.LANCZOS), float)
             assert abs(np.asarray(ours) - expected).mean() < 4
     with opened(stored["clear.png"]) as ours, Image.open(root / "train/a/clear.png") as whole:
@@ -159,7 +165,7 @@ def test_a_making_that_is_cut_off_goes_on_with_the_same_pixels_alone(root: Path,
 
 def test_a_run_says_what_it_reads_and_does_not_go_on_with_other_pixels(root: Path, tmp_path: Path) -> None:
     whole, small = module(make(root, tmp_path / "whole")), module(make(root, tmp_path / "small", f"--max_side={SIDE}"))
-    assert "16 training (JPEG of quality 95, at most 40 pixels a side) and 16 validation images" in small.summary()
+    assert "20 training (JPEG of quality 95, at most 40 pixels a side) and 20 validation images" in small.summary()
     assert whole.state_dict() == module(root).state_dict()
     earlier = whole.state_dict()
     del earlier["depends_on"]["stored training images"]
