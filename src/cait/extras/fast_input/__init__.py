@@ -21,7 +21,7 @@ class ReadingAhead:
     """
 
     read_ahead: int = 0
-    """Threads in each worker that read the images of a batch while others are decoded. 8 suit disks and network file
+    """Threads in each worker that read the images of a batch while others are decoded. 8 suit network file
     systems that answer slowly. 0 reads one after the other, which is best for files in memory."""
 
     def __post_init__(self) -> None:
