@@ -714,4 +714,5 @@ def test_what_a_checkpoint_is_compared_by_keeps_its_names(mixed_root: Path) -> N
         "training pictures",
         "digest of the training pictures' names",
         "order of the images",
+        "stored training images",
     ]

@@ -29,7 +29,9 @@ from cait.settings import Given, flat, values
 
 PIXELS = "pixels by"
 ORDER = "order of the images"
-"""Earlier checkpoints lack this key: their order is "published"."""
+STORED = "stored training images"
+EARLIER = {ORDER: "published", STORED: "unchanged"}
+"""What is so of checkpoints that lack these keys."""
 CHECKED_IMAGES = 20_000
 """In data sets up to this size every file's header is checked before training, which takes about a second."""
 
@@ -222,7 +224,9 @@ class ImageNetDataModule(LightningDataModule):
     def summary(self) -> str:
         """The data set in a line."""
         train, val = len(self.source.train), len(self.source.val)
-        return f"{self.root}: {train:,} training and {val:,} validation images, {self.num_classes} classes"
+        stored = getattr(self.source, "stored", EARLIER[STORED])
+        changed = f" ({stored})" if stored != EARLIER[STORED] else ""
+        return f"{self.root}: {train:,} training{changed} and {val:,} validation images, {self.num_classes} classes"
 
     def how_read(self) -> str:
         """What decodes the training images."""
@@ -262,6 +266,7 @@ class ImageNetDataModule(LightningDataModule):
             "training pictures": len(self.source.train),
             "digest of the training pictures' names": self._digest,
             ORDER: self.order.name,
+            STORED: getattr(self.source, "stored", EARLIER[STORED]),
         }
         return {
             "class_names": self.class_names,
@@ -283,7 +288,7 @@ class ImageNetDataModule(LightningDataModule):
         if not self.check_resume or self.trainer is None or not self.trainer.training:
             return
         for name, value in self.state_dict()["depends_on"].items():
-            saved = state_dict["depends_on"].get(name, "published" if name == ORDER else value)
+            saved = state_dict["depends_on"].get(name, EARLIER.get(name, value))
             if name == PIXELS and saved != value == "timm" and self.loading.backend == "auto":
                 rank_zero_info(f"the run's pixels were by {saved}, an extra that is gone; timm's are nearly the same")
             elif saved != value:

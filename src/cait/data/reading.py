@@ -104,6 +104,8 @@ def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Ima
             while reading.shrinks(rgb.size):
                 rgb = rgb.reduce(2)
             return rgb.convert("L").convert("RGB") if reading.in_chans == 1 else rgb
+    except UserError:  # from the data set that it is read from, which cannot go on
+        raise
     except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error ...
         reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else reason_of(error)
         path = image if isinstance(image, str | Path) else name

@@ -6,7 +6,37 @@ Without this folder timm's own transform makes the training images, and batches 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from cait.settings import check_at_least
+
+
+@dataclass(frozen=True)
+class ReadingAhead:
+    """How a worker reads the files of training images.
+
+    Raises:
+        UserError: a setting is out of range.
+    """
+
+    read_ahead: int = 0
+    """Threads in each worker that read the images of a batch while others are decoded. 8 suit network file
+    systems that answer slowly. 0 reads one after the other, which is best for files in memory."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 0, "read_ahead")
+
+
+DATA_SETTINGS = "cait.extras.fast_input:ReadingAhead"
+
+
+def wrap_samples(samples: Any, settings: Mapping[str, Any]) -> Any:
+    if settings["read_ahead"] == 0:
+        return samples
+    from cait.extras.fast_input.ahead import Ahead
+
+    return Ahead(samples, settings["read_ahead"])
 
 
 def train_pipeline(preprocessing: Any, augmentation: Any, settings: Mapping[str, Any]) -> Any:

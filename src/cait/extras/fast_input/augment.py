@@ -63,6 +63,8 @@ class Augment:
 
     def how_read(self, samples: Samples) -> str:
         """What decodes the images; it looks at the suffixes of up to a thousand names."""
+        if getattr(samples, "in_parts", False):  # raw pixels in shards
+            return "only the rows of the crop are read" if self.backend != "pillow" else HOW_READ["pillow"]
         kinds = {Path(samples.name(i)).suffix.lower() for i in range(0, len(samples), 1 + len(samples) // 1000)}
         return HOW_READ[self.backend if kinds & {".jpg", ".jpeg", ""} else "pillow"]
 

@@ -1,16 +1,18 @@
 """Decode only the crop of an image, with the fastest decoder that is installed.
 
-All decoders give the same pixels, so the choice does not change a run. The fast ones read JPEG files.
-Pillow reads all other files, and every file that the fast ones decline.
+All decoders give the same pixels, so the choice does not change a run. The fast ones read JPEG files. Of a PPM file,
+which is not compressed, only the rows of the crop are read. Pillow reads all other files, and every file that the fast
+ones decline.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -43,6 +45,8 @@ FRAMES = {0xC0 + number for number in range(16)} - {0xC4, 0xC8, 0xCC}
 APP1 = 0xE1
 """Marker of the segments that hold EXIF and XMP data."""
 MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")  # except markers that restart a scan
+PPM = re.compile(rb"P6\n(\d{1,9}) (\d{1,9})\n255\n")
+"""Header of a PPM file, as Pillow writes it."""
 
 
 class Frame(NamedTuple):
@@ -102,6 +106,33 @@ class JpegStream:
         return np.asarray(image)[:, :width]
 
 
+class Pixmap:
+    """A PPM file; only the rows of a box are read.
+
+    Raises:
+        ValueError: it is none, or Pillow must decide.
+    """
+
+    def __init__(self, file: io.RawIOBase | BytesIO, name: str, reading: Reading) -> None:
+        if (header := PPM.match(file.read(32) or b"")) is None:
+            raise ValueError("not a PPM file")
+        self.file, self.name = file, name
+        self.start, self.size = header.end(), (int(header[1]), int(header[2]))
+        width, height = self.size
+        if file.seek(0, os.SEEK_END) < self.start + 3 * width * height or reading.shrinks(self.size):
+            raise ValueError("Pillow refuses or shrinks it")
+        _check_size(width, height)
+
+    def crop(self, box: Box) -> np.ndarray:
+        (top, left, height, width), row = box, 3 * self.size[0]
+        try:
+            self.file.seek(self.start + top * row)
+            rows = np.frombuffer(self.file.read(height * row) or b"", np.uint8).reshape(height, self.size[0], 3)
+        except (OSError, ValueError) as error:
+            raise UnreadableImageError(f"cannot read the image {self.name}: {reason_of(error)}") from error
+        return rows[:, left : left + width].copy()
+
+
 class Upright:
     """An image whose EXIF orientation is applied to each box.
 
@@ -153,20 +184,27 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading:
     if isinstance(raw, str | Path):
         name = str(raw)
     try:
-        with open(raw, "rb") if isinstance(raw, str | Path) else raw as file:
+        if isinstance(raw, io.RawIOBase | BytesIO) and raw.seekable() and raw.tell() == 0:
+            with suppress(ValueError):
+                return _prepared(Pixmap(raw, name, reading), whole, reading)
+            raw.seek(0)
+        with open(raw, "rb", buffering=0) if isinstance(raw, str | Path) else raw as file:
             data = file.read()
     except OSError as error:
         raise UnreadableImageError(f"cannot read the image {name}: {reason_of(error)}") from error
     # A decoder could read a box above the point where a file is cut off. Pillow refuses such a file, so we do too.
     if data.startswith(JPEG_START) and data.endswith(JPEG_END):
         try:
-            image = _fast(data, name, decoder, reading)
-            image = Grey(image) if reading.in_chans == 1 else image
-            width, height = image.size
-            return DecodedImage(image.crop((0, 0, height, width))) if whole else image
+            return _prepared(_fast(data, name, decoder, reading), whole, reading)
         except Exception:  # of any kind; Pillow decides
             pass
     return _by_pillow(BytesIO(data), name, reading)
+
+
+def _prepared(image: OpenImage, whole: bool, reading: Reading) -> OpenImage:
+    image = Grey(image) if reading.in_chans == 1 else image
+    width, height = image.size
+    return DecodedImage(image.crop((0, 0, height, width))) if whole else image
 
 
 def _by_pillow(raw: RawImage, name: str, reading: Reading) -> DecodedImage:
@@ -188,16 +226,31 @@ def _fast(data: bytes, name: str, decoder: Decoder, reading: Reading) -> OpenIma
 
 def _stored(data: bytes, name: str, decoder: Decoder, frame: Frame) -> OpenImage:
     """The image as it lies in the file."""
-    if frame.width * frame.height > 2 * (Image.MAX_IMAGE_PIXELS or math.inf):
-        raise ValueError("Pillow refuses so large an image")
+    _check_size(frame.width, frame.height)
     # nvImageCodec converts CMYK to another RGB, and smooths a box differently if a progressive file lacks its last
     # scans. It misses damage outside the box, so the scan must reach the end of the file without a marker.
-    if decoder == "nvimgcodec" and frame.kind in BASELINE and frame.components in (1, 3):
-        marker = MARKER.search(data, frame.scan)
-        if marker and marker.start() == len(data) - len(JPEG_END):
-            return JpegStream(data, name)
+    common = frame.kind in BASELINE and frame.components in (1, 3)
+    if decoder == "nvimgcodec" and common and _is_one_scan(data, frame.scan):
+        return JpegStream(data, name)
     tensor = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
     return DecodedImage(tensor.permute(1, 2, 0).numpy())
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > 2 * (Image.MAX_IMAGE_PIXELS or math.inf):
+        raise ValueError("Pillow refuses so large an image")
+
+
+def _is_one_scan(data: bytes, start: int) -> bool:
+    """Whether no marker follows before that of the end, except those that restart a scan."""
+    end, scan = len(data) - len(JPEG_END), np.frombuffer(data, np.uint8)[start:]
+    # numpy takes half the time of the search, but also finds the markers that restart a scan.
+    marked = scan[:-1] == 0xFF
+    marked &= scan[1:] != 0
+    if marked.any() and start + marked.argmax() == end:
+        return True
+    marker = MARKER.search(data, start)
+    return marker is not None and marker.start() == end
 
 
 def _header(data: bytes) -> tuple[Frame, bool]:

@@ -193,7 +193,10 @@ def _several(found: Mapping[str, Mapping[str, float | None]]) -> str:
 def _origin(config: Mapping[str, Any], about: Mapping[str, Any], data_state: Mapping[str, Any]) -> Iterator[str]:
     depends = data_state.get("depends_on", {})
     count = depends.get("training pictures")
-    yield f"- Data: {_cell(_data_name(config))}" + ("" if count is None else f", {count:,} training images")
+    stored = depends.get("stored training images", "unchanged")
+    changed = f" ({stored})" if stored != "unchanged" else ""
+    counted = "" if count is None else f", {count:,} training images{changed}"
+    yield f"- Data: {_cell(_data_name(config))}{counted}"
     if digest := depends.get("digest of the training pictures' names"):
         yield f"- Digest of the training images' names: `{digest}`"
     yield f"- Checkpoint: step {about['step']:,}, epoch {about['epoch'] + 1}"

@@ -71,7 +71,13 @@ def open_source(root: str, settings: Mapping[str, Any]) -> Any:
 
 
 def image_order(source: Any, settings: Mapping[str, Any]) -> Any:
-    """The windowed order, if the settings ask for it; otherwise None."""
+    """The windowed order, if the settings ask for it; otherwise None.
+
+    Raises:
+        UserError: the settings do not suit the source.
+    """
+    if check := getattr(source, "check_reading", None):
+        check(settings)
     if settings["order"] == "published" and "://" not in settings["root"]:
         return None
     from cait.extras.shards.order import choose

@@ -41,11 +41,19 @@ class Piece(NamedTuple):
         return hashlib.sha256(data).hexdigest() == self.sha256
 
 
-def read_part(path: Path, start: int, size: int) -> bytes:
-    """At most `size` bytes of a file. The file is not kept open, so a worker holds none and a cache may remove it."""
-    with path.open("rb") as file:  # buffered: one call of the system reads 2 GiB at most
-        file.seek(start)
-        return file.read(size)
+def read_part(path: str | Path, start: int, size: int) -> bytes:
+    """At most `size` bytes of a file. The file is not kept open, so a worker holds none and a cache may remove it.
+
+    Not mapped into memory: there a failing disk kills the process without a word.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # with `Path.open` and `seek` a read takes twice the time
+    try:
+        data = os.pread(file, size, start)
+        while len(data) < size and (more := os.pread(file, size - len(data), start + len(data))):
+            data += more  # one call of the system reads 2 GiB at most
+        return data
+    finally:
+        os.close(file)
 
 
 class Bucket:

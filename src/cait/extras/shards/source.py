@@ -6,12 +6,12 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from io import BytesIO
+from functools import cached_property, partial
+from io import BytesIO, RawIOBase
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from cait.errors import UserError
 from cait.extras.root_name import root_name
 from cait.extras.shards import INDEX, Shards
 from cait.extras.shards.bucket import Bucket, Piece, read_part
+from cait.extras.shards.pixels import Pixels
 
 TABLE = "images.npz"
 CACHE = "data/cache"
@@ -41,6 +42,8 @@ class Index(NamedTuple):
     images_per_chunk: int
     splits: dict[str, Split]
     """train and val"""
+    pixels: Pixels | None
+    """How the training images were changed; None if they are the bytes of the image files."""
 
 
 class Folder:
@@ -61,7 +64,7 @@ class Folder:
 
     def read(self, piece: Piece, start: int, size: int) -> bytes:
         """`size` bytes of a file from `start` on."""
-        path = self.root / piece.name
+        path = f"{self.root}/{piece.name}"
         try:
             data = read_part(path, start, size)
         except OSError as error:
@@ -79,6 +82,30 @@ class Folder:
     def check(self, piece: Piece) -> None:
         """Check that a chunk is there, to its last byte."""
         self.read(piece, piece.size - 1, 1)
+
+
+class Part(RawIOBase):
+    """An image in its chunk, as a file. Only what is read of it is fetched, for images that are not compressed.
+
+    Args:
+        fetch: takes a place in the chunk and a number of bytes.
+    """
+
+    def __init__(self, fetch: Callable[[int, int], bytes], start: int, size: int) -> None:
+        self.fetch, self.start, self.size, self.place = fetch, start, size, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self.place = offset + (0, self.place, self.size)[whence]
+        return self.place
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self.size - self.place)
+        data = self.fetch(self.start + self.place, left if size is None or size < 0 else min(size, left))
+        self.place += len(data)
+        return data
 
 
 @dataclass(eq=False)
@@ -99,6 +126,8 @@ class ShardSamples:
     read: Callable[[Piece, int, int], bytes]
     checked: bool = False
     """Compare the bytes of each image with its sum."""
+    in_parts: bool = False
+    """Give each image as a `Part`."""
 
     def __post_init__(self) -> None:
         self.labels = self.table["labels"]
@@ -113,10 +142,13 @@ class ShardSamples:
         name = self.table["names"][ends[index - 1] if index else 0 : ends[index]]
         return f"{self.root}/{os.fsdecode(name.tobytes())}"
 
-    def __getitem__(self, index: int) -> tuple[BytesIO, int]:
+    def __getitem__(self, index: int) -> tuple[BytesIO | Part, int]:
         """As in `Samples`. Raises UserError, which ends the run, if the chunk is torn."""
         piece = self.chunks[self.chunk_of[index]]
-        data = self.read(piece, int(self.table["starts"][index]), int(self.table["sizes"][index]))
+        start, size = int(self.table["starts"][index]), int(self.table["sizes"][index])
+        if self.in_parts:
+            return Part(partial(self.read, piece), start, size), int(self.labels[index])
+        data = self.read(piece, start, size)
         if self.checked and zlib.crc32(data) != self.table["sums"][index]:
             raise UserError(f"{self.root}/{piece.name} is damaged: {self.name(index)} has another checksum")
         return BytesIO(data), int(self.labels[index])
@@ -186,6 +218,16 @@ class ShardSource:
     def class_names(self) -> list[str]:
         return self.index.class_names
 
+    @property
+    def stored(self) -> str:
+        """How the training images were changed; checkpoints hold it."""
+        return str(self.index.pixels or "unchanged")
+
+    def check_reading(self, settings: Mapping[str, Any]) -> None:
+        """Raise UserError if the training images were made with other settings than a run's."""
+        if self.index.pixels:
+            self.index.pixels.check(settings)
+
     @cached_property
     def train(self) -> ShardSamples:
         return self._samples("train", alone=not self.all_fit and self.shards.order == "published")
@@ -199,8 +241,10 @@ class ShardSource:
         for piece in split.chunks:
             self.place.check(piece)
         read = self.place.read_alone if alone else self.place.read
+        in_parts = name == "train" and self.index.pixels is not None and self.index.pixels.raw and not alone
         with np.load(BytesIO(self._whole(split.table))) as table:
-            return ShardSamples(self.root, dict(table), split.chunks, self.index.images_per_chunk, read, checked=alone)
+            where = (self.root, dict(table), split.chunks, self.index.images_per_chunk)
+        return ShardSamples(*where, read, checked=alone, in_parts=in_parts)
 
 
 def chunk_name(split: str, number: int) -> str:
@@ -225,7 +269,8 @@ def parse(text: bytes, name: str) -> Index:
                 )
                 for split in ("train", "val")
             }
-            return Index(content["class_names"], content["images_per_chunk"], splits)
+            pixels = Pixels(**content["pixels"]) if "pixels" in content else None
+            return Index(content["class_names"], content["images_per_chunk"], splits, pixels)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{name} is not an index of shards, as `cait shards` writes it: {error!r}") from error
     raise UserError(f"{name} is of version {content['version']}, this program reads version {VERSION}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 from cait.cli.options import Options
 from cait.errors import UserError
@@ -10,7 +12,8 @@ from cait.run.program import Program
 
 WHAT = """\
 Pack the images of a data set into chunks of LitData's format, to train from a folder or from S3. The bytes of the
-files are kept as they are. Killed, the same command goes on, and the files are the same."""
+files are kept as they are, unless --max_side or --raw changes the training images. Killed, the same command goes on,
+and the files are the same."""
 NAMES = {"train_split": "train", "val_split": "val", "data_dir": None, "input_key": "image", "target_key": "label"}
 """Options that are settings of the data module, like `val_fraction` and `download`, and their defaults."""
 
@@ -20,6 +23,7 @@ def shards(arguments: list[str], program: Program) -> None:
     asked = _options().parse_args(arguments)
     if asked.images < 1 or (asked.workers is not None and asked.workers < 0):
         raise UserError("--images must be at least 1 and --workers at least 0")
+    pixels = _pixels(asked)
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     from cait import cores
@@ -36,10 +40,26 @@ def shards(arguments: list[str], program: Program) -> None:
     workers = cores.share(1) if asked.workers is None else asked.workers
     with Progress("images", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task("", total=len(opened.train) + len(opened.val))
-        for images in writer.make(opened, root_name(asked.root), splits, asked.out, asked.images, workers):
+        how = (splits, asked.out, asked.images, workers, pixels)
+        for images in writer.make(opened, root_name(asked.root), *how):
             bar.advance(task, images)
     size = sum(path.stat().st_size for path in asked.out.rglob("*") if path.is_file()) / 1e6
     print(f"{len(opened.train):,} training and {len(opened.val):,} validation images, {size:,.1f} MB: {asked.out}")
+
+
+def _pixels(asked: Namespace) -> Any:
+    """What the options say of the training images, a `Pixels`; None leaves them. Raises UserError."""
+    from cait.extras.shards.pixels import Pixels
+
+    if asked.quality is not None and (asked.raw or asked.max_side is None):
+        raise UserError("--quality is for --max_side without --raw")
+    if not asked.raw and (asked.exif_orientation or asked.background):
+        raise UserError("--exif_orientation and --background are for --raw: image files keep theirs for a run to read")
+    if not asked.raw and asked.max_side is None:
+        return None
+    background = None if asked.background == "null" else asked.background or "white"
+    quality = 95 if asked.quality is None else asked.quality
+    return Pixels(asked.max_side, quality, asked.raw, asked.exif_orientation != "false", background)
 
 
 def _options() -> Options:
@@ -48,6 +68,13 @@ def _options() -> Options:
     options.add_argument("out", metavar="OUT", type=Path, help="folder for the shards")
     options.add_argument("--images", type=int, default=512, metavar="N", help="images in a chunk; default 512")
     options.add_argument("--workers", type=int, metavar="N", help="processes; default one for each core")
+    options.add_argument("--max_side", type=int, metavar="N", help="make larger training images so many pixels long")
+    options.add_argument("--quality", type=int, metavar="Q", help="JPEG quality of those; default 95")
+    options.add_argument("--raw", action="store_true", help="store the pixels of training images, not image files")
+    options.add_argument(
+        "--exif_orientation", choices=("true", "false"), help="of raw pixels, as --data.exif_orientation"
+    )
+    options.add_argument("--background", metavar="COLOUR", help="of raw pixels, as --data.background; or null")
     for name, default in NAMES.items():
         options.add_argument(f"--{name}", default=default, metavar="NAME", help=f"as --data.{name}")
     options.add_argument("--val_fraction", type=float, default=0.1, metavar="SHARE", help="as --data.val_fraction")

@@ -17,16 +17,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image
+from PIL import Image
 from torch.utils._pytree import tree_structure, treespec_dumps
 from torch.utils.data import DataLoader, Dataset
 
 from cait import disk
 from cait.data.dataset import Samples
-from cait.data.reading import PUBLISHED, UnreadableImageError, load_rgb, orientation
+from cait.data.reading import UnreadableImageError
 from cait.data.source import DataSource
 from cait.errors import UserError
 from cait.extras.shards import INDEX, PLAN
+from cait.extras.shards.pixels import Pixels, as_png
 from cait.extras.shards.source import TABLE, VERSION, chunk_name
 from cait.file_lock import file_lock
 
@@ -47,7 +48,15 @@ Record = dict[str, Any]
 """What is known of a chunk once it is made."""
 
 
-def make(source: DataSource, root: str, splits: dict[str, str], out: Path, images: int, workers: int) -> Iterator[int]:
+def make(
+    source: DataSource,
+    root: str,
+    splits: dict[str, str],
+    out: Path,
+    images: int,
+    workers: int,
+    pixels: Pixels | None = None,
+) -> Iterator[int]:
     """Write shards of `source` to `out`, and yield the number of images of each chunk once it is made.
 
     A chunk appears by a rename, so it is whole or absent. Nothing in it depends on other chunks, on the number of
@@ -58,6 +67,7 @@ def make(source: DataSource, root: str, splits: dict[str, str], out: Path, image
         splits: what the source calls its sets, by "train" and "val".
         images: images in a chunk.
         workers: processes.
+        pixels: how the training images are changed; those of validation never are, so scores stay what they were.
 
     Raises:
         UserError: an image cannot be read, or `out` cannot be used.
@@ -68,10 +78,11 @@ def make(source: DataSource, root: str, splits: dict[str, str], out: Path, image
         for split, samples in sets.items()
     }
     head = {"class_names": source.class_names, "images_per_chunk": images}
+    head |= {"pixels": pixels.used()} if pixels else {}
     digests = {split: hashlib.sha256(b"\n".join(listed)).hexdigest() for split, listed in names.items()}
     with file_lock(out.parent / f".{out.name}.lock"):
         _start_writing(out, json.dumps({**head, "splits": splits, "names": digests}))
-        chunks = Chunks(sets, out, images)
+        chunks = Chunks(sets, out, images, pixels)
         yield from DataLoader(chunks, None, num_workers=workers, worker_init_fn=_die_with_parent)
         content: Record = {"version": VERSION, **head}
         for split, listed in names.items():
@@ -111,8 +122,9 @@ def _start_writing(out: Path, plan: str) -> None:
 class Chunks(Dataset[int]):
     """Chunks to be made: indexing makes a missing one and gives its number of images."""
 
-    def __init__(self, sets: dict[str, Samples], out: Path, images: int) -> None:
+    def __init__(self, sets: dict[str, Samples], out: Path, images: int, pixels: Pixels | None) -> None:
         self.sets, self.images = sets, images
+        self.pixels = {"train": pixels, "val": None}
         shuffled = torch.randperm(len(sets["train"]), generator=torch.Generator().manual_seed(SEED)).numpy()
         self.orders = {"train": shuffled, "val": np.arange(len(sets["val"]))}
         """For each set, the images in the order in which they lie in the chunks."""
@@ -130,7 +142,8 @@ class Chunks(Dataset[int]):
         indices = self.orders[split][number * self.images : (number + 1) * self.images].tolist()
         path = self.paths[split][number]
         if not record_of(path).is_file():
-            data, record = pack((encoded(self.sets[split], index) for index in indices), len(indices))
+            samples, pixels = self.sets[split], self.pixels[split]
+            data, record = pack((encoded(samples, index, pixels) for index in indices), len(indices))
             try:
                 _write(path, data)
                 _write(record_of(path), json.dumps(record).encode())  # last: it marks the chunk as complete
@@ -173,10 +186,11 @@ def pack(images: Iterable[tuple[bytes, int]], count: int) -> tuple[bytes, Record
     }
 
 
-def encoded(samples: Samples, index: int) -> tuple[bytes, int]:
-    """The unchanged bytes of an image's file, and its label; an image that is decoded already becomes a PNG file.
+def encoded(samples: Samples, index: int, pixels: Pixels | None) -> tuple[bytes, int]:
+    """The bytes of an image's file, changed by `pixels` if it is given, and its label.
 
-    The PNG file keeps the pixels, the alpha channel and the EXIF orientation, so a run's settings apply as before.
+    An image that is decoded already becomes a PNG file, which keeps the pixels, the alpha channel and the EXIF
+    orientation, so a run's settings apply as before.
 
     Raises:
         UserError: the image cannot be read.
@@ -184,25 +198,15 @@ def encoded(samples: Samples, index: int) -> tuple[bytes, int]:
     try:
         raw, label = samples[index]
         if isinstance(raw, Image.Image):
-            return _as_png(raw, samples.name(index)), label
-        with open(raw, "rb") if isinstance(raw, str | Path) else raw as opened:
-            return opened.read(), label
+            data = as_png(raw, samples.name(index))
+        else:
+            with open(raw, "rb") if isinstance(raw, str | Path) else raw as opened:
+                data = opened.read()
+        return pixels.stored(data, samples.name(index)) if pixels else data, label
     except UnreadableImageError as error:
         raise UserError(str(error)) from error
     except OSError as error:
         raise UserError(f"cannot read the image {samples.name(index)}: {error.strerror or error}") from error
-
-
-def _as_png(raw: Image.Image, name: str) -> bytes:
-    file, turned = BytesIO(), orientation(raw)
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = turned
-    if raw.has_transparency_data:
-        raw = raw.convert("RGBA")
-    elif raw.mode != "L":
-        raw = load_rgb(raw, name, PUBLISHED)
-    raw.save(file, "PNG", **({"exif": exif} if turned != 1 else {}))
-    return file.getvalue()
 
 
 def _finish(chunks: Chunks, split: str, names: list[bytes]) -> Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Iterator
 from io import BytesIO
@@ -73,7 +74,8 @@ def files(photographs: list[Image.Image]) -> dict[str, bytes]:
         "one bit.png": encoded(photo.convert("1"), "PNG"),
         "deep.png": encoded(Image.fromarray(np.arange(0, 65536, 11, dtype=np.uint16)[:5900].reshape(59, 100)), "PNG"),
         "gif.jpg": encoded(photo, "GIF"),
-        **{f"{kind}.{kind}": encoded(photo, kind) for kind in ("webp", "bmp", "tiff")},
+        **{f"{kind}.{kind}": encoded(photo, kind) for kind in ("webp", "bmp", "tiff", "ppm")},
+        "comment.ppm": encoded(photo, "PPM").replace(b"\n", b"\n# no more\n", 1),
     }
     for size in ((1, 1), (3, 2), (1, 40)):
         tiny = photo.resize(size)
@@ -246,6 +248,26 @@ def test_nvimagecodec_reads_the_common_jpegs(files: dict[str, bytes]) -> None:
     assert {type(image) for image in images.values()} == {JpegStream}
 
 
+def test_of_a_ppm_file_only_the_rows_of_the_crop_are_read(files: dict[str, bytes], tmp_path: Path) -> None:
+    read = []
+
+    class Noted(BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            read.append(data := super().read(size))
+            return data
+
+    data = files["ppm.ppm"]
+    image = open_image(Noted(data), "it", False, "torchvision")
+    np.testing.assert_array_equal(image.crop((30, 11, 20, 70)), oracle(data)[30:50, 11:81])
+    assert sum(map(len, read)) == 32 + 20 * 3 * 123
+    (tmp_path / "some.ppm").write_bytes(data)
+    with open(tmp_path / "some.ppm", "rb", buffering=0) as file:
+        image = open_image(file, "it", False, "torchvision")
+        os.truncate(tmp_path / "some.ppm", 1000)
+        with pytest.raises(UserError, match=r"^cannot read the image it: "):
+            image.crop((30, 11, 20, 70))
+
+
 @DECODERS
 def test_what_is_handed_out_is_the_callers_own(files: dict[str, bytes], decoder: Decoder) -> None:
     image = open_image(BytesIO(files["subsampling 2.jpg"]), "it", True, decoder)
@@ -256,7 +278,7 @@ def test_what_is_handed_out_is_the_callers_own(files: dict[str, bytes], decoder:
 
 
 @DECODERS
-@pytest.mark.parametrize("name", ["subsampling 2.jpg", "progressive.jpg", "restarts.jpg", "rgba.png"])
+@pytest.mark.parametrize("name", ["subsampling 2.jpg", "progressive.jpg", "restarts.jpg", "rgba.png", "ppm.ppm"])
 def test_a_cut_file_is_refused_even_for_a_box_above_the_cut(
     files: dict[str, bytes], decoder: Decoder, name: str
 ) -> None:

@@ -213,6 +213,16 @@ def test_names_do_not_leave_their_place_in_the_card() -> None:
     assert card_text._cell("a\n# b\x1b[31m|") == "a \\# b\\[31m\\|"
 
 
+def test_the_card_says_how_training_images_were_changed_before_the_run() -> None:
+    config, about = {"data": {"root": "sets/mine"}}, {"step": 1, "epoch": 0}
+    depends = {"training pictures": 1437, "stored training images": "raw pixels, upright"}
+    assert next(card_text._origin(config, about, {"depends_on": depends})) == (
+        "- Data: mine, 1,437 training images (raw pixels, upright)"
+    )
+    depends["stored training images"] = "unchanged"
+    assert next(card_text._origin(config, about, {"depends_on": depends})) == "- Data: mine, 1,437 training images"
+
+
 def test_large_images_are_halved_by_who_reads_the_card_and_the_copies_are_private() -> None:
     config = {"data": {"root": "photos", "shrink": 128, "copies_dir": "data/cache"}, "model": {}}
     halving = "Halve large images first: `while min(image.size) >= 256: image = image.reduce(2)`."

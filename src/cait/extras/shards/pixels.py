@@ -1,0 +1,119 @@
+"""What `cait shards` changes in the training images: large ones made smaller, or pixels in place of image files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+from PIL import ExifTags, Image
+
+from cait.data.reading import PUBLISHED, Reading, load_rgb, orientation
+from cait.errors import UserError
+from cait.settings import check_at_least
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """How a training image is stored. A file that Pillow cannot read stays as it is: a run replaces and lists it.
+
+    Raises:
+        UserError: a value is out of range.
+    """
+
+    max_side: int | None = None
+    """Images with a longer side than this are made smaller; None leaves their size."""
+    quality: int = 95
+    """JPEG quality of an image that is made smaller."""
+    raw: bool = False
+    """Store each image as a PPM file, which holds RGB pixels, uint8 [height, width, 3], behind a short header."""
+    exif_orientation: bool = True
+    """Whether raw pixels are turned upright."""
+    background: str | None = "white"
+    """Colour behind transparent raw pixels, as in `Reading`."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "max_side")
+        if not 1 <= self.quality <= 100:
+            raise UserError(f"quality must be from 1 to 100, got {self.quality}")
+        Reading(background=self.background)
+
+    def __str__(self) -> str:
+        size = f", at most {self.max_side} pixels a side" if self.max_side else ""
+        if not self.raw:
+            return f"JPEG of quality {self.quality}{size}"
+        upright = "upright" if self.exif_orientation else "as stored"
+        return f"raw pixels{size}, {upright}, {f'on {self.background}' if self.background else 'without alpha'}"
+
+    def used(self) -> dict[str, Any]:
+        """The settings that matter, for shards.json."""
+        names = ["max_side", "raw", *(["exif_orientation", "background"] if self.raw else ["quality"])]
+        return {name: getattr(self, name) for name in names}
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Raise UserError if a run with these settings would read other pixels from the files than the raw ones."""
+        for name in ("exif_orientation", "background") if self.raw else ():
+            values = (getattr(self, name), settings[name])
+            made, wanted = ("null" if value is None else str(value).lower() for value in values)
+            if made != wanted:
+                again = f"--data.{name} {made}, or make the shards again"
+                raise UserError(
+                    f"the raw pixels of the shards are of {name} {made}, the run has {wanted}: give {again}"
+                )
+
+    def stored(self, data: bytes, name: str) -> bytes:
+        """What is stored in place of an image file."""
+        try:
+            with Image.open(BytesIO(data)) as image:
+                if self.raw:
+                    plain = load_rgb(image, name, Reading(self.exif_orientation, self.background))
+                elif self._smaller_size(image.size) == image.size:
+                    return data
+                else:
+                    image.load()
+                    turned, plain = orientation(image), as_plain(image, name)
+        except Exception:  # of many kinds, by Pillow's decoders
+            return data
+        plain = self._smaller(plain)
+        plain.info.clear()  # colour profiles and comments, which no run reads
+        if self.raw:
+            return _saved(plain, "PPM")
+        if plain.mode == "RGBA" and plain.getchannel("A").getextrema() == (255, 255):  # nothing is transparent
+            plain = plain.convert("RGB")
+        if plain.mode == "RGBA":
+            return _saved(plain, "PNG", turned)
+        # Colours keep half the resolution, Pillow's default: the files are smaller and decoded faster.
+        return _saved(plain, "JPEG", turned, quality=self.quality)
+
+    def _smaller_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        longer = max(size)
+        if self.max_side is None or longer <= self.max_side:
+            return size
+        width, height = (max(1, round(side * self.max_side / longer)) for side in size)
+        return width, height
+
+    def _smaller(self, image: Image.Image) -> Image.Image:
+        # Of Pillow's filters Lanczos keeps most of what a crop shows afterwards; BOX, at 500 to 400, is uneven.
+        size = self._smaller_size(image.size)
+        return image if size == image.size else image.resize(size, Image.Resampling.LANCZOS)
+
+
+def as_png(image: Image.Image, name: str) -> bytes:
+    """A PNG file with the same pixels, alpha channel and EXIF orientation. Raises UnreadableImageError."""
+    return _saved(as_plain(image, name), "PNG", orientation(image))
+
+
+def as_plain(image: Image.Image, name: str) -> Image.Image:
+    """The image as it is stored, in mode RGBA if it has transparent pixels, otherwise in L or RGB."""
+    if image.has_transparency_data:
+        return image.convert("RGBA")
+    return image if image.mode == "L" else load_rgb(image, name, PUBLISHED)
+
+
+def _saved(image: Image.Image, kind: str, turned: int = 1, **settings: Any) -> bytes:
+    if turned != 1:
+        settings["exif"] = exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = turned
+    image.save(file := BytesIO(), kind, **settings)
+    return file.getvalue()
