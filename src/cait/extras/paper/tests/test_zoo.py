@@ -6,13 +6,15 @@ import json
 
 import pytest
 import torch
+from harness import python
 from networks import DEIT_S
 from torch.utils.flop_counter import FlopCounterMode
 
 import cait
 from cait.cli import main
 from cait.extras.gmacs import forward_gmacs
-from cait.extras.paper.cost import measure
+from cait.extras.paper.cost import COSTS, cost, counted, measure
+from cait.extras.paper.rows import rows as paper_rows
 from cait.extras.paper.zoo import zoo
 from cait.model.config import VARIANTS, variant_config
 
@@ -47,6 +49,17 @@ PUBLISHED = {
 @pytest.fixture(scope="module")
 def rows() -> dict[tuple[str, int], dict]:
     return {(row["model"], row["img_size"]): row for row in zoo()}
+
+
+def test_what_is_written_down_is_what_the_code_counts() -> None:
+    assert COSTS.read_text() == counted(), "count anew: .venv/bin/python -m cait.extras.paper.cost"
+
+
+def test_a_network_that_is_not_written_down_is_counted() -> None:
+    """A row of the user's own is right before the file is written anew."""
+    network = variant_config("xxs24", depth=3)
+    assert cost(network) == measure(network)
+    assert cost(network).parameters < min(cost(row.network()).parameters for row in paper_rows().values())
 
 
 def test_multiply_adds_are_those_counted_on_timms_models(rows: dict[tuple[str, int], dict]) -> None:
@@ -100,6 +113,16 @@ def test_zoo_prints_json_and_a_table(capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr().out
     assert "356,460,520" in shown
     assert "86.5" in shown
+
+
+def test_zoo_and_paper_need_no_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from cait.cli import main\n"
+        "for verb in ('zoo', 'paper'): main([verb, '--json'])"
+    )
+    done = python(code)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
