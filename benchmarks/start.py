@@ -1,11 +1,15 @@
 """Seconds and memory before the first step, on a folder of ImageNet's shape.
 
     python benchmarks/start.py [--classes 1000] [--images 1281000] [--workers 2] [--out FILE]
+    python benchmarks/start.py --digits 5 [--against FOLDER] [--out FILE]
 
 The folder is made of hard links to a few small JPEGs, below --folder. A first start lists it, and a second one reads
 the kept listing. Each is a process of its own: the imports, the data module's `setup`, the digest of the names that
 checkpoints hold, and the first batch of the loader's workers. Memory is a process's own plus its share of what it has
 in common with the others (PSS). With the right to do so the system's cache of files is dropped before each start.
+
+--digits times whole commands, so many times each: the digits until the first step, `cait zoo`, and a misspelt setting.
+A second checkout takes turns with this one. The seconds are those of the clock, and those of one core.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -20,11 +25,30 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 
 from report import REPO, add
 
 LINKS = 60_000
 """Names of one file; file systems allow about 65,000."""
+
+FIRST = """
+import resource, time
+from lightning.pytorch import Callback
+
+class First(Callback):
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == 1:
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            print("first step", time.monotonic(), used.ru_utime + used.ru_stime)
+"""
+"""A callback in first.py that says when the first step is done, and what the process has used of the cores."""
+COMMANDS = {
+    "first step of the digits": "fit --config {}/configs/digits.yaml --trainer.accelerator cpu --trainer.max_steps 1 "
+    "--trainer.limit_val_batches 0 --trainer.callbacks+=first.First",
+    "cait zoo": "zoo",
+    "a misspelt setting": "fit --config {}/configs/digits.yaml --model.lerning_rate 1",
+}
 
 
 def make(root: Path, classes: int, images: int, val: int = 2) -> None:
@@ -80,6 +104,43 @@ def start(root: str, workers: int) -> None:
     print(json.dumps({"seconds": seconds, "memory": memory, "images": len(data.train_images)}))
 
 
+def command(checkout: Path, words: str, folder: Path) -> tuple[float, float]:
+    """Seconds that `cait` takes, from its start to its end or to the first step; and those of one core."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "cait", *words.format(checkout).split()],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(checkout / "src")},
+        capture_output=True,
+        text=True,
+    )
+    seconds, used = time.monotonic() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode not in (0, 2):
+        raise SystemExit(done.stderr)
+    for line in done.stdout.splitlines():
+        if line.startswith("first step"):
+            at, cores = map(float, line.split()[2:])
+            return at - begin, cores
+    return seconds, used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+
+
+def digits(rounds: int, against: Path | None, folder: Path, out: Path | None) -> None:
+    """Time each of COMMANDS `rounds` times, in turns with another checkout."""
+    (folder / "first.py").write_text(FIRST)
+    checkouts = [REPO, *([against.resolve()] if against else [])]
+    for what, words in COMMANDS.items():
+        for checkout in checkouts:  # bytecode, the digits' files, the system's cache of files
+            command(checkout, words, folder)
+        found = [[command(checkout, words, folder) for checkout in checkouts] for _ in range(rounds)]
+        medians = [[median(column) for column in zip(*times, strict=True)] for times in zip(*found, strict=True)]
+        line = f"{what}, median of {rounds}: {medians[0][0]:.2f} s ({medians[0][1]:.2f} s of one core)"
+        if against:
+            shares = [median(one[0][kind] / one[1][kind] for one in found) for kind in (0, 1)]
+            line += f"; before {medians[1][0]:.2f} s ({medians[1][1]:.2f} s), {shares[0]:.2f} ({shares[1]:.2f}) of it"
+        print(line, flush=True)
+        add(out, line)
+
+
 def drop_caches() -> bool:
     with suppress(OSError):
         os.sync()
@@ -95,6 +156,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where to make the images; default a folder for a while")
     parser.add_argument("--out", type=Path, help="Markdown file to add the results to")
+    parser.add_argument(
+        "--digits", type=int, metavar="ROUNDS", help="time `cait fit` on the digits, and short commands"
+    )
+    parser.add_argument("--against", type=Path, help="another checkout to time beside this one")
     parser.add_argument("--start", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.start:
@@ -102,13 +167,16 @@ def main() -> None:
         return
     place = Path(tempfile.mkdtemp(prefix="start-", dir=options.folder))
     try:
+        if options.digits:
+            digits(options.digits, options.against, place, options.out)
+            return
         make(place / "data", options.classes, options.images)
         time.sleep(3)  # folders that have just changed are not kept
         for name in ("first", "second"):
             cold = drop_caches()
-            command = [sys.executable, __file__, "--start", str(place / "data"), "--workers", str(options.workers)]
+            words = [sys.executable, __file__, "--start", str(place / "data"), "--workers", str(options.workers)]
             environment = os.environ | {"PYTHONPATH": str(REPO / "src"), "XDG_CACHE_HOME": str(place / "cache")}
-            output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+            output = subprocess.run(words, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
             found = json.loads(output.splitlines()[-1])
             parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in found["seconds"].items())
             memory = found["memory"]

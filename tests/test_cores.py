@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,18 @@ def test_a_gpus_memory_grows_in_segments_unless_the_user_says_how(
     main(["--version"])
     found = {name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")}
     assert found == ({given: "backend:native"} if given else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+
+
+def test_imports_are_not_searched_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = gc.get_freeze_count()
+    with cores.importing():  # torch is imported already: this process is somebody's
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == before
+    monkeypatch.delitem(sys.modules, "torch")
+    try:
+        with cores.importing():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()

@@ -137,4 +137,6 @@ def _run(argv: list[str], program: Program) -> None:
         program.processes = plugins.load(processes)()
     for check in plugins.of_kind("check_arguments"):
         check(name, rest, program)
-    known[name].load()(rest, program)
+    with cores.importing():
+        function = known[name].load()
+    function(rest, program)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from cait import disk, plugins
+from cait import cores, disk, plugins
 from cait.cli.options import asks_for_help, replaced, split_run, split_trust
 from cait.errors import UserError
 from cait.run import rundir
@@ -74,8 +74,9 @@ def evaluate(arguments: list[str], program: Program) -> None:
     else:
         folder, given = split_run("eval", given)
         settings = [*_settings_of(folder, given), *given]
-    from cait.cli.lightning import CaiTCLI
-    from cait.guards import trust
+    with cores.importing():
+        from cait.cli.lightning import CaiTCLI
+        from cait.guards import trust
 
     class ScoringCLI(CaiTCLI):
         def validate(self, **arguments: Any) -> None:

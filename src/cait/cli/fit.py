@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cait import plugins
+from cait import cores, plugins
 from cait.cli.options import asks_for_help, check_one_name, replaced, split_run, split_trust
 from cait.errors import UserError
 from cait.run import rundir
@@ -30,7 +30,8 @@ def fit(arguments: list[str], program: Program) -> None:
         arguments = ["--help"]
     check_one_name(arguments)
     settings = replaced("fit", arguments, program)
-    from cait.cli.lightning import CaiTCLI
+    with cores.importing():
+        from cait.cli.lightning import CaiTCLI
 
     CaiTCLI(["fit", *settings], program)
 
@@ -48,9 +49,9 @@ def resume(arguments: list[str], program: Program) -> None:
         if program.processes.several():
             raise UserError(f"{error}; all nodes must share {rundir.LOGS}/") from error
         raise
-    from cait.cli.lightning import CaiTCLI
-    from cait.guards import trust
-
+    with cores.importing():
+        from cait.cli.lightning import CaiTCLI
+        from cait.guards import trust
     with trust.only_known(arguments, given, trusted, True, program.processes.of_first) as configs:
         CaiTCLI(arguments, program, configs)
 

@@ -130,7 +130,7 @@ def tables() -> dict[str, dict[str, Any]]:
     """The YAML files by their stem."""
     if not RECIPE.is_file():
         raise UserError(f"{CONFIGS} is missing: the paper's rows are read from a clone of the template")
-    return {file.stem: yaml.safe_load(file.read_text()) for file in sorted(TABLES.glob("*.yaml"))}
+    return {file.stem: yaml.load(file.read_text(), Loader=yaml.CSafeLoader) for file in sorted(TABLES.glob("*.yaml"))}
 
 
 @functools.cache
@@ -214,4 +214,4 @@ def _weights(verb: str, row: Row, names: set[str]) -> list[str]:
 
 @functools.cache
 def _settings_of(file: Path) -> Settings:
-    return flatten(yaml.safe_load(file.read_text()))
+    return flatten(yaml.load(file.read_text(), Loader=yaml.CSafeLoader))

@@ -54,16 +54,16 @@ def _reproduced(row: Row) -> str:
 
 
 def _as_dict(row: Row) -> dict[str, Any]:
-    from cait.extras.paper.cost import measure
+    from cait.extras.paper.cost import cost
 
-    cost = measure(row.network())
+    counts = cost(row.network())
     return {
         "table": row.table,
         "row": row.name,
         "differs": row.differs,
         "settings": row.settings,
-        "parameters": cost.parameters,
-        "gmacs": round(cost.gmacs, 3),
+        "parameters": counts.parameters,
+        "gmacs": round(counts.gmacs, 3),
         "parameters_published": row.parameters,
         "gflops_published": row.gflops,
         "top1_published": row.top1,

@@ -22,7 +22,7 @@ def show(arguments: list[str], program: Program) -> None:
 
 def zoo() -> list[dict[str, Any]]:
     """Every model at every resolution of the paper, in the order of its table."""
-    from cait.extras.paper.cost import measure
+    from cait.extras.paper.cost import cost
     from cait.extras.paper.rows import Row, rows
     from cait.model.config import variant_config
 
@@ -34,7 +34,7 @@ def zoo() -> list[dict[str, Any]]:
     for (name, img_size), found in models.items():
         top1 = {"model.distillation" in row.settings: row.top1 for row in found}
         config = variant_config(name, img_size=img_size)
-        cost = measure(config)
+        counts = cost(config)
         listed.append(
             {
                 "model": name,
@@ -44,9 +44,9 @@ def zoo() -> list[dict[str, Any]]:
                 "depth": config.depth,
                 "drop_path_rate": config.drop_path_rate,
                 "layer_scale_init": config.epsilon,
-                "parameters": cost.parameters,
-                "gmacs": round(cost.gmacs, 3),
-                "gmacs_published_rule": round(cost.gmacs_published, 3),
+                "parameters": counts.parameters,
+                "gmacs": round(counts.gmacs, 3),
+                "gmacs_published_rule": round(counts.gmacs_published, 3),
                 "gflops_published": found[0].gflops,
                 "top1_published": top1.get(False),
                 "top1_distilled_published": top1.get(True),

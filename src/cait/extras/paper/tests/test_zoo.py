@@ -6,13 +6,15 @@ import json
 
 import pytest
 import torch
+from harness import slow
 from networks import DEIT_S
 from torch.utils.flop_counter import FlopCounterMode
 
 import cait
 from cait.cli import main
 from cait.extras.gmacs import forward_gmacs
-from cait.extras.paper.cost import measure
+from cait.extras.paper.cost import cost, measure
+from cait.extras.paper.rows import rows as paper_rows
 from cait.extras.paper.zoo import zoo
 from cait.model.config import VARIANTS, variant_config
 
@@ -47,6 +49,20 @@ PUBLISHED = {
 @pytest.fixture(scope="module")
 def rows() -> dict[tuple[str, int], dict]:
     return {(row["model"], row["img_size"]): row for row in zoo()}
+
+
+@pytest.mark.parametrize("table", ["models", *slow("table1", "table2", "table8", "table-a1", "appendix-b")])
+def test_what_is_written_down_is_what_the_code_counts(table: str) -> None:
+    networks = [row.network() for row in paper_rows().values() if row.table == table]
+    counted = [measure(network) for network in networks]
+    assert [cost(network) for network in networks] == counted, "write it: .venv/bin/python -m cait.extras.paper.cost"
+
+
+def test_a_network_that_is_not_written_down_is_counted() -> None:
+    """A row of the user's own is right before the file is written anew."""
+    network = variant_config("xxs24", depth=3)
+    assert cost(network) == measure(network)
+    assert cost(network).parameters < min(cost(row.network()).parameters for row in paper_rows().values())
 
 
 def test_multiply_adds_are_those_counted_on_timms_models(rows: dict[tuple[str, int], dict]) -> None:
