@@ -22,6 +22,7 @@ from cait.settings import Settings, as_text, flatten
 
 TABLES = Path(__file__).parent / "tables"
 CONFIGS = Path(__file__).resolve().parents[4] / "configs"
+SAFE = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is not everywhere
 RECIPE = CONFIGS / "imagenet" / "xxs24_224.yaml"
 """What every row starts from. A row names only its differences."""
 
@@ -130,7 +131,7 @@ def tables() -> dict[str, dict[str, Any]]:
     """The YAML files by their stem."""
     if not RECIPE.is_file():
         raise UserError(f"{CONFIGS} is missing: the paper's rows are read from a clone of the template")
-    return {file.stem: yaml.load(file.read_text(), Loader=yaml.CSafeLoader) for file in sorted(TABLES.glob("*.yaml"))}
+    return {file.stem: yaml.load(file.read_text(), Loader=SAFE) for file in sorted(TABLES.glob("*.yaml"))}
 
 
 @functools.cache
@@ -214,4 +215,4 @@ def _weights(verb: str, row: Row, names: set[str]) -> list[str]:
 
 @functools.cache
 def _settings_of(file: Path) -> Settings:
-    return flatten(yaml.load(file.read_text(), Loader=yaml.CSafeLoader))
+    return flatten(yaml.load(file.read_text(), Loader=SAFE))
