@@ -1,16 +1,14 @@
-"""What training images cost as whole files, smaller files and raw pixels in shards: space, difference, processor time.
+"""What training images take as whole files, smaller files and raw pixels in shards, and how they differ.
 
-    python benchmarks/stored.py [--files 1280] [--rounds N] [--out FILE]
+    python benchmarks/stored.py [--files 1280] [--out FILE]
 
-The images are those of input.py. The difference is the mean of all pixels', in levels of 255, from the same crop of the
-original file: of whole images at 224, and of RandomResizedCrop's. With `--rounds` one thread also makes training images
-with crop and flip alone, from files in memory; the sides take turns, reported are medians.
+The images are those of input.py, which measures the time. The difference is the mean of all pixels', in levels of 255,
+from the same crop of the original file: of whole images at 224, and of RandomResizedCrop's.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
 import tempfile
 from pathlib import Path
@@ -18,17 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from input import SIZE, one_by_one, prepare, race
+from input import SIZE, prepare
 from PIL import Image
 from report import add
 from torchvision.transforms import RandomResizedCrop
 
 from cait.cli import main as cait_main
-from cait.data.datamodule import ImageNetDataModule
-from cait.data.sampler import Key
 from cait.data.source import open_source
 
-A_TURN = 128
 OPTIONS = {
     "whole files": [],
     "--max_side 400": ["--max_side=400"],
@@ -55,17 +50,9 @@ def difference(ours: Any, theirs: Any, whole: bool) -> float:
     return statistics.mean(found)
 
 
-def training(root: Path) -> Any:
-    data = ImageNetDataModule(str(root), num_workers=0, repeats=1, auto_augment=None, erase_prob=0.0)
-    data.announces = False
-    data.setup("fit")
-    return data.train_images
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--files", type=int, default=1280)
-    parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--out", type=Path, help="Markdown file to which lines are added")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -73,30 +60,15 @@ def main() -> None:
         folder = Path(scratch)
         prepare(folder / "folder", given.files, given.files)
         original = open_source(str(folder / "folder")).train
-        roots = {"the folder": folder / "folder"} | {name: folder / name for name in OPTIONS}
-
-        def tell(line: str) -> None:
-            print(line, flush=True)
-            add(given.out, line)
-
         for name, options in OPTIONS.items():
-            cait_main(["shards", str(folder / "folder"), str(roots[name]), "--images=64", *options])
-            size = sum(path.stat().st_size for path in roots[name].glob("train/*"))
-            samples = open_source(str(roots[name])).train
+            cait_main(["shards", str(folder / "folder"), str(folder / name), "--images=64", *options])
+            size = sum(path.stat().st_size for path in (folder / name).glob("train/*"))
+            samples = open_source(str(folder / name)).train
             whole, crops = (difference(samples, original, whole) for whole in (True, False))
             took = f"{given.files:,} images take {size / 1e6:.1f} MB, {size / given.files / 1e3:.0f} KB each"
-            tell(f"{name}: {took}; difference {whole:.2f} of whole images, {crops:.2f} of crops")
-        if given.rounds:
-
-            def keys(turn: int) -> list[Key]:
-                return [(turn, index, 0) for index in random.Random(turn).sample(range(given.files), A_TURN)]
-
-            sets = {name: training(root) for name, root in roots.items()}
-            for images in sets.values():  # into memory
-                images.__getitems__([(0, index, 0) for index in range(given.files)])
-            sides = {name: one_by_one(images.__getitem__, keys) for name, images in sets.items()}
-            for row in race(sides, given.rounds):
-                tell(f"{row['side']}: {1e3 * row['seconds']:.2f} ms of processor time an image, {row['ratio']:.2f}×")
+            line = f"{name}: {took}; difference {whole:.2f} of whole images, {crops:.2f} of crops"
+            print(line, flush=True)
+            add(given.out, line)
 
 
 if __name__ == "__main__":
