@@ -58,6 +58,9 @@ class Augment:
         fast = all(isinstance(part, RandAugment | AutoAugment) for part in policy)
         self.array_ops: list[Any] = policy if fast else []
         self.image_ops: list[Any] = [*([] if fast else policy), *augmentation.own_operations()]
+        for part in self.array_ops:
+            if isinstance(part, RandAugment):
+                part.ops = np.array(part.ops)  # numpy, which draws from them, would make it for each image
         for op in chain.from_iterable(map(operations, self.array_ops)):
             op.aug_fn = on_arrays(op.aug_fn)
 
