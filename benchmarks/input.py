@@ -44,7 +44,7 @@ import timm
 import torch
 import torchvision
 from PIL import Image
-from report import file_name, stamp, write
+from report import REPO, commit, file_name, stamp, write
 from sklearn.datasets import load_sample_images
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageDataset, create_loader, create_transform
 from torch.utils.data import DataLoader
@@ -486,12 +486,13 @@ def measure_shards(
 class Side:
     """A process of `input_sides.py`, which makes one pass over its images when it is told to."""
 
-    def __init__(self, side: str, root: Path, batch: int, workers: int, alone: bool) -> None:
+    def __init__(self, side: str, root: Path, batch: int, workers: int, alone: bool, source: Path) -> None:
         script = Path(__file__).with_name("input_sides.py")
         command = [sys.executable, str(script), side, str(root), f"--batch={batch}", f"--workers={workers}"]
         self.walls: list[float] = []
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True)
+        pipes["env"] = os.environ | {"PYTHONPATH": str(source / "src")}
         self.process = subprocess.Popen([*command, *(["--alone"] if alone else [])], **pipes)
         assert self.process.stdout
         self.works = self.process.stdout.readline() == "ready\n"
@@ -517,9 +518,9 @@ class Side:
 
 
 def measure_tree(
-    root: Path, rounds: int, batch: int, workers: int, chunk: int
+    root: Path, rounds: int, batch: int, workers: int, chunk: int, against: Path | None
 ) -> tuple[dict[str, list[Row]], dict[str, float], list[str]]:
-    """The rows of `WAYS`; the kilobytes an image of each kind of shards; what could not run, and why."""
+    """The rows of `WAYS`, and "ours" of another checkout; kilobytes an image by kind of shards; what could not run."""
     found, sizes, missing = {}, {}, []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         roots = {"folder": root} | {name: Path(folder) / name for name in SHARDS_OF}
@@ -530,8 +531,10 @@ def measure_tree(
             sizes[name] = sum(path.stat().st_size for path in chunks) / images / 1e3
         for level, ways in WAYS.items():
             sides = {}
-            for name, (kind, reads) in ways.items():
-                side = Side(kind, roots[reads], batch, workers, level == "alone")
+            listed = [(name, *way, REPO) for name, way in ways.items()]
+            listed += [(f"ours at {commit(against)}", "ours", "folder", against)] if against else []
+            for name, kind, reads, source in listed:
+                side = Side(kind, roots[reads], batch, workers, level == "alone", source)
                 stack.callback(side.end)
                 if side.works:
                     sides[name] = side
@@ -614,6 +617,7 @@ def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batches", type=int, default=0, help="to draw from the loader of each of --backends")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, help="for --batches; by default all")
+    parser.add_argument("--against", type=Path, help="another checkout of this project, as one more side of tree")
     parser.add_argument("--quick", action="store_true", help="as small as it can be, only to see that it runs")
     parser.add_argument("--out", type=Path, help="folder for a Markdown and a JSON file")
     given = sys.argv[1:] if arguments is None else arguments
@@ -654,7 +658,9 @@ def main(arguments: list[str] | None = None) -> dict[str, list[Row]]:
             for level, rows in measure_shards(root, backends[0], *how).items():
                 show(level, rows)
         if "tree" in levels:
-            rows_of, kilobytes, left_out = measure_tree(root, options.rounds, batch, options.workers, chunk)
+            rows_of, kilobytes, left_out = measure_tree(
+                root, options.rounds, batch, options.workers, chunk, options.against
+            )
             missing += left_out
             sizes = ", ".join(f"{name} {each:.0f}" for name, each in kilobytes.items())
             missing.append(f"Kilobytes an image in shards: {sizes}.")

@@ -42,3 +42,21 @@ def test_every_side_is_measured(tmp_path: Path) -> None:
     assert "pillow: 2 batches of 4" in written
     (record,) = tmp_path.glob("input-*.json")
     assert 80 < json.loads(record.read_text())["kilobytes_a_file"] < 120
+
+
+@pytest.mark.slow
+def test_the_processor_time_of_all_processes_is_counted(tmp_path: Path) -> None:
+    found = bench.main(["--quick", "--levels", "tree", "--out", str(tmp_path)])
+    ways = {level: [name for name, (side, _) in ways.items() if side in OWN] for level, ways in bench.WAYS.items()}
+    for level, names in ways.items():
+        rows = {row["side"]: row for row in found[level]}
+        assert set(names) <= set(rows)
+        # two workers on a few images: the seconds of all processes are those of a clock, or up to three times as many
+        assert all(0 < row["seconds"] < 4 * row["wall"] for row in rows.values())
+    (record,) = tmp_path.glob("input-*.json")
+    sizes = json.loads(record.read_text())["kilobytes"]
+    assert sizes["small"] < sizes["shards"] < sizes["raw-small"] < sizes["raw"]
+    assert sizes["raw"] == pytest.approx(3 * 500 * 375 / 1e3, rel=0.01)
+
+
+OWN = ("ours", "device", "repeated", "device-repeated", "timm", "torchvision")
