@@ -18,9 +18,9 @@ from torchvision.transforms import v2
 
 from cait.data.dataset import seed_generators
 from cait.data.transforms import Augmentation, Preprocessing
-from cait.extras.device_augment.kernel import augment
-from cait.extras.device_augment.pipeline import DeviceAugment
 from cait.extras.fast_input.decode import DecodedImage
+from cait.extras.fast_input.kernel import augment
+from cait.extras.fast_input.on_device import AugmentOnDevice
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--out", type=Path, help="Markdown file to add the results to")
     given = parser.parse_args()
-    pipeline = DeviceAugment("pillow", Preprocessing(img_size=given.img_size), Augmentation())
+    pipeline = AugmentOnDevice("pillow", Preprocessing(img_size=given.img_size), Augmentation())
     noise = np.random.default_rng(0).integers(0, 256, (2 * given.img_size, 2 * given.img_size, 3), np.uint8)
     drawn = []
     for seed in range(given.batch):

@@ -28,7 +28,7 @@ from report import REPO, file_name
 
 SECONDS = 500
 FUSED = "src/cait/extras/fused/tests/test_fused.py"
-AUGMENT = "src/cait/extras/device_augment/tests/test_device_augment.py"
+AUGMENT = "src/cait/extras/fast_input/tests/test_on_device.py"
 TESTS = [FUSED, "tests/model/test_model.py", "tests/test_gpu.py"]
 WATCH = "src/cait/extras/watch/tests/test_gpu_watch.py"
 BACKENDS = ["fused", "recompute", "reference"]

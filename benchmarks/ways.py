@@ -25,8 +25,8 @@ def last_accuracy(run: Path) -> float:
         return float([row["val/acc1"] for row in csv.DictReader(file) if row.get("val/acc1")][-1])
 
 
-def cait(*arguments: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "cait", *arguments], cwd=REPO, capture_output=True, text=True)
+def cait(folder: Path, *arguments: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "cait", *arguments], cwd=folder, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stdout[-2000:] + done.stderr[-2000:])
 
@@ -46,7 +46,7 @@ def main() -> None:
         folder = Path(scratch)
         made = {"smaller": [f"--max_side={given.max_side}"], "raw": ["--raw"], "whole": []}
         for name, how in made.items():
-            cait("shards", str(root), str(folder / name), *how)
+            cait(folder, "shards", str(root), str(folder / name), *how)
         # all ways read shards of one division into training and validation
         ways = {
             "default": ["whole"],
@@ -58,11 +58,11 @@ def main() -> None:
         for name, (place, *settings) in ways.items():
             found = []
             for seed in range(given.seeds):
-                run = folder / "runs" / f"{name}-{seed}"
+                run = f"{'-'.join(name.replace(',', '').split())}-{seed}"
                 how = [f"--seed_everything={seed}", f"--trainer.max_epochs={given.epochs}", "--trainer.accelerator=cpu"]
                 about = [f"--run_name={run}", "--data.auto_augment=rand-m9-mstd0.5-inc1", *how, *side, *settings]
-                cait("fit", "--config=configs/digits.yaml", f"--data.root={folder / place}", *about)
-                found.append(last_accuracy(run))
+                cait(folder, "fit", f"--config={REPO / 'configs/digits.yaml'}", f"--data.root={folder / place}", *about)
+                found.append(last_accuracy(folder / "logs" / run))
             listed = ", ".join(f"{each:.2f}" for each in found)
             spread = f"mean {statistics.mean(found):.2f}, deviation {statistics.stdev(found):.2f}"
             line = f"{root.name}, {given.epochs} epochs, {name}: {spread} ({listed})"

@@ -31,7 +31,7 @@ from cait.data.listing import TORCHVISIONS, Files
 from cait.data.reading import AS_SEEN, PUBLISHED, Reading, load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError
-from cait.extras.shards import writer
+from cait.extras.shards import pixels
 
 
 def test_digits_are_scikit_learns_every_one_once(digits_root: Path) -> None:
@@ -451,7 +451,7 @@ def test_decoded_images_keep_their_alpha_channel_and_orientation_in_shards(photo
     turned[ExifTags.Base.Orientation] = 8
     file = BytesIO()
     art.save(file, "WEBP", lossless=True, exact=True, exif=turned)
-    kept = writer._as_png(Image.open(file), "it")
+    kept = pixels.as_png(Image.open(file), "it")
     assert kept.startswith(b"\x89PNG")
     for reading in (AS_SEEN, PUBLISHED, Reading(background="red")):
         assert load_rgb(BytesIO(kept), "it", reading).tobytes() == load_rgb(file, "it", reading).tobytes()

@@ -13,12 +13,12 @@ from torch import Tensor
 from cait.data.dataset import Samples
 from cait.data.transforms import Augmentation, Erased, Preprocessing
 from cait.errors import UserError
-from cait.extras.device_augment.steps import STEP, Note, apply, record
 from cait.extras.fast_input.augment import Augment, operations
 from cait.extras.fast_input.decode import Decoder, OpenImage
+from cait.extras.fast_input.steps import STEP, Note, apply, record
 
 
-class DeviceAugment(Augment):
+class AugmentOnDevice(Augment):
     """Crop in the worker, draw what `Augment` draws in its order, and do the flip and the policy on the device.
 
     On the CPU the pixels are those of `Augment`, to the bit. A GPU does them in one kernel, see kernel.py.
@@ -58,7 +58,7 @@ class DeviceAugment(Augment):
     def augment(self, images: Tensor, steps: Tensor) -> Tensor:
         """Do the steps, uint8 [B, steps · 312], on images uint8 [B, S, S, 3]."""
         if images.device.type == "cuda":
-            from cait.extras.device_augment.kernel import augment
+            from cait.extras.fast_input.kernel import augment
 
             return augment(images, steps, *self.fill_color)
         if images.device.type != "cpu":

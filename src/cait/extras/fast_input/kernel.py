@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cait.extras.device_augment.steps import FLIP, STEP, Code
+from cait.extras.fast_input.steps import FLIP, STEP, Code
 
 BLOCK = 1024
 """Pixels that a histogram reads at a time."""
