@@ -35,6 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("root", type=Path)
     parser.add_argument("--max_side", type=int, default=96)
+    parser.add_argument("--ways", nargs="+", help="some of them, by their first words; by default all")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--out", type=Path, help="Markdown file to add the results to")
@@ -55,7 +56,8 @@ def main() -> None:
             "raw": ["raw"],
             "raw, on the device": ["raw", "--data.augment_on=device"],
         }
-        for name, (place, *settings) in ways.items():
+        chosen = {name: how for name, how in ways.items() if not given.ways or name.startswith(tuple(given.ways))}
+        for name, (place, *settings) in chosen.items():
             found = []
             for seed in range(given.seeds):
                 run = f"{'-'.join(name.replace(',', '').split())}-{seed}"

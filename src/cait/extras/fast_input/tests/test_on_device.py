@@ -212,7 +212,14 @@ def test_the_host_does_not_wait(folder: Path) -> None:
 
 
 BRIEF = ["--trainer.max_epochs=2", "--trainer.limit_train_batches=4", "--save_every_n_steps=3", "--data.num_workers=1"]
-RECIPE = [*SMALL, *BRIEF, "--data.augment_on=device", "--data.repeats=3", "--trainer.log_every_n_steps=1"]
+RECIPE = [
+    *SMALL,
+    *BRIEF,
+    "--ema.decay=0.9",
+    "--data.augment_on=device",
+    "--data.repeats=3",
+    "--trainer.log_every_n_steps=1",
+]
 KILL = """
 import os
 import signal
