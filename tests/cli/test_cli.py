@@ -53,6 +53,7 @@ def test_a_run_leaves_everything_in_its_folder(command: tuple[str, ...], cait: C
     for words in ("logs/first/checkpoints/best.ckpt", "make eval RUN=first", "make resume RUN=first"):
         assert words in done.stdout
     assert "Warning" not in done.stderr
+    assert "leaked" not in done.stderr  # as packages in C++ say of what the garbage collector has not taken at the end
 
     # The rate that was asked for, at every logged step: 22 steps an epoch, 3 epochs of warm-up in a run of 2.
     for step, rate in steps_and_rates(run):

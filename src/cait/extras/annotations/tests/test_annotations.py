@@ -168,7 +168,7 @@ def test_wrong_settings_are_refused_in_a_line(here: Path, settings: dict, words:
 
 
 @pytest.mark.parametrize("processes", [[], *slow(TWO)])
-@pytest.mark.parametrize("several", [True, *slow(False)])
+@pytest.mark.parametrize("several", slow(True, False))
 def test_a_kill_changes_nothing_and_eval_scores_the_test_images_apart(
     several: bool,
     processes: list[str],
