@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import signal
@@ -158,21 +159,26 @@ def test_the_plan_is_the_arithmetic_done_by_hand() -> None:
 
     sys.modules["plan"] = plan
     spec.loader.exec_module(plan)
-    measured = plan.Loading(images_a_second=500.0, decode_seconds=0.0008, file_bytes=100e3)
+    measured = plan.Loading(seconds_an_image=1 / 500, decode_seconds=0.0008, file_bytes=100e3)
     assert measured.seconds(448) == pytest.approx(0.0008 + 0.0012 * 4)
     # M-36 at 224 on 2 × 8 GPUs of 100 TFLOPS: 53.367 GMACs forward, three times that for a step, 2 operations each.
-    wants = plan.need(270_929_512, 53.367, 224, 1_281_167, 2, 100e12, measured)
-    assert wants.images_a_second == pytest.approx(16 * 100e12 / 320.202e9)  # 4,996.8
-    assert wants.cores == pytest.approx(4996.85 / 2 / 500, rel=1e-4)
-    assert wants.storage == pytest.approx(249.84e6, rel=1e-4)
+    wants = plan.need(270_929_512, 53.367, 1_281_167, 2, 100e12)
+    assert wants.images_a_second == pytest.approx(8 * 100e12 / 320.202e9)  # of a node: 2,498.4
     assert wants.network == pytest.approx(4996.85 / 2048 * 4 * 270_929_512, rel=1e-4)
     assert wants.checkpoint == pytest.approx(4.334872e9, rel=1e-5)
     assert wants.hours == pytest.approx(28.489, rel=1e-3)
-    assert wants.breaks_first == "the GPUs"
-    text = "\n".join(plan.lines(0.3, plan.loading(next(plan.HERE.glob("input-*-cores-2*.json"))), "x.md"))
-    assert text.count("| m48 @448 |") == 2 * 2 * 2
-    written = (plan.HERE / "plan.md").read_text()
-    assert written.splitlines()[8:] == text.splitlines()[8:]
+    assert wants.breaks_first(224, measured) == "5 · 0.2 · GPUs"  # 2,498.4 / 500 cores, 0.24984 GB/s
+    crawls = dataclasses.replace(measured, seconds_an_image=0.1, file_bytes=1e6)
+    assert wants.breaks_first(224, crawls) == "250 · 2.5 · cores at 38%"
+    adds = plan.Device(224)
+    assert adds.launches == 4
+    assert adds.bytes == pytest.approx(2 * 128 * 150_528 * 2.3)
+    assert adds.flops == pytest.approx(2 * 128 * 50_176 * 230 / 6)
+    assert adds.seconds == pytest.approx(88.63e6 / 1.675e12 + 0.4924e9 / 8.5e12 + 16e-6, rel=1e-3)
+    record = max(plan.HERE.glob("input-*-decode-tree-*.json"))
+    text = "\n".join(plan.lines(0.3, plan.loadings(record), record.with_suffix(".md").name))
+    assert text.count("| m48 @448 |") == 2 * 2 * 2 + 1
+    assert (plan.HERE / "plan.md").read_text() == f"{text}\n"
 
 
 def slurm(folder: Path, *arguments: str, status: int, **variables: str) -> tuple[int, list[str]]:
