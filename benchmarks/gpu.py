@@ -82,7 +82,7 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
             *torture,
         ],
         "kernels": [
-            (60, ["benchmarks/augment.py", *lines[:1], str(out / "augment.md")]),
+            (60, ["benchmarks/augment.py", "--out", str(out / "augment.md")]),
             (200, [kernel, *files]),
             (240, [kernel, "--backends", "fused", "--tune", str(tilings), *files, "--tag", "tuned"]),
             (200, [kernel, "--shapes", "16x196", "6x196", "16x576", "--batch", "128", *files, "--tag", "others"]),

@@ -43,14 +43,15 @@ import PIL
 import timm
 import torch
 import torchvision
+from input_sides import RECIPE, SIZE, open_tensor, torchvision_reference
 from PIL import Image
 from report import REPO, commit, file_name, stamp, write
 from sklearn.datasets import load_sample_images
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageDataset, create_loader, create_transform
+from timm.data import ImageDataset, create_loader, create_transform
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
-from torchvision.io import ImageReadMode, decode_image, decode_jpeg
-from torchvision.transforms import InterpolationMode, RandomResizedCrop, v2
+from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.transforms import RandomResizedCrop
 
 from cait import seeds
 from cait.cli import main as cait_main
@@ -63,18 +64,9 @@ from cait.extras.fast_input import decode
 from cait.extras.fast_input.augment import resize
 from cait.extras.fast_input.ops import on_arrays
 
-SIZE, CLASSES, FILE_BYTES = 224, 4, 100_000
+CLASSES, FILE_BYTES = 4, 100_000
 A_TURN = 45
 """Pictures of a turn where they come one by one; a multiple of the 3 repeats."""
-RECIPE: dict[str, Any] = dict(
-    scale=(0.08, 1.0),
-    ratio=(3 / 4, 4 / 3),
-    auto_augment="rand-m9-mstd0.5-inc1",
-    color_jitter=None,
-    interpolation="bicubic",
-    re_prob=0.25,
-    re_mode="pixel",
-)
 BACKENDS = [name for name in get_args(Backend) if name != "auto"]
 LEVELS = {
     "operations": "RandAugment's operations at the recipe's magnitudes, one thread, from memory to memory",
@@ -325,30 +317,9 @@ def measure_operations(rounds: int, images: int) -> list[Row]:
     return rows
 
 
-def torchvision_reference(over: str) -> v2.Compose:
-    """The transform of torchvision's references/classification, over "pil" or "tensor"."""
-    bilinear = InterpolationMode.BILINEAR
-    return v2.Compose(
-        [
-            v2.RandomResizedCrop(SIZE, interpolation=bilinear, antialias=True),
-            v2.RandomHorizontalFlip(0.5),
-            v2.RandAugment(interpolation=bilinear, magnitude=9),
-            *([v2.PILToTensor()] if over == "pil" else []),
-            v2.ToDtype(torch.float, scale=True),
-            v2.Normalize(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
-            v2.RandomErasing(RECIPE["re_prob"]),
-            v2.ToPureTensor(),
-        ]
-    )
-
-
 def open_rgb(path: str) -> Image.Image:
     with Image.open(path) as image:
         return image.convert("RGB")
-
-
-def open_tensor(path: str) -> torch.Tensor:
-    return decode_image(path, ImageReadMode.RGB)
 
 
 OPENED = {"pil": open_rgb, "tensor": open_tensor}
@@ -522,28 +493,26 @@ def measure_tree(
 ) -> tuple[dict[str, list[Row]], dict[str, float], list[str]]:
     """The rows of `WAYS`, and "ours" of another checkout; kilobytes an image by kind of shards; what could not run."""
     found, sizes, missing = {}, {}, []
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder:
         roots = {"folder": root} | {name: Path(folder) / name for name in SHARDS_OF}
+        images = len(list(root.glob("train/*/*")))
         for name, how in SHARDS_OF.items():
             cait_main(["shards", str(root), str(roots[name]), f"--images={chunk}", *how])
-            chunks = list(roots[name].glob("train/chunk-*"))
-            images = len(list(root.glob("train/*/*")))
-            sizes[name] = sum(path.stat().st_size for path in chunks) / images / 1e3
+            sizes[name] = sum(path.stat().st_size for path in roots[name].glob("train/chunk-*")) / images / 1e3
         for level, ways in WAYS.items():
             sides = {}
             listed = [(name, *way, REPO) for name, way in ways.items()]
             listed += [(f"ours at {commit(against)}", "ours", "folder", against)] if against else []
-            for name, kind, reads, source in listed:
-                side = Side(kind, roots[reads], batch, workers, level == "alone", source)
-                stack.callback(side.end)
-                if side.works:
-                    sides[name] = side
-                else:
-                    missing.append(f"Left out {name}: {side.reason()}")
-            rows = race(dict(sides), rounds)
+            with ExitStack() as stack:
+                for name, kind, reads, source in listed:
+                    side = Side(kind, roots[reads], batch, workers, level == "alone", source)
+                    stack.callback(side.end)
+                    if side.works:
+                        sides[name] = side
+                    else:
+                        missing.append(f"Left out {name}: {side.reason()}")
+                rows = race(dict(sides), rounds)
             found[level] = [row | {"wall": statistics.median(sides[row["side"]].walls)} for row in rows]
-            for side in sides.values():
-                side.end()
     return found, sizes, missing
 
 

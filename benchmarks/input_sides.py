@@ -23,12 +23,21 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageDataset, create_loader
 from torch.utils.data import DataLoader
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import InterpolationMode, RandomResizedCrop, v2
 
 SIZE = 224
-POLICY = "rand-m9-mstd0.5-inc1"
+RECIPE: dict[str, Any] = dict(
+    scale=(0.08, 1.0),
+    ratio=(3 / 4, 4 / 3),
+    auto_augment="rand-m9-mstd0.5-inc1",
+    color_jitter=None,
+    interpolation="bicubic",
+    re_prob=0.25,
+    re_mode="pixel",
+)
 Pass = Callable[[], int]
 """Makes all batches once and returns how many images there were."""
 
@@ -64,31 +73,39 @@ def device_repeated(*given: Any) -> Pass:
 
 def timms(root: Path, batch: int, workers: int, recipe: bool) -> Pass:
     """timm's loader, as its workers hand on to the prefetcher."""
-    from timm.data import ImageDataset, create_loader
-
-    policy: dict[str, Any] = dict(auto_augment=POLICY if recipe else None, re_prob=0.25 if recipe else 0.0)
-    how: dict[str, Any] = dict(color_jitter=None, interpolation="bicubic", scale=(0.08, 1), ratio=(3 / 4, 4 / 3))
+    how = RECIPE if recipe else RECIPE | dict(auto_augment=None, re_prob=0.0)
     loading: dict[str, Any] = dict(batch_size=batch, num_workers=workers, persistent_workers=True, use_prefetcher=True)
     images = ImageDataset(str(root / "train"))
-    made = create_loader(images, SIZE, is_training=True, device=torch.device("cpu"), **how, **policy, **loading)
+    made = create_loader(images, SIZE, is_training=True, device=torch.device("cpu"), **how, **loading)
     return counted(lambda: made.loader)
 
 
-def _tensor_transform(recipe: bool) -> v2.Compose:
-    """torchvision's reference, up to the float."""
+def torchvision_reference(over: str) -> v2.Compose:
+    """The transform of torchvision's references/classification, over "pil" or "tensor"."""
     bilinear = InterpolationMode.BILINEAR
-    crop = [v2.RandomResizedCrop(SIZE, interpolation=bilinear, antialias=True), v2.RandomHorizontalFlip(0.5)]
-    return v2.Compose([*crop, *([v2.RandAugment(interpolation=bilinear, magnitude=9)] if recipe else [])])
+    return v2.Compose(
+        [
+            v2.RandomResizedCrop(SIZE, interpolation=bilinear, antialias=True),
+            v2.RandomHorizontalFlip(0.5),
+            v2.RandAugment(interpolation=bilinear, magnitude=9),
+            *([v2.PILToTensor()] if over == "pil" else []),
+            v2.ToDtype(torch.float, scale=True),
+            v2.Normalize(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
+            v2.RandomErasing(RECIPE["re_prob"]),
+            v2.ToPureTensor(),
+        ]
+    )
 
 
-def _open_tensor(path: str) -> torch.Tensor:
+def open_tensor(path: str) -> torch.Tensor:
     return decode_image(path, ImageReadMode.RGB)
 
 
 def torchvisions(root: Path, batch: int, workers: int, recipe: bool) -> Pass:
     from torchvision.datasets import ImageFolder
 
-    images = ImageFolder(str(root / "train"), _tensor_transform(recipe), loader=_open_tensor)
+    bytes_alone = v2.Compose(torchvision_reference("tensor").transforms[: 3 if recipe else 2])
+    images = ImageFolder(str(root / "train"), bytes_alone, loader=open_tensor)
     one = dict(worker_init_fn=_one_thread, persistent_workers=True, drop_last=True)
     loader = DataLoader(images, batch, shuffle=True, num_workers=workers, **one)  # type: ignore[arg-type]
     return counted(lambda: loader)
@@ -109,8 +126,8 @@ def dalis(root: Path, batch: int, workers: int, recipe: bool) -> Pass:
     @pipeline_def(batch_size=batch, num_threads=workers, device_id=None, enable_conditionals=True)
     def pipeline() -> Any:
         files, labels = fn.readers.file(file_root=str(root / "train"), random_shuffle=True, name="files")
-        area, ratio = (0.08, 1.0), (3 / 4, 4 / 3)
-        images = fn.decoders.image_random_crop(files, random_area=area, random_aspect_ratio=ratio, device="cpu")
+        crop = dict(random_area=RECIPE["scale"], random_aspect_ratio=RECIPE["ratio"])
+        images = fn.decoders.image_random_crop(files, **crop, device="cpu")
         cubic = types.DALIInterpType.INTERP_CUBIC
         images = fn.resize(images, size=(SIZE, SIZE), interp_type=cubic, antialias=True)
         images = fn.flip(images, horizontal=fn.random.coin_flip())
@@ -134,14 +151,14 @@ def spdls(root: Path, batch: int, workers: int, recipe: bool) -> Pass:
     from spdl.pipeline import PipelineBuilder
 
     paths = sorted(map(str, (root / "train").glob("*/*.jpg")))
-    policy = v2.RandAugment(interpolation=InterpolationMode.BILINEAR, magnitude=9) if recipe else None
+    policy = torchvision_reference("tensor").transforms[2] if recipe else None
     draw = random.Random(0)
 
     def load(path: str) -> torch.Tensor:
         with Image.open(path) as image:
             width, height = image.size
         meta = torch.empty(3, height, width, device="meta")
-        top, left, rows, columns = RandomResizedCrop.get_params(meta, [0.08, 1.0], [3 / 4, 4 / 3])
+        top, left, rows, columns = RandomResizedCrop.get_params(meta, RECIPE["scale"], RECIPE["ratio"])
         flip = ",hflip" if draw.random() < 0.5 else ""
         crop = f"crop={columns}:{rows}:{left}:{top}:exact=1,scale={SIZE}:{SIZE}:flags=bicubic{flip},format=rgb24"
         pixels = spdl.io.to_torch(spdl.io.load_image(path, filter_desc=crop))

@@ -71,16 +71,12 @@ class Need:
     hours: float
 
     def breaks_first(self, img_size: int, loading: Loading) -> str:
-        """What the node has least of, beside what it needs; the GPUs if it has enough of all."""
-        needs = {
-            "cores": self.images_a_second * loading.seconds(img_size) / HAS["cores"],
-            "storage": self.images_a_second * loading.file_bytes / HAS["storage"],
-            "network": self.network / HAS["network"],
-        }
-        name = max(needs, key=lambda each: needs[each])
-        cores = self.images_a_second * loading.seconds(img_size)
-        first = f"{name} at {1 / needs[name]:.0%}" if needs[name] > 1 else "GPUs"
-        return f"{cores:,.0f} · {self.images_a_second * loading.file_bytes / 1e9:.1f} · {first}"
+        """Cores for loaders, GB/s of files, and what a node has least of beside its need; the GPUs if it has enough."""
+        cores, storage = (self.images_a_second * each for each in (loading.seconds(img_size), loading.file_bytes))
+        needs = {"cores": cores, "storage": storage, "network": self.network}
+        name, share = max(((name, need / HAS[name]) for name, need in needs.items()), key=lambda pair: pair[1])
+        first = f"{name} at {1 / share:.0%}" if share > 1 else "GPUs"
+        return f"{cores:,.0f} · {storage / 1e9:.1f} · {first}"
 
 
 def loadings(path: Path) -> dict[str, Loading]:

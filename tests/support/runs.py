@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 import time
@@ -33,6 +34,19 @@ def assert_same(run: Path, whole: Path) -> None:
         assert same(got[part], expected[part]), part
     assert same(got["callbacks"]["EMA"], expected["callbacks"]["EMA"])
     assert rows(run) == rows(whole)
+
+
+def kill_and_resume(place: Path, recipe: list[str], whole: Path) -> str:
+    """Kill a run before its step 5, resume it, and hold it against a whole one. Returns what the resumed run said."""
+    once = ["--trainer.callbacks+=recorder.KilledOnce", "--trainer.callbacks.step=5"]
+    killed = start(place, "fit", *recipe, "--run_name=killed", *once)
+    output = killed.communicate(timeout=LIMIT)[0]
+    assert killed.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), output
+    resumed = start(place, "resume", "killed")
+    output = resumed.communicate(timeout=LIMIT)[0]
+    assert resumed.returncode == 0, output
+    assert_same(place / "logs/killed", whole)
+    return output
 
 
 def wait_for_steps(run: Path, steps: int, job: subprocess.Popen) -> None:

@@ -170,6 +170,11 @@ class ImageNetDataModule(LightningDataModule):
         """What the labels are called: the classes, or if an image may have several, sets of them."""
         return getattr(self.source, "label_names", self.class_names)
 
+    @property
+    def stored(self) -> str:
+        """How the source has changed the training images."""
+        return getattr(self.source, "stored", EARLIER[STORED])
+
     def prepare_data(self) -> None:
         """Write the embedded data set, or unpack ImageNet's archives; any number of processes may call it."""
         self.source.prepare()
@@ -224,8 +229,7 @@ class ImageNetDataModule(LightningDataModule):
     def summary(self) -> str:
         """The data set in a line."""
         train, val = len(self.source.train), len(self.source.val)
-        stored = getattr(self.source, "stored", EARLIER[STORED])
-        changed = f" ({stored})" if stored != EARLIER[STORED] else ""
+        changed = f" ({self.stored})" if self.stored != EARLIER[STORED] else ""
         return f"{self.root}: {train:,} training{changed} and {val:,} validation images, {self.num_classes} classes"
 
     def how_read(self) -> str:
@@ -266,7 +270,7 @@ class ImageNetDataModule(LightningDataModule):
             "training pictures": len(self.source.train),
             "digest of the training pictures' names": self._digest,
             ORDER: self.order.name,
-            STORED: getattr(self.source, "stored", EARLIER[STORED]),
+            STORED: self.stored,
         }
         return {
             "class_names": self.class_names,

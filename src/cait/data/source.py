@@ -22,9 +22,9 @@ class DataSource(Protocol):
     """Classes and images; UserError if they are no use.
 
     A source may also have `digest`, the bytes of labels that a run depends on, `test`, further images, and `stored`,
-    how it has changed the training images. If an image
-    may have several classes it has `task`, their name in `TASKS` of cait.plugins; the labels of its images are then the
-    numbers of rows in `label_sets`, 0 or 1 for each class [labels, classes], and are called `label_names`.
+    how it has changed the training images. If an image may have several classes it has `task`, their name in `TASKS` of
+    cait.plugins; the labels of its images are then the numbers of rows in `label_sets`, 0 or 1 for each class [labels,
+    classes], and are called `label_names`.
     """
 
     @property

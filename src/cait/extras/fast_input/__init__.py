@@ -24,7 +24,6 @@ class FastInput:
     read_ahead: int = 0
     """Threads in each worker that read the images of a batch while others are decoded. 8 suit network file
     systems that answer slowly. 0 reads one after the other, which is best for files in memory."""
-
     augment_on: Literal["worker", "device"] = "worker"
     """Where RandAugment or AutoAugment and the flip are done. With "device" workers send what they drew, and the pixels
     change on the GPU, before they are normalised. The draws are the same; on a GPU a few pixels differ by a level."""

@@ -39,13 +39,13 @@ def collate(samples: list[tuple[Any, int]], memory: SharedBatches | None) -> tup
         images and labels; and if the images came with boxes, a list of (place in the batch, box); and the steps.
     """
     images, labels = map(list, zip(*samples, strict=True))
+    small = torch.from_numpy if memory is None else memory.small
     rest: list[Any] = []
     if isinstance(images[0], tuple):
         images, boxes, *steps = map(list, zip(*images, strict=True))
-        rest = [[(place, box) for place, box in enumerate(boxes) if box], *map(np.stack, steps)]
-    small = torch.from_numpy if memory is None else memory.small
+        rest = [[(place, box) for place, box in enumerate(boxes) if box], *(small(np.stack(each)) for each in steps)]
     pixels = default_collate(images) if memory is None else memory.stack(images)
-    return pixels, small(np.array(labels)), *rest[:1], *map(small, rest[1:])
+    return pixels, small(np.array(labels)), *rest
 
 
 class SharedBatches:

@@ -221,15 +221,15 @@ def augment(images: Tensor, steps: Tensor, red: int, green: int, blue: int) -> T
     codes, amounts = steps.view(torch.int32), steps.view(torch.float64)
     tables = torch.empty(batch, 3, 256, dtype=torch.uint8, device=images.device)
     images = images.contiguous()
+    exact = dict(enable_fp_fusion=False)
+    how = dict(BLOCK=PIXELS, num_warps=WARPS, **exact)
+    grid, fill = (triton.cdiv(side * side, PIXELS), batch), (red, green, blue)
     spare = None
     for step in range(count):
         # The batch's own memory is not written to: it may be the loader's.
         out = torch.empty_like(images) if spare is None else spare
         where = (step, count, side)
-        exact = dict(enable_fp_fusion=False)
         _tables[(batch, 3)](images, codes, amounts, tables, *where, BLOCK=BLOCK, **exact)
-        grid, fill = (triton.cdiv(side * side, PIXELS), batch), (red, green, blue)
-        how = dict(BLOCK=PIXELS, num_warps=WARPS, **exact)
         _apply[grid](images, out, codes, amounts, steps, tables, *where, *fill, **how)
         spare, images = (images if step else None), out
     return images

@@ -107,12 +107,12 @@ export function geometry(width, height, how) {
   return { size, box: [left, top, how.img_size, how.img_size] };
 }
 
-// The box of an image of which `resize` makes what lies in it; around that the colour of `how.mean`.
 // The colour around a padded image, red, green and blue to 255, of a mean for each channel or for grey.
 export function padding(mean) {
   return [0, 1, 2].map((channel) => 255 * mean[channel % mean.length]);
 }
 
+// The box of an image of which `resize` makes what lies in it; around that the colour of `how.mean`.
 function framed(pixels, width, height, how) {
   const { size, box } = geometry(width, height, how);
   const [left, top] = box.map((start) => Math.max(0, start));

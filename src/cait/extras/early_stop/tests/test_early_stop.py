@@ -15,21 +15,6 @@ from cait.extras.early_stop.callback import EarlyStop
 
 FLAT = [*SMALL, "--model.lr=0", "--model.warmup_epochs=0", "--model.min_lr=0", "--trainer.limit_train_batches=2"]
 """Nothing learns, so no validation is better than the first."""
-KILL = """
-import os
-import signal
-from pathlib import Path
-
-from lightning.pytorch import Callback
-
-
-class Kill(Callback):
-    def on_train_end(self, trainer, pl_module):
-        if not Path("killed").exists():
-            Path("killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-"""
-"""Kills the process once, after the checkpoint of the epoch in which the run decides to end."""
 
 
 def last(folder: Path) -> dict:
@@ -49,9 +34,8 @@ def test_a_run_ends_after_its_patience_and_a_higher_one_goes_on(cait: Cait, tmp_
 
 
 def test_a_kill_in_the_epoch_that_decides_changes_nothing(cait: Cait, tmp_path: Path) -> None:
-    (tmp_path / "kill.py").write_text(KILL)
     settings = [*FLAT, "--early_stop.patience=1", "--trainer.max_epochs=9", "--run_name=flat"]
-    killed = cait("fit", *settings, "--trainer.callbacks+=kill.Kill")
+    killed = cait("fit", *settings, "--trainer.callbacks+=recorder.KilledOnce")
     assert killed.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), killed.stderr
     run = tmp_path / "logs/flat"
     assert last(run)["global_step"] == 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from harness import LIMIT, SMALL, ended, environment, save_classes, start
 from lightning.pytorch import Callback, Trainer
 from modules import module
 from PIL import Image
-from runs import assert_same
+from runs import kill_and_resume
 from timm.data.auto_augment import LEVEL_TO_ARG, NAME_TO_OP
 from torch import Tensor
 
@@ -111,7 +110,7 @@ def drawn(count: int) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarr
         draw, name = np.random.default_rng(number), KNOWN[number % len(KNOWN)]
         random.seed(number)
         pixels = draw.integers(*sorted(draw.choice(257, 2, replace=False)), (SIDE, SIDE, 3)).astype(np.uint8)
-        if number // len(KNOWN) % 3 == 1:  # one colour, but for a corner
+        if number // len(KNOWN) % 3 == 1:  # one colour, except in three columns
             pixels[:, 3:] = pixels[0, 0]
         level = LEVEL_TO_ARG[name]
         amount = level(random.uniform(0, 10), dict(translate_const=18)) if level else ()
@@ -220,34 +219,11 @@ RECIPE = [
     "--data.repeats=3",
     "--trainer.log_every_n_steps=1",
 ]
-KILL = """
-import os
-import signal
-from pathlib import Path
-
-from lightning.pytorch import Callback
-
-
-class Kill(Callback):
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step == 5 and not Path("killed").exists():
-            Path("killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-"""
-"""Kills the process once, two steps after a checkpoint."""
 
 
 @pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_bits(place: Path) -> None:
-    whole = ended(place, "whole", RECIPE)
-    (place / "kill.py").write_text(KILL)
-    killed = start(place, "fit", *RECIPE, "--run_name=killed", "--trainer.callbacks+=kill.Kill")
-    output = killed.communicate(timeout=LIMIT)[0]
-    assert killed.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), output
-    resumed = start(place, "resume", "killed")
-    output = resumed.communicate(timeout=LIMIT)[0]
-    assert resumed.returncode == 0, output
-    assert_same(place / "logs/killed", whole)
+    kill_and_resume(place, RECIPE, ended(place, "whole", RECIPE))
     moved = start(place, "resume", "killed", "--data.augment_on=worker", "--trainer.max_epochs=3")
     output = moved.communicate(timeout=LIMIT)[0]
     assert moved.returncode != 0

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import signal
 from pathlib import Path
 
 import pytest
 import timm
 import torch
-from harness import LIMIT, SMALL, checkpoint, ended, rows, start
+from harness import SMALL, checkpoint, ended, rows
 from lightning.pytorch import Trainer
-from runs import assert_same
+from runs import kill_and_resume
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from torch import nn
@@ -29,21 +28,6 @@ from cait.train.optim import OptimizerSettings
 from cait.train.schedule import ScheduleSettings, warmup_schedule
 
 TINY: dict = dict(embed_dim=32, depth=2, num_heads=2, patch_size=4)
-KILL = """
-import os
-import signal
-from pathlib import Path
-
-from lightning.pytorch import Callback
-
-
-class Kill(Callback):
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step == 5 and not Path("killed").exists():
-            Path("killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-"""
-"""Kills the process once, two steps after a checkpoint."""
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,15 +99,7 @@ def is_frozen(name: str) -> bool:
 
 
 def test_a_killed_run_ends_with_the_same_bits(whole: Path, place: Path) -> None:
-    (place / "kill.py").write_text(KILL)
-    killed = start(place, "fit", *RECIPE, "--run_name=killed", "--trainer.callbacks+=kill.Kill")
-    output = killed.communicate(timeout=LIMIT)[0]
-    assert killed.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), output
-    resumed = start(place, "resume", "killed")
-    output = resumed.communicate(timeout=LIMIT)[0]
-    assert resumed.returncode == 0, output
-    assert_same(place / "logs/killed", whole)
-    assert "random" not in output
+    assert "random" not in kill_and_resume(place, RECIPE, whole)
 
 
 def test_what_is_frozen_never_moves_and_has_no_moments(whole: Path, place: Path) -> None:
