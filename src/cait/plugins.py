@@ -53,6 +53,7 @@ KINDS = {
     "collate": "(workers, ready, size) -> what collates: each worker has so many batches ready, of so many bytes",
     "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module:Backend"}; see `cait.model.talking_heads.Backend`',
     "STEMS": 'dict[str, str]: {"name": "module:factory"}: (CaiTConfig) -> module of images to tokens [B, N, d]',
+    "fold": "(network, portable) -> network: for inference alone, changed in place; portable: for other programs too",
     "TASKS": 'dict[str, str]: {"name": "module:Task"}: what the labels of an image are; see cait.train.metrics',
     "STRATEGIES": 'dict[str, str]: {"name": "module:Strategy"}: strategies of the Trainer, made without arguments',
     "CHECKPOINT_FOLDERS": '"module": its read(folder, without) and is_whole(folder) serve checkpoints that are folders',

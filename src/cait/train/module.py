@@ -79,6 +79,8 @@ class CaiTModule(LightningModule):
     """How a file becomes RGB, a `cait.data.reading.Reading`; None takes the checkpoint's."""
     eval_transform: Any = None
     """A PIL image in RGB to uint8 [3, S, S], or to normalised float32 [3, S, S]; None takes the checkpoint's."""
+    twin: Any = None
+    """What `predict` uses, a `cait.train.prediction.Twin`."""
 
     @flat("MODEL_SETTINGS")
     def __init__(

@@ -103,19 +103,17 @@ def _quantize(path: Path, output: Path) -> None:
     import logging
 
     import onnx
-    import onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    folding = onnxruntime.SessionOptions()  # LayerScale's factors become part of the weights
-    folding.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    folding.optimized_model_filepath = str(folded := path.with_name("folded.onnx"))
-    onnxruntime.InferenceSession(path, folding, providers=["CPUExecutionProvider"])
-    model = onnx.load(folded)
+    model = onnx.load(path)
     model.graph.ClearField("value_info")  # shapes that no longer hold once Gemm has become MatMul
-    folded.unlink()
+    stacked = {weights.name for weights in model.graph.initializer if len(weights.dims) > 2}  # a matrix for each head
+    left_out = [node.name for node in model.graph.node if stacked.intersection(node.input)]
     logging.disable(logging.WARNING)  # onnxruntime recommends what was done above
     try:
-        quantize_dynamic(model, output, per_channel=True, weight_type=QuantType.QUInt8)
+        quantize_dynamic(
+            model, output, per_channel=True, weight_type=QuantType.QUInt8, nodes_to_exclude=left_out
+        )
     finally:
         logging.disable(logging.NOTSET)
 

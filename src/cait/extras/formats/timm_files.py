@@ -94,5 +94,5 @@ def _refuse(cait: nn.Module, holds: str) -> None:
             raise UserError(f"timm and the release {has}; {ANY}")
 
 
-TIMM = Format(_write_timm, "timm", 1e-5)
-RELEASE = Format(_write_release, "release.pth", 1e-5)
+TIMM = Format(_write_timm, "timm", 1e-5, folded=False)
+RELEASE = Format(_write_release, "release.pth", 1e-5, folded=False)
