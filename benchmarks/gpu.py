@@ -2,12 +2,12 @@
 
     python benchmarks/gpu.py [--stage choice tests kernels steps runs] [--out FOLDER] [--dry]
 
-"choice" says in under four minutes which attention is the fastest for each of the ten models. "tests" holds the
-kernels against the reference, "kernels" times a batch's augmentation and a layer by every backend, and tunes the tiles,
-"steps" times whole training steps with them beside timm's, "runs" what a run adds to them: FSDP2, saving in the
-background, the watch of the processes, the choice whether to compile. Needs torch, timm, lightning and pytest; run
-`benchmarks/gpu.ipynb` where there is a notebook and no shell. `--dry` runs the same commands without a GPU, on small
-shapes under Triton's interpreter: it shows that they run, its figures mean nothing.
+"choice" says in under seven minutes which attention is the fastest for each of the ten models, and times inference.
+"tests" holds the kernels against the reference, "kernels" times a batch's augmentation and a layer by every backend,
+and tunes the tiles, "steps" times whole training steps with them beside timm's, "runs" what a run adds to them: FSDP2,
+saving in the background, the watch of the processes, the choice whether to compile. Needs torch, timm, lightning and
+pytest; run `benchmarks/gpu.ipynb` where there is a notebook and no shell. `--dry` runs the same commands without a GPU,
+on small shapes under Triton's interpreter: it shows that they run, its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
     kernel, step, profile = "benchmarks/kernel.py", "benchmarks/step.py", "benchmarks/profile_step.py"
     tax = ["benchmarks/tax.py", "--tilings", str(tilings), "--backend", *BACKENDS[: 1 if dry else 3], *files]
     tuned = ["--tilings", str(tilings), *files]
-    runs = ["--out", str(out / "runs.md")]
+    runs, inference = ["--out", str(out / "runs.md")], "benchmarks/inference.py"
     sharding, saving, blocks = "benchmarks/sharding.py", "benchmarks/saving.py", [choice, "--blocks"]
     if dry:
         tiny = ["--batch", "1", "--rounds", "1"]
         small = ["--models", "xxs24", "--sizes", "32", "--batch", "1", "--dtype", "float16"]
         return {
-            "choice": [(300, [choice, *small, *lines])],
+            "choice": [(300, [choice, *small, *lines]), (300, [inference, "--reckon"])],
             "tests": [
                 (300, ["-m", "pytest", *TESTS, AUGMENT, "-k", "bits_twice or no_image or gpu or follow_each_other"])
             ],
@@ -74,7 +74,11 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
     if not importlib.util.find_spec("jsonargparse"):
         torture = []
     return {
-        "choice": [(230, [choice, *lines]), (230, [choice, "--compile", *lines])],
+        "choice": [
+            (190, [choice, *lines]),
+            (190, [choice, "--compile", *lines]),
+            (100, [inference, "--batch", "1", "32", "256", "--compiled", "--out", str(out / "inference.md")]),
+        ],
         "tests": [
             (300, ["-m", "pytest", *spread, "-m", "", "-k", "not 16-", *TESTS]),
             (170, ["-m", "pytest", *spread, "-m", "", "-k", "16-", FUSED]),
