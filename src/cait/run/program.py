@@ -95,7 +95,7 @@ class Program:
     default_name: str = ""
 
     def command(self, verb: str, folder: Path, options: str = "") -> str:
-        """What to type for a verb of a run, as "make resume RUN=mine"."""
+        """What to type for a verb of a run, as "make resume RUN=mine" or "cait resume mine"."""
         name = rundir.run_argument(folder)
         if self.script:
             return f"python {self.script} {verb} {name} {options}".rstrip()
