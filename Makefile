@@ -93,6 +93,15 @@ bench-gpu: $(READY) ## Run the tests and the measurements that want a GPU, in fi
 docs-check: $(READY) ## Run the commands of README.md and docs/ in a scratch copy, in about 10 minutes on 2 cores
 	@$(BIN)/python docs/check.py
 
+.PHONY: package
+package: $(READY) ## Build the wheel and the sdist in dist/, and try the wheel in an empty environment (needs uv)
+	@rm -rf dist .package
+	@$(BIN)/hatchling build
+	@uvx twine@7.0.0 check --strict dist/*
+	@$(BIN)/python -m pytest tests/test_package.py
+	@PACKAGE=$$(echo dist/*.whl) PYTHON='$(PYTHON)' scripts/setup.sh .package $(TORCH)
+	@scripts/try_package.sh .package/bin/cait
+
 .PHONY: lint
 lint: $(READY) ## Check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -106,7 +115,7 @@ rename: ## Give the package a name of your own: NAME=mypackage (docs/your_projec
 
 .PHONY: clean
 clean: ## Remove .venv and caches; data and logs stay
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .package dist .mypy_cache .pytest_cache .ruff_cache
 
 .PHONY: lock
 lock: ## Pin all packages anew in constraints.txt, with their hashes; keeps the versions that still fit (needs uv)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Create the virtual environment VENV and install the pinned packages and this repository into it.
 # scripts/setup.sh VENV [cpu]: with cpu PyTorch comes without CUDA, which needs uv. VENV keeps to that until it is removed.
+# PACKAGE=FILE.whl installs that wheel in place of this repository.
 set -euo pipefail
 venv=$1 torch=${2:-}
 python=${PYTHON:-python3}
@@ -73,7 +74,7 @@ else
   step "$count packages in their pinned versions, PyTorch with CUDA, 6 GB ($log)" install --require-hashes -r constraints.txt
 fi
 echo "$torch" >"$venv/torch"
-step "this repository" install --no-build-isolation --editable .
+step "${PACKAGE:-this repository}" install ${PACKAGE:---no-build-isolation --editable .}
 # The first start compiles what it imports. Here it is kept, for containers and for users who write no bytecode later.
 step "bytecode" env PYTHONDONTWRITEBYTECODE= "$venv/bin/python" -c \
   "import cait.cli.lightning, matplotlib.pyplot, sklearn.datasets, torch.utils.tensorboard"

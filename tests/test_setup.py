@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -29,11 +30,11 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def setup(place: Path, *options: str) -> str:
+def setup(place: Path, *options: str, **variables: str) -> str:
     """What it says as it fails."""
     command = ["bash", REPO / "scripts/setup.sh", ".venv", *options]
     pip = dict(PIP_NO_INDEX="1", PIP_FIND_LINKS=str(place), PIP_CONFIG_FILE=os.devnull)
-    env = {"PATH": str(place / "bin"), "PYTHON": sys.executable, "HOME": str(place), **pip}
+    env = {"PATH": str(place / "bin"), "PYTHON": sys.executable, "HOME": str(place), **pip, **variables}
     done = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True)
     assert done.returncode == 2, done
     return done.stderr
@@ -44,6 +45,13 @@ def test_a_wrong_hash_is_refused_and_a_half_made_environment_is_finished(place: 
     (place / ".venv/bin/python").symlink_to(sys.executable)  # where venv was cut short, before pip
     assert "setup: Hash mismatch for tiny==1.0" in setup(place)
     assert (place / ".venv/bin/pip").exists()
+
+
+def test_a_wheel_is_installed_in_place_of_the_repository(place: Path) -> None:
+    wheel = place / "tiny-1.0-py3-none-any.whl"
+    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (place / "constraints.txt").write_text(f"tiny==1.0 \\\n    --hash=sha256:{found}\n")
+    assert "No module named" in setup(place, PACKAGE=str(wheel))  # what compiles the bytecode imports the package
 
 
 def test_pins_that_cannot_be_had_end_a_set_up_without_cuda(place: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,7 +13,13 @@ if TYPE_CHECKING:
     from cait.train.module import CaiTModule
 
 __version__ = "0.1.0"
-__all__ = ["CaiTModule", "ImageNetDataModule", "create_model", "load"]
+__all__ = ["CONFIGS", "CaiTModule", "ImageNetDataModule", "create_model", "load"]
+
+_FOLDER = Path(__file__).resolve().parent
+IS_INSTALLED = (_FOLDER / "configs").is_dir()
+"""Whether this is an installed wheel, which brings the configurations; a clone has a Makefile too."""
+CONFIGS = (_FOLDER if IS_INSTALLED else _FOLDER.parents[1]) / "configs"
+"""The configurations that `--config` finds from any folder."""
 
 # Imported on first use: Lightning takes seconds to import, and `create_model` needs torch alone.
 _HOME = {

@@ -9,6 +9,8 @@ import re
 import traceback
 from collections.abc import Iterable
 
+from cait import IS_INSTALLED
+
 
 class UserError(ValueError):
     """Bad input: the message is one line that says what was wrong and what to do.
@@ -39,6 +41,18 @@ def printable(text: str) -> str:
     """
     text = os.fsencode(text).decode(errors="replace")
     return re.sub("[\0-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", "\N{REPLACEMENT CHARACTER}", text)
+
+
+def to_type(make: str, cait: str) -> str:
+    """The command to name in a message: one of the Makefile in a clone, of `cait` where the package is installed."""
+    return cait if IS_INSTALLED else make
+
+
+def to_install(packages: str) -> str:
+    """The command that installs `packages`, or an optional group of this package, as "[sweep]"."""
+    if packages.startswith("["):
+        packages = to_type(f"--editable '.{packages}'", f"'cait-lightning{packages}'")
+    return f"{to_type('.venv/bin/', '')}pip install {packages}"
 
 
 def kind_and_place(error: Exception) -> str:

@@ -181,4 +181,4 @@ def test_what_is_typed_wrong_gets_one_line(
 def test_two_names_of_a_run_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["fit", "--run_name", "a1", "--run_name=b1"])
-    assert capsys.readouterr().err == "cait: error: the run is given 2 names, a1 and b1; keep RUN= or --run_name\n"
+    assert capsys.readouterr().err == "cait: error: the run is given 2 names, a1 and b1; keep one of them\n"

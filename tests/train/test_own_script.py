@@ -110,5 +110,5 @@ def test_a_plain_trainer_resumes_in_the_middle_of_an_epoch_to_the_bit(digits_roo
 
 
 def test_what_is_public_is_listed() -> None:
-    assert dir(cait) == sorted(["CaiTModule", "ImageNetDataModule", "create_model", "load", "__version__"])
+    assert dir(cait) == sorted(["CONFIGS", "CaiTModule", "ImageNetDataModule", "create_model", "load", "__version__"])
     assert all(getattr(cait, name) for name in dir(cait))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cait import cores, plugins
 from cait.cli.options import asks_for_help, check_one_name, replaced, split_run, split_trust
-from cait.errors import UserError
+from cait.errors import UserError, to_type
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -66,7 +66,8 @@ def _continue(folder: Path, overrides: list[str], program: Program) -> list[str]
         # One process reads the checksums; it alone decides.
         last = program.processes.of_first(lambda: str(newest_whole(folder / rundir.CHECKPOINTS) or ""))
         if not last:
-            raise UserError(f"nothing to resume: {folder} has no checkpoint yet; start it with `make train`")
+            start = to_type("make train", "cait fit --config digits.yaml")
+            raise UserError(f"nothing to resume: {folder} has no checkpoint yet; start it with `{start}`")
         place += ["--ckpt_path", last]
         sys.argv += place[-2:]  # the processes that Lightning starts continue from the same one
     return ["fit", "--config", str(rundir.config(folder)), *place, *overrides]

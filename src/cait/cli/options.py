@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from cait import plugins
-from cait.errors import UserError
+from cait.errors import UserError, to_type
 from cait.plugins import Setting
 from cait.run import rundir
 from cait.run.program import Program
@@ -61,7 +61,7 @@ def check_one_name(arguments: list[str]) -> None:
     words = itertools.pairwise([*arguments, ""])
     names = [word.partition("=")[2] or following for word, following in words if word.split("=")[0] == "--run_name"]
     if len(set(names)) > 1:
-        raise UserError(f"the run is given {len(names)} names, {' and '.join(names)}; keep RUN= or --run_name")
+        raise UserError(f"the run is given {len(names)} names, {' and '.join(names)}; keep one of them")
 
 
 def replaced(verb: str, arguments: list[str], program: Program) -> list[str]:
@@ -96,4 +96,6 @@ def named_run(verb: str, name: str | None) -> Path:
 
 def run_missing(verb: str) -> UserError:
     """The error where no run is named."""
-    return UserError(f"which run? `make {verb} RUN=NAME` or `cait {verb} NAME`; runs are the folders in {rundir.LOGS}/")
+    command = f"cait {verb} NAME"
+    command = to_type(f"make {verb} RUN=NAME` or `{command}", command)
+    return UserError(f"which run? `{command}`; runs are the folders in {rundir.LOGS}/")

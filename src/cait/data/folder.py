@@ -10,9 +10,9 @@ from pathlib import Path
 
 from cait import disk
 from cait.data.listing import HEIF, Files, is_image, list_images
-from cait.errors import UserError
+from cait.errors import UserError, to_install
 
-NEEDS_HEIF = "to read .heic, .venv/bin/pip install pillow-heif"
+NEEDS_HEIF = f"to read .heic, {to_install('pillow-heif')}"
 
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "valid", "validation", "test", "testing")

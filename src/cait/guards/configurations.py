@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from cait import plugins, signature
+from cait import CONFIGS, plugins, signature
 from cait.errors import UserError, one_line, printable
 
 LINKED = {
@@ -41,7 +42,7 @@ _NEGATIVE = re.compile(r"-\.?\d[\d_]*\.?\d*(e[+-]?\d+)?", re.IGNORECASE)
 def join_values(arguments: Iterable[str]) -> list[str]:
     """`--config FILE` as `--config=FILE`, and `--model.lr -1e-3` as `--model.lr=-1e-3`.
 
-    argparse would take a negative number for an option.
+    A file of --config is found by `found`. argparse would take a negative number for an option.
     """
     joined: list[str] = []
     for argument in arguments:
@@ -52,7 +53,13 @@ def join_values(arguments: Iterable[str]) -> list[str]:
             joined[-1] += f"={argument}"
         else:
             joined.append(re.sub("^-c=", "--config=", argument))
-    return joined
+    return [re.sub("(?s)^--config=(.*)", lambda given: f"--config={found(given[1])}", word) for word in joined]
+
+
+def found(name: str) -> str:
+    """The file that --config names: from the working directory, else among the package's, as digits.yaml."""
+    packaged = os.path.join(CONFIGS, name.removeprefix(f"{CONFIGS.name}/"))
+    return packaged if os.path.isfile(packaged) and not os.path.exists(name) else name
 
 
 def options(arguments: Iterable[str]) -> Iterator[tuple[str, str | None]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from cait import CONFIGS
 from cait.errors import did_you_mean, one_line
 from cait.guards.configurations import LINKED, config_files
 from cait.references import is_path
@@ -87,8 +88,9 @@ def _no_config(path: Path) -> str:
         return f"--config {name} is a folder; name a YAML file in it"
     if path.exists():
         return f"--config {name} cannot be read"
-    files = map(str, [*Path("configs").rglob("*.yaml"), *Path().glob("*.yaml")])
-    return f"--config {name}: there is no such file{did_you_mean(name, files)}"
+    roots = Path(), CONFIGS.parent
+    files = [file.relative_to(root) for root in roots for file in (root / CONFIGS.name).rglob("*.yaml")]
+    return f"--config {name}: there is no such file{did_you_mean(name, map(str, [*files, *Path().glob('*.yaml')]))}"
 
 
 def _file_with(key: str, arguments: list[str]) -> str:

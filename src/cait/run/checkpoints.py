@@ -15,7 +15,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 from cait import ckpt, disk
-from cait.errors import UserError
+from cait.errors import UserError, to_type
 from cait.run.rundir import BEST, LAST, PREVIOUS
 from cait.run.signals import StopSignals
 
@@ -176,7 +176,8 @@ class LastCheckpoint(Checkpoint):
         error = trainer.strategy.broadcast(getattr(trainer.strategy.checkpoint_io, "error", None))
         if error:
             kept = any((self.folder / name).exists() for name in (LAST, PREVIOUS))
-            advice = "; the checkpoint before is whole: continue from it with `make resume`" if kept else ""
+            resume = to_type("make resume", "cait resume")
+            advice = f"; the checkpoint before is whole: continue from it with `{resume}`" if kept else ""
             raise UserError(f"{error}{advice}")
 
     def _finish(self, trainer: Trainer) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cait.errors import UserError
+from cait.errors import UserError, to_type
 from cait.run import rundir
 
 if TYPE_CHECKING:
@@ -95,8 +95,11 @@ class Program:
     default_name: str = ""
 
     def command(self, verb: str, folder: Path, options: str = "") -> str:
-        """What to type for a verb of a run, as "make resume RUN=mine"."""
+        """What to type for a verb of a run, as "make resume RUN=mine" or "cait resume mine"."""
         name = rundir.run_argument(folder)
         if self.script:
             return f"python {self.script} {verb} {name} {options}".rstrip()
-        return f"make {verb} RUN={name}" + (f' ARGS="{options}"' if options else "")
+        return to_type(
+            f"make {verb} RUN={name}" + (f' ARGS="{options}"' if options else ""),
+            f"cait {verb} {name} {options}".rstrip(),
+        )

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cait.errors import to_type
 from cait.plugins import Results, Run
 from cait.run.rundir import CONFIG
 
@@ -61,4 +62,5 @@ def suggestion(run: Run) -> list[tuple[str, str]]:
         return []
     if run.program.script:
         return [("try", f"python {run.program.script} fit --data.root {shlex.quote(root)} {option}")]
-    return [("try", f'make train DATA={shlex.quote(root)} ARGS="{option}"')]
+    root = shlex.quote(root)
+    return [("try", to_type(f'make train DATA={root} ARGS="{option}"', f"cait fit --data.root {root} {option}"))]

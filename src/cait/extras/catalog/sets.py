@@ -15,7 +15,7 @@ from torchvision import datasets
 from torchvision.datasets.utils import verify_str_arg
 
 from cait.data.dataset import MapSamples
-from cait.errors import UserError, one_line
+from cait.errors import UserError, one_line, to_install
 from cait.extras.catalog import STREAMS, Catalog
 from cait.file_lock import file_lock
 
@@ -130,7 +130,7 @@ def _open_huggingface(root: str, catalog: Catalog, split: str) -> MapSamples:
     try:
         importlib.import_module("datasets")
     except ImportError as error:
-        raise UserError(f"{root} needs Hugging Face's package: .venv/bin/pip install datasets") from error
+        raise UserError(f"{root} needs Hugging Face's package: {to_install('datasets')}") from error
     try:
         reader = create_reader(root, root=catalog.data_dir or None, split=split, input_key=key, target_key=target)
     except Exception as error:  # of many kinds, with lines of advice

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cait import disk
-from cait.errors import UserError, printable
+from cait.errors import UserError, printable, to_install
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def check(path: Path) -> None:
     if path.exists():
         raise UserError(f"{path} exists; move it away or name another file with --output")
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise UserError("Parquet needs pyarrow: .venv/bin/pip install pyarrow, or name a file that ends in .npz")
+        raise UserError(f"Parquet needs pyarrow: {to_install('pyarrow')}, or name a file that ends in .npz")
 
 
 def write(path: Path, found: Features) -> None:

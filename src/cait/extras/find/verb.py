@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cait.cli.options import Options, replaced
-from cait.errors import UserError
+from cait.errors import UserError, to_type
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -48,7 +48,8 @@ def find_lr(arguments: list[str], program: Program) -> None:
         factor = cli.model.peak_lr() / cli.model.schedule.lr
         scaled = "" if factor == 1 else f", which is --model.lr {rate / factor:.2g} for this batch"
         print(f"the loss falls fastest at a rate of {rate:.2g}{scaled}; look at the figure, then train with")
-        print(f'  ARGS="--model.lr {rate / factor:.2g}"')
+        option = f"--model.lr {rate / factor:.2g}"
+        print("  " + to_type(f'ARGS="{option}"', option))
 
     _tune(settings, tune, program)
 
@@ -71,7 +72,8 @@ def find_batch(arguments: list[str], program: Program) -> None:
         size = min(found, bound)
         reason = f"the largest that was tried; the bound is {bound}" if size == bound else f"{2 * size} did not fit"
         print(f"a batch of {size} images fits on one device ({reason}); train with")
-        print(f'  ARGS="--data.batch_size {size}"')
+        option = f"--data.batch_size {size}"
+        print("  " + to_type(f'ARGS="{option}"', option))
 
     _tune(settings, tune, program)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cait.errors import UserError
+from cait.errors import UserError, to_install
 from cait.extras.exporting import Format, Forward, Metadata, example, quiet
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -27,8 +27,7 @@ def _write(model: nn.Module, path: Path, metadata: Metadata, shape: Sequence[int
         try:
             importlib.import_module(package)
         except ImportError as error:
-            hint = ".venv/bin/pip install --editable '.[export]'"
-            raise UserError(f"ONNX needs the package {package}: {hint}") from error
+            raise UserError(f"ONNX needs the package {package}: {to_install('[export]')}") from error
     import onnxruntime
 
     with quiet():

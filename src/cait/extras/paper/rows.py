@@ -15,13 +15,13 @@ from typing import Any
 
 import yaml
 
-from cait.errors import UserError, did_you_mean
+from cait import CONFIGS
+from cait.errors import UserError, did_you_mean, to_type
 from cait.model.config import CaiTConfig, variant_config
 from cait.run import rundir
 from cait.settings import Settings, as_text, flatten
 
 TABLES = Path(__file__).parent / "tables"
-CONFIGS = Path(__file__).resolve().parents[4] / "configs"
 SAFE = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is not everywhere
 RECIPE = CONFIGS / "imagenet" / "xxs24_224.yaml"
 """What every row starts from. A row names only its differences."""
@@ -84,7 +84,8 @@ class Row:
 
     @property
     def command(self) -> str:
-        return f"make {'eval' if self.evaluate else 'train'} PAPER={self.id}"
+        make, cait = ("eval", "eval") if self.evaluate else ("train", "fit")
+        return to_type(f"make {make} PAPER={self.id}", f"cait {cait} --paper {self.id}")
 
     @property
     def settings(self) -> Settings:
@@ -130,7 +131,7 @@ class Row:
 def tables() -> dict[str, dict[str, Any]]:
     """The YAML files by their stem."""
     if not RECIPE.is_file():
-        raise UserError(f"{CONFIGS} is missing: the paper's rows are read from a clone of the template")
+        raise UserError(f"{RECIPE} is missing: every row of the paper starts from it")
     return {file.stem: yaml.load(file.read_text(), Loader=SAFE) for file in sorted(TABLES.glob("*.yaml"))}
 
 

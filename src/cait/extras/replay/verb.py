@@ -13,7 +13,7 @@ from typing import Any
 
 from cait import ckpt, disk
 from cait.cli.options import TRUST, Options, replaced, split_trust
-from cait.errors import UserError
+from cait.errors import UserError, to_type
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -60,7 +60,7 @@ def _check(asked: Namespace, named: bool, settings: list[str]) -> None:
     configured = any(word.split("=")[0] in ("-c", "--config", "--paper") for word in settings)
     if not named and not (asked.data_only and configured):
         raise UserError(
-            "which run? `make replay RUN=NAME STEP=N`; "
+            f"which run? `{to_type('make replay RUN=NAME STEP=N', 'cait replay NAME --step N')}`; "
             "a configuration without a run takes `cait replay --config FILE --step N --data-only`"
         )
 

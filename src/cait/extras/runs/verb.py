@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cait.cli.options import Options
-from cait.errors import UserError, printable
+from cait.errors import UserError, printable, to_type
 from cait.extras.network_name import network_name
 from cait.file_lock import is_leased
 from cait.run import rundir
@@ -56,7 +56,8 @@ def runs(arguments: list[str], program: Program) -> None:
     elif rows:
         _print(rows)
     else:
-        print(f"there are no runs in {given.folder} yet; `make train` starts one")
+        start = to_type("make train", "cait fit --config digits.yaml")
+        print(f"there are no runs in {given.folder} yet; `{start}` starts one")
 
 
 def folders(root: Path) -> list[Path]:

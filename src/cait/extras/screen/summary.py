@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from cait import plugins
+from cait.errors import to_type
 from cait.extras.clock import Clock, duration
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint
@@ -72,12 +73,13 @@ class RunSummary(Callback):
         command = self.run.program.command
         length, end = ("max_steps", trainer.max_steps) if trainer.max_steps > 0 else ("max_epochs", trainer.max_epochs)
         in_logs = rundir.run_argument(self.run_dir) == self.run_dir.name
-        folder = "" if in_logs else f' ARGS="--logdir {self.run_dir.parent}"'
+        folder = f"--logdir {self.run_dir.parent}"
+        watch = to_type("make tensorboard" + ("" if in_logs else f' ARGS="{folder}"'), f"tensorboard {folder}")
         return [
             ("evaluate", command("eval", self.run_dir)),
             *(row for suggest in plugins.of_kind("suggest") for row in suggest(self.run)),
             ("train longer", command("resume", self.run_dir, f"--trainer.{length} {2 * (end or 0)}")),
-            ("watch all runs", f"make tensorboard{folder}"),
+            ("watch all runs", watch),
         ]
 
 

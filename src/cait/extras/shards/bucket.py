@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cait import disk
-from cait.errors import UserError, one_line
+from cait.errors import UserError, one_line, to_install
 from cait.extras.shards import INDEX
 from cait.file_lock import file_lock
 
@@ -109,7 +109,7 @@ class Bucket:
             answer = client(os.getpid(), endpoint(scheme), attempts).get_object(Bucket=bucket, Key=key, Range=part)
             return answer["Body"].read()
         except ImportError as error:
-            raise UserError(f"{address} is read by boto3: .venv/bin/pip install --editable '.[stream]'") from error
+            raise UserError(f"{address} is read by boto3: {to_install('[stream]')}") from error
         except Exception as error:  # of many kinds: the bucket's, the network's, the credentials'
             raise UserError(f"cannot read {address}: {one_line(error) or type(error).__name__}") from error
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import yaml
 
-from cait import plugins
+from cait import CONFIGS, plugins
 from cait.errors import UserError, did_you_mean, one_line
 from cait.settings import Settings, as_text
 
 GRID = Path(__file__).with_name("grid.yaml")
-CONFIGS = Path(__file__).resolve().parents[4] / "configs"
 PLACES_DEPTH = 12
 
 

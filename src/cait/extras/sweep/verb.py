@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cait import disk
 from cait.cli.options import Options
-from cait.errors import UserError
+from cait.errors import UserError, to_install, to_type
 from cait.extras.runner import Runner
 from cait.run import rundir
 from cait.run.program import Program
@@ -34,13 +34,13 @@ def sweep(arguments: list[str], program: Program) -> None:
     given = options.parse_args(arguments)
     if given.space is None:
         example = os.path.relpath(Path(__file__).with_name("digits.yaml"))
-        raise UserError(f"which space? `make sweep SPACE={example}` or `cait sweep FILE`")
+        raise UserError(f"which space? `{to_type(f'make sweep SPACE={example}', f'cait sweep {example}')}`")
     if given.jobs < 1:
         raise UserError(f"--jobs must be at least 1, got {given.jobs}")
     try:
         import_module("optuna")
     except ImportError as error:
-        raise UserError("a sweep needs Optuna: .venv/bin/pip install --editable '.[sweep]'") from error
+        raise UserError(f"a sweep needs Optuna: {to_install('[sweep]')}") from error
     from cait.extras.sweep import table, trials
     from cait.extras.sweep.search_space import SearchSpace
     from cait.extras.sweep.workers import Workers
@@ -64,7 +64,7 @@ def sweep(arguments: list[str], program: Program) -> None:
         for line in table.write_figures(study, search, folder):
             print(line)
         if rows[0]["state"] == "complete":
-            _say_what_next(rows[0]["run"], search)
+            _say_what_next(rows[0]["run"], search, program)
     if rows and all(row["state"] == "failed" for row in rows):
         raise UserError(f"all {len(rows)} trials have failed; the first: {rows[0]['cause']}")
 
@@ -85,10 +85,11 @@ def check_values(search: SearchSpace, program: Program) -> None:
             raise UserError(f"{search.path}: with {name}: {value}: {error}") from error
 
 
-def _say_what_next(best: Path, search: SearchSpace) -> None:
-    print(
-        f"\nThe best is {best}. Train it longer, from the start:\n"
-        f"  make train CONFIG={best / rundir.CONFIG} RUN={search.name}-best \\\n"
-        f'    ARGS="--trainer.default_root_dir {rundir.LOGS} --trainer.max_epochs N"\n'
-        f"Score it:\n  make eval RUN={best}"
+def _say_what_next(best: Path, search: SearchSpace, program: Program) -> None:
+    config, name, options = best / rundir.CONFIG, f"{search.name}-best", f"--trainer.default_root_dir {rundir.LOGS}"
+    train = to_type(
+        f'make train CONFIG={config} RUN={name} \\\n    ARGS="{options} --trainer.max_epochs N"',
+        f"cait fit --config {config} --run_name {name} \\\n    {options} --trainer.max_epochs N",
     )
+    print(f"\nThe best is {best}. Train it longer, from the start:\n  {train}")
+    print(f"Score it:\n  {program.command('eval', best)}")

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import CometLogger, Logger, MLFlowLogger, WandbLo
 from lightning.pytorch.utilities import rank_zero_only
 
 from cait import disk
-from cait.errors import UserError, one_line
+from cait.errors import UserError, one_line, to_install
 from cait.run.loggers import RunCSVWriter
 
 PROJECT = "cait"
@@ -154,8 +154,7 @@ def tracker(name: str, settings: dict[str, Any], run_dir: Path, first_step: int)
         _ = logger.experiment
         logger.catch_up(run_dir, first_step)
     except ModuleNotFoundError as error:
-        package = "comet-ml" if name == "comet" else "--editable '.[loggers]'"
-        hint = f".venv/bin/pip install {package} ({one_line(error)})"
+        hint = f"{to_install('comet-ml' if name == 'comet' else '[loggers]')} ({one_line(error)})"
         raise UserError(f"--logger {name} needs its package: {hint}") from error
     except Exception as error:
         raise UserError(f"--logger {name} cannot start: {one_line(error) or type(error).__name__}") from error

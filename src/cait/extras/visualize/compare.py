@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cait.cli import saved
 from cait.cli.options import Options
-from cait.errors import UserError, printable
+from cait.errors import UserError, printable, to_type
 from cait.extras import curves
 from cait.extras.curves import Curve
 from cait.extras.network_name import network_name
@@ -30,7 +30,8 @@ def compare(arguments: list[str], program: Program) -> None:
     given = options.parse_args(arguments)
     folders = [rundir.folder_of(name) for name in given.runs]
     if len({folder.resolve() for folder in folders}) < len(folders) or len(folders) < 2:
-        raise UserError('compare two runs or more: `make compare RUNS="a b"` or `cait compare a b`, each named once')
+        command = to_type('make compare RUNS="a b"', "cait compare a b")
+        raise UserError(f"compare two runs or more, each named once: `{command}`")
     from cait.extras import plots
 
     names = [folder.resolve().name for folder in folders]  # "." has a name too
