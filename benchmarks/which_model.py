@@ -1,4 +1,4 @@
-"""CaiT beside a ViT and a ConvNet of about its size: a training step, its memory, inference, and inference by ONNX Runtime.
+"""CaiT beside a ViT and a ConvNet: a training step and its memory, inference, and inference by ONNX Runtime.
 
     python benchmarks/which_model.py [--out benchmarks/which_model.md]
 
@@ -73,7 +73,7 @@ def runner(model: nn.Module, batch: int) -> Callable[[], Tensor]:
 
 
 def onnx_session(model: nn.Module) -> Any:
-    """ONNX Runtime over the file that `cait export --format onnx` writes; its threads sleep while they wait, as torch's."""
+    """ONNX Runtime over what `cait export --format onnx` writes. Its threads sleep while they wait, as torch's."""
     import onnxruntime
 
     with tempfile.TemporaryDirectory() as folder:
@@ -94,12 +94,12 @@ def training(model: nn.Module, batch: int) -> Calls:
 
 
 def inference(model: nn.Module, batch: int) -> Calls:
-    return {f"{images} images": runner(model, images) for images in (1, batch)}
+    return {"1 image": runner(model, 1), f"{batch} images": runner(model, batch)}
 
 
 def exported(model: nn.Module, batch: int) -> Calls:
     session = onnx_session(model)
-    return {f"{images} images, ONNX": onnx_runner(session, images) for images in (1, batch)}
+    return {"1 image, ONNX": onnx_runner(session, 1), f"{batch} images, ONNX": onnx_runner(session, batch)}
 
 
 def put_peak(name: str, batch: int, out: Any) -> None:
@@ -127,7 +127,7 @@ def race(calls: dict[str, Calls], rounds: int) -> dict[str, dict[str, str]]:
     """The cells of each model: the median in ms and the median of the rounds' ratios, by the column."""
     found: dict[str, dict[str, str]] = {name: {} for name in calls}
     for what in calls[BASE]:
-        is_short = what.startswith("1 ")
+        is_short = what.startswith("1 image")
         times = in_turns(calls, what, 5 * rounds if is_short else rounds, warm_up=3 if is_short else 1)
         for name, seconds in times.items():
             ratio = statistics.median(a / b for a, b in zip(seconds, times[BASE], strict=True))
@@ -150,7 +150,7 @@ def table(rows: dict[str, dict[str, str]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sides", nargs="+", default=[*SIDES], choices=[*SIDES], help=f"{BASE} among them")
-    parser.add_argument("--batch", type=int, default=8, help="images of a training step")
+    parser.add_argument("--batch", type=int, default=4, help="images of a training step")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, help="Markdown file")
     given = parser.parse_args()
@@ -158,9 +158,8 @@ def main() -> None:
     trained = {name: side for name, side in chosen.items() if side.trains}
     rows = {name: {"parameters": f"{millions(side.build()):.1f} M"} for name, side in chosen.items()}
     for prepare, batch, sides in (training, given.batch, trained), (inference, 32, chosen), (exported, 32, chosen):
-        for name, cells in race(
-            {name: prepare(side.build(), batch) for name, side in sides.items()}, given.rounds
-        ).items():
+        calls = {name: prepare(side.build(), batch) for name, side in sides.items()}
+        for name, cells in race(calls, given.rounds).items():
             rows[name] |= cells
     base = peak_memory(BASE, given.batch)
     for name in trained:
@@ -174,8 +173,8 @@ def main() -> None:
         "",
         f"`python benchmarks/which_model.py`, {stamp()}, {versions}, {given.rounds} rounds.",
         "",
-        f"At 224 pixels, in float32; a training step has {given.batch} images. After each figure: over that of {BASE}, in the",
-        "same rounds. Less is better.",
+        f"At 224 pixels, in float32; a training step has {given.batch} images. After each figure: over that of {BASE}",
+        "in the same rounds. Less is better.",
         "",
     ]
     show([*title, *table(rows)], given.out)
