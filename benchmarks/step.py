@@ -135,13 +135,11 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def in_turns(
-    sides: dict[str, dict[str, Callable[[], Any]]], what: str, rounds: int, warm_up: int = 3
-) -> dict[str, list[float]]:
+def in_turns(sides: dict[str, dict[str, Callable[[], Any]]], what: str, rounds: int) -> dict[str, list[float]]:
     """Seconds of each side's call `what` in each round, which every other time begins with the other side."""
     times: dict[str, list[float]] = {which: [] for which in sides}
     for side in sides.values():
-        for _ in range(warm_up):
+        for _ in range(3):
             side[what]()
     for turn in range(rounds):
         for which in list(sides) if turn % 2 else reversed(sides):

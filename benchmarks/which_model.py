@@ -2,10 +2,11 @@
 
     python benchmarks/which_model.py [--out benchmarks/which_model.md]
 
-All are at 224 pixels in float32, with random weights. A step is of the loss, its gradients and a fused AdamW, without
-stochastic depth. The models take turns in each round, which every other time runs backwards. Reported are medians, and
-the median over the rounds of a model's time over that of ViT-S/16. The memory of a step is taken in a process of its
-own for each model. docs/which_model.md quotes the table.
+All are at 224 pixels in float32, with random weights, on one core. A step is of the loss, its gradients and a fused
+AdamW, without stochastic depth. Times are the processor's, so other work on the machine hardly counts. The models take
+turns in each round, which every other time runs backwards. Reported are medians, and the median over the rounds of a
+model's time over that of ViT-S/16. The memory of a step is taken in a process of its own for each model.
+docs/which_model.md quotes the table.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import multiprocessing
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +24,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from report import show, stamp
-from step import in_turns, optimizer_of, resident
+from step import optimizer_of, resident
 from torch import Tensor, nn
 
 import cait
@@ -73,14 +75,14 @@ def runner(model: nn.Module, batch: int) -> Callable[[], Tensor]:
 
 
 def onnx_session(model: nn.Module) -> Any:
-    """ONNX Runtime over what `cait export --format onnx` writes. Its threads sleep while they wait, as torch's."""
+    """ONNX Runtime over what `cait export --format onnx` writes."""
     import onnxruntime
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
         export(model, file, "onnx", input_shape=SHAPE)
         options = onnxruntime.SessionOptions()
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.intra_op_num_threads = 1
         return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
@@ -123,12 +125,22 @@ def peak_memory(name: str, batch: int) -> float:
     return value
 
 
+def in_turns(calls: dict[str, Calls], what: str, rounds: int) -> dict[str, list[float]]:
+    """Processor seconds of each model's call `what` in each round, after one that does not count."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 1):
+        for name in list(calls) if turn % 2 else reversed(calls):
+            begin = time.process_time()
+            calls[name][what]()
+            times[name].append(time.process_time() - begin)
+    return {name: seconds[1:] for name, seconds in times.items()}
+
+
 def race(calls: dict[str, Calls], rounds: int) -> dict[str, dict[str, str]]:
     """The cells of each model: the median in ms and the median of the rounds' ratios, by the column."""
     found: dict[str, dict[str, str]] = {name: {} for name in calls}
     for what in calls[BASE]:
-        is_short = what.startswith("1 image")
-        times = in_turns(calls, what, 5 * rounds if is_short else rounds, warm_up=3 if is_short else 1)
+        times = in_turns(calls, what, 5 * rounds if what.startswith("1 image") else rounds)
         for name, seconds in times.items():
             ratio = statistics.median(a / b for a, b in zip(seconds, times[BASE], strict=True))
             found[name][what] = f"{1e3 * statistics.median(seconds):,.0f} ms, {ratio:.2f}"
@@ -151,9 +163,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sides", nargs="+", default=[*SIDES], choices=[*SIDES], help=f"{BASE} among them")
     parser.add_argument("--batch", type=int, default=4, help="images of a training step")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3, help="of all but a single image, which has five times as many")
     parser.add_argument("--out", type=Path, help="Markdown file")
     given = parser.parse_args()
+    torch.set_num_threads(1)
     chosen = {name: side for name, side in SIDES.items() if name in {BASE, *given.sides}}
     trained = {name: side for name, side in chosen.items() if side.trains}
     rows = {name: {"parameters": f"{millions(side.build()):.1f} M"} for name, side in chosen.items()}
@@ -173,8 +186,8 @@ def main() -> None:
         "",
         f"`python benchmarks/which_model.py`, {stamp()}, {versions}, {given.rounds} rounds.",
         "",
-        f"At 224 pixels, in float32; a training step has {given.batch} images. After each figure: over that of {BASE}",
-        "in the same rounds. Less is better.",
+        f"Processor time at 224 pixels, in float32, on one core; a training step has {given.batch} images. After each",
+        f"figure: over that of {BASE} in the same rounds. Less is better.",
         "",
     ]
     show([*title, *table(rows)], given.out)
