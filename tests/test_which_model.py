@@ -21,17 +21,17 @@ def published(model: str, figure: str, size: str = "") -> float:
 
 def quoted() -> list[tuple[str, list[str], str]]:
     """Rows of the published figures: the model, its cells, and the CaiT that it is compared with."""
-    rows, cait = [], ""
+    rows, base = [], ""
     for line in re.findall(r"^\| `.*", SECTIONS["Compare accuracy and speed that timm published"], re.M):
         name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
         name = name.strip("`")
-        cait = name if name.startswith("cait_") else cait
-        rows.append((name, cells, cait))
+        base = name if name.startswith("cait_") else base
+        rows.append((name, cells, base))
     return rows
 
 
-def times(model: str, cait: str, figure: str) -> float:
-    return published(model, figure) / published(cait, figure)
+def times(model: str, base: str, figure: str) -> float:
+    return published(model, figure) / published(base, figure)
 
 
 @pytest.mark.parametrize("figure", ["top-1", "parameters", "inference", "training"])
@@ -39,13 +39,13 @@ def test_published_figures_are_quoted_exactly(figure: str) -> None:
     column = ["top-1", "parameters", "inference", "training"].index(figure)
     rows = quoted()
     assert len(rows) > 8
-    for model, cells, cait in rows:
+    for model, cells, base in rows:
         value, _, ratio = cells[column].partition(", ")
         if value == "–":
             assert not [row for row in PUBLISHED if (row["model"], row["figure"]) == (model, figure)]
             continue
         assert float(value.replace(",", "")) == published(model, figure), model
-        assert ratio == (f"{times(model, cait, figure):.1f}×" if column > 1 and model != cait else ""), model
+        assert ratio == (f"{times(model, base, figure):.1f}×" if column > 1 and model != base else ""), model
 
 
 def test_published_figures_have_an_address_that_the_page_gives() -> None:
@@ -56,9 +56,9 @@ def test_published_figures_have_an_address_that_the_page_gives() -> None:
 
 
 def test_what_the_page_says_of_published_figures_follows_from_them() -> None:
-    vit, cait = "vit_small_patch16_224", "cait_s24_224"
-    slower, training = (times(vit, f"{cait}.fb_dist_in1k", figure) for figure in ("inference", "training"))
-    amp = times(vit, cait, "inference, amp")
+    vit, base = "vit_small_patch16_224", "cait_s24_224"
+    slower, training = (times(vit, f"{base}.fb_dist_in1k", figure) for figure in ("inference", "training"))
+    amp = times(vit, base, "inference, amp")
     text = " ".join(PAGE.split())
     assert f"takes {slower:.1f} times as long as ViT-S/16 to infer in bf16, {amp:.1f} times in AMP" in text
     assert f"{training:.1f} times to train in AMP" in text
@@ -71,7 +71,7 @@ def test_what_the_page_says_of_published_figures_follows_from_them() -> None:
     )
     assert f"XXS-24 becomes {xxs24:.1f} times as slow, ConvNeXt-nano {nano:.1f} times" in text
     for figure, verb in (("inference", "infer"), ("training", "train on")):
-        ratios = [times(model, cait, figure) for model, _, cait in quoted() if model != cait]
+        ratios = [times(model, base, figure) for model, _, base in quoted() if model != base]
         ratios = [ratio for ratio in ratios if ratio == ratio]
         assert f"{verb} {min(ratios):.1f} to {max(ratios):.1f} times as many" in text
 
