@@ -1,0 +1,197 @@
+"""CaiT beside a ViT and a ConvNet: a training step and its memory, inference, and inference by ONNX Runtime.
+
+    python benchmarks/which_model.py [--out benchmarks/which_model.md]
+
+All are at 224 pixels in float32, with random weights, on one core. A step is of the loss, its gradients and a fused
+AdamW, without stochastic depth. Times are the processor's, so other work on the machine hardly counts. The models take
+turns in each round, which every other time runs backwards. Reported are medians, and the median over the rounds of a
+model's time over that of ViT-S/16. The memory of a step is taken in a process of its own for each model.
+docs/which_model.md quotes the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import timm
+import torch
+import torch.nn.functional as F
+from report import show, stamp
+from step import optimizer_of, resident
+from torch import Tensor, nn
+
+import cait
+from cait.extras.exporting import export
+
+
+class Side(NamedTuple):
+    build: Callable[[], nn.Module]
+    trains: bool = True
+
+
+SIDES = {
+    "ViT-S/16": Side(lambda: timm.create_model("vit_small_patch16_224")),
+    "DeiT III-S": Side(lambda: timm.create_model("deit3_small_patch16_224")),
+    "ConvNeXt-nano": Side(lambda: timm.create_model("convnext_nano")),
+    "CaiT XXS-24, ours": Side(lambda: cait.create_model("xxs24", drop_path_rate=0.0)),
+    "CaiT XXS-24, timm's": Side(lambda: timm.create_model("cait_xxs24_224")),
+    "CaiT S-24, ours": Side(lambda: cait.create_model("s24", drop_path_rate=0.0)),
+}
+BASE = "ViT-S/16"
+"""The others' times are over its own."""
+SHAPE = (3, 224, 224)
+
+Calls = dict[str, Callable[[], Any]]
+"""By the column."""
+
+
+def stepper(model: nn.Module, batch: int) -> Callable[[], Tensor]:
+    """A training step."""
+    optimizer = optimizer_of(model.train(), "ours")
+    images, targets = torch.randn(batch, *SHAPE), torch.randint(1000, (batch,))
+
+    def step() -> Tensor:
+        loss = F.cross_entropy(model(images), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def runner(model: nn.Module, batch: int) -> Callable[[], Tensor]:
+    """A forward pass."""
+    images = torch.randn(batch, *SHAPE)
+    model.eval()
+    return torch.inference_mode()(lambda: model(images))
+
+
+def onnx_session(model: nn.Module) -> Any:
+    """ONNX Runtime over what `cait export --format onnx` writes."""
+    import onnxruntime
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        export(model, file, "onnx", input_shape=SHAPE)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+
+def onnx_runner(session: Any, batch: int) -> Callable[[], Any]:
+    images = torch.randn(batch, *SHAPE).numpy()
+    return lambda: session.run(["logits"], {"images": images})
+
+
+def training(model: nn.Module, batch: int) -> Calls:
+    return {"a training step": stepper(model, batch)}
+
+
+def inference(model: nn.Module, batch: int) -> Calls:
+    return {"1 image": runner(model, 1), f"{batch} images": runner(model, batch)}
+
+
+def exported(model: nn.Module, batch: int) -> Calls:
+    session = onnx_session(model)
+    return {"1 image, ONNX": onnx_runner(session, 1), f"{batch} images, ONNX": onnx_runner(session, batch)}
+
+
+def put_peak(name: str, batch: int, out: Any) -> None:
+    """Put the MiB that a step of a model needs, weights and the optimizer's moments included."""
+    before = resident("VmRSS")
+    step = stepper(SIDES[name].build(), batch)
+    for _ in range(2):  # the second has the moments
+        step()
+    Path("/proc/self/clear_refs").write_text("5")  # lowers the high-water mark to what there is now
+    step()
+    out.put(resident("VmHWM") - before)
+
+
+def peak_memory(name: str, batch: int) -> float:
+    context = multiprocessing.get_context("spawn")
+    out = context.Queue()
+    process = context.Process(target=put_peak, args=(name, batch, out))
+    process.start()
+    value = out.get()
+    process.join()
+    return value
+
+
+def in_turns(calls: dict[str, Calls], what: str, rounds: int) -> dict[str, list[float]]:
+    """Processor seconds of each model's call `what` in each round, after one that does not count."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 1):
+        for name in list(calls) if turn % 2 else reversed(calls):
+            begin = time.process_time()
+            calls[name][what]()
+            times[name].append(time.process_time() - begin)
+    return {name: seconds[1:] for name, seconds in times.items()}
+
+
+def race(calls: dict[str, Calls], rounds: int) -> dict[str, dict[str, str]]:
+    """The cells of each model: the median in ms and the median of the rounds' ratios, by the column."""
+    found: dict[str, dict[str, str]] = {name: {} for name in calls}
+    for what in calls[BASE]:
+        times = in_turns(calls, what, 5 * rounds if what.startswith("1 image") else rounds)
+        for name, seconds in times.items():
+            ratio = statistics.median(a / b for a, b in zip(seconds, times[BASE], strict=True))
+            found[name][what] = f"{1e3 * statistics.median(seconds):,.0f} ms, {ratio:.2f}"
+        print(what, {name: cells[what] for name, cells in found.items()}, flush=True)
+    return found
+
+
+def millions(model: nn.Module) -> float:
+    """Of parameters."""
+    return sum(parameter.numel() for parameter in model.parameters()) / 1e6
+
+
+def table(rows: dict[str, dict[str, str]]) -> list[str]:
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    lines = [f"| model | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    return lines + [f"| {name} | {' | '.join(row.get(key, '') for key in columns)} |" for name, row in rows.items()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sides", nargs="+", default=[*SIDES], choices=[*SIDES], help=f"{BASE} among them")
+    parser.add_argument("--batch", type=int, default=4, help="images of a training step")
+    parser.add_argument("--rounds", type=int, default=3, help="of all but a single image, which has five times as many")
+    parser.add_argument("--out", type=Path, help="Markdown file")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    chosen = {name: side for name, side in SIDES.items() if name in {BASE, *given.sides}}
+    trained = {name: side for name, side in chosen.items() if side.trains}
+    rows = {name: {"parameters": f"{millions(side.build()):.1f} M"} for name, side in chosen.items()}
+    for prepare, batch, sides in (training, given.batch, trained), (inference, 32, chosen), (exported, 32, chosen):
+        calls = {name: prepare(side.build(), batch) for name, side in sides.items()}
+        for name, cells in race(calls, given.rounds).items():
+            rows[name] |= cells
+    base = peak_memory(BASE, given.batch)
+    for name in trained:
+        peak = base if name == BASE else peak_memory(name, given.batch)
+        rows[name]["peak memory of a step"] = f"{peak:,.0f} MiB, {peak / base:.2f}"
+    import onnxruntime
+
+    versions = f"timm {timm.__version__}, ONNX Runtime {onnxruntime.__version__}"
+    title = [
+        "# CaiT beside a ViT and a ConvNet",
+        "",
+        f"`python benchmarks/which_model.py`, {stamp()}, {versions}, {given.rounds} rounds.",
+        "",
+        f"Processor time at 224 pixels, in float32, on one core; a training step has {given.batch} images. After each",
+        f"figure: over that of {BASE} in the same rounds. Less is better.",
+        "",
+    ]
+    show([*title, *table(rows)], given.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""docs/which_model.md: each figure is the one of the file that it names, and timm's have their addresses."""
+
+import csv
+import re
+
+import pytest
+from harness import REPO
+
+PAGE = (REPO / "docs/which_model.md").read_text()
+MEASURED = (REPO / "benchmarks/which_model.md").read_text().splitlines()
+SECTIONS = dict(re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", PAGE, re.M))
+with (REPO / "benchmarks/which_model.csv").open() as file:
+    PUBLISHED = list(csv.DictReader(file))
+RESULTS = re.compile(r"https://github\.com/huggingface/pytorch-image-models/blob/[0-9a-f]{40}/results/[\w-]+\.csv")
+
+
+def published(model: str, figure: str, size: str = "") -> float:
+    found = [r["value"] for r in PUBLISHED if (r["model"], r["figure"]) == (model, figure) and size in r["img_size"]]
+    return float(found[0]) if found else float("nan")
+
+
+def quoted() -> list[tuple[str, list[str], str]]:
+    """Rows of the published figures: the model, its cells, and the CaiT that it is compared with."""
+    rows, base = [], ""
+    for line in re.findall(r"^\| `.*", SECTIONS["Compare accuracy and speed that timm published"], re.M):
+        name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        name = name.strip("`")
+        base = name if name.startswith("cait_") else base
+        rows.append((name, cells, base))
+    return rows
+
+
+def times(model: str, base: str, figure: str) -> float:
+    return published(model, figure) / published(base, figure)
+
+
+@pytest.mark.parametrize("figure", ["top-1", "parameters", "inference", "training"])
+def test_published_figures_are_quoted_exactly(figure: str) -> None:
+    column = ["top-1", "parameters", "inference", "training"].index(figure)
+    rows = quoted()
+    assert len(rows) > 8
+    for model, cells, base in rows:
+        value, _, ratio = cells[column].partition(", ")
+        if value == "–":
+            assert not [row for row in PUBLISHED if (row["model"], row["figure"]) == (model, figure)]
+            continue
+        assert float(value.replace(",", "")) == published(model, figure), model
+        assert ratio == (f"{times(model, base, figure):.1f}×" if column > 1 and model != base else ""), model
+
+
+def test_published_figures_have_an_address_that_the_page_gives() -> None:
+    for row in PUBLISHED:
+        assert RESULTS.fullmatch(row["source"]), row
+    of_the_table = {row["source"] for row in PUBLISHED if row["figure"] != "inference, amp"}
+    assert of_the_table == set(RESULTS.findall(PAGE))
+
+
+def test_what_the_page_says_of_published_figures_follows_from_them() -> None:
+    vit, base = "vit_small_patch16_224", "cait_s24_224"
+    slower, training = (times(vit, f"{base}.fb_dist_in1k", figure) for figure in ("inference", "training"))
+    amp = times(vit, base, "inference, amp")
+    text = " ".join(PAGE.split())
+    assert f"takes {slower:.1f} times as long as ViT-S/16 to infer in bf16, {amp:.1f} times in AMP" in text
+    assert f"{training:.1f} times to train in AMP" in text
+    xxs24, nano = (
+        published(small, "inference") / published(large, "inference")
+        for small, large in [
+            ("cait_xxs24_224.fb_dist_in1k", "cait_xxs24_384"),
+            ("convnext_nano.d1h_in1k", "convnext_nano"),
+        ]
+    )
+    assert f"XXS-24 becomes {xxs24:.1f} times as slow, ConvNeXt-nano {nano:.1f} times" in text
+    for figure, verb in (("inference", "infer"), ("training", "train on")):
+        ratios = [times(model, base, figure) for model, _, base in quoted() if model != base]
+        ratios = [ratio for ratio in ratios if ratio == ratio]
+        assert f"{verb} {min(ratios):.1f} to {max(ratios):.1f} times as many" in text
+
+
+def test_the_measured_table_is_the_committed_one() -> None:
+    rows = re.findall(r"^\|.*", SECTIONS["Compare time and memory measured here"], re.M)
+    assert len(rows) > 6
+    for row in rows:
+        assert row in MEASURED
+
+
+def test_figures_of_other_benchmarks_stand_in_the_files_that_their_sentence_names() -> None:
+    checked = 0
+    for sentence in re.split(r"\n\n|\n- |(?<=[.):;])\s+(?=[A-Z*])", PAGE):
+        for link in re.findall(r"\]\((\.\./[^)#]*(?:benchmark|benchmarks/[^)]*)\.md)\)", sentence):
+            path = REPO / "docs" / link
+            if not path.exists():  # an extra may have been removed; test_docs tells any other link
+                continue
+            for figure in re.findall(r"\d+\.\d+", re.sub(r"\]\([^)]*\)", "", sentence)):
+                assert figure in path.read_text(), (figure, link)
+                checked += 1
+    assert checked > 8
