@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 import cait
 from cait.extras.exporting import export
+from cait.model.network import for_inference
 
 
 class Side(NamedTuple):
@@ -68,9 +69,9 @@ def stepper(model: nn.Module, batch: int) -> Callable[[], Tensor]:
 
 
 def runner(model: nn.Module, batch: int) -> Callable[[], Tensor]:
-    """A forward pass."""
+    """A forward pass, as `cait predict` makes it: ours is folded."""
     images = torch.randn(batch, *SHAPE)
-    model.eval()
+    model = for_inference(model.eval())
     return torch.inference_mode()(lambda: model(images))
 
 
