@@ -90,7 +90,7 @@ bench-gpu: $(READY) ## Run the tests and the measurements that want a GPU, in fi
 	@$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 .PHONY: docs-check
-docs-check: $(READY) ## Run the commands of README.md and docs/ in a scratch copy, in about 10 minutes on 2 cores
+docs-check: $(READY) ## Run the commands and the notebook of README.md and docs/ in a scratch copy, in 10 to 15 minutes
 	@$(BIN)/python docs/check.py
 
 .PHONY: package

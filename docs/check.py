@@ -8,10 +8,12 @@ A fenced block of `bash` holds commands. The words after `bash`, which GitHub do
     ```python file=my_net.py      write the block to a file for the commands that follow
 
 A skipped `make train` or `cait fit` is parsed with --print_config, which reads no data: every setting must exist.
+The cells of docs/*.ipynb run too. `docs/check.py --notebooks` runs nothing else, and writes their outputs into docs/.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
@@ -29,6 +31,7 @@ from typing import NamedTuple
 REPO = Path(__file__).resolve().parents[1]
 FEW_STEPS = "--trainer.limit_train_batches 4 --trainer.limit_val_batches 4 --trainer.max_epochs"
 EPOCHS = {"train": 1, "fit": 1, "resume": 2}
+NOTEBOOKS = [path.relative_to(REPO) for path in sorted((REPO / "docs").glob("*.ipynb"))]
 LIMIT = 900
 """Seconds for one command."""
 
@@ -113,6 +116,20 @@ def run(command: str) -> str:
     return "ok"
 
 
+def execute(path: Path) -> None:
+    """Run the cells of a notebook in its folder, and write their outputs into it. Raises ValueError if one fails."""
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    notebook, place = nbformat.read(path, as_version=4), {"metadata": {"path": path.parent}}
+    try:
+        NotebookClient(notebook, timeout=LIMIT, record_timing=False, coalesce_streams=True, resources=place).execute()
+    except CellExecutionError as error:
+        raise ValueError(error) from error
+    nbformat.write(notebook, path)
+
+
 def copy_to(scratch: Path) -> None:
     """Copy the working tree without what git ignores, and link the virtual environment."""
     files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=REPO, capture_output=True)
@@ -127,26 +144,51 @@ def copy_to(scratch: Path) -> None:
     (scratch / ".venv" / ".ready").touch()  # its own, newer than pyproject.toml: make must not install from here
 
 
+def run_blocks() -> int:
+    """Run the commands of all pages. Returns how many there were; ends the program at the first that fails."""
+    commands = 0
+    for block in blocks():
+        if "file" in block.words:
+            Path(block.words["file"]).parent.mkdir(parents=True, exist_ok=True)
+            Path(block.words["file"]).write_text(block.text)
+        for command in block.commands if block.language == "bash" else ():
+            reason, since = block.words.get("skip"), time.monotonic()
+            try:
+                how = f"skipped, {parse(command)}: {reason}" if reason else run(command)
+            except (ValueError, subprocess.TimeoutExpired) as error:
+                raise SystemExit(f"{block.place}: failed: {command}\n{error}") from None
+            print(f"{block.place}  {time.monotonic() - since:.0f} s  {command}  [{how}]", flush=True)
+            commands += 1
+    return commands
+
+
+def run_notebooks(write: bool) -> None:
+    """Run all notebooks, and with `write` keep their outputs. Ends the program at the first cell that fails."""
+    for notebook in NOTEBOOKS:
+        since = time.monotonic()
+        try:
+            execute(notebook)
+        except ValueError as error:
+            raise SystemExit(f"{notebook}: failed: {error}") from None
+        print(f"{notebook}  {time.monotonic() - since:.0f} s", flush=True)
+        if write:
+            shutil.copyfile(notebook, REPO / notebook)
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--notebooks", action="store_true", help="run only the notebooks, and write their outputs")
+    only_notebooks = parser.parse_args().notebooks
     with tempfile.TemporaryDirectory() as folder:
         copy_to(Path(folder))
         os.chdir(folder)
         os.environ["PYTHONPATH"] = str(Path(folder, "src"))
         sys.path.insert(0, os.environ["PYTHONPATH"])
-        start, commands = time.monotonic(), 0
-        for block in blocks():
-            if "file" in block.words:
-                Path(block.words["file"]).parent.mkdir(parents=True, exist_ok=True)
-                Path(block.words["file"]).write_text(block.text)
-            for command in block.commands if block.language == "bash" else ():
-                reason, since = block.words.get("skip"), time.monotonic()
-                try:
-                    how = f"skipped, {parse(command)}: {reason}" if reason else run(command)
-                except (ValueError, subprocess.TimeoutExpired) as error:
-                    raise SystemExit(f"{block.place}: failed: {command}\n{error}") from None
-                print(f"{block.place}  {time.monotonic() - since:.0f} s  {command}  [{how}]", flush=True)
-                commands += 1
-        print(f"{commands} commands in {(time.monotonic() - start) / 60:.1f} minutes, none failed")
+        start = time.monotonic()
+        commands = 0 if only_notebooks else run_blocks()
+        run_notebooks(write=only_notebooks)
+        minutes = (time.monotonic() - start) / 60
+        print(f"{commands} commands and {len(NOTEBOOKS)} notebook in {minutes:.1f} minutes, none failed")
 
 
 if __name__ == "__main__":

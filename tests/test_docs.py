@@ -1,6 +1,7 @@
 """The documentation: its links lead somewhere, its commands can be found, and `make docs-check` tells a wrong one."""
 
 import importlib.util
+import json
 import os
 import re
 from pathlib import Path
@@ -13,6 +14,8 @@ check = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(check)
 PAGES = sorted({*REPO.glob("*.md"), *check.pages()})
 EXTRAS = REPO / "src/cait/extras"
+OF_A_MACHINE = re.compile(r"(?<![\w.:/])/(?!/)[\w.-]+/|\\\\Users")
+"""A path from the root, as no output may have it."""
 
 
 def anchors(text: str) -> set[str]:
@@ -77,3 +80,47 @@ def test_a_command_that_fails_is_told_with_its_output() -> None:
     assert check.run("echo fine") == "ok"
     with pytest.raises(ValueError, match="exit code 3\nwhy"):
         check.run("echo why; exit 3")
+
+
+@pytest.mark.parametrize("path", check.NOTEBOOKS, ids=str)
+def test_a_notebook_has_the_outputs_of_one_run(path: Path) -> None:
+    text = (REPO / path).read_text()
+    assert len(text) < 300_000
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    first, *others = cells
+    assert first["outputs"] == []  # it sets up
+    pictures = 0
+    for cell in others:
+        assert cell["outputs"], cell["id"]
+        for output in cell["outputs"]:
+            assert output["output_type"] in ("stream", "execute_result"), cell["id"]
+            assert output.get("name", "stdout") == "stdout", cell["id"]
+            pictures += "image/png" in output.get("data", {})
+            printed = "".join([*output.get("text", []), *output.get("data", {}).get("text/plain", [])])
+            assert not OF_A_MACHINE.search(printed), printed
+            assert not set("\r\x1b") & set(printed), "progress bars, or colours"
+    assert pictures
+
+
+def test_a_path_of_a_machine_is_found_in_an_output() -> None:
+    assert OF_A_MACHINE.search("/tmp/x/logs/a: warning")
+    assert OF_A_MACHINE.search('  File "/usr/lib/python3/a.py"')
+    assert not OF_A_MACHINE.search("logs/notebook/metrics.csv, epoch 1/10, https://site.org/a/b, val/acc1, ./a/b/c")
+
+
+def test_a_notebook_is_valid_and_a_cell_that_fails_is_told(tmp_path: Path) -> None:
+    """With Jupyter's own parts."""
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("nbclient")
+    for path in check.NOTEBOOKS:
+        nbformat.validate(nbformat.read(REPO / path, as_version=4))
+    cells = [nbformat.v4.new_code_cell(code) for code in ("print(6 * 7)", "1 / 0")]
+    for count in (1, 2):
+        nbformat.write(nbformat.v4.new_notebook(cells=cells[:count]), tmp_path / f"{count}.ipynb")
+    check.execute(tmp_path / "1.ipynb")
+    (cell,) = nbformat.read(tmp_path / "1.ipynb", as_version=4).cells
+    assert [output.text for output in cell.outputs] == ["42\n"]
+    with pytest.raises(ValueError, match="ZeroDivisionError"):
+        check.execute(tmp_path / "2.ipynb")

@@ -76,7 +76,7 @@ def load_weights(
     - A convolution of three channels for one: it adds them up, as timm does.
     - The head, if `own_classes` names the model's classes and the file is a checkpoint of our runs that knows
       some of them: rows follow their classes by name, and new classes keep the rows that `model` has.
-    - Otherwise a head for another number of classes: it keeps the values that `model` has.
+    - Otherwise no head, or one for another number of classes: it keeps the values that `model` has.
 
     Returns a line for each exception that was made. Raises UserError if the file is of no use.
     """
@@ -158,7 +158,10 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
     weights, heads = model.state_dict(), classifier_keys(model)
     try:
         notes = _fit(model, state)
-        if any(key in state and len(state[key]) != len(weights[key]) for key in heads):
+        if heads and state.keys().isdisjoint(heads):  # a backbone, as DINOv3's
+            notes.append("there is no head in them; it starts anew")
+            state.update({key: weights[key] for key in heads})
+        elif any(key in state and len(state[key]) != len(weights[key]) for key in heads):
             notes.append(f"the head's {len(state[heads[0]])} classes left out; it starts anew")
             state.update({key: weights[key] for key in heads})
         for key in state.keys() & weights.keys():

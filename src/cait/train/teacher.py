@@ -81,6 +81,8 @@ def load_teacher(settings: DistillationSettings, student: NetworkSettings, stude
         teacher = _of_timm(name.removeprefix(TIMM), path, known, fields)  # type: ignore[arg-type]
         cfg = teacher.pretrained_cfg
         known, own = teacher.num_classes, (cfg["mean"], cfg["std"])
+        if not known:  # a backbone, as DINOv3's
+            raise UserError(f"the teacher {name} has no head: train one on it, and name that run's checkpoint instead")
         if img_size is None and cfg.get("fixed_input_size"):
             img_size = cfg["input_size"][-1]
     if len(own[0]) < len(students[0]):
@@ -118,5 +120,5 @@ def _of_timm(name: str, path: str | None, num_classes: int, fields: dict[str, An
     try:
         return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **fields)
     except Exception as error:  # the hub's, the file's and the state dict's own errors
-        reason = one_line(" ".join(str(error).splitlines()[:2]))
+        reason = one_line(" ".join(str(error).splitlines()[:2])) or type(error).__name__
         raise UserError(f"the teacher {name} cannot be loaded from {path or 'the hub'}: {reason}") from error

@@ -15,7 +15,7 @@ from cait import disk
 from cait.cli import loading
 from cait.cli.options import Options, run_missing
 from cait.errors import UserError
-from cait.extras.demo import web_runtime
+from cait.extras.demo import space, web_runtime
 from cait.run.program import Program
 from cait.settings import values
 
@@ -51,14 +51,19 @@ def demo(arguments: list[str], program: Program) -> None:
     if loaded.data.has_own_eval_transform:
         raise UserError("the page cannot run an evaluation transform of your own; `cait export --format onnx` does")
     output.parent.mkdir(parents=True, exist_ok=True)
+    title = folder.name if folder else checkpoint.stem
     with TemporaryDirectory(prefix=".demo-", dir=output.parent) as scratch:
         facts = _facts(loaded, checkpoint, folder) | _write_network(loaded, Path(scratch), given.quantize)
         samples = _write_samples(loaded, Path(scratch), given.samples) if given.samples else []
-        _write_page(loaded, Path(scratch), folder.name if folder else checkpoint.stem, facts, runtime, samples)
+        _write_page(loaded, Path(scratch), title, facts, runtime, samples)
+        if given.space and not (output / space.CARD).exists():
+            space.write(Path(scratch), title)
         output.mkdir(exist_ok=True)
         disk.remove(output / SAMPLES)  # those of an earlier page
         for file in Path(scratch).iterdir():  # files of other names stay in the folder
             os.replace(file, output / file.name)
+    if given.space:
+        print("as a Space of yours, after `hf auth login`:", *space.commands(output, title), sep="\n  ")
     print(f"open http://localhost:8000 after: python -m http.server --directory {os.path.relpath(output)}")
     print(os.path.relpath(output / "index.html"))
 
@@ -70,6 +75,7 @@ def _options() -> Options:
     options.add_argument("--quantize", action="store_true", help="weights in 8 bits: a quarter of the size")
     copied = "validation images that are copied into the page, one of a class; default 10, 0 copies none"
     options.add_argument("--samples", type=int, default=10, metavar="N", help=copied)
+    options.add_argument("--space", action="store_true", help="write what a static Space of Hugging Face needs, too")
     options.add_argument("--raw", action="store_true", help="the raw weights, also if there is a moving average")
     runtime = f"the package {web_runtime.PACKAGE}; default: npm fetches it once"
     options.add_argument("--runtime", type=Path, metavar="FILE.tgz|DIR", help=runtime)

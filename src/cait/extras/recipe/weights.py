@@ -33,7 +33,7 @@ def initial_weights(source: str) -> Weights:
         UserError: there are no such weights, or the run's network is code of its own.
     """
     if source == "timm":
-        return Weights("timm's, pretrained on ImageNet", {"model.pretrained": True})
+        return Weights("timm's, as published", {"model.pretrained": True})
     path, folder = checkpoint_of(source, "start from")
     if folder is None or path.suffix != ".ckpt":
         return Weights(source, {"model.weights": source})

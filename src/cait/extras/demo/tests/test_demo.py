@@ -6,6 +6,8 @@ import functools
 import hashlib
 import http.server
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,9 +15,12 @@ import tarfile
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from itertools import product
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
+from urllib.request import urlopen
 
 import chromium
 import numpy as np
@@ -24,7 +29,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from harness import SMALL, link_digits
+from harness import LIMIT, SMALL, link_digits
+from huggingface_hub import SpaceCard
 from PIL import Image
 
 import cait as package
@@ -183,6 +189,63 @@ def test_the_folder_holds_all_that_the_page_needs(
         maps = module.model.maps(image[None]).class_attention[0]  # [1, h, T, T + s²], the class token first
     assert torch.allclose(logits.softmax(1), expected.softmax(1), atol=0.05)  # in 8 bits
     assert torch.allclose(saliency[0], maps[0, :, 0, -16:].mean(dim=0).view(4, 4), atol=0.02)
+
+
+class Links(HTMLParser):
+    """The addresses that a page names."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, _: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attrs if name in ("href", "src") and value]
+
+
+def test_a_space_has_its_settings_and_all_that_the_page_asks_for(
+    here: Path, served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime = runtime_of_ones_own(tmp_path, monkeypatch)
+    main(["demo", "few", "--runtime", str(runtime), "--space", "--output", "my space"])
+    folder = Path("my space")
+    card = SpaceCard.load(folder / "README.md")  # the Hub's own reader
+    assert card.data.to_dict() == {
+        "title": "few", "emoji": "🔍", "colorFrom": "gray", "colorTo": "blue",
+        "sdk": "static", "app_file": "index.html", "pinned": False,
+    }  # fmt: skip
+    text = (folder / "README.md").read_text()
+    assert yaml.safe_load(text.split("---\n")[1]) == card.data.to_dict()
+    in_lfs = [line.split()[0] for line in (folder / ".gitattributes").read_text().splitlines()]
+    for path in folder.rglob("*"):
+        is_text = path.is_dir() or b"\0" not in path.read_bytes()
+        assert is_text or any(path.match(pattern) for pattern in in_lfs), path
+
+    asked = ["index.html", *Links((folder / "index.html").read_text()).found]
+    script = (folder / "app.js").read_text()
+    asked += re.findall(r'(?:from |fetch\(|new URL\()"([^"]+)"', script)
+    asked += [sample["file"] for sample in json.loads((folder / "model.json").read_text())["samples"]]
+    base = f"{served}/my%20space/"
+    for name in asked:
+        address = urljoin(base, name)
+        assert address.startswith(base), name
+        with urlopen(address) as answer:
+            assert answer.status == 200
+    ours = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert ours - {name.removeprefix("./") for name in asked} == {"README.md", ".gitattributes"}
+    told = capsys.readouterr().out.splitlines()
+    assert told[-1] == "my space/index.html"
+    commands = [shlex.split(line) for line in told if line.startswith("  hf ")]
+    assert commands[1] == ["hf", "upload", "OWNER/few", "my space", ".", "--repo-type", "space"]
+    assert commands[0] == ["hf", "repos", "create", "OWNER/few", "--repo-type", "space", "--space-sdk", "static"]
+    (folder / "README.md").write_text(text.replace("pinned: false", "license: mit"))
+    main(["demo", "few", "--runtime", str(runtime), "--space", "--output", "my space", "--samples", "0"])
+    assert SpaceCard.load(folder / "README.md").data.license == "mit"  # what was added stays
+    hf = Path(sys.executable).with_name("hf")
+    for command in commands:
+        known = subprocess.run([hf, *command[1:], "--help"], capture_output=True, text=True, timeout=LIMIT)
+        assert known.returncode == 0, known.stderr
+        assert all(option in known.stdout for option in command if option.startswith("--"))
 
 
 def test_a_page_of_one_channel(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
