@@ -8,7 +8,11 @@ A fenced block of `bash` holds commands. The words after `bash`, which GitHub do
     ```python file=my_net.py      write the block to a file for the commands that follow
 
 A skipped `make train` or `cait fit` is parsed with --print_config, which reads no data: every setting must exist.
-The cells of docs/*.ipynb run too. `docs/check.py --notebooks` runs nothing else, and writes their outputs into docs/.
+A block of `text` right after commands that run is a sample of what they print: how many of its lines they print, but
+for the numbers, is said. The cells of docs/*.ipynb run too.
+
+`docs/check.py --notebooks` runs only the notebooks, and writes their outputs into docs/. `docs/check.py --write` trains
+to the end and writes the numbers of the samples, of all pages or of those that are named, say `--write README.md`.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +47,8 @@ class Block(NamedTuple):
     language: str
     words: dict[str, str]
     text: str
+    follows: bool
+    """Whether nothing stands between it and the block before."""
 
     @property
     def commands(self) -> list[str]:
@@ -56,15 +62,17 @@ def pages() -> list[Path]:
     return [REPO / "README.md", *(page for folder in folders for page in sorted(folder.glob("*.md")))]
 
 
-def blocks() -> Iterator[Block]:
-    """The fenced blocks of all pages."""
-    for page in pages():
-        text = page.read_text()
+def blocks(wanted: Sequence[Path]) -> Iterator[Block]:
+    """The fenced blocks of these pages."""
+    for page in wanted:
+        text, end = page.read_text(), 0
         for found in re.finditer(r"^( *)```(\w+)(.*)\n((?:.*\n)*?)\1```$", text, re.MULTILINE):
             indent, language, words, body = found.groups()
             place = f"{page.relative_to(REPO)}:{text.count(chr(10), 0, found.start()) + 1}"
             body = "".join(line.removeprefix(indent) for line in body.splitlines(keepends=True))
-            yield Block(place, language, dict(word.split("=", 1) for word in words.split()), body)
+            follows = not text[end : found.start()].strip()
+            yield Block(place, language, dict(word.split("=", 1) for word in words.split()), body, follows)
+            end = found.end()
 
 
 def few_steps(command: str) -> str:
@@ -107,13 +115,25 @@ def parse(command: str) -> str:
 
 
 def run(command: str) -> str:
-    """Run a command. Raises ValueError with its output if it fails."""
+    """Run a command and return what it prints. Raises ValueError with that if it fails."""
     done = subprocess.run(
-        ["bash", "-c", few_steps(command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
+        ["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
     )
     if done.returncode:
         raise ValueError(f"exit code {done.returncode}\n{done.stdout}")
-    return "ok"
+    return done.stdout
+
+
+def as_printed(sample: str, printed: str) -> tuple[str, list[str]]:
+    """The sample with the numbers that were printed, and its lines that were not, whatever the numbers."""
+    lines, missing = [], []
+    for line in sample.splitlines():
+        parts = [re.escape(part) for part in line.split("...")]
+        parts = [re.sub(r"(\\ |─)+", r"[ ─]+", re.sub(r"\d+", r"\\d+", part)) for part in parts]
+        found = re.search("^" + ".*".join(f"({part})" for part in parts) + "$", printed, re.MULTILINE)
+        lines.append("...".join(found.groups()) if found else line)
+        missing += [] if found else [line]
+    return "".join(f"{line}\n" for line in lines), missing
 
 
 def execute(path: Path) -> None:
@@ -144,22 +164,41 @@ def copy_to(scratch: Path) -> None:
     (scratch / ".venv" / ".ready").touch()  # its own, newer than pyproject.toml: make must not install from here
 
 
-def run_blocks() -> int:
-    """Run the commands of all pages. Returns how many there were; ends the program at the first that fails."""
-    commands = 0
-    for block in blocks():
+def run_blocks(wanted: Sequence[Path], write: bool) -> dict[str, int]:
+    """Run the commands of these pages, and with `write` to their end, and write the numbers of their samples.
+
+    Returns how many ran, were skipped and failed.
+    """
+    counts, printed = dict.fromkeys(("run", "skipped", "failed"), 0), ""
+    for block in blocks(wanted):
         if "file" in block.words:
             Path(block.words["file"]).parent.mkdir(parents=True, exist_ok=True)
             Path(block.words["file"]).write_text(block.text)
+        if block.language == "text" and block.follows and printed:
+            sample, missing = as_printed(block.text, printed)
+            print(
+                f"{block.place}  {len(missing)} lines of the sample were not printed",
+                *missing,
+                sep="\n    ",
+                flush=True,
+            )
+            page = REPO / block.place.split(":")[0]
+            if write:
+                page.write_text(page.read_text().replace(block.text, sample, 1))
+        printed = ""
         for command in block.commands if block.language == "bash" else ():
             reason, since = block.words.get("skip"), time.monotonic()
             try:
-                how = f"skipped, {parse(command)}: {reason}" if reason else run(command)
+                if reason:
+                    kind, how = "skipped", f"skipped, {parse(command)}: {reason}"
+                else:
+                    printed += run(command if write else few_steps(command))
+                    kind, how = "run", "ok"
             except (ValueError, subprocess.TimeoutExpired) as error:
-                raise SystemExit(f"{block.place}: failed: {command}\n{error}") from None
+                kind, how = "failed", f"failed: {error}"
             print(f"{block.place}  {time.monotonic() - since:.0f} s  {command}  [{how}]", flush=True)
-            commands += 1
-    return commands
+            counts[kind] += 1
+    return counts
 
 
 def run_notebooks(write: bool) -> None:
@@ -178,17 +217,24 @@ def run_notebooks(write: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--notebooks", action="store_true", help="run only the notebooks, and write their outputs")
-    only_notebooks = parser.parse_args().notebooks
+    parser.add_argument("--write", nargs="*", type=Path, metavar="PAGE", help="write the numbers of the samples")
+    given = parser.parse_args()
+    write, named = given.write is not None, [page.resolve() for page in given.write or ()]
     with tempfile.TemporaryDirectory() as folder:
         copy_to(Path(folder))
         os.chdir(folder)
         os.environ["PYTHONPATH"] = str(Path(folder, "src"))
         sys.path.insert(0, os.environ["PYTHONPATH"])
-        start = time.monotonic()
-        commands = 0 if only_notebooks else run_blocks()
-        run_notebooks(write=only_notebooks)
-        minutes = (time.monotonic() - start) / 60
-        print(f"{commands} commands and {len(NOTEBOOKS)} notebook in {minutes:.1f} minutes, none failed")
+        start, counts = time.monotonic(), {"failed": 0}
+        if not given.notebooks:
+            if named and REPO / "README.md" not in named:
+                run("make train")  # the run that the pages are about
+            counts = run_blocks(named or pages(), write)
+        if not named:
+            run_notebooks(write=given.notebooks)
+        told = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        print(f"commands: {told}; {(time.monotonic() - start) / 60:.1f} minutes")
+        raise SystemExit(min(counts["failed"], 1))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def test_links_lead_somewhere(page) -> None:
 
 
 def test_pages_have_commands_and_every_skipped_one_a_reason() -> None:
-    found = list(check.blocks())
+    found = list(check.blocks(check.pages()))
     assert sum(len(block.commands) for block in found if block.language == "bash") > 50
     for block in found:
         assert block.words.keys() <= {"skip", "file"}, block.place
@@ -62,6 +62,14 @@ def test_pages_have_commands_and_every_skipped_one_a_reason() -> None:
 )
 def test_training_is_cut_to_a_few_steps(command: str, cut: str) -> None:
     assert check.few_steps(command) == cut
+
+
+def test_a_sample_gets_the_numbers_that_are_printed() -> None:
+    printed = "model  CaiT 6×96\nepoch 2/2  loss: 0.81  acc1: 94.1%  lr: 1e-05\n│ top-1 │  9.75 % │ ──── │\n"
+    sample = "epoch 30/30 loss: 0.706 ... lr: 1e-05\n...\n│ top-1     │  99.44 % │ ── │\nno such line 3\n"
+    now, missing = check.as_printed(sample, printed)
+    assert now == "epoch 2/2  loss: 0.81 ... lr: 1e-05\n...\n│ top-1 │  9.75 % │ ──── │\nno such line 3\n"
+    assert missing == ["no such line 3"]
 
 
 def test_a_command_that_is_not_run_is_parsed(monkeypatch) -> None:
