@@ -130,7 +130,7 @@ def as_printed(sample: str, printed: str) -> tuple[str, list[str]]:
     for line in sample.splitlines():
         parts = [re.escape(part) for part in line.split("...")]
         parts = [re.sub(r"(\\ |─)+", r"[ ─]+", re.sub(r"\d+", r"\\d+", part)) for part in parts]
-        found = re.search("^" + ".*".join(f"({part})" for part in parts) + "$", printed, re.MULTILINE)
+        found = re.search("^" + ".*?".join(f"({part})" for part in parts) + "$", printed, re.MULTILINE)
         lines.append("...".join(found.groups()) if found else line)
         missing += [] if found else [line]
     return "".join(f"{line}\n" for line in lines), missing
