@@ -6,7 +6,7 @@
 
 On the CPU it uses one core and counts processor time, because other jobs may run beside it; on a GPU it times bfloat16.
 The sides take turns; a ratio is the median of the rounds'. --script races `cait predict` over a folder of photographs
-with timm's inference script, which its repository has and its package has not: whole commands, with all cores.
+with timm's inference script, which is in its repository alone and needs pandas: whole commands, with all cores.
 """
 
 from __future__ import annotations
@@ -91,17 +91,18 @@ def folder(script: Path, name: str, count: int, rounds: int) -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         prepare(root / "all", min(count, 600), count)
+        classes = len(list((root / "all/train").iterdir()))
         few = root / "few/val/one"
         few.mkdir(parents=True)
         (few / "0.jpg").symlink_to(next((root / "all/train").glob("*/*")))
-        peer = timm.create_model(f"cait_{name}_224", num_classes=1000)
+        peer = timm.create_model(f"cait_{name}_224", num_classes=classes)
         run = _run(root, name, peer)
         torch.save(peer.state_dict(), weights := root / "weights.pth")
         sides: dict[str, Callable[[Path], list[str]]] = {
             "timm's script": lambda images: [
                 *(str(script), "--data-dir", str(images), "--split", "train" if images.name == "all" else "val"),
                 *("--model", f"cait_{name}_224", "--checkpoint", str(weights), "--device", "cpu"),
-                *("--results-dir", str(root / "results")),
+                *("--num-classes", str(classes), "--results-dir", str(root / "results")),
             ],
             "cait predict": lambda images: [
                 *("-m", "cait", "predict", str(run), str(images / ("train" if images.name == "all" else "val"))),
@@ -139,7 +140,7 @@ def _run(root: Path, name: str, peer: Any) -> Path:
         "--trainer.limit_val_batches=0",
         "--data.batch_size=2",
     ]
-    sizes = [f"--model.name={name}", "--model.num_classes=1000", "--data.num_workers=0", "--data.eval_batch_size=32"]
+    sizes = [f"--model.name={name}", "--data.num_workers=0", "--data.eval_batch_size=32"]
     command = ["fit", f"--config={REPO}/configs/imagenet/xxs24_224.yaml", f"--data.root={root}/all", "--run_name=one"]
     subprocess.run([sys.executable, "-m", "cait", *command, *settings, *sizes], cwd=root, check=True)
     path = root / "logs/one/checkpoints/last.ckpt"

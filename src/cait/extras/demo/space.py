@@ -20,8 +20,8 @@ def write(folder: Path, title: str) -> None:
 
     The page runs in one thread, so it needs no `custom_headers`.
     """
-    settings = dict(title=title, emoji="🔍", colorFrom="gray", colorTo="blue")
-    settings |= dict(sdk="static", app_file="index.html", pinned=False)
+    shown = {"title": title, "emoji": "🔍", "colorFrom": "gray", "colorTo": "blue"}
+    settings = {**shown, "sdk": "static", "app_file": "index.html", "pinned": False}
     header = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     (folder / CARD).write_text(f"---\n{header}---\n{TEXT}", encoding="utf-8")
     (folder / ".gitattributes").write_text("".join(f"{name} filter=lfs diff=lfs merge=lfs -text\n" for name in IN_LFS))
