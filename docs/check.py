@@ -100,7 +100,7 @@ def parse(command: str) -> str:
             raise ValueError(done.stderr)
         command, how = done.stdout, "target exists"
     found = re.search(r"\bcait ((?:fit|eval --config) [^;|&\n]*)", command)
-    if not found:
+    if not found or "--config" not in found[1]:  # without a file the recipe looks at the folder, which is not here
         return how
     from cait.cli import main
 
