@@ -117,9 +117,7 @@ def _quantize(path: Path, output: Path) -> None:
     left_out = [node.name for node in model.graph.node if stacked.intersection(node.input)]
     logging.disable(logging.WARNING)  # onnxruntime recommends what was done above
     try:
-        quantize_dynamic(
-            model, output, per_channel=True, weight_type=QuantType.QUInt8, nodes_to_exclude=left_out
-        )
+        quantize_dynamic(model, output, per_channel=True, weight_type=QuantType.QUInt8, nodes_to_exclude=left_out)
     finally:
         logging.disable(logging.NOTSET)
 

@@ -43,9 +43,11 @@ def fold(network: nn.Module, portable: bool = False) -> nn.Module:
         network: images [B, C, S, S] to logits [B, num_classes].
         portable: use only operators that every format of `cait export` knows.
     """
-    for cait in [part for part in network.modules() if type(part) is CaiT]:
-        if cait.pos_embed.dtype == torch.float16:
+    found: list[Any] = [part for part in network.modules() if type(part) is CaiT]
+    for cait in found:
+        if cait.pos_embed.dtype == torch.float16 or hasattr(cait, "folded"):
             continue
+        cait.folded = True
         _fold_weights(cait)
         packed = not portable and can_pack(cait.pos_embed)
         for block in cait.modules():
@@ -54,7 +56,7 @@ def fold(network: nn.Module, portable: bool = False) -> nn.Module:
                     setattr(block, name, form)
         if packed and cait is network:
             network = InParts(cait)
-    return network.requires_grad_(False)
+    return network.eval().requires_grad_(False)
 
 
 def can_pack(weights: Tensor) -> bool:
@@ -77,7 +79,7 @@ def _folded_form(part: nn.Module, portable: bool, packed: bool) -> nn.Module | N
 def _fold_weights(cait: CaiT) -> None:
     """Fold what is a change of weights alone."""
     for block in [*cait.blocks, *cait.blocks_token_only]:
-        attn, mlp = block.attn, block.mlp  # type: ignore[union-attr]
+        attn, mlp = block.attn, block.mlp
         readers = [attn.qkv] if isinstance(attn, SelfAttention) else [attn.q, attn.k, attn.v]
         for name, linears in (("bias_qkv", readers), ("bias_proj", [attn.proj])):
             _fold_bias(attn, name, linears)
@@ -92,7 +94,7 @@ def _fold_weights(cait: CaiT) -> None:
             if (gamma := getattr(block, name)) is not None:
                 linear.weight, linear.bias = _fixed(gamma[:, None] * linear.weight), _fixed(gamma * linear.bias)
                 setattr(block, name, None)
-        if isinstance(attn, SelfAttention | ClassAttention) and not attn.cosine:
+        if not attn.cosine:
             scales = torch.ones_like(readers[0].bias)
             scales[: attn.proj.in_features] = attn.scale
             readers[0].weight = _fixed(scales[:, None] * readers[0].weight)
@@ -131,7 +133,7 @@ def _fixed(values: Tensor) -> nn.Parameter:
 class InParts(nn.Module):
     """A network that takes large batches part by part."""
 
-    def __init__(self, cait: CaiT) -> None:
+    def __init__(self, cait: Any) -> None:
         super().__init__()
         self.cait = cait
         self.images = max(1, PART // cait.pos_embed.numel())
@@ -146,7 +148,7 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear, gelu: bool = False) -> None:
         super().__init__()
         self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach()), linear.bias
-        self.after = ("gelu", [], "none") if gelu else ("none", [], "")
+        self.after: Any = ("gelu", [], "none") if gelu else ("none", [], "")
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, *self.after)

@@ -58,7 +58,10 @@ def test_the_logits_are_those_of_timm(name: str, portable: bool) -> None:
     width = dict(embed_dim=network.config.embed_dim, num_heads=network.config.num_heads)
     peer = timm.create_model("cait_xxs24_224", depth=3, **SMALL, **width)
     peer.load_state_dict(network.state_dict())
-    assert_same_logits(folded(network, portable), peer)
+    found = folded(network, portable)
+    assert_same_logits(found, peer)
+    assert folding.fold(found, portable) is found  # it is folded once
+    assert_same_logits(found, peer)
 
 
 @pytest.mark.parametrize("portable", BOTH)
