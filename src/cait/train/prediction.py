@@ -18,10 +18,15 @@ from cait.settings import group
 from cait.train.metrics import Best
 
 BATCH = 64
+USED = ("forward", "predict_step", "predict")
+"""The methods of a module that a prediction runs through."""
 
 
 class Twin:
-    """A module's twin for inference: all is shared but the network, which is a copy, made anew for other weights."""
+    """A module's twin for inference: all is shared but the network, which is a copy, made anew for other weights.
+
+    A subclass with a `forward` or `predict_step` of its own, which may use parts of the network, gets a plain copy.
+    """
 
     def __init__(self) -> None:
         self._made: Any = None
@@ -34,8 +39,11 @@ class Twin:
         tensors = [*module.model.parameters(), *module.model.buffers()]
         state = [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
         if self._of != state:
-            twin = copy.copy(module)
-            twin._modules = module._modules | {"model": for_inference(copy.deepcopy(module.model).eval())}
+            twin, network = copy.copy(module), copy.deepcopy(module.model).eval()
+            kinds = [next(kind for kind in type(module).__mro__ if name in vars(kind)) for name in USED]
+            if len({*kinds}) == 1:
+                network = for_inference(network)
+            twin._modules = module._modules | {"model": network}
             twin.training = False
             self._made, self._of = twin, state
         return self._made

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from modules import module
+from modules import FIELDS, module
 from networks import TINY, random_network
 from PIL import Image
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from cait.extras.inference import folded as folding
 from cait.model.cait import CaiT
 from cait.model.config import VARIANTS
 from cait.model.network import for_inference
+from cait.train.module import CaiTModule
 
 BOTH = [False, True]
 SMALL = dict(img_size=32, num_classes=7)
@@ -129,6 +130,21 @@ def test_predictions_follow_the_weights() -> None:
     assert best["probability"] > before[0]["probability"]
     net.model(torch.zeros(2, 3, 8, 8)).sum().backward()  # the module itself still trains
     assert all(parameter.grad is not None for parameter in net.model.blocks.parameters())
+
+
+class Maps(CaiTModule):
+    """A module that reads a part of its network to predict."""
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        (maps, *_) = self.model.maps(batch[0]).class_attention
+        return super().predict_step(batch, batch_idx) * maps.sum(dim=-1).mean()
+
+
+def test_a_module_that_predicts_in_its_own_way_keeps_its_network() -> None:
+    net = Maps(img_size=8, num_classes=7, fields=FIELDS, lr_base_size=None)
+    net.eval_transform = lambda image: torch.zeros(3, 8, 8)
+    assert sum(best["probability"] for best in net.predict(Image.new("RGB", (8, 8)), top_k=7)) == pytest.approx(1)
+    assert type(net.twin.of(net).model) is CaiT
 
 
 def test_an_exported_network_has_fewer_operations(tmp_path: Path) -> None:
