@@ -23,7 +23,7 @@ spec.loader.exec_module(check)
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what `pip install --no-deps --target` would put there, built from the page."""
     folder, target = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("installed")
-    blocks = [block for block in check.blocks() if block.words.get("file", "").startswith(PROJECT)]
+    blocks = [block for block in check.blocks(check.pages()) if block.words.get("file", "").startswith(PROJECT)]
     assert len(blocks) == 4
     for block in blocks:
         (folder / block.words["file"]).parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def cait(place: Path, installed: Path | None, *arguments: str, status: int = 0) 
 
 
 def test_a_run_counts_as_the_page_says(place: Path, installed: Path) -> None:
-    (commands,) = [block.text for block in check.blocks() if block.language == "sh" and "extending" in block.place]
+    (commands,) = [block.text for block in check.blocks(check.pages()) if block.language == "sh" and "extending" in block.place]
     assert all(words in commands for words in (f"./{PROJECT}", "--count_every_n_steps 20", "cait seen counted"))
     assert "images that a run has seen" in cait(place, installed, "--help")
     fit = ("fit", *SMALL, "--run_name=counts", "--trainer.max_steps=2")
