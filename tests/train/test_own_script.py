@@ -35,7 +35,7 @@ def module(**settings: Any) -> cait.CaiTModule:
 @pytest.mark.slow
 def test_the_page_trains_resumes_and_predicts(tmp_path: Path, digits_root: Path) -> None:
     link_digits(tmp_path, digits_root)
-    blocks = [block for block in check.blocks() if block.place.startswith("docs/your_script.md")]
+    blocks = [block for block in check.blocks(check.pages()) if block.place.startswith("docs/your_script.md")]
     said = {}
     for block in blocks:
         if "file" in block.words:
