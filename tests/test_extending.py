@@ -61,7 +61,9 @@ def cait(place: Path, installed: Path | None, *arguments: str, status: int = 0) 
 
 
 def test_a_run_counts_as_the_page_says(place: Path, installed: Path) -> None:
-    (commands,) = [block.text for block in check.blocks(check.pages()) if block.language == "sh" and "extending" in block.place]
+    (commands,) = [
+        block.text for block in check.blocks(check.pages()) if block.language == "sh" and "extending" in block.place
+    ]
     assert all(words in commands for words in (f"./{PROJECT}", "--count_every_n_steps 20", "cait seen counted"))
     assert "images that a run has seen" in cait(place, installed, "--help")
     fit = ("fit", *SMALL, "--run_name=counts", "--trainer.max_steps=2")

@@ -18,8 +18,11 @@ Shapes: B images, N patches, T class tokens, d = embed_dim, h heads, k = d / h c
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -131,7 +134,7 @@ def _fixed(values: Tensor) -> nn.Parameter:
 
 
 class InParts(nn.Module):
-    """A network that takes large batches part by part."""
+    """A network that takes a batch part by part, each core a part of its own."""
 
     def __init__(self, cait: Any) -> None:
         super().__init__()
@@ -139,7 +142,21 @@ class InParts(nn.Module):
         self.images = max(1, PART // cait.pos_embed.numel())
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([self.cait(part) for part in images.split(self.images)])
+        threads = torch.get_num_threads()
+        parts = images.split(max(1, min(self.images, math.ceil(len(images) / threads))))
+        if threads == 1 or len(parts) == 1:
+            return torch.cat([self.cait(part) for part in parts])
+        one = partial(self._part, torch.is_inference_mode_enabled())
+        torch.set_num_threads(1)  # of this thread and of those that start now
+        try:
+            with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                return torch.cat([*pool.map(one, parts)])
+        finally:
+            torch.set_num_threads(threads)
+
+    def _part(self, inference: bool, part: Tensor) -> Tensor:
+        with torch.inference_mode() if inference else torch.no_grad():  # a thread does not inherit them
+            return self.cait(part)
 
 
 class PackedLinear(nn.Module):
