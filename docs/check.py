@@ -29,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import NamedTuple
 
@@ -126,13 +127,23 @@ def run(command: str) -> str:
 
 def as_printed(sample: str, printed: str) -> tuple[str, list[str]]:
     """The sample with the numbers that were printed, and its lines that were not, whatever the numbers."""
-    lines, missing = [], []
+    lines, missing, used = [], [], set[int]()
     for line in sample.splitlines():
         parts = [re.escape(part) for part in line.split("...")]
         parts = [re.sub(r"(\\ |─)+", r"[ ─]+", re.sub(r"\d+", r"\\d+", part)) for part in parts]
-        found = re.search("^" + ".*?".join(f"({part})" for part in parts) + "$", printed, re.MULTILINE)
-        lines.append("...".join(found.groups()) if found else line)
-        missing += [] if found else [line]
+        alike = re.finditer("^" + ".*?".join(f"({part})" for part in parts) + "$", printed, re.MULTILINE)
+        # Of the lines that differ in numbers alone the nearest one, each once.
+        rated = [(SequenceMatcher(None, line, found[0]).ratio(), -found.start(), found) for found in alike]
+        rated = [each for each in rated if each[1] not in used]
+        if line.strip() == "...":
+            lines.append(line)
+        elif rated:
+            _, place, found = max(rated, key=lambda each: each[:2])
+            used.add(place)
+            lines.append("...".join(found.groups()))
+        else:
+            lines.append(line)
+            missing.append(line)
     return "".join(f"{line}\n" for line in lines), missing
 
 
