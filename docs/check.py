@@ -125,6 +125,11 @@ def run(command: str) -> str:
     return done.stdout
 
 
+def nearness(a: str, b: str) -> tuple[bool, float]:
+    """Whether two lines begin with the same word, and how alike they are."""
+    return a.split()[:1] == b.split()[:1], SequenceMatcher(None, a, b).ratio()
+
+
 def as_printed(sample: str, printed: str) -> tuple[str, list[str]]:
     """The sample with the numbers that were printed, and its lines that were not, whatever the numbers."""
     lines, missing, used = [], [], set[int]()
@@ -133,8 +138,7 @@ def as_printed(sample: str, printed: str) -> tuple[str, list[str]]:
         parts = [re.sub(r"(\\ |─)+", r"[ ─]+", re.sub(r"\d+", r"\\d+", part)) for part in parts]
         alike = re.finditer("^" + ".*?".join(f"({part})" for part in parts) + "$", printed, re.MULTILINE)
         # Of the lines that differ in numbers alone the nearest one, each once.
-        rated = [(SequenceMatcher(None, line, found[0]).ratio(), -found.start(), found) for found in alike]
-        rated = [each for each in rated if each[1] not in used]
+        rated = [(nearness(line, found[0]), -found.start(), found) for found in alike if -found.start() not in used]
         if line.strip() == "...":
             lines.append(line)
         elif rated:
