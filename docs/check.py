@@ -127,7 +127,8 @@ def run(command: str) -> str:
 
 def nearness(a: str, b: str) -> tuple[bool, float]:
     """Whether two lines begin with the same word, and how alike they are."""
-    return a.split()[:1] == b.split()[:1], SequenceMatcher(None, a, b).ratio()
+    first, other = (re.findall(r"\w[\w./-]*", line)[:1] for line in (a, b))
+    return first == other, SequenceMatcher(None, a, b).ratio()
 
 
 def as_printed(sample: str, printed: str) -> tuple[str, list[str]]:

@@ -70,6 +70,8 @@ def test_a_sample_gets_the_numbers_that_are_printed() -> None:
     now, missing = check.as_printed(sample, printed)
     assert now == "epoch 2/2  loss: 0.81  ...  lr: 1e-05\n...\n│ top-1 │  9.75 % │ ──── │\nno such line 3\n"
     assert missing == ["no such line 3"]
+    printed = "│ 0 │ 97 │\n│ 1 │ 98 │\n"
+    assert check.as_printed("│ 0 │ 98 │\n│ 1 │ 97 │\n", printed)[0] == printed
     printed = "a/0001.png 91 %\na/0002.png 92 %\na/0003.png 93 %\n"
     assert check.as_printed("a/0002.png 7 %\na/0003.png 8 %\n", printed)[0] == printed[16:]
 
