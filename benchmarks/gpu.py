@@ -48,7 +48,10 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
         tiny = ["--batch", "1", "--rounds", "1"]
         small = ["--models", "xxs24", "--sizes", "32", "--batch", "1", "--dtype", "float16"]
         return {
-            "choice": [(300, [choice, *small, *lines]), (300, [inference, "--reckon"])],
+            "choice": [
+                (300, [choice, *small, *lines]),
+                (300, [inference, "--models", "xxs24", "--batch", "1", "--rounds", "1"]),
+            ],
             "tests": [
                 (300, ["-m", "pytest", *TESTS, AUGMENT, "-k", "bits_twice or no_image or gpu or follow_each_other"])
             ],

@@ -26,7 +26,7 @@ from typing import Any
 
 import timm
 import torch
-from report import DEVICE, REPO, median_ms, show, stamp
+from report import DEVICE, REPO, in_turns, median_ms, processor_ms, ratios, show, stamp
 
 from cait import create_model
 from cait.model.network import for_inference
@@ -56,20 +56,9 @@ def networks(name: str, dtype: torch.dtype, compiled: bool) -> dict[str, Any]:
 
 def race(sides: dict[str, Callable[[], Any]], rounds: int) -> list[tuple[str, float, float]]:
     """Each side, its median in milliseconds, and how many times as fast it is as the first."""
-    found: dict[str, list[float]] = {side: [] for side in sides}
-    for turn in range(rounds + 1):
-        for side, call in sides.items():
-            if DEVICE == "cuda":
-                took = median_ms(call, 5)
-            else:
-                begin = time.process_time()
-                call()
-                took = 1e3 * (time.process_time() - begin)
-            if turn:  # the first one makes what is made once
-                found[side].append(took)
-    first = found[next(iter(sides))]
-    ratios = {side: median(a / b for a, b in zip(first, took, strict=True)) for side, took in found.items()}
-    return [(side, median(took), ratios[side]) for side, took in found.items()]
+    times = in_turns(sides, rounds, partial(median_ms, rounds=5) if DEVICE == "cuda" else processor_ms)
+    faster = ratios(times, next(iter(sides)))
+    return [(side, median(took), faster[side]) for side, took in times.items()]
 
 
 @torch.inference_mode()
@@ -92,7 +81,7 @@ def folder(script: Path, name: str, count: int, rounds: int) -> list[str]:
         root = Path(scratch)
         prepare(root / "all", min(count, 600), count)
         classes = len(list((root / "all/train").iterdir()))
-        few = root / "few/val/one"
+        few = root / "few/train/one"
         few.mkdir(parents=True)
         (few / "0.jpg").symlink_to(next((root / "all/train").glob("*/*")))
         peer = timm.create_model(f"cait_{name}_224", num_classes=classes)
@@ -100,12 +89,12 @@ def folder(script: Path, name: str, count: int, rounds: int) -> list[str]:
         torch.save(peer.state_dict(), weights := root / "weights.pth")
         sides: dict[str, Callable[[Path], list[str]]] = {
             "timm's script": lambda images: [
-                *(str(script), "--data-dir", str(images), "--split", "train" if images.name == "all" else "val"),
+                *(str(script), "--data-dir", str(images), "--split", "train"),
                 *("--model", f"cait_{name}_224", "--checkpoint", str(weights), "--device", "cpu"),
                 *("--num-classes", str(classes), "--results-dir", str(root / "results")),
             ],
             "cait predict": lambda images: [
-                *("-m", "cait", "predict", str(run), str(images / ("train" if images.name == "all" else "val"))),
+                *("-m", "cait", "predict", str(run), str(images / "train")),
                 *("--output", str(root / "found.csv")),
             ],
         }
@@ -118,17 +107,17 @@ def folder(script: Path, name: str, count: int, rounds: int) -> list[str]:
                     subprocess.run([sys.executable, *command(images)], cwd=root, check=True, capture_output=True)
                     took.setdefault((side, images.name), []).append(time.perf_counter() - begin)
     lines = [
-        f"| {name}, {count} images of a folder | s | of which start | images/s without the start |",
+        f"| {name}, a folder of {count} images | seconds | seconds to start | images/s after the start |",
         "|---|---|---|---|",
     ]
     for side in sides:
         whole, start = (median(took[side, size]) for size in ("all", "few"))
         lines.append(f"| {side} | {whole:.1f} | {start:.1f} | {count / (whole - start):.1f} |")
-    ratios = [a / b for a, b in zip(took["timm's script", "all"], took["cait predict", "all"], strict=True)]
+    faster = ratios({side: took[side, "all"] for side in sides}, "timm's script")["cait predict"]
     return [
         *lines,
         "",
-        f"In whole seconds `cait predict` is {median(ratios):.2f} times as fast ({rounds} rounds in turns).",
+        f"In whole seconds `cait predict` is {faster:.2f} times as fast ({rounds} rounds in turns).",
     ]
 
 

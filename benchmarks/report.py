@@ -89,6 +89,31 @@ def median_ms(call: Callable[[], Any], rounds: int) -> float:
     return statistics.median(times)
 
 
+def processor_ms(call: Callable[[], Any]) -> float:
+    """Milliseconds that this process takes of the processor, which other work on the machine hardly changes."""
+    begin = time.process_time()
+    call()
+    return 1e3 * (time.process_time() - begin)
+
+
+def in_turns(
+    calls: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[Callable[[], Any]], float] = processor_ms
+) -> dict[str, list[float]]:
+    """Milliseconds of each call in each round, after one that makes what is made once. Every other runs backwards."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 1):
+        for name in list(calls) if turn % 2 else reversed(calls):
+            times[name].append(clock(calls[name]))
+    return {name: found[1:] for name, found in times.items()}
+
+
+def ratios(times: dict[str, list[float]], base: str) -> dict[str, float]:
+    """The median over the rounds of the base's time over each one's."""
+    return {
+        name: statistics.median(a / b for a, b in zip(times[base], found, strict=True)) for name, found in times.items()
+    }
+
+
 def use_tilings(path: Path | None) -> None:
     """Have the fused attention take the tiles that `kernel.py --tune` found."""
     if path is None:

@@ -15,7 +15,6 @@ import argparse
 import multiprocessing
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import timm
 import torch
 import torch.nn.functional as F
-from report import show, stamp
+from report import in_turns, show, stamp
 from step import optimizer_of, resident
 from torch import Tensor, nn
 
@@ -126,25 +125,15 @@ def peak_memory(name: str, batch: int) -> float:
     return value
 
 
-def in_turns(calls: dict[str, Calls], what: str, rounds: int) -> dict[str, list[float]]:
-    """Processor seconds of each model's call `what` in each round, after one that does not count."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds + 1):
-        for name in list(calls) if turn % 2 else reversed(calls):
-            begin = time.process_time()
-            calls[name][what]()
-            times[name].append(time.process_time() - begin)
-    return {name: seconds[1:] for name, seconds in times.items()}
-
-
 def race(calls: dict[str, Calls], rounds: int) -> dict[str, dict[str, str]]:
     """The cells of each model: the median in ms and the median of the rounds' ratios, by the column."""
     found: dict[str, dict[str, str]] = {name: {} for name in calls}
     for what in calls[BASE]:
-        times = in_turns(calls, what, 5 * rounds if what.startswith("1 image") else rounds)
-        for name, seconds in times.items():
-            ratio = statistics.median(a / b for a, b in zip(seconds, times[BASE], strict=True))
-            found[name][what] = f"{1e3 * statistics.median(seconds):,.0f} ms, {ratio:.2f}"
+        sides = {name: of_side[what] for name, of_side in calls.items()}
+        times = in_turns(sides, 5 * rounds if what.startswith("1 image") else rounds)
+        for name, took in times.items():
+            ratio = statistics.median(a / b for a, b in zip(took, times[BASE], strict=True))
+            found[name][what] = f"{statistics.median(took):,.0f} ms, {ratio:.2f}"
         print(what, {name: cells[what] for name, cells in found.items()}, flush=True)
     return found
 

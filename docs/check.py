@@ -139,16 +139,14 @@ def as_printed(sample: str, printed: str) -> tuple[str, list[str]]:
         parts = [re.sub(r"(\\ |─)+", r"[ ─]+", re.sub(r"\d+", r"\\d+", part)) for part in parts]
         alike = re.finditer("^" + ".*?".join(f"({part})" for part in parts) + "$", printed, re.MULTILINE)
         # Of the lines that differ in numbers alone the nearest one, each once.
-        rated = [(nearness(line, found[0]), -found.start(), found) for found in alike if -found.start() not in used]
-        if line.strip() == "...":
-            lines.append(line)
-        elif rated:
-            _, place, found = max(rated, key=lambda each: each[:2])
-            used.add(place)
-            lines.append("...".join(found.groups()))
-        else:
-            lines.append(line)
+        left = [found for found in alike if found.start() not in used] if line.strip() != "..." else []
+        found = max(left, key=lambda found: nearness(line, found[0]), default=None)
+        if found:
+            used.add(found.start())
+            line = "...".join(found.groups())
+        elif line.strip() != "...":
             missing.append(line)
+        lines.append(line)
     return "".join(f"{line}\n" for line in lines), missing
 
 

@@ -95,15 +95,19 @@ def _fold_weights(cait: CaiT) -> None:
         _fold_norm(block, "norm2", [mlp.fc1])
         for name, linear in (("gamma_1", attn.proj), ("gamma_2", mlp.fc2)):
             if (gamma := getattr(block, name)) is not None:
-                linear.weight, linear.bias = _fixed(gamma[:, None] * linear.weight), _fixed(gamma * linear.bias)
+                _scale(linear, gamma)
                 setattr(block, name, None)
         if not attn.cosine:
             scales = torch.ones_like(readers[0].bias)
             scales[: attn.proj.in_features] = attn.scale
-            readers[0].weight = _fixed(scales[:, None] * readers[0].weight)
-            readers[0].bias = _fixed(scales * readers[0].bias)
+            _scale(readers[0], scales)
             attn.scale = 1.0
     _fold_norm(cait, "norm", cait.get_classifier())
+
+
+def _scale(linear: Any, factors: Tensor) -> None:
+    """γ(Wx + b) = (γW)x + γb"""
+    linear.weight, linear.bias = _fixed(factors[:, None] * linear.weight), _fixed(factors * linear.bias)
 
 
 def _fold_norm(owner: nn.Module, name: str, readers: Iterable[Any]) -> None:

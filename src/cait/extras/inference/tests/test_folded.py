@@ -27,7 +27,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "batchnorm": {"norm": "batchnorm"},
     "leaky_relu": {"act": "leaky_relu"},
     "cosine": {"attention": "cosine"},
-    "one head each": {"talking_heads": False},
+    "separate heads": {"talking_heads": False},
     "no bias": {"qkv_bias": False},
     "patches alone": {"cls_in_keys": False},
     "unscaled class token": {"layer_scale_token_only": False},
