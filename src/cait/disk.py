@@ -9,7 +9,8 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from stat import S_ISREG
+from typing import Any, BinaryIO
 
 from cait.errors import UserError, one_line, printable
 
@@ -17,6 +18,33 @@ AWAY = ".away.tmp"
 """Suffix of a file or folder that was moved away to make room for another."""
 TABLE: Any = dict(newline="", encoding="utf-8", errors="surrogateescape")
 """How files with the names of images are opened: names may hold bytes that are not text."""
+
+
+def open_file(path: Path, limit: int | None = None, within: Path | None = None) -> BinaryIO:
+    """Open a regular file to read. A pipe would wait for a writer, and a device may never end.
+
+    Args:
+        path: of the file; a link is followed.
+        limit: bytes that the file may have; None sets no limit.
+        within: a run's folder, which may be a stranger's; a link that leads out of it is refused.
+
+    Raises:
+        UserError: it is no regular file, is larger than `limit`, or lies outside of `within`.
+        OSError: it cannot be opened.
+    """
+    if within is not None and not path.resolve().is_relative_to(within.resolve()):
+        raise UserError(f"{path} is a link out of the folder {within}")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without waiting for a pipe's writer
+    try:
+        status = os.fstat(descriptor)
+        if not S_ISREG(status.st_mode):
+            raise UserError(f"{path} is not a regular file")
+        if limit is not None and status.st_size > limit:
+            raise UserError(f"{path} has {status.st_size:,} bytes, more than the {limit:,} that are read")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def scratch(path: Path) -> Path:
