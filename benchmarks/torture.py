@@ -1,4 +1,4 @@
-"""Kill a run at random moments, resume it each time, and compare its end with that of a run left alone.
+"""Kill or stop a run at random moments, resume it each time, and compare its end with that of a run left alone.
 
     python benchmarks/torture.py --kills 50 [--processes 2] [--accelerator gpu] [--seed 0] [--out benchmarks/torture.md]
 
@@ -7,14 +7,18 @@ Other options, such as `--save_async true`, are settings of the killed runs; the
 The run is the digits configuration, shorter, with loader workers, Mixup and CutMix, stochastic
 depth, a moving average, accumulated gradients and a checkpoint every few steps. A kill is SIGKILL,
 to the main process or to its whole group, at a moment drawn over the length of the run, or as soon
-as a checkpoint is being written. A run that ends before its kill is compared, and another begun.
-Compared are weights, moving average, optimiser, schedule, counters, `metrics.csv` and TensorBoard's
-scalars but the throughput, all to the last bit. On GPUs the runs are made with --trainer.deterministic true.
+as a checkpoint is being written. Every other interruption is no kill: a callback ends training at a
+random batch by `trainer.should_stop`, in one of three hooks, or raises an error. A run that ends before
+its interruption is compared, and another begun. Compared are weights, moving average, optimiser,
+schedule, counters, `metrics.csv` and TensorBoard's scalars but the throughput, all to the last bit; of
+a run that was stopped, and so validated once more, all but the validations. On GPUs the runs are made
+with --trainer.deterministic true.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import logging
 import os
 import random
@@ -28,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback, Trainer
 from report import REPO, stamp
 
 EPOCHS = 4
@@ -42,19 +47,39 @@ RECIPE = [
     "--model.drop_path_rate=0.2",
     "--ema.decay=0.9",
     "--save_every_n_steps=3",
+    "--trainer.callbacks+=torture.Stop",
 ]
+HOOKS = ("on_train_batch_start", "on_train_batch_end", "on_validation_end")
+STOP = "TORTURE_STOP"
+"""The environment's variable that tells `Stop` where to stop, as "on_train_batch_end 37 stop" or "... raise"."""
+
+
+class Stop(Callback):
+    """End training in a hook once so many batches are done, by `should_stop` or an error."""
+
+    def __init__(self) -> None:
+        if STOP in os.environ:
+            hook, self.batches, self.how = os.environ[STOP].split()
+            setattr(self, hook, self.stop)
+
+    def stop(self, trainer: Trainer, *_: Any) -> None:
+        done = trainer.fit_loop.epoch_loop.batch_progress.total.ready
+        if done >= int(self.batches) and not trainer.sanity_checking:
+            if self.how == "raise":
+                raise RuntimeError("as a callback of your own may")
+            trainer.should_stop = True
 
 
 class Job:
     """`cait` in a folder, in a process group of its own."""
 
-    def __init__(self, folder: Path, arguments: list[str]) -> None:
+    def __init__(self, folder: Path, arguments: list[str], stop: str = "") -> None:
         self.folder = folder
         self.log = (folder / "output.txt").open("w")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cait", *arguments],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(REPO / "src")},
+            env=os.environ | {"PYTHONPATH": f"{REPO / 'src'}:{REPO / 'benchmarks'}"} | ({STOP: stop} if stop else {}),
             stdout=self.log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -75,12 +100,17 @@ class Job:
         return time.monotonic() - self.begun
 
 
-def start(folder: Path, name: str, recipe: list[str]) -> Job:
+def start(folder: Path, name: str, recipe: list[str], stop: str = "") -> Job:
     """Resume the run where it can be, else begin it."""
     checkpoints = folder / "logs" / name / "checkpoints"
     if any((checkpoints / file).exists() for file in ("last.ckpt", "previous.ckpt")):
-        return Job(folder, ["resume", name])
-    return Job(folder, ["fit", *recipe, f"--run_name={name}"])
+        return Job(folder, ["resume", name], stop)
+    return Job(folder, ["fit", *recipe, f"--run_name={name}"], stop)
+
+
+def steps_done(run: Path) -> int:
+    path = run / "checkpoints/last.ckpt"
+    return torch.load(path, weights_only=True)["global_step"] if path.exists() else 0
 
 
 def kill_somewhere(job: Job, run: Path, draw: random.Random, length: float, processes: int) -> str | None:
@@ -103,24 +133,27 @@ def kill_somewhere(job: Job, run: Path, draw: random.Random, length: float, proc
     return None
 
 
-def outcome(run: Path) -> dict[str, Any]:
-    """All that a run has come to."""
+def outcome(run: Path, validations: bool = True) -> dict[str, Any]:
+    """All that a run has come to, or all that does not depend on how often it was validated."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # tests import this file
 
     checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("throughput/")]  # which measure time
     scalars = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+    if not validations:
+        scalars = {tag: points for tag, points in scalars.items() if tag.startswith(("train/", "lr"))}
+    rows = [row for row in csv.DictReader((run / "metrics.csv").open()) if validations or row["train/loss"]]
+    best = {"best weights": torch.load(run / "checkpoints/best.ckpt", weights_only=True)["state_dict"]}
     return {
         "weights": checkpoint["state_dict"],
         "moving average": checkpoint["callbacks"]["EMA"],
         "optimiser": checkpoint["optimizer_states"],
         "schedule": checkpoint["lr_schedulers"],
         "step": (checkpoint["epoch"], checkpoint["global_step"]),
-        "best weights": torch.load(run / "checkpoints/best.ckpt", weights_only=True)["state_dict"],
-        "metrics.csv": (run / "metrics.csv").read_text(),
+        "metrics.csv": rows,
         "TensorBoard": scalars,
-    }
+    } | (best if validations else {})
 
 
 def same(a: Any, b: Any) -> bool:
@@ -154,24 +187,40 @@ def main() -> None:
     expected = outcome(folder / "logs/alone")
     print(f"left alone: {length:.0f} s to step {expected['step'][1]}", flush=True)
 
-    kills, runs, differing = 0, 0, []
-    while kills < options.kills or runs == 0:
+    batches = 2 * expected["step"][1]
+    kills, stops, runs, differing = 0, 0, 0, []
+    while kills + stops < options.kills or runs == 0:
         runs += 1
-        name = f"killed-{runs}"
+        name, stopped = f"killed-{runs}", False
         run = folder / "logs" / name
         while True:
-            job = start(folder, name, [*recipe, *settings])
-            how = kill_somewhere(job, run, draw, length, options.processes) if kills < options.kills else job.wait()
-            if not isinstance(how, str):
+            stop = ""
+            if kills + stops < options.kills and stops < kills:
+                way = draw.choice(("stop", "stop", "stop", "raise"))
+                stop = f"{draw.choice(HOOKS)} {draw.randrange(2 * steps_done(run), batches)} {way}"
+            job = start(folder, name, [*recipe, *settings], stop)
+            if stop:
+                job.process.wait(timeout=1800)
+                if steps_done(run) == expected["step"][1] and job.process.returncode == 0:
+                    break
+                stops, stopped = stops + 1, stopped or way == "stop"
+                print(f"stop {stops}: {name}, {stop}, at step {steps_done(run)}", flush=True)
+            elif kills + stops < options.kills:
+                if not (how := kill_somewhere(job, run, draw, length, options.processes)):
+                    break
+                kills += 1
+                print(f"kill {kills}: {name}, {how}", flush=True)
+            else:
+                job.wait()
                 break
-            kills += 1
-            print(f"kill {kills}: {name}, {how}", flush=True)
-        got = outcome(run)
-        wrong = [part for part, value in expected.items() if not same(value, got[part])]
+        got = outcome(run, validations=not stopped)
+        alone = outcome(folder / "logs/alone", validations=not stopped)
+        wrong = [part for part, value in alone.items() if not same(value, got[part])]
         print(f"{name}: {'differs in ' + ', '.join(wrong) if wrong else 'the same to the last bit'}", flush=True)
         differing += wrong
     verdict = (
-        f"{kills} kills in {runs} runs of {options.processes} process(es), {options.accelerator}, seed {options.seed}"
+        f"{kills} kills and {stops} stops in {runs} runs of {options.processes} process(es), {options.accelerator}, "
+        + f"seed {options.seed}"
         + f"{', ' * bool(settings)}{' '.join(settings)}: "
         + (f"DIFFERENT in {', '.join(sorted(set(differing)))}" if differing else "every run ended with the same bits")
     )

@@ -121,20 +121,6 @@ def rename_data_state(checkpoint: Checkpoint, name: str) -> None:
         checkpoint[name] = checkpoint.pop(key)
 
 
-def count_in_batches_of_today(checkpoint: Checkpoint, before: int | None, now: int) -> None:
-    """Lightning counts batches: a run that accumulates another number of them goes on at the step it had reached.
-
-    Checkpoints are saved after whole steps. With `--data.global_batch N` an epoch has only whole steps, unless
-    `--trainer.limit_train_batches` cuts it within one.
-    """
-    if before in (None, now) or "loops" not in checkpoint:
-        return
-    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-    for counts in (progress["total"], progress["current"]):
-        more = counts["ready"] * now // before - counts["ready"]
-        counts.update({name: count + more for name, count in counts.items()})  # "completed" lags by a batch
-
-
 def _data_key(checkpoint: Checkpoint) -> str | None:
     """The key of the data module's part: it has the "class_names" and, except in old checkpoints, "depends_on"."""
     settings = ("hyper_parameters", "datamodule_hyper_parameters")  # a user's own settings may name classes too

@@ -73,6 +73,18 @@ class KilledOnce(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class StopsOnce(Callback):
+    """Ends training in a hook after so many batches; never a second time."""
+
+    def __init__(self, hook: str, batch: int) -> None:
+        def stop(trainer: Trainer, *_: Any) -> None:
+            done = trainer.fit_loop.epoch_loop.batch_progress.total.ready
+            if done >= batch and not trainer.sanity_checking and trainer.current_epoch == 0:
+                trainer.should_stop = not Path("logs/cut/checkpoints/last.ckpt").exists()
+
+        setattr(self, hook, stop)
+
+
 class ForgetInterface(Callback):
     """Takes GLOO_SOCKET_IFNAME away once DDP is connected."""
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from harness import slow
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from timm.utils import ModelEmaV2
 from torch.utils.data import DataLoader, IterableDataset
@@ -164,6 +165,31 @@ def test_warmup_counts_optimizer_steps() -> None:
     fit.fit(module(warmup_epochs=2), loader())
     schedule = fit.lr_scheduler_configs[0].scheduler
     assert (schedule.warmup_epochs, schedule.max_epochs) == (4, 8)  # 6 batches by 4: 2 steps an epoch
+
+
+@pytest.mark.parametrize("by_callback", [False, True])
+def test_each_step_has_the_mean_gradient_of_its_batches(by_callback: bool) -> None:
+    """Also the last of an epoch, which has two batches where the others have four."""
+    net, batches, steps = module(drop_path_rate=0.0, lr=0.0, min_lr=0.0, warmup_lr=0.0), loader(), []
+
+    class Watching(Callback):
+        def on_before_optimizer_step(self, *_: object) -> None:
+            steps.append([weight.grad.clone() for weight in net.model.parameters() if weight.grad is not None])
+
+    every: dict = dict(callbacks=[Watching()], accumulate_grad_batches=4)
+    if by_callback:
+        every = dict(callbacks=[Watching(), GradientAccumulationScheduler({0: 4})])
+    trainer(max_epochs=1, **every).fit(net, batches)
+
+    def gradient(batch: list[torch.Tensor]) -> list[torch.Tensor]:
+        net.zero_grad()
+        torch.nn.functional.cross_entropy(net.model(batch[0]), batch[1], label_smoothing=0.1).backward()
+        return [weight.grad.clone() for weight in net.model.parameters() if weight.grad is not None]
+
+    alone = [gradient(batch) for batch in batches]
+    for got, of_step in zip(steps, (alone[:4], alone[4:]), strict=True):
+        for grad, *parts in zip(got, *of_step, strict=True):
+            torch.testing.assert_close(grad, torch.stack(parts).mean(dim=0), rtol=1e-4, atol=1e-6)
 
 
 def test_settings_of_now_win_over_a_checkpoints(tmp_path) -> None:

@@ -271,7 +271,7 @@ def test_a_cooldown_begins_no_earlier_than_the_step_that_a_resumed_run_has_reach
     assert late.cooldown_start == 160  # planned beyond the step that was reached
     cosine = scheduled(5, 40)[1]
     cosine.load_state_dict(state)
-    assert cosine.state_dict() == {"last_epoch": 40, "_step_count": 41}  # as in every checkpoint so far
+    assert cosine.state_dict() == {"last_epoch": 40, "_step_count": 41, "length": (5, 40, (-1, -1))}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from cait import cores, disk, plugins, seeds
+from cait import cores, disk, plugins, progress, seeds
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages, known_labels
 from cait.data.folder import FolderSource, Splits, abbreviate, scan_flat
 from cait.data.listing import Files
@@ -251,13 +251,17 @@ class ImageNetDataModule(LightningDataModule):
             self._accumulated = batches_a_step(wanted, self.batch_size, trainer)
             trainer.accumulate_grad_batches = self._accumulated
 
+    @property
+    def world_batch_size(self) -> int:
+        """Images of a batch, over all processes."""
+        return self.batch_size * self.rank_and_world()[1]
+
     def state_dict(self) -> dict[str, Any]:
         """The classes, and what a run's order and pixels depend on; checkpoints hold them.
 
         `load_state_dict` compares by these names, so they must stay as they are.
         """
-        processes = self.trainer.world_size if self.trainer else 1
-        accumulated = self.trainer.accumulate_grad_batches if self.trainer else 1
+        accumulated, *later = progress.accumulation(self.trainer).values() if self.trainer else [1]
         whole_steps = self._accumulated  # that many batches count as one
         depends = {
             "class of the data module": type(self).__qualname__,
@@ -265,8 +269,8 @@ class ImageNetDataModule(LightningDataModule):
             "repeats": self.repeats,
             "decode_once": self.decode_once,
             PIXELS: self.pipeline.name if self.pipeline else "timm",
-            "images a batch, over all processes": self.batch_size * processes * whole_steps,
-            "batches accumulated": accumulated // whole_steps,
+            "images a batch, over all processes": self.world_batch_size * whole_steps,
+            "batches accumulated": progress.accumulation(self.trainer) if later else accumulated // whole_steps,
             "training pictures": len(self.source.train),
             "digest of the training pictures' names": self._digest,
             ORDER: self.order.name,
@@ -275,7 +279,7 @@ class ImageNetDataModule(LightningDataModule):
         return {
             "class_names": self.class_names,
             "depends_on": depends,
-            "accumulated": accumulated,
+            "world_batch_size": self.world_batch_size,
             "preprocessing": None if self.has_own_eval_transform else values(self.preprocessing),
         }
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from cait.progress import total_steps
+
 
 class Clock(Callback):
     """Measure the training of this process. The callbacks that read it come after it."""
@@ -29,7 +31,7 @@ class Clock(Callback):
         self._fit_start = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._steps = trainer.estimated_stepping_batches
+        self._steps = total_steps(trainer)
         self._previous_end = None
         self.on_train_epoch_start(trainer, pl_module)  # Lightning leaves it out in a run resumed within an epoch
 

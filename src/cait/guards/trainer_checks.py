@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cait import ckpt, plugins
 from cait.errors import UserError
+from cait.progress import Position
 
 
 def check_numbers(given: Any) -> None:
@@ -47,8 +48,10 @@ def check_numbers(given: Any) -> None:
 
 def check_length(given: Any, checkpoint: ckpt.Checkpoint, path: str) -> None:
     """Refuse a run that would end before the point that its checkpoint has reached."""
-    progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current", {})
-    done = {"max_epochs": progress.get("processed", 0), "max_steps": int(checkpoint["global_step"])}
+    if "loops" not in checkpoint:
+        return
+    epochs, _, steps = Position.saved(checkpoint)
+    done = {"max_epochs": epochs, "max_steps": steps}
     for name, count in done.items():
         if given[name] is not None and 0 < given[name] < count:
             raise UserError(f"--trainer.{name} {given[name]}: {path} has done {count} already; give more to continue")

@@ -91,9 +91,9 @@ class LastCheckpoint(Checkpoint):
     At SIGTERM, SIGINT or SIGUSR1 the process finishes the running step, saves, and exits with 128 + the
     signal's number. Several processes train on for about a second, until all have agreed.
 
-    Only whole optimizer steps are saved, because a checkpoint holds no accumulated gradients. It does not say either
-    whether the validation after its step has run. So a save that is due before a validation, or a stop, waits for the
-    step after it, or for the end of the epoch.
+    Only whole optimizer steps are saved, because a checkpoint holds no accumulated gradients. A save that is due before
+    a validation, or a stop, waits for the validation, because a checkpoint does not say whether it has run. So whatever
+    ends training, also `trainer.should_stop` amid an epoch, the run goes on with the next batch.
 
     Args:
         folder: of the checkpoints.
@@ -111,11 +111,13 @@ class LastCheckpoint(Checkpoint):
             raise UserError(f"save_every_n_minutes must be above 0 or null, got {every_n_minutes}")
         self.folder, self.every_n_steps, self.every_n_minutes = folder, every_n_steps, every_n_minutes
         self.signals = StopSignals()
-        self._due = False
+        self._due, self._stop = False, 0
+        self._wants_to_stop = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last_step = trainer.global_step
         self._last_save = time.monotonic()
+        self._wants_to_stop = False
         start, last, previous = trainer.ckpt_path, self.folder / LAST, self.folder / PREVIOUS
         resumes_previous = start is not None and Path(start).resolve() == previous.resolve()
         if trainer.is_global_zero and resumes_previous and not is_whole(last):
@@ -140,17 +142,36 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._stop_at_a_step(trainer)
         if trainer.global_step == self._last_step:  # gradients accumulate
             return
         self._last_step = trainer.global_step
         is_over = self.every_n_minutes is not None and time.monotonic() - self._last_save > 60 * self.every_n_minutes
-        stop, save = self.signals.agreed(trainer.global_step, save=is_over)
+        self._stop, save = self.signals.agreed(trainer.global_step, save=is_over)
         self._due |= save or (self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0)
-        if (self._due or stop) and not _validation_follows(trainer):
+        if not _validation_follows(trainer):
+            self._save_and_leave(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        self._stop_at_a_step(trainer)
+        if not trainer.is_last_batch and not trainer.fit_loop._should_accumulate():
+            self._stop, _ = self.signals.agreed(trainer.global_step, wait=False)
+            self._save_and_leave(trainer)
+
+    def _stop_at_a_step(self, trainer: Trainer) -> None:
+        """Let a stop amid an accumulation wait for the optimizer's step."""
+        self._wants_to_stop |= trainer.should_stop
+        trainer.should_stop = self._wants_to_stop and not trainer.fit_loop._should_accumulate()
+
+    def _save_and_leave(self, trainer: Trainer) -> None:
+        """Save if it is due, and leave if a signal wants it."""
+        if self._due or self._stop:
             self._log_step()
             self.save(trainer)
-            if stop:
-                self._leave(trainer, stop)
+            if self._stop:
+                self._leave(trainer, self._stop)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.save(trainer)

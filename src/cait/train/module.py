@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from cait import ckpt
+from cait import ckpt, progress
 from cait.errors import UserError
 from cait.model import network
 from cait.model.config import VARIANTS
@@ -28,7 +28,7 @@ from cait.settings import Given, flat, save_hyperparameters, take_from_data
 from cait.train.losses import DistillationSettings, LossSettings
 from cait.train.metrics import task_named
 from cait.train.optim import OptimizerSettings
-from cait.train.schedule import ScheduleSettings, warmup_schedule
+from cait.train.schedule import Length, ScheduleSettings, warmup_schedule
 
 Batch = tuple[Tensor, Tensor]
 
@@ -168,6 +168,9 @@ class CaiTModule(LightningModule):
             # Not registered as a submodule, so that it is not saved, trained, averaged or put into train mode.
             self.__dict__["teacher"] = teacher
 
+    def on_train_start(self) -> None:
+        progress.begin(self.trainer)
+
     def on_fit_start(self) -> None:
         if self.teacher is not None:  # Lightning moves the module after `setup`, and does not know the teacher
             self.teacher.to(self.device)
@@ -255,6 +258,14 @@ class CaiTModule(LightningModule):
             return 1.0  # Lightning has the scaler unscale the gradients of other optimizers
         return scaler._get_scale_async()
 
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """The last step of an epoch may have fewer batches than Lightning has divided the loss by."""
+        trainer, every = self.trainer, self.trainer.accumulate_grad_batches
+        rest = trainer.num_training_batches % every
+        if rest and trainer.fit_loop.batch_idx >= trainer.num_training_batches - rest:
+            loss = loss * (every / rest)
+        super().backward(loss, *args, **kwargs)
+
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         with suppress(SkipStep):
             super().optimizer_step(*args, **kwargs)
@@ -291,20 +302,20 @@ class CaiTModule(LightningModule):
         return prediction.predict(self, images, top_k)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        trainer, schedule = self.trainer, self.schedule
-        total_steps, accumulated = trainer.estimated_stepping_batches, trainer.accumulate_grad_batches
-        if not math.isfinite(total_steps):
-            raise UserError("the schedule needs an end: set --trainer.max_epochs or --trainer.max_steps")
-        if trainer.train_dataloader is None:  # if max_epochs is -1, Lightning has not counted an epoch's batches
-            trainer.fit_loop.setup_data()
-        warmup_steps = 0
-        if schedule.warmup_epochs:
-            if not math.isfinite(batches := trainer.num_training_batches):
-                raise UserError("the warm-up counts epochs, and the loader has no length: set limit_train_batches")
-            warmup_steps = round(schedule.warmup_epochs * math.ceil(batches / accumulated))
+        length = self.schedule_length()
         optimizer = self.optimizer_settings.build(self.model, self.peak_lr())
-        scheduler = warmup_schedule(optimizer, schedule, warmup_steps, int(total_steps))
+        scheduler = warmup_schedule(optimizer, self.schedule, length.warmup, length.total, self.schedule_length)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def schedule_length(self) -> Length:
+        """How long the schedule is from where the Trainer stands. Raises UserError if the run has no end."""
+        trainer, epochs = self.trainer, self.schedule.warmup_epochs
+        if epochs and not math.isfinite(progress.batches_an_epoch(trainer)):
+            raise UserError("the warm-up counts epochs, and the loader has no length: set limit_train_batches")
+        if not math.isfinite(total := progress.total_steps(trainer)):
+            raise UserError("the schedule needs an end: set --trainer.max_epochs or --trainer.max_steps")
+        warmup = round(progress.steps_until(trainer, epochs)) if epochs else 0
+        return Length(warmup, int(total), (trainer.max_epochs or -1, trainer.max_steps))
 
     def peak_lr(self) -> float:
         """The highest rate: `lr`, which counts for `lr_base_size` images a step if that is set."""
@@ -333,4 +344,5 @@ class CaiTModule(LightningModule):
         if states := checkpoint.get("optimizer_states"):
             before = checkpoint.get("hyper_parameters", {}).get("optimizer", "adamw")
             self.optimizer_settings.apply(states, before, self.model, self.schedule.lr)
-        ckpt.count_in_batches_of_today(checkpoint, data.get("accumulated"), trainer.accumulate_grad_batches)
+        images = getattr(trainer.datamodule, "world_batch_size", 1)
+        progress.continue_run(checkpoint, trainer, data.get("world_batch_size", images), images)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import runpy
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import distribution
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -48,8 +49,21 @@ class ScheduleSettings:
             raise UserError(f"lr_base_size must be at least 1 or null, got {self.lr_base_size}")
 
 
+class Length(NamedTuple):
+    """How long a schedule is, in optimizer steps from the beginning of the run."""
+
+    warmup: int | float
+    total: int
+    limits: tuple[int, int] = (-1, -1)
+    """What it follows from: max_epochs and max_steps."""
+
+
 def warmup_schedule(
-    optimizer: Optimizer, settings: ScheduleSettings, warmup_steps: int, total_steps: int
+    optimizer: Optimizer,
+    settings: ScheduleSettings,
+    warmup_steps: float,
+    total_steps: int,
+    measure: Callable[[], Length] | None = None,
 ) -> LRScheduler:
     """Linear warm-up, then a cosine, or the peak and a linear cooldown; stepped after every optimizer step.
 
@@ -61,14 +75,35 @@ def warmup_schedule(
 
     times the group's `lr_scale`, if it has one. The cosine is lightning-bolts' `LinearWarmupCosineAnnealingLR` in its
     closed form, so that W = 0 works and rounding does not build up. The cooldown is MiniCPM's (arXiv:2404.06395) in the
-    linear form of Hägele et al. (arXiv:2405.18392). A checkpoint holds only the step and S: a resumed run follows the
-    settings of now, and a cooldown begins no earlier than the step that it has reached.
+    linear form of Hägele et al. (arXiv:2405.18392).
+
+    A resumed run follows the settings of now. A warm-up that is over stays over, and a cooldown begins no earlier than
+    the step that the run has reached. If the rest of the run has become shorter or longer, as with another batch, and
+    its limits are the same, the fall goes on from where it stands: W, or S, moves so that the curve passes through
+    there.
+
+    Args:
+        optimizer: its groups have the peak as their rate.
+        settings: the rates and the shape.
+        warmup_steps: W.
+        total_steps: T.
+        measure: gives the length instead, and again when a checkpoint is loaded: a resumed run may have another.
     """
-    warmup_steps = min(warmup_steps, total_steps)
     share = {"cosine": None, "constant": 0.0, "wsd": settings.cooldown}[settings.schedule]
 
     class WarmupSchedule(_bolts_schedule()):  # type: ignore[misc]
-        cooldown_start = None if share is None else max(warmup_steps, total_steps - round(share * total_steps))
+        def __init__(self) -> None:
+            self.set_length(measure() if measure else Length(warmup_steps, total_steps))
+            ends = dict(warmup_start_lr=settings.warmup_lr, eta_min=settings.min_lr)
+            super().__init__(optimizer, self.warmup_epochs, self.max_epochs, **ends)
+
+        def set_length(self, length: Length) -> None:
+            self.length = length
+            self.warmup_epochs = min(length.warmup, length.total)
+            # A run that ends within its warm-up has no cosine; it must still have a length.
+            self.max_epochs = max(length.total, self.warmup_epochs + 1)
+            planned = length.total - round((share or 0) * length.total)
+            self.cooldown_start = None if share is None else max(self.warmup_epochs, planned)
 
         def get_lr(self) -> list[float]:
             step, start, end = self.last_epoch, self.cooldown_start, self.max_epochs
@@ -83,26 +118,35 @@ def warmup_schedule(
             return [rate * scale for rate, scale in zip(rates, scales, strict=True)]
 
         def state_dict(self) -> dict[str, Any]:
-            state = {"last_epoch": self.last_epoch, "_step_count": self._step_count}
+            state = {"last_epoch": self.last_epoch, "_step_count": self._step_count, "length": tuple(self.length)}
             return state if self.cooldown_start is None else state | {"cooldown_start": self.cooldown_start}
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            reached = state_dict["last_epoch"]
-            begun = min(state_dict.get("cooldown_start", reached), reached)
-            start = None if self.cooldown_start is None else max(self.cooldown_start, begun)
-            super().load_state_dict(state_dict | {"cooldown_start": start})
+            step, begun = state_dict["last_epoch"], state_dict.get("cooldown_start")
+            before = Length(*state_dict["length"]) if "length" in state_dict else self.length
+            now, start = measure() if measure else self.length, before.warmup if begun is None else begun
+            is_same = before.limits == now.limits and (begun is None) == (self.cooldown_start is None)
+            falls = is_same and start < step < before.total != now.total
+            if falls:
+                start = moved(start, step, before.total, now.total)
+            if before.warmup <= step:
+                now = now._replace(warmup=start if begun is None else before.warmup)
+            self.set_length(now)
+            if self.cooldown_start is not None:
+                earliest = step if begun is None else min(begun, step)
+                self.cooldown_start = start if falls else max(self.cooldown_start, earliest)
+            super().load_state_dict({name: state_dict[name] for name in ("last_epoch", "_step_count")})
             self._last_lr = self.get_lr()
             for group, lr, peak in zip(self.optimizer.param_groups, self._last_lr, self.base_lrs, strict=True):
                 group["lr"], group["initial_lr"] = lr, peak
 
-    return WarmupSchedule(
-        optimizer,
-        warmup_epochs=warmup_steps,
-        # A run that ends within its warm-up has no cosine; it must still have a length.
-        max_epochs=max(total_steps, warmup_steps + 1),
-        warmup_start_lr=settings.warmup_lr,
-        eta_min=settings.min_lr,
-    )
+    return WarmupSchedule()
+
+
+def moved(start: float, step: int, end: int, new_end: int) -> float:
+    """Where a fall to `new_end` starts that at `step` has come as far as the one from `start` to `end`."""
+    share = (step - start) / (end - start)
+    return (step - share * new_end) / (1 - share)
 
 
 def _bolts_schedule() -> type[LRScheduler]:

@@ -24,6 +24,7 @@ from cait.extras.screen.defaults import on_by_default
 from cait.extras.screen.doubts import checkpoint_bytes, doubts, peak_rate
 from cait.model.attention import SelfAttention
 from cait.plugins import Run
+from cait.progress import total_steps
 from cait.train.schedule import ScheduleSettings
 
 MEASURED_STEPS = range(10, 20)
@@ -76,7 +77,7 @@ class Banner(ModelSummary):
         schedule = pl_module.schedule
         scaled = f" = {schedule.lr:.3g} × {images:,} / {schedule.lr_base_size}" if schedule.lr_base_size else ""
         epochs = f"{trainer.max_epochs} epochs, " if trainer.max_steps < 0 else ""
-        steps, peak = int(trainer.estimated_stepping_batches), peak_rate(trainer)
+        steps, peak = int(total_steps(trainer)), peak_rate(trainer)
         backends = attention_in_use(pl_module.model, pl_module.device)
         name = network_name(pl_module.name, pl_module.hparams.get("fields"))
         rows = {
@@ -109,7 +110,7 @@ class Banner(ModelSummary):
             self._measured_from = self.clock.training
         elif done == MEASURED_STEPS.stop:
             seconds = (self.clock.training - self._measured_from) / len(MEASURED_STEPS)
-            left = int(trainer.estimated_stepping_batches) - self._last_step
+            left = int(total_steps(trainer)) - self._last_step
             if left > 0:
                 print(f"{seconds:.2g} s a step: about {duration(left * seconds)} to go, and validation", flush=True)
 
@@ -128,7 +129,7 @@ def schedule_row(settings: ScheduleSettings, trainer: Trainer) -> str:
     """What the rate does after the warm-up; empty for the cosine, the recipe's."""
     if settings.schedule == "cosine":
         return ""
-    start, steps = trainer.lr_scheduler_configs[0].scheduler.cooldown_start, int(trainer.estimated_stepping_batches)  # type: ignore[union-attr]
+    start, steps = trainer.lr_scheduler_configs[0].scheduler.cooldown_start, int(total_steps(trainer))  # type: ignore[union-attr]
     if start >= steps:
         return f"{settings.schedule}: the peak to the end"
     return f"{settings.schedule}: the peak, and from step {start:,} to {steps:,} a cooldown to {settings.min_lr:g}"

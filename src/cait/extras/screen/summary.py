@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, Timer
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -13,6 +16,7 @@ from rich.table import Table
 from cait import plugins
 from cait.errors import to_type
 from cait.extras.clock import Clock, duration
+from cait.progress import Position
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint
 
@@ -71,16 +75,29 @@ class RunSummary(Callback):
 
     def _commands(self, trainer: Trainer) -> list[tuple[str, str]]:
         command = self.run.program.command
-        length, end = ("max_steps", trainer.max_steps) if trainer.max_steps > 0 else ("max_epochs", trainer.max_epochs)
         in_logs = rundir.run_argument(self.run_dir) == self.run_dir.name
         folder = f"--logdir {self.run_dir.parent}"
         watch = to_type("make tensorboard" + ("" if in_logs else f' ARGS="{folder}"'), f"tensorboard {folder}")
         return [
             ("evaluate", command("eval", self.run_dir)),
             *(row for suggest in plugins.of_kind("suggest") for row in suggest(self.run)),
-            ("train longer", command("resume", self.run_dir, f"--trainer.{length} {2 * (end or 0)}")),
+            *(("train longer", command("resume", self.run_dir, options)) for options in further(trainer)),
             ("watch all runs", watch),
         ]
+
+
+def further(trainer: Trainer) -> list[str]:
+    """The options of a resume that trains on: twice each limit that ended the run; none if the patience did."""
+    position, callbacks = Position.of(trainer), trainer.callbacks  # type: ignore[attr-defined]
+    limits = [("max_epochs", trainer.max_epochs, position.epoch), ("max_steps", trainer.max_steps, position.step)]
+    options = [f"--trainer.{name} {2 * end}" for name, end, done in limits if end and 0 < end <= done]
+    for timer in (callback for callback in callbacks if isinstance(callback, Timer)):
+        left, elapsed = timer.time_remaining(), timedelta(seconds=round(2 * timer.time_elapsed()))
+        if left is not None and left <= 0:
+            clock = time.strftime("%H:%M:%S", time.gmtime(elapsed.seconds))
+            options.append(f"--trainer.max_time {elapsed.days:02}:{clock}")
+    impatient = any(isinstance(each, EarlyStopping) and each.wait_count >= each.patience for each in callbacks)
+    return [] if impatient and not options else [" ".join(options)]
 
 
 def never_right(trainer: Trainer, pl_module: Any) -> str:

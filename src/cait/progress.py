@@ -1,0 +1,126 @@
+"""Where a run stands, and how many steps are left of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from cait.ckpt import Checkpoint
+
+Counter = dict[str, Any]
+"""The state of one of Lightning's counters: "total" and "current", each with "ready", "started" and so on."""
+
+
+class Position(NamedTuple):
+    """A place between two batches of a run.
+
+    Lightning's counters depend on the hook in which they are read, and count an epoch as a whole one if the run stops
+    amid it. A position is the same in every hook.
+    """
+
+    epoch: int
+    """Whole epochs done."""
+    batch: int
+    """Batches done of the epoch after them."""
+    step: int
+    """Optimizer steps done."""
+
+    @classmethod
+    def of(cls, trainer: Any) -> Position:
+        """Where a Trainer stands."""
+        epochs, batches = trainer.fit_loop.epoch_progress, trainer.fit_loop.epoch_loop.batch_progress
+        return cls._counted(epochs.state_dict(), batches.state_dict(), trainer.global_step)
+
+    @classmethod
+    def saved(cls, checkpoint: Checkpoint) -> Position:
+        """Where the run of a checkpoint stood."""
+        loops, step = checkpoint["loops"]["fit_loop"], int(checkpoint["global_step"])
+        return cls._counted(loops["epoch_progress"], loops["epoch_loop.batch_progress"], step)
+
+    @classmethod
+    def _counted(cls, epochs: Counter, batches: Counter, step: int) -> Position:
+        begun, done = epochs["current"]["started"], batches["current"]["processed"]
+        return cls(begun, 0, step) if batches["is_last_batch"] else cls(max(0, begun - 1), done, step)
+
+
+def continue_run(checkpoint: Checkpoint, trainer: Any, images_before: int = 1, images_now: int = 1) -> None:
+    """Change the counters of a checkpoint, so that a Trainer goes on with the batch that comes next.
+
+    After a stop amid an accumulation the run goes on from its last whole step. With batches of another size it goes on
+    at the image that it had reached, or before it, where a step begins.
+
+    Args:
+        images_before: of a batch in the checkpoint's run, over all processes.
+        images_now: of a batch in the Trainer's run.
+    """
+    if "loops" not in checkpoint:
+        return
+    epoch, batch, step = Position.saved(checkpoint)
+    loops = checkpoint["loops"]["fit_loop"]
+    batches = loops["epoch_loop.batch_progress"]
+    done, total = (count * images_before // images_now for count in (batch, batches["total"]["ready"]))
+    repeated = done % accumulated(trainer, epoch)
+    if done >= batches_an_epoch(trainer):  # an epoch has become shorter than what is done of it
+        epoch, done, repeated = epoch + 1, 0, 0
+    done, amid = done - repeated, done > repeated
+    for counts in (loops["epoch_progress"]["total"], loops["epoch_progress"]["current"]):
+        counts |= dict.fromkeys(("ready", "started"), epoch + amid) | dict.fromkeys(("processed", "completed"), epoch)
+    # As in `on_train_batch_end`: the batch is processed. If a validation was due after it, that is done too.
+    for counts, count in ((batches["total"], total - repeated), (batches["current"], done)):
+        counts |= dict.fromkeys(("ready", "started", "processed"), count) | {"completed": count - amid}
+    batches["is_last_batch"] = not amid
+    loops["epoch_loop.state_dict"]["_batches_that_stepped"] = step - amid
+
+
+def begin(trainer: Any) -> None:
+    """In `on_train_start`: what Lightning does not restore."""
+    position = Position.of(trainer)
+    if position.batch == 0:
+        # With `max_steps` Lightning would take the first batch of the new epoch for a validated one.
+        trainer.fit_loop.epoch_loop.restarting = False
+    trainer.accumulate_grad_batches = accumulated(trainer, position.epoch)
+
+
+def accumulation(trainer: Any) -> dict[int, int]:
+    """The batches of an optimizer step, by the epoch from which on they count."""
+    for callback in trainer.callbacks:
+        if hasattr(callback, "get_accumulate_grad_batches"):  # Lightning's GradientAccumulationScheduler
+            return dict(sorted(callback.scheduling.items()))
+    return {0: trainer.accumulate_grad_batches}
+
+
+def accumulated(trainer: Any, epoch: int) -> int:
+    """The batches of an optimizer step in an epoch."""
+    return next(count for first, count in reversed(accumulation(trainer).items()) if first <= epoch)
+
+
+def batches_an_epoch(trainer: Any) -> float:
+    """Batches of a training epoch; infinity if the loader has no length."""
+    if trainer.train_dataloader is None:  # Lightning has not counted them
+        trainer.fit_loop.setup_data()
+    return trainer.num_training_batches
+
+
+def steps_until(trainer: Any, epochs: float) -> float:
+    """Optimizer steps from the beginning of the run to the end of so many epochs; at least those that are done.
+
+    Epochs that are done count as they were, the others as the Trainer's settings make them.
+    """
+    position = Position.of(trainer)
+    if epochs <= position.epoch:
+        return position.step
+    if math.isinf(batches := batches_an_epoch(trainer)):
+        return math.inf
+    each = {first: math.ceil(batches / count) for first, count in accumulation(trainer).items()}
+    of_this = each[max(first for first in each if first <= position.epoch)]
+    steps: float = position.step - min(of_this, math.ceil(position.batch / accumulated(trainer, position.epoch)))
+    for (first, count), end in zip(each.items(), [*each, math.inf][1:], strict=True):
+        steps += count * max(0, min(epochs, end) - max(first, position.epoch))
+    return max(steps, position.step)
+
+
+def total_steps(trainer: Any) -> float:
+    """Optimizer steps of the whole run, those that are done included; infinity if it has no end."""
+    endless = trainer.max_epochs in (None, -1)
+    by_epochs = math.inf if endless else steps_until(trainer, trainer.max_epochs)
+    return by_epochs if trainer.max_steps == -1 else min(by_epochs, max(trainer.max_steps, trainer.global_step))

@@ -1,0 +1,230 @@
+"""Whatever ends training, amid an epoch, at its end or amid an accumulation: the next batch comes next."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import SMALL, Cait, checkpoint, slow
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
+from modules import FIELDS, module, trainer
+from runs import TWO
+from torture import same
+
+from cait.data.datamodule import ImageNetDataModule
+from cait.progress import Position
+from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
+from cait.train.ema import EMA
+from cait.train.module import CaiTModule
+from cait.train.step_seed import StepSeed
+
+BATCHES = 8
+"""Of an epoch. Three batches a step leave two for its last step."""
+
+
+class Stop(Callback):
+    """`should_stop` in one of the hooks, once a number of batches is done."""
+
+    def __init__(self, hook: str, batches: int) -> None:
+        def stop(trainer: Trainer, *_: Any) -> None:
+            if trainer.fit_loop.epoch_loop.batch_progress.total.ready >= batches and not trainer.sanity_checking:
+                trainer.should_stop = True
+
+        setattr(self, hook, stop)
+
+
+class Steps(Timer):
+    """A Timer whose clock counts batches."""
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        self.batches = trainer.fit_loop.epoch_loop.batch_progress.total.ready
+        super().on_train_batch_end(trainer)
+
+    def time_elapsed(self, stage: str = "train") -> float:
+        return getattr(self, "batches", 0)
+
+
+class StopsByItself(CaiTModule):
+    """Its own hook stops, after those of all callbacks."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.trainer.should_stop |= self.trainer.fit_loop.total_batch_idx == 4
+
+
+def stops_by_itself(**settings: Any) -> CaiTModule:
+    return StopsByItself(lr_base_size=None, **settings)
+
+
+@pytest.fixture(scope="module")
+def fit(digits_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """Train two epochs; returns the last checkpoint."""
+
+    def run(
+        stop: Callback | None = None, folder: Path | None = None, kind: Any = module, **settings: Any
+    ) -> dict[str, Any]:
+        start = folder / "last.ckpt" if folder and (folder / "last.ckpt").exists() else None
+        folder = folder or tmp_path_factory.mktemp("run")
+        data = dict(root=str(digits_root), img_size=8, batch_size=64, num_workers=0, cutmix=0.0, check_resume=False)
+        data |= {name: settings.pop(name) for name in ("batch_size",) if name in settings}
+        schedule = settings.pop("schedule", "cosine")
+        torch.manual_seed(0)
+        net = kind(num_classes=10, schedule=schedule, warmup_epochs=0.25, fields=FIELDS, drop_path_rate=0.2, img_size=8)
+        limits: dict = dict(limit_train_batches=BATCHES, limit_val_batches=1)
+        own = [StepSeed(0), EMA(0.9), LastCheckpoint(folder, settings.pop("every_n_steps", None))]
+        fitting = trainer(
+            callbacks=[*([stop] if stop else []), *own],
+            plugins=[DurableCheckpointIO()],
+            enable_checkpointing=True,
+            **limits | settings,
+        )
+        fitting.fit(net, datamodule=ImageNetDataModule(**data), ckpt_path=start)
+        checkpoint = torch.load(folder / "last.ckpt", weights_only=True)
+        checkpoint["folder"], checkpoint["rates"] = folder, fitting.optimizers[0].param_groups[-1]["lr"]
+        return checkpoint
+
+    return run
+
+
+def assert_equal(got: dict[str, Any], expected: dict[str, Any]) -> None:
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
+        assert same(got[part], expected[part]), part
+    assert same(got["callbacks"]["EMA"], expected["callbacks"]["EMA"])
+    assert Position.saved(got) == Position.saved(expected)
+    loops, other = got["loops"]["fit_loop"], expected["loops"]["fit_loop"]
+    for name in ("epoch_progress", "epoch_loop.batch_progress", "epoch_loop.state_dict"):
+        assert loops[name] == other[name], name
+
+
+@pytest.fixture(scope="module")
+def whole(fit: Callable) -> Callable[..., dict[str, Any]]:
+    """Runs that nothing stopped, by their settings."""
+    made: dict[str, dict[str, Any]] = {}
+
+    def of(**settings: Any) -> dict[str, Any]:
+        return made.setdefault(str(settings), fit(**settings) if str(settings) not in made else {})
+
+    return of
+
+
+WAYS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
+    "max_steps amid an epoch": (lambda accumulated: dict(max_steps=5 // accumulated), 5),
+    "max_steps at its end": (lambda accumulated: dict(max_steps=-(-BATCHES // accumulated)), 0),
+    "max_steps amid the second": (lambda accumulated: dict(max_steps=-(-BATCHES // accumulated) + 2), 2),
+    "max_time": (lambda _: dict(stop=Steps(dict(seconds=5))), 5),
+    "max_time at the end": (lambda _: dict(stop=Steps(dict(seconds=BATCHES))), 0),
+    "early stopping": (lambda _: dict(stop=EarlyStopping("val/loss", patience=1, min_delta=99.0)), 6),
+    "own callback before a batch": (lambda _: dict(stop=Stop("on_train_batch_start", 5)), 5),
+    "own callback after a batch": (lambda _: dict(stop=Stop("on_train_batch_end", 5)), 5),
+    "pruned after a validation": (lambda _: dict(stop=Stop("on_validation_end", 5)), 6),
+    "own callback at the end of an epoch": (lambda _: dict(stop=Stop("on_train_epoch_end", 1)), 0),
+    "the module's own hook": (lambda _: dict(kind=stops_by_itself), 5),
+}
+"""How a run is stopped, given the batches of a step, and the batches of its epoch done, if a step has one."""
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stopped_run_ends_with_the_bits_of_one_left_alone(
+    way: str, accumulated: int, fit: Callable, whole: Callable
+) -> None:
+    how, batch = WAYS[way]
+    # Whoever limits the steps shortens the cosine; the constant rate does not depend on it.
+    shape = dict(schedule="constant") if "max_steps" in way else {}
+    common: dict = dict(accumulate_grad_batches=accumulated, val_check_interval=3, **shape)
+    expected, stopped = whole(**common), fit(**common, **how(accumulated))
+    if accumulated == 1:
+        assert Position.saved(stopped).batch == batch
+    assert stopped["global_step"] < expected["global_step"]
+    assert_equal(fit(folder=stopped["folder"], **common), expected)
+
+
+def test_legs_of_max_steps_lead_to_the_end_of_the_run(fit: Callable, whole: Callable) -> None:
+    """Also with legs that end with an epoch, which Lightning would take for one more."""
+    common: dict = dict(schedule="constant")
+    leg = fit(max_steps=4, **common)
+    for steps in (8, 12, 16, 20):
+        leg = fit(folder=leg["folder"], max_steps=steps, **common)
+        assert leg["global_step"] == min(steps, 2 * BATCHES)
+        assert Position.saved(leg)[:2] == divmod(min(steps, 2 * BATCHES), BATCHES)
+    got = fit(folder=leg["folder"], **common)
+    assert_equal(got, whole(**common) | {"lr_schedulers": got["lr_schedulers"]})
+
+
+@pytest.mark.parametrize("save", ["on_train_batch_end", "on_validation_end"])
+def test_a_checkpoint_of_any_hook_is_gone_on_from(save: str, fit: Callable, whole: Callable, tmp_path: Path) -> None:
+    """Lightning's own ModelCheckpoint saves amid an accumulation and after a validation too."""
+    common: dict = dict(accumulate_grad_batches=3, val_check_interval=4)
+    every = dict(every_n_train_steps=2) if save == "on_train_batch_end" else dict(every_n_epochs=1)
+    fit(ModelCheckpoint(tmp_path, "{epoch}-{step}", save_top_k=-1, **every), **common)
+    end = whole(**common)["global_step"]
+    files = [file for file in tmp_path.iterdir() if f"step={end}" not in file.name]
+    assert len(files) >= 2
+    for number, file in enumerate(files):
+        folder = tmp_path / f"from-{number}"
+        folder.mkdir()
+        file.replace(folder / "last.ckpt")
+        assert_equal(fit(folder=folder, **common), whole(**common))
+
+
+class Signals(Callback):
+    """Sends this process a signal when it has done a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_signal_before_a_validation_saves_and_stops_after_it(
+    accumulated: int, fit: Callable, whole: Callable, tmp_path: Path
+) -> None:
+    """Also if a validation follows every step, so that there is no step without one."""
+    common: dict = dict(accumulate_grad_batches=accumulated, val_check_interval=1)
+    with pytest.raises(SystemExit) as left:
+        fit(Signals(3), tmp_path, **common)
+    assert left.value.code == 128 + signal.SIGTERM
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 3
+    assert_equal(fit(folder=tmp_path, **common), whole(**common))
+
+
+def test_a_save_that_is_due_before_a_validation_is_made_after_it(
+    fit: Callable, whole: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[Position] = []
+    save = LastCheckpoint.save
+    monkeypatch.setattr(LastCheckpoint, "save", lambda *of: saved.append(Position.of(of[1])) or save(*of))
+    fit(every_n_steps=2, val_check_interval=1, max_epochs=1)
+    assert [position.batch for position in saved] == [2, 4, 6, 0]
+
+
+@pytest.mark.parametrize("stop", ["on_train_batch_end", *slow("on_validation_end")])
+def test_two_processes_stop_and_go_on(stop: str, cait: Cait, tmp_path: Path) -> None:
+    recipe = [
+        *SMALL,
+        *TWO,
+        "--trainer.max_epochs=2",
+        "--trainer.limit_train_batches=8",
+        "--data.global_batch=false",
+    ]
+    recipe += ["--trainer.accumulate_grad_batches=3", "--trainer.val_check_interval=4", "--ema.decay=0.9"]
+    stops = [
+        "--trainer.callbacks+=recorder.StopsOnce",
+        f"--trainer.callbacks.hook={stop}",
+        "--trainer.callbacks.batch=4",
+    ]
+    for name, added in {"alone": [], "cut": stops}.items():
+        assert (done := cait("fit", *recipe, f"--run_name={name}", *added)).returncode == 0, done.stderr
+    assert checkpoint(tmp_path / "logs/cut")["global_step"] == 2  # of 6 batches
+    assert (done := cait("resume", "cut")).returncode == 0, done.stderr
+    got, expected = (checkpoint(tmp_path / "logs" / name) for name in ("cut", "alone"))
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
+        assert same(got[part], expected[part]), part
