@@ -61,6 +61,20 @@ def stops_by_itself(**settings: Any) -> CaiTModule:
     return StopsByItself(lr_base_size=None, **settings)
 
 
+class FollowsAMetric(CaiTModule):
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()["optimizer"]
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=9.0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val/loss"}}
+
+
+class OneCycle(CaiTModule):
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()["optimizer"]
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=40)  # it changes betas too
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
 @pytest.fixture(scope="module")
 def fit(digits_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
     """Train two epochs; returns the last checkpoint."""
@@ -76,9 +90,10 @@ def fit(digits_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
         torch.manual_seed(0)
         net = kind(num_classes=10, schedule=schedule, warmup_epochs=0.25, fields=FIELDS, drop_path_rate=0.2, img_size=8)
         limits: dict = dict(limit_train_batches=BATCHES, limit_val_batches=1)
+        early = [settings.pop("early")("val/loss", patience=1, min_delta=99.0)] if "early" in settings else []
         own = [StepSeed(0), EMA(0.9), LastCheckpoint(folder, settings.pop("every_n_steps", None))]
         fitting = trainer(
-            callbacks=[*([stop] if stop else []), *own],
+            callbacks=[*([stop] if stop else []), *early, *own],
             plugins=[DurableCheckpointIO()],
             enable_checkpointing=True,
             **limits | settings,
@@ -142,6 +157,33 @@ def test_a_stopped_run_ends_with_the_bits_of_one_left_alone(
         assert Position.saved(stopped).batch == batch
     assert stopped["global_step"] < expected["global_step"]
     assert_equal(fit(folder=stopped["folder"], **common), expected)
+
+
+def plateau(**settings: Any) -> CaiTModule:
+    return FollowsAMetric(lr_base_size=None, **settings)
+
+
+def one_cycle(**settings: Any) -> CaiTModule:
+    return OneCycle(lr_base_size=None, **settings)
+
+
+@pytest.mark.parametrize("batches", [5, BATCHES])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(kind=plateau),
+        dict(kind=one_cycle),
+        dict(check_val_every_n_epoch=2),
+        dict(check_val_every_n_epoch=None, val_check_interval=5),
+        dict(early=EarlyStopping),
+    ],
+    ids=["a schedule that follows a metric", "OneCycleLR", "every second epoch", "across epochs", "patience"],
+)
+def test_what_goes_by_epochs_and_validations_goes_on(
+    settings: dict, batches: int, fit: Callable, whole: Callable
+) -> None:
+    stopped = fit(Stop("on_train_batch_end", batches), **settings)
+    assert_equal(fit(folder=stopped["folder"], **settings), whole(**settings))
 
 
 def test_legs_of_max_steps_lead_to_the_end_of_the_run(fit: Callable, whole: Callable) -> None:

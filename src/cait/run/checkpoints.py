@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 import zipfile
+from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
@@ -112,7 +114,8 @@ class LastCheckpoint(Checkpoint):
         self.folder, self.every_n_steps, self.every_n_minutes = folder, every_n_steps, every_n_minutes
         self.signals = StopSignals()
         self._due, self._stop = False, 0
-        self._wants_to_stop = False
+        self._wants_to_stop = self._brought_forward = False
+        self._patience: list[tuple[EarlyStopping, dict[str, Any]]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last_step = trainer.global_step
@@ -123,21 +126,11 @@ class LastCheckpoint(Checkpoint):
         if trainer.is_global_zero and resumes_previous and not is_whole(last):
             disk.remove(last)  # else the next save would put it in the place of previous.ckpt, the only whole one
         self.signals.watch(trainer)
-        self._log_before_saving(trainer)
-
-    def _log_before_saving(self, trainer: Trainer) -> None:
-        # Lightning logs a step's metrics after on_train_batch_end. A kill between the two would lose them, because
-        # the checkpoint says that the step is done. So log them before the save, and not again after it.
-        connector, progress = trainer._logger_connector, trainer.fit_loop.epoch_loop.batch_progress
-        log_step, logged = connector.update_train_step_metrics, -1
-
-        def log_once() -> None:
-            nonlocal logged
-            if logged != progress.total.ready:
-                logged = progress.total.ready
-                log_step()
-
-        self._log_step = connector.update_train_step_metrics = log_once  # type: ignore[method-assign]
+        # Lightning logs a step's metrics, and steps a schedule that follows a metric, after the hooks that save. A kill
+        # in between would lose both, because the checkpoint says that the step is done. So do them before the save.
+        connector, loop = trainer._logger_connector, trainer.fit_loop.epoch_loop
+        connector.update_train_step_metrics = _once_a_batch(loop, connector.update_train_step_metrics)  # type: ignore[method-assign]
+        loop.update_lr_schedulers = _once_a_batch(loop, loop.update_lr_schedulers)  # type: ignore[method-assign]
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -146,19 +139,36 @@ class LastCheckpoint(Checkpoint):
         if trainer.global_step == self._last_step:  # gradients accumulate
             return
         self._last_step = trainer.global_step
+        self._note_patience(trainer)
         is_over = self.every_n_minutes is not None and time.monotonic() - self._last_save > 60 * self.every_n_minutes
         self._stop, save = self.signals.agreed(trainer.global_step, save=is_over)
         self._due |= save or (self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0)
         if not _validation_follows(trainer):
             self._save_and_leave(trainer)
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._brought_forward = trainer.should_stop and not _is_validation_due(trainer)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
+        if self._brought_forward:
+            self._put_back_patience()
+        else:
+            self._note_patience(trainer)
         self._stop_at_a_step(trainer)
         if not trainer.is_last_batch and not trainer.fit_loop._should_accumulate():
             self._stop, _ = self.signals.agreed(trainer.global_step, wait=False)
             self._save_and_leave(trainer)
+
+    def _note_patience(self, trainer: Trainer) -> None:
+        # A stop amid an epoch brings a validation and the end of the epoch forward. Neither counts for the patience of
+        # an early stop, because a run that nobody stops does not have them.
+        self._patience = [(each, deepcopy(each.state_dict())) for each in trainer.early_stopping_callbacks]
+
+    def _put_back_patience(self) -> None:
+        for callback, state in self._patience:
+            callback.load_state_dict(state)
 
     def _stop_at_a_step(self, trainer: Trainer) -> None:
         """Let a stop amid an accumulation wait for the optimizer's step."""
@@ -168,12 +178,17 @@ class LastCheckpoint(Checkpoint):
     def _save_and_leave(self, trainer: Trainer) -> None:
         """Save if it is due, and leave if a signal wants it."""
         if self._due or self._stop:
-            self._log_step()
+            trainer._logger_connector.update_train_step_metrics()
+            trainer.fit_loop.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
             self.save(trainer)
             if self._stop:
                 self._leave(trainer, self._stop)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_last_batch:
+            trainer.fit_loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+        else:
+            self._put_back_patience()
         self.save(trainer)
         stop, _ = self.signals.agreed(trainer.global_step, wait=False)
         if stop:
@@ -221,6 +236,28 @@ def _validation_follows(trainer: Trainer) -> bool:
     """Whether validation or the end of the epoch follows the batch that has just been trained on."""
     loop: Any = trainer.fit_loop
     return trainer.is_last_batch or loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
+
+
+def _is_validation_due(trainer: Trainer) -> bool:
+    """Whether validation follows the last batch even if nothing stops the run."""
+    stops, trainer.should_stop = trainer.should_stop, False
+    try:
+        return _validation_follows(trainer)
+    finally:
+        trainer.should_stop = stops
+
+
+def _once_a_batch(loop: Any, function: Callable[..., None]) -> Callable[..., None]:
+    """The function, which does nothing if it is called again with the same arguments after the same batch."""
+    done: dict[Any, int] = {}
+
+    def once(*arguments: Any, **named: Any) -> None:
+        call, batch = (arguments, *named.items()), loop.batch_progress.total.ready
+        if done.get(call) != batch:
+            done[call] = batch
+            function(*arguments, **named)
+
+    return once
 
 
 class BestCheckpoint(ModelCheckpoint):

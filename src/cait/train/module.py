@@ -342,7 +342,7 @@ class CaiTModule(LightningModule):
         if trainer is None or trainer.state.fn != "fit":
             return
         if states := checkpoint.get("optimizer_states"):
-            before = checkpoint.get("hyper_parameters", {}).get("optimizer", "adamw")
+            before = checkpoint.get("hyper_parameters", {})
             self.optimizer_settings.apply(states, before, self.model, self.schedule.lr)
         images = getattr(trainer.datamodule, "world_batch_size", 1)
         progress.continue_run(checkpoint, trainer, data.get("world_batch_size", images), images)

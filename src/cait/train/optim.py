@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -67,19 +67,34 @@ class OptimizerSettings:
             change(optimizer, network)
         return optimizer
 
-    def apply(self, states: list[dict[str, Any]], name: str, network: nn.Module, lr: float) -> None:
-        """Put these settings into the states of a checkpoint's optimizers `name`. Raises UserError if it is another."""
+    def apply(self, states: list[dict[str, Any]], before: Mapping[str, Any], network: nn.Module, lr: float) -> None:
+        """Put these settings into the states of a checkpoint's optimizers, as far as they have changed.
+
+        A schedule of your own may change betas or the weight decay of a group, so what has not changed stays.
+
+        Args:
+            states: of the optimizers.
+            before: the hyper-parameters of the checkpoint's run.
+
+        Raises:
+            UserError: it is another optimizer.
+        """
         remedy = "start a new run from its weights with --model.weights"
-        if name != self.optimizer:
+        if (name := before.get("optimizer", self.optimizer)) != self.optimizer:
             raise UserError(f"the checkpoint's optimizer is {name}, this one {self.optimizer}; {remedy}")
-        groups = self.build(network, lr).param_groups
-        settings = {"weight_decay", "lr_scale", "betas", "eps", "fused", *(self.optimizer_args or {})}
+        groups, settings = self.build(network, lr).param_groups, {"lr_scale", "fused"}
+        if any(_plain(before.get(name)) != _plain(value) for name, value in asdict(self).items()):
+            settings |= {"weight_decay", "betas", "eps", *(self.optimizer_args or {})}
         for state in states:
-            now, before = ([len(group["params"]) for group in side] for side in (groups, state["param_groups"]))
-            if now != before:
-                raise UserError(f"the checkpoint's optimizer has groups of {before} parameters, not {now}; {remedy}")
+            sizes, old = ([len(group["params"]) for group in side] for side in (groups, state["param_groups"]))
+            if sizes != old:
+                raise UserError(f"the checkpoint's optimizer has groups of {old} parameters, not {sizes}; {remedy}")
             for group, new in zip(state["param_groups"], groups, strict=True):
                 group.update({key: new[key] for key in settings & new.keys()})
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value  # a YAML file makes lists of tuples
 
 
 def _timms(network: nn.Module, name: str, given: Mapping[str, Any]) -> Optimizer:
