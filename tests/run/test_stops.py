@@ -84,8 +84,8 @@ def fit(digits_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
     ) -> dict[str, Any]:
         start = folder / "last.ckpt" if folder and (folder / "last.ckpt").exists() else None
         folder = folder or tmp_path_factory.mktemp("run")
-        data = dict(root=str(digits_root), img_size=8, batch_size=64, num_workers=0, cutmix=0.0, check_resume=False)
-        data |= {name: settings.pop(name) for name in ("batch_size",) if name in settings}
+        data = dict(root=str(digits_root), img_size=8, num_workers=0, cutmix=0.0, check_resume=False)
+        data["batch_size"] = settings.pop("batch_size", 64)
         schedule = settings.pop("schedule", "cosine")
         torch.manual_seed(0)
         net = kind(num_classes=10, schedule=schedule, warmup_epochs=0.25, fields=FIELDS, drop_path_rate=0.2, img_size=8)
@@ -196,6 +196,20 @@ def test_legs_of_max_steps_lead_to_the_end_of_the_run(fit: Callable, whole: Call
         assert Position.saved(leg)[:2] == divmod(min(steps, 2 * BATCHES), BATCHES)
     got = fit(folder=leg["folder"], **common)
     assert_equal(got, whole(**common) | {"lr_schedulers": got["lr_schedulers"]})
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "accumulated", "epoch", "begun"), [(32, 1, 12, 10), (128, 1, 10, 2), (96, 1, 12, 3), (32, 4, 12, 8)]
+)
+def test_another_batch_goes_on_at_the_image_that_was_reached(
+    batch_size: int, accumulated: int, epoch: int, begun: int, fit: Callable
+) -> None:
+    """Or a little before it, where a step begins: the run has done 5 batches of 64."""
+    stopped = fit(Stop("on_train_batch_end", 5))
+    again = dict(batch_size=batch_size, accumulate_grad_batches=accumulated, limit_train_batches=epoch)
+    ended = fit(folder=stopped["folder"], **again)
+    each = -(-epoch // accumulated)
+    assert ended["global_step"] == 5 + (each - begun // accumulated) + each
 
 
 @pytest.mark.parametrize("save", ["on_train_batch_end", "on_validation_end"])

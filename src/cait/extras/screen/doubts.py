@@ -12,7 +12,6 @@ from typing import Any
 from lightning.pytorch import Trainer
 from rich.filesize import decimal
 
-from cait.progress import total_steps
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint
 from cait.train.ema import EMA
@@ -25,11 +24,11 @@ VALUES = 3
 
 def doubts(trainer: Trainer, pl_module: Any, run_dir: Path | None) -> list[str]:
     """What is probably a mistake, one line each; nothing about the disk without a `run_dir`."""
-    steps, found = int(total_steps(trainer)), []
+    warmup, steps, _ = pl_module.schedule_length()
+    found = []
     batches: float = trainer.num_training_batches
     each = math.ceil(batches / trainer.accumulate_grad_batches) if math.isfinite(batches) else steps
     schedule, peak = pl_module.schedule, peak_rate(trainer)
-    warmup = round(schedule.warmup_epochs * each)
     if schedule.lr == 0:
         found.append("--model.lr 0 learns nothing")
     elif schedule.schedule != "constant" and schedule.min_lr > peak:
