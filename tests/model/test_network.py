@@ -5,11 +5,13 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
 from modules import loader, module, trainer
 from torch import Tensor, nn
+from torchmetrics import Metric
 from torchmetrics.classification import MulticlassF1Score
 
 import cait
@@ -17,6 +19,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.model import network
 from cait.model.weights import classifier_keys, load_weights
+from cait.train.metrics import best_mode
 
 IMAGES = torch.randn(3, 3, 32, 32)
 
@@ -215,13 +218,105 @@ def test_a_network_is_tried_before_anything_is_trained(kind: str, message: str) 
     assert module(name=f"{__name__}:Failing", fields=dict(kind="well")).model.training
 
 
-def test_a_loss_and_a_metric_give_one_number() -> None:
+def test_a_loss_gives_one_number() -> None:
     net = module(name=HERE, fields=None, loss=f"{__name__}:ones")
     with pytest.raises(UserError, match=r"the loss must be one number, got a tensor of .4.: take the mean"):
         trainer(max_epochs=1).fit(net, loader())
-    net = module(name=HERE, fields=None, metrics={"f1": f"{__name__}:f1_of_each_class"})
-    with pytest.raises(UserError, match="the metric f1 must compute one number, as with average='macro'"):
-        trainer(max_epochs=1).fit(net, loader(), loader(4))
+
+
+class Value(Metric):
+    """Computes `Value.is_now`."""
+
+    is_now: object = None
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        if self.is_now == "not made":
+            raise RuntimeError("no such luck\nat all")
+
+    def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        if self.is_now == "not updated":
+            raise ValueError("no such luck\nat all")
+
+    def compute(self) -> object:
+        if self.is_now == "not computed":
+            raise KeyError("no such luck\nat all")
+        return self.is_now
+
+
+@pytest.mark.parametrize("sanity", [0, 1])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.zeros(7, 7), r"the metric m must compute one number, as with average='macro', got a tensor of \[7, 7\]"),
+        (torch.zeros(0), r"one number.* got a tensor of \[0\]"),
+        (torch.tensor(1j), r"one number.* got a tensor of \[\]"),
+        ({"a": torch.tensor(1.0)}, "one number.* got a dict"),
+        ("high", "one number.* got a str"),
+        (None, "one number.* got a NoneType"),
+        ([0.1, 0.2], "one number.* got a list"),
+        ("not made", r"the metric m fails: RuntimeError: no such luck at all \(.*test_network.py:\d+\)"),
+        ("not updated", "the metric m fails: ValueError: .*at all"),
+        ("not computed", "the metric m fails: KeyError: .*at all"),
+    ],
+)
+def test_a_metric_without_a_number_is_refused_before_training(
+    value: object, message: str, sanity: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Value, "is_now", value)
+    fit = trainer(max_epochs=1, num_sanity_val_steps=sanity)
+    with pytest.raises(UserError, match=message):
+        fit.fit(module(name=HERE, fields=None, metrics={"m": f"{__name__}:Value"}), loader(), loader(4))
+    assert fit.global_step == 0
+
+
+@pytest.mark.parametrize("value", [0.5, 1, True, np.float32(0.5), torch.tensor([0.5]), torch.tensor(2), [0.5]])
+@pytest.mark.parametrize("name", ["keys", "items", "training", "forward", "f1-macro", "f1.macro", "größe"])
+def test_a_metric_may_have_any_plain_name_and_give_any_number(
+    name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Value, "is_now", value)
+    metrics = module(name=HERE, fields=None, metrics={name: f"{__name__}:Value"}).new_metrics()
+    metrics.update(torch.zeros(2, 7), torch.zeros(2, dtype=torch.long))
+    number = metrics.compute("val")[f"val/{name}"]
+    assert (number.item(), number.shape, number.is_floating_point()) == (torch.as_tensor(value).item(), (), True)
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "a b", "a/b", "a,b", "f1@5", "f1:macro", "a\nb", ".f1", "-f1", "f1%", '"f1"']
+)
+def test_a_metric_has_no_name_that_a_tracker_refuses(name: str) -> None:
+    with pytest.raises(UserError, match=r"a metric of your own cannot be called .*: take letters, digits and \. _ -"):
+        module(name=HERE, fields=None, metrics={name: f"{__name__}:Value"})
+
+
+@pytest.mark.parametrize(
+    ("metric", "own", "mode"),
+    [
+        *(
+            (name, None, "min")
+            for name in ("val/loss", "train/loss", "val_ema/loss", "val/focal_loss", "val/error_rate")
+        ),
+        *((name, None, "min") for name in ("val/top1-error", "val/RMSE", "val/nll", "val/f1_loss", "val/ece")),
+        *((name, None, "max") for name in ("val/acc1", "val/acc5", "val/acc1_macro", "val_ema/acc1", "train/acc1")),
+        *((name, None, "max") for name in ("val/mAP", "val/mAP50", "val/f1", "val/balanced_accuracy", "val/top5")),
+        *(
+            (name, None, None)
+            for name in ("val/answer", "lr", "train/grad_norm", "val/error_score", "val/dataloss", "")
+        ),
+        ("val/x", "torchmetrics.classification:MulticlassF1Score", "max"),
+        ("val_ema/x", "torchmetrics.classification:MulticlassCalibrationError", "min"),
+        ("val/x", "torchmetrics.classification:MulticlassHammingDistance", "min"),
+        ("val/error", "torchmetrics.classification:MulticlassAccuracy", "max"),
+        ("val/x", f"{__name__}:f1_of_each_class", "max"),
+        ("val/x", f"{__name__}:Value", None),
+        ("val/loss_x", f"{__name__}:Value", "min"),
+    ],
+)
+def test_the_best_value_of_a_metric_follows_from_the_metric(metric: str, own: str | None, mode: str | None) -> None:
+    paths = {metric.rpartition("/")[2]: own} if own else {}
+    assert best_mode(metric, paths) == mode
+    assert best_mode(metric, module(name=HERE, fields=None, metrics=paths).val_metrics.own) == mode
 
 
 def ones():

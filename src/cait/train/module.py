@@ -171,6 +171,11 @@ class CaiTModule(LightningModule):
     def on_fit_start(self) -> None:
         if self.teacher is not None:  # Lightning moves the module after `setup`, and does not know the teacher
             self.teacher.to(self.device)
+        if (
+            not self.trainer.num_sanity_val_steps or self.trainer.ckpt_path is not None
+        ):  # else the sanity check tries them
+            labels = torch.zeros((2, self.num_classes) if self.task.several else 2, dtype=torch.long)
+            self.val_metrics.check_own(torch.zeros(2, self.num_classes, device=self.device), labels.to(self.device))
 
     def configure_model(self) -> None:
         """Let a strategy that shards networks shard this one, in its method `shard_module`."""
