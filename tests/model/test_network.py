@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 import timm
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from modules import loader, module, trainer
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassF1Score
 
@@ -20,6 +23,7 @@ from cait.errors import UserError
 from cait.model import network
 from cait.model.weights import classifier_keys, load_weights
 from cait.train.metrics import best_mode
+from cait.train.step_seed import StepSeed
 
 IMAGES = torch.randn(3, 3, 32, 32)
 
@@ -216,6 +220,113 @@ def test_a_network_is_tried_before_anything_is_trained(kind: str, message: str) 
         module(name=f"{__name__}:Failing", fields=dict(kind=kind))
     assert "\n" not in str(error.value)
     assert module(name=f"{__name__}:Failing", fields=dict(kind="well")).model.training
+
+
+class Statistics(nn.Module):
+    """Norms that count in every way, and a counter of its own, in blocks that are computed again."""
+
+    def __init__(self, img_size: int, num_classes: int, reentrant: bool = False) -> None:
+        super().__init__()
+        norms = [
+            nn.BatchNorm2d(3),
+            nn.BatchNorm2d(3, momentum=None),
+            nn.InstanceNorm2d(3, track_running_stats=True),
+            timm.layers.BatchNormAct2d(3),
+            timm.layers.EvoNorm2dB0(3),
+            Counter(),
+        ]
+        self.norms = nn.ModuleList(nn.Sequential(nn.Conv2d(3, 3, 1), norm) for norm in norms)
+        self.head, self.reentrant, self.grad_checkpointing = nn.Linear(3, num_classes), reentrant, False
+
+    def forward(self, images: Tensor) -> Tensor:
+        for norm in self.norms:
+            again = self.grad_checkpointing and self.training
+            images = checkpoint(norm, images, use_reentrant=self.reentrant) if again else norm(images)
+        return self.head(images.mean(dim=(2, 3)))
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("nothing", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen = self.seen + len(x)  # not in place
+        return x.sin()
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("timm/test_resnet", None),
+        ("synchronized", None),
+        ("timm/test_efficientnet", None),
+        ("xxs24", dict(embed_dim=16, depth=2, num_heads=2, patch_size=4, stem="pooled")),
+        (f"{__name__}:Statistics", None),
+        (f"{__name__}:Statistics", dict(reentrant=True)),
+    ],
+)
+def test_statistics_count_a_batch_once_if_activations_are_computed_again(name: str, fields: dict | None) -> None:
+    def trained(**settings: bool) -> dict:
+        torch.manual_seed(0)
+        replaced = LambdaCallback(setup=lambda *args, **_: nn.SyncBatchNorm.convert_sync_batchnorm(args[1]))
+        callbacks = [StepSeed(0), *([replaced] if name == "synchronized" else [])]
+        network = "timm/test_resnet" if name == "synchronized" else name
+        net = module(name=network, fields=fields, warmup_epochs=0, drop_path_rate=0.0, **settings)
+        batches = loader()
+        batches.dataset.tensors[0].requires_grad_()  # else what is reentrant would have no gradient
+        trainer(max_epochs=1, callbacks=callbacks).fit(net, batches)
+        assert name != "synchronized" or isinstance(net.model.bn1, nn.SyncBatchNorm)
+        return net.model.state_dict()
+
+    plain, again = trained(), trained(grad_checkpointing=True)
+    torch.testing.assert_close(again, plain, rtol=0, atol=0)
+    counts = {int(value) for key, value in plain.items() if "num_batches" in key}
+    assert counts - {0} == {6}  # InstanceNorm does not count
+
+
+class Pooled(nn.Module):
+    """BatchNorm after the pooling, whose statistics are of images alone."""
+
+    def __init__(self, img_size: int, num_classes: int, frozen: bool = False, synchronized: bool = False) -> None:
+        super().__init__()
+        norm = nn.SyncBatchNorm if synchronized else nn.BatchNorm1d
+        self.norm, self.head = norm(3).requires_grad_(not frozen), nn.Linear(3, num_classes)
+        if frozen:
+            self.norm.forward = nn.Identity().forward  # type: ignore[method-assign]
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.norm(images.mean(dim=(2, 3))))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "batch", "refused"),
+    [
+        (f"{__name__}:Pooled", {}, 1, True),
+        (f"{__name__}:Pooled", dict(synchronized=True), 1, True),
+        (f"{__name__}:Pooled", dict(frozen=True), 1, False),
+        (f"{__name__}:Pooled", {}, 2, False),
+        ("timm/test_efficientnet", {}, 1, True),
+        ("xxs24", dict(embed_dim=16, depth=1, num_heads=2, patch_size=8, stem="conv"), 1, True),
+        ("xxs24", dict(embed_dim=16, depth=1, num_heads=2, patch_size=4, stem="conv"), 1, False),
+        ("xxs24", dict(embed_dim=16, depth=1, num_heads=2, patch_size=8), 1, False),
+    ],
+)
+def test_batch_norm_of_one_value_is_refused_before_training(name: str, fields: dict, batch: int, refused: bool) -> None:
+    fit = trainer(max_epochs=1)
+    with (
+        pytest.raises(UserError, match=f"{name} has BatchNorm, which needs 2 images or more a process")
+        if refused
+        else contextlib.nullcontext()
+    ):
+        fit.fit(module(name=name, fields=fields, warmup_epochs=0), loader(4, batch), loader(4))
+    assert fit.global_step == (0 if refused else 4 // batch)
+
+
+def test_synchronized_statistics_join_the_images_of_processes() -> None:
+    network.check_single(Pooled(8, 7, synchronized=True), "pooled", torch.zeros(1, 3, 8, 8), processes=2)
 
 
 def test_a_loss_gives_one_number() -> None:

@@ -171,11 +171,25 @@ class CaiTModule(LightningModule):
     def on_fit_start(self) -> None:
         if self.teacher is not None:  # Lightning moves the module after `setup`, and does not know the teacher
             self.teacher.to(self.device)
-        if (
-            not self.trainer.num_sanity_val_steps or self.trainer.ckpt_path is not None
-        ):  # else the sanity check tries them
-            labels = torch.zeros((2, self.num_classes) if self.task.several else 2, dtype=torch.long)
-            self.val_metrics.check_own(torch.zeros(2, self.num_classes, device=self.device), labels.to(self.device))
+        if self.architecture.grad_checkpointing:  # here, because a strategy may have replaced layers
+            network.count_once(self.model)
+        self._check_metrics()
+        self._check_single_images()
+
+    def _check_metrics(self) -> None:
+        """Refuse metrics of the user's own that fail, where no sanity check does so before training."""
+        if not self.trainer.num_sanity_val_steps or self.trainer.ckpt_path is not None:
+            logits = torch.zeros(2, self.num_classes, device=self.device)
+            self.val_metrics.check_own(logits, (logits if self.task.several else logits[:, 0]).long())
+
+    def _check_single_images(self) -> None:
+        """Refuse batches of one image that BatchNorm cannot train on."""
+        loader: Any = self.trainer.train_dataloader
+        sizes = [getattr(part, "batch_size", None) for part in (loader, getattr(loader, "batch_sampler", None))]
+        if 1 in sizes:
+            image = torch.zeros(1, *network.input_shape(self.hparams), device=self.device).to(self.dtype)
+            with self.trainer.precision_plugin.forward_context():
+                network.check_single(self.model, self.name, image, self.trainer.world_size)
 
     def configure_model(self) -> None:
         """Let a strategy that shards networks shard this one, in its method `shard_module`."""
