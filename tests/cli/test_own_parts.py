@@ -82,6 +82,14 @@ class UnsavedDefault(Callback):
     def __init__(self, thing: Any = object()):
         pass
 
+class Unused(torch.nn.Module):
+    def __init__(self, img_size, num_classes):
+        super().__init__()
+        self.head, self.unused = torch.nn.Linear(3, num_classes), torch.nn.Linear(3, 3)
+
+    def forward(self, images):
+        return self.head(images.mean(dim=(2, 3)))
+
 class Tuning(BaseFinetuning):
     pass
 
@@ -272,6 +280,17 @@ def test_the_lowest_loss_is_the_best_and_a_resumed_run_may_go_by_another_metric(
     assert "'mode': 'min'" in best()[0]
     main(["resume", "mine", "--best_metric=val/acc1", "--trainer.max_epochs=5"])
     assert "'mode': 'max'" in best()[0]
+
+
+def test_parameters_without_a_gradient_are_told_under_ddp(
+    fit: Fit, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    net = ["--model.name=my_parts:Unused", "--model.fields=null", "--trainer.strategy=ddp", "--trainer.max_epochs=1"]
+    try:
+        assert "add --trainer.strategy ddp_find_unused_parameters_true" in refused(capfd, lambda: fit(*net))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_an_unknown_metric_of_validation_is_told_before_training(

@@ -106,6 +106,12 @@ def test_it_needs_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_best_of_a_script_follows_from_the_metric(tmp_path: Path) -> None:
+    assert [BestCheckpoint(tmp_path, name).mode for name in ("val/acc1", "val/loss")] == ["max", "min"]
+    with pytest.raises(UserError, match="is the largest value best, or the smallest"):
+        BestCheckpoint(tmp_path, "val/answer")
+
+
 @pytest.mark.parametrize(
     ("values", "mode", "best"),
     [

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from harness import LIMIT, slow
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback, LearningRateFinder
+from lightning.pytorch.tuner import Tuner
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from timm.utils import ModelEmaV3
 from torch.utils.data import DataLoader, IterableDataset
@@ -225,6 +226,35 @@ def test_the_peak_rate_follows_the_global_batch(base: int | None, accumulate: in
     fit = trainer(max_epochs=1, accumulate_grad_batches=accumulate)
     fit.fit(net, loader())
     assert fit.lr_scheduler_configs[0].scheduler.base_lrs == pytest.approx([peak, peak])
+
+
+def set_rate(hook: str) -> LambdaCallback:
+    return LambdaCallback(**{hook: lambda fit, net, *_, **__: setattr(net.hparams, "lr", 0.125)})
+
+
+@pytest.mark.parametrize("hook", [None, "setup", "tuner"])
+def test_a_rate_that_is_set_before_the_schedule_holds_for_the_run(hook: str | None, tmp_path: Path) -> None:
+    net = module(lr=0.01, warmup_epochs=0, schedule="constant")
+    fit = trainer(callbacks=[set_rate("setup")] if hook == "setup" else [])
+    if hook == "tuner":
+        Tuner(fit).lr_find(net, loader(240), num_training=40)
+    elif hook is None:
+        net.hparams.lr = 0.125
+    fit.fit(net, loader())
+    assert net.hparams.lr != 0.01
+    assert {group["lr"] for group in fit.optimizers[0].param_groups} == {net.hparams.lr}
+    fit.save_checkpoint(tmp_path / "x.ckpt")
+    saved = torch.load(tmp_path / "x.ckpt", weights_only=True)
+    assert saved["hyper_parameters"]["lr"] == net.hparams.lr
+    assert {group["initial_lr"] for group in saved["optimizer_states"][0]["param_groups"]} == {net.hparams.lr}
+
+
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_end", ""])
+def test_a_rate_that_is_set_later_is_refused(hook: str) -> None:
+    finder = LearningRateFinder(num_training_steps=40)
+    fit = trainer(callbacks=[set_rate(hook) if hook else finder])
+    with pytest.raises(UserError, match=r"hparams\.lr became .* `cait find-lr`, and give it as --model\.lr"):
+        fit.fit(module(lr=0.01), loader(240), loader(4))
 
 
 def test_warmup_counts_optimizer_steps() -> None:

@@ -33,6 +33,7 @@ from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckp
 from cait.run.loggers import run_loggers
 from cait.run.program import Program
 from cait.train.ema import EMA
+from cait.train.metrics import known_mode
 from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
 
@@ -340,7 +341,7 @@ class CaiTCLI(LightningCLI):
         config = self.config.fit
         trainer_checks.check_numbers(given)
         trainer_checks.check_modes(_listed(given.callbacks), self.model.val_metrics.own)
-        best_mode = config.best_mode or trainer_checks.known_mode(config.best_metric, self.model.val_metrics.own)
+        best_mode = config.best_mode or known_mode(config.best_metric, self.model.val_metrics.own)
         _ = self.datamodule.pipeline  # refuses a decoder that does not work, before there is a folder
         self.run_dir = self._lock_run_dir()
         continued = any(self.run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt"))

@@ -81,13 +81,6 @@ def check_modes(callbacks: list[Callback], own: Mapping[str, Any]) -> None:
             raise UserError(f"--trainer.callbacks {name}: of {monitor} the best value is the {best}; set mode: {best}")
 
 
-def known_mode(metric: str, own: Mapping[str, Any]) -> str:
-    """Whether the largest or the smallest value of --best_metric is the best. UserError if nothing says so."""
-    if (mode := best_mode(metric, own)) is None:
-        raise UserError(f"--best_metric {metric}: is the largest value best, or the smallest? Add --best_mode max|min")
-    return mode
-
-
 def check_length(given: Any, checkpoint: ckpt.Checkpoint, path: str) -> None:
     """Refuse a run that would end before the point that its checkpoint has reached."""
     progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current", {})

@@ -20,6 +20,7 @@ from cait import ckpt, disk
 from cait.errors import UserError, to_type
 from cait.run.rundir import BEST, LAST, PREVIOUS
 from cait.run.signals import StopSignals
+from cait.train.metrics import known_mode
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
@@ -213,10 +214,11 @@ class BestCheckpoint(ModelCheckpoint):
     Args:
         folder: of the checkpoints.
         monitor: name of the metric.
-        mode: "max" or "min".
+        mode: "max" or "min"; None: as the metric says by its name.
     """
 
-    def __init__(self, folder: Path, monitor: str = "val/acc1", mode: str = "max") -> None:
+    def __init__(self, folder: Path, monitor: str = "val/acc1", mode: str | None = None) -> None:
+        mode = mode or known_mode(monitor, {})
         plain_name: dict[str, Any] = dict(enable_version_counter=False, auto_insert_metric_name=False)
         super().__init__(folder, Path(BEST).stem, monitor, mode=mode, **plain_name)
         self.metric = monitor

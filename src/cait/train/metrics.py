@@ -259,6 +259,13 @@ def best_mode(metric: str, own: Mapping[str, Any]) -> Literal["max", "min"] | No
     return None if is_better is None else "max" if is_better else "min"
 
 
+def known_mode(metric: str, own: Mapping[str, Any]) -> Literal["max", "min"]:
+    """`best_mode`, or a UserError if nothing says it."""
+    if (mode := best_mode(metric, own)) is None:
+        raise UserError(f"--best_metric {metric}: is the largest value best, or the smallest? Add --best_mode max|min")
+    return mode
+
+
 def _higher_is_better(metric: Any) -> bool | None:
     made = locate(metric) if isinstance(metric, str) else metric
     for size in ("num_classes", "num_labels") if isinstance(metric, str) else ():

@@ -154,6 +154,7 @@ class CaiTModule(LightningModule):
         self.task.trains = stage == "fit"
         if stage != "fit":
             return
+        self.schedule = replace(self.schedule, lr=self.hparams["lr"])  # Lightning's tuner may have changed it
         if self.architecture.compile is True:
             self.model.compile_blocks()  # type: ignore[operator]
         if self.loss_settings.class_weights is not None:
@@ -173,8 +174,18 @@ class CaiTModule(LightningModule):
             self.teacher.to(self.device)
         if self.architecture.grad_checkpointing:  # here, because a strategy may have replaced layers
             network.count_once(self.model)
+        self._check_rate()
         self._check_metrics()
         self._check_single_images()
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        self._check_rate()
+
+    def _check_rate(self) -> None:
+        """Refuse a rate that somebody has set after the schedule was made, which goes on with the former one."""
+        if (rate := self.hparams["lr"]) != self.schedule.lr:
+            late = f"hparams.lr became {rate:g} after the schedule was made for {self.schedule.lr:g}"
+            raise UserError(f"{late}: find the rate before the run, as with `cait find-lr`, and give it as --model.lr")
 
     def _check_metrics(self) -> None:
         """Refuse metrics of the user's own that fail, where no sanity check does so before training."""
