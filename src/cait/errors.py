@@ -18,6 +18,11 @@ class UserError(ValueError):
     The command line prints the message without a traceback and exits with status 2.
     """
 
+    def __str__(self) -> str:
+        """On one line, whatever the message quotes. A worker of a DataLoader puts its traceback before the message."""
+        text = re.sub(r"(?s)^Caught .*\nOriginal .*\n[\w.]+: ", "", super().__str__())
+        return " ".join(filter(None, map(str.strip, text.splitlines())))
+
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -136,6 +136,7 @@ class Run:
         first_step: optimizer steps that the run has done; 0 in a new run.
         program: what `cait` was started with, a `cait.run.program.Program`.
         arguments: the words of the command line, after extras have replaced some.
+        best_mode: "max" or "min", which value of `config.best_metric` is the best.
         shared: what `share` has made, by its class.
     """
 
@@ -147,6 +148,7 @@ class Run:
     first_step: int
     program: Any
     arguments: Sequence[str]
+    best_mode: str = "max"
     shared: dict[type, Any] = field(default_factory=dict)
 
     def share(self, kind: type[Shared]) -> Shared:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -11,8 +12,12 @@ import numpy as np
 import pytest
 import torch
 from harness import REPO
+from torch._utils import ExceptionWrapper
 
 from cait.cli import main
+from cait.data.reading import UnreadableImageError
+from cait.errors import UserError
+from cait.plugins import Verb
 
 FILES = {
     "open.yaml": b"trainer:\n  max_epochs: [1\nmodel: {\n",
@@ -182,3 +187,37 @@ def test_two_names_of_a_run_are_refused(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         main(["fit", "--run_name", "a1", "--run_name=b1"])
     assert capsys.readouterr().err == "cait: error: the run is given 2 names, a1 and b1; keep one of them\n"
+
+
+def of_worker() -> UserError:
+    """As a DataLoader raises what one of its workers has raised."""
+    try:
+        raise UserError("one\n  two: 2") from KeyError("a cause")
+    except UserError:
+        wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(UserError) as raised:
+        wrapped.reraise()
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(UserError(f"one{end}two: 2") for end in ("\n", "\r\n", "\n\n  ", "\v", "\x1c", "\x85", "\u2028")),
+        UserError("\none\ntwo: 2\n"),
+        UnreadableImageError("one\ntwo: 2"),
+        pickle.loads(pickle.dumps(UserError("one\ntwo: 2"))),
+        of_worker(),
+    ],
+)
+def test_every_user_error_is_one_line(
+    error: UserError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Verb, "load", lambda _: fails)
+    with pytest.raises(SystemExit) as stop:
+        main(["eval"])
+    assert (stop.value.code, capsys.readouterr().err) == (2, "cait: error: one two: 2\n")
+    assert str(UserError("a  b")) == "a  b"  # the name of a file

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import SMALL, checkpoint, rows, script
+from harness import REPO, SMALL, checkpoint, rows, script
+from lightning.pytorch import callbacks
 from modules import module, trainer
 
 from cait import ckpt
@@ -42,7 +43,10 @@ if __name__ == "__main__":
 """
 MY_PARTS = """
 from pathlib import Path
+from typing import Any
+import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.loggers import Logger
 
 class MyLogger(Logger):
@@ -59,6 +63,35 @@ class MyLogger(Logger):
 class MyCallback(Callback):
     def on_fit_end(self, trainer, pl_module):
         Path("ended").touch()
+
+def hello(*_):
+    print("hello")
+
+def images(batch):
+    return len(batch[1])
+
+class Unsaved(Callback):
+    def __init__(self, device: torch.device = torch.device("cpu")):
+        pass
+
+class UnsavedFunction(Callback):
+    def __init__(self, function=lambda x: x):
+        pass
+
+class UnsavedDefault(Callback):
+    def __init__(self, thing: Any = object()):
+        pass
+
+class Unused(torch.nn.Module):
+    def __init__(self, img_size, num_classes):
+        super().__init__()
+        self.head, self.unused = torch.nn.Linear(3, num_classes), torch.nn.Linear(3, 3)
+
+    def forward(self, images):
+        return self.head(images.mean(dim=(2, 3)))
+
+class Tuning(BaseFinetuning):
+    pass
 
 class BrokenLogger(MyLogger):
     def __init__(self):
@@ -168,6 +201,25 @@ def test_own_loggers_and_callbacks_join_those_of_the_run(fit: Fit, tmp_path: Pat
         (["--trainer.callbacks+=my_parts.NoSuch"], "my_parts.NoSuch"),
         (["--trainer.logger=nowhere.Logger"], "nowhere"),
         (["--best_mode=most"], "most"),
+        (
+            ["--best_metric=val/answer"],
+            "--best_metric val/answer: is the largest value best, or the smallest?",
+        ),
+        (
+            ["--trainer.callbacks+=my_parts.Unsaved"],
+            "config.yaml cannot hold device of my_parts.Unsaved, cpu: take",
+        ),
+        (["--trainer.callbacks+=my_parts.UnsavedFunction"], "config.yaml cannot hold function of"),
+        (["--trainer.callbacks+=my_parts.UnsavedDefault"], "config.yaml cannot hold thing of my_parts.UnsavedDefault"),
+        (
+            ["--trainer.callbacks+=my_parts.Tuning"],
+            "--trainer.callbacks Tuning: the optimizer's groups stay",
+        ),
+        (
+            ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/acc1"],
+            "EarlyStopping: of val/acc1",
+        ),
+        (["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.monitor=val/acc1"], "is the max; set mode: max"),
     ],
 )
 def test_a_part_that_cannot_be_made_is_told(
@@ -177,6 +229,68 @@ def test_a_part_that_cannot_be_made_is_told(
     assert words in told
     assert len(told) < 400
     assert not (tmp_path / "logs").exists()
+
+
+TABLE = re.search(r"\n## Use Lightning's callbacks\n(.*?)\n## ", (REPO / "docs/extending.md").read_text(), re.DOTALL)[1]
+ARGUMENTS = {
+    "EarlyStopping": ["monitor=val/loss"],
+    "GradientAccumulationScheduler": ["scheduling={0: 1, 1: 2}"],
+    "LambdaCallback": ["on_train_end=my_parts.hello"],
+    "ModelCheckpoint": ["monitor=val/loss"],
+    "ModelPruning": ["pruning_fn=l1_unstructured"],
+    "OnExceptionCheckpoint": ["dirpath=exception"],
+    "StochasticWeightAveraging": ["swa_lrs=1e-3"],
+    "ThroughputMonitor": ["batch_size_fn=my_parts.images"],
+}
+ABSTRACT = {"BaseFinetuning", "BasePredictionWriter", "Callback", "Checkpoint", "ProgressBar"}
+
+
+@pytest.mark.parametrize(("name", "here"), re.findall(r"^\| `(\w+)` \| (.*) \|$", TABLE, re.MULTILINE))
+def test_lightnings_callbacks_work_or_are_refused_as_the_page_says(
+    name: str, here: str, fit: Fit, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [f"--trainer.callbacks.{argument}" for argument in ARGUMENTS.get(name, [])]
+    given = ["--trainer.max_epochs=2", f"--trainer.callbacks+={name}", *given]
+    if here.startswith("refused"):
+        told = refused(capfd, lambda: fit(*given))
+        assert f"--trainer.callbacks {name}: " in told
+        assert not (tmp_path / "logs").exists()
+        instead = re.search(r"take `(.*?)`", here)
+        assert instead is None or instead[1] in told
+        return
+    fit(*given)
+    unchecked = ["--data.check_resume=false"] if "check_resume" in here else []
+    main(["resume", "mine", "--trainer.max_epochs=3", *unchecked])
+    assert {row["epoch"] for row in rows(tmp_path / "logs/mine")} >= {"0", "1", "2"}
+
+
+def test_the_page_has_all_of_lightnings_callbacks() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \|", TABLE, re.MULTILINE)) == set(callbacks.__all__) - ABSTRACT
+
+
+def test_the_lowest_loss_is_the_best_and_a_resumed_run_may_go_by_another_metric(fit: Fit, tmp_path: Path) -> None:
+    def best() -> tuple[str, dict]:
+        [(key, state)] = [item for item in checkpoint(mine)["callbacks"].items() if "best_model_score" in str(item)]
+        return key, state
+
+    mine = tmp_path / "logs/mine"
+    fit("--trainer.max_epochs=3", "--best_metric=val/loss", "--model.lr=0.01", "--model.warmup_epochs=0")
+    assert best()[1]["best_model_score"] == min(float(row["val/loss"]) for row in rows(mine) if row["val/loss"])
+    main(["resume", "mine", "--best_metric=train/acc1", "--best_mode=min", "--trainer.max_epochs=4"])
+    assert "'mode': 'min'" in best()[0]
+    main(["resume", "mine", "--best_metric=val/acc1", "--trainer.max_epochs=5"])
+    assert "'mode': 'max'" in best()[0]
+
+
+def test_parameters_without_a_gradient_are_told_under_ddp(
+    fit: Fit, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    net = ["--model.name=my_parts:Unused", "--model.fields=null", "--trainer.strategy=ddp", "--trainer.max_epochs=1"]
+    try:
+        assert "add --trainer.strategy ddp_find_unused_parameters_true" in refused(capfd, lambda: fit(*net))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_an_unknown_metric_of_validation_is_told_before_training(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from modules import loader, module, trainer
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torchmetrics import Metric
 from torchmetrics.classification import MulticlassF1Score
 
 import cait
@@ -17,6 +22,8 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.model import network
 from cait.model.weights import classifier_keys, load_weights
+from cait.train.metrics import best_mode
+from cait.train.step_seed import StepSeed
 
 IMAGES = torch.randn(3, 3, 32, 32)
 
@@ -215,13 +222,212 @@ def test_a_network_is_tried_before_anything_is_trained(kind: str, message: str) 
     assert module(name=f"{__name__}:Failing", fields=dict(kind="well")).model.training
 
 
-def test_a_loss_and_a_metric_give_one_number() -> None:
+class Statistics(nn.Module):
+    """Norms that count in every way, and a counter of its own, in blocks that are computed again."""
+
+    def __init__(self, img_size: int, num_classes: int, reentrant: bool = False) -> None:
+        super().__init__()
+        norms = [
+            nn.BatchNorm2d(3),
+            nn.BatchNorm2d(3, momentum=None),
+            nn.InstanceNorm2d(3, track_running_stats=True),
+            timm.layers.BatchNormAct2d(3),
+            timm.layers.EvoNorm2dB0(3),
+            Counter(),
+        ]
+        self.norms = nn.ModuleList(nn.Sequential(nn.Conv2d(3, 3, 1), norm) for norm in norms)
+        self.head, self.reentrant, self.grad_checkpointing = nn.Linear(3, num_classes), reentrant, False
+
+    def forward(self, images: Tensor) -> Tensor:
+        for norm in self.norms:
+            again = self.grad_checkpointing and self.training
+            images = checkpoint(norm, images, use_reentrant=self.reentrant) if again else norm(images)
+        return self.head(images.mean(dim=(2, 3)))
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("nothing", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen = self.seen + len(x)  # not in place
+        return x.sin()
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("timm/test_resnet", None),
+        ("synchronized", None),
+        ("timm/test_efficientnet", None),
+        ("xxs24", dict(embed_dim=16, depth=2, num_heads=2, patch_size=4, stem="pooled")),
+        (f"{__name__}:Statistics", None),
+        (f"{__name__}:Statistics", dict(reentrant=True)),
+    ],
+)
+def test_statistics_count_a_batch_once_if_activations_are_computed_again(name: str, fields: dict | None) -> None:
+    def trained(**settings: bool) -> dict:
+        torch.manual_seed(0)
+        replaced = LambdaCallback(setup=lambda *args, **_: nn.SyncBatchNorm.convert_sync_batchnorm(args[1]))
+        callbacks = [StepSeed(0), *([replaced] if name == "synchronized" else [])]
+        network = "timm/test_resnet" if name == "synchronized" else name
+        net = module(name=network, fields=fields, warmup_epochs=0, drop_path_rate=0.0, **settings)
+        batches = loader()
+        batches.dataset.tensors[0].requires_grad_()  # else what is reentrant would have no gradient
+        trainer(max_epochs=1, callbacks=callbacks).fit(net, batches)
+        assert name != "synchronized" or isinstance(net.model.bn1, nn.SyncBatchNorm)
+        return net.model.state_dict()
+
+    plain, again = trained(), trained(grad_checkpointing=True)
+    torch.testing.assert_close(again, plain, rtol=0, atol=0)
+    counts = {int(value) for key, value in plain.items() if "num_batches" in key}
+    assert counts - {0} == {6}  # InstanceNorm does not count
+
+
+class Pooled(nn.Module):
+    """BatchNorm after the pooling, whose statistics are of images alone."""
+
+    def __init__(self, img_size: int, num_classes: int, frozen: bool = False, synchronized: bool = False) -> None:
+        super().__init__()
+        norm = nn.SyncBatchNorm if synchronized else nn.BatchNorm1d
+        self.norm, self.head = norm(3).requires_grad_(not frozen), nn.Linear(3, num_classes)
+        if frozen:
+            self.norm.forward = nn.Identity().forward  # type: ignore[method-assign]
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.norm(images.mean(dim=(2, 3))))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "batch", "refused"),
+    [
+        (f"{__name__}:Pooled", {}, 1, True),
+        (f"{__name__}:Pooled", dict(synchronized=True), 1, True),
+        (f"{__name__}:Pooled", dict(frozen=True), 1, False),
+        (f"{__name__}:Pooled", {}, 2, False),
+        ("timm/test_efficientnet", {}, 1, True),
+        ("xxs24", dict(embed_dim=16, depth=1, num_heads=2, patch_size=8, stem="conv"), 1, True),
+        ("xxs24", dict(embed_dim=16, depth=1, num_heads=2, patch_size=4, stem="conv"), 1, False),
+        ("xxs24", dict(embed_dim=16, depth=1, num_heads=2, patch_size=8), 1, False),
+    ],
+)
+def test_batch_norm_of_one_value_is_refused_before_training(name: str, fields: dict, batch: int, refused: bool) -> None:
+    fit = trainer(max_epochs=1)
+    with (
+        pytest.raises(UserError, match=f"{name} has BatchNorm, which needs 2 images or more a process")
+        if refused
+        else contextlib.nullcontext()
+    ):
+        fit.fit(module(name=name, fields=fields, warmup_epochs=0), loader(4, batch), loader(4))
+    assert fit.global_step == (0 if refused else 4 // batch)
+
+
+def test_synchronized_statistics_join_the_images_of_processes() -> None:
+    network.check_single(Pooled(8, 7, synchronized=True), "pooled", torch.zeros(1, 3, 8, 8), processes=2)
+
+
+def test_a_loss_gives_one_number() -> None:
     net = module(name=HERE, fields=None, loss=f"{__name__}:ones")
     with pytest.raises(UserError, match=r"the loss must be one number, got a tensor of .4.: take the mean"):
         trainer(max_epochs=1).fit(net, loader())
-    net = module(name=HERE, fields=None, metrics={"f1": f"{__name__}:f1_of_each_class"})
-    with pytest.raises(UserError, match="the metric f1 must compute one number, as with average='macro'"):
-        trainer(max_epochs=1).fit(net, loader(), loader(4))
+
+
+class Value(Metric):
+    """Computes `Value.is_now`."""
+
+    is_now: object = None
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        if self.is_now == "not made":
+            raise RuntimeError("no such luck\nat all")
+
+    def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        if self.is_now == "not updated":
+            raise ValueError("no such luck\nat all")
+
+    def compute(self) -> object:
+        if self.is_now == "not computed":
+            raise KeyError("no such luck\nat all")
+        return self.is_now
+
+
+@pytest.mark.parametrize("sanity", [0, 1])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.zeros(7, 7), r"the metric m must compute one number, as with average='macro', got a tensor of \[7, 7\]"),
+        (torch.zeros(0), r"one number.* got a tensor of \[0\]"),
+        (torch.tensor(1j), r"one number.* got a tensor of \[\]"),
+        ({"a": torch.tensor(1.0)}, "one number.* got a dict"),
+        ("high", "one number.* got a str"),
+        (None, "one number.* got a NoneType"),
+        ([0.1, 0.2], "one number.* got a list"),
+        ("not made", r"the metric m fails: RuntimeError: no such luck at all \(.*test_network.py:\d+\)"),
+        ("not updated", "the metric m fails: ValueError: .*at all"),
+        ("not computed", "the metric m fails: KeyError: .*at all"),
+    ],
+)
+def test_a_metric_without_a_number_is_refused_before_training(
+    value: object, message: str, sanity: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Value, "is_now", value)
+    fit = trainer(max_epochs=1, num_sanity_val_steps=sanity)
+    with pytest.raises(UserError, match=message):
+        fit.fit(module(name=HERE, fields=None, metrics={"m": f"{__name__}:Value"}), loader(), loader(4))
+    assert fit.global_step == 0
+
+
+@pytest.mark.parametrize("value", [0.5, 1, True, np.float32(0.5), torch.tensor([0.5]), torch.tensor(2), [0.5]])
+@pytest.mark.parametrize("name", ["keys", "items", "training", "forward", "f1-macro", "f1.macro", "größe"])
+def test_a_metric_may_have_any_plain_name_and_give_any_number(
+    name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Value, "is_now", value)
+    metrics = module(name=HERE, fields=None, metrics={name: f"{__name__}:Value"}).new_metrics()
+    metrics.update(torch.zeros(2, 7), torch.zeros(2, dtype=torch.long))
+    number = metrics.compute("val")[f"val/{name}"]
+    assert (number.item(), number.shape, number.is_floating_point()) == (torch.as_tensor(value).item(), (), True)
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "a b", "a/b", "a,b", "f1@5", "f1:macro", "a\nb", ".f1", "-f1", "f1%", '"f1"']
+)
+def test_a_metric_has_no_name_that_a_tracker_refuses(name: str) -> None:
+    with pytest.raises(UserError, match=r"a metric of your own cannot be called .*: take letters, digits and \. _ -"):
+        module(name=HERE, fields=None, metrics={name: f"{__name__}:Value"})
+
+
+@pytest.mark.parametrize(
+    ("metric", "own", "mode"),
+    [
+        *(
+            (name, None, "min")
+            for name in ("val/loss", "train/loss", "val_ema/loss", "val/focal_loss", "val/error_rate")
+        ),
+        *((name, None, "min") for name in ("val/top1-error", "val/RMSE", "val/nll", "val/f1_loss", "val/ece")),
+        *((name, None, "max") for name in ("val/acc1", "val/acc5", "val/acc1_macro", "val_ema/acc1", "train/acc1")),
+        *((name, None, "max") for name in ("val/mAP", "val/mAP50", "val/f1", "val/balanced_accuracy", "val/top5")),
+        *(
+            (name, None, None)
+            for name in ("val/answer", "lr", "train/grad_norm", "val/error_score", "val/dataloss", "")
+        ),
+        ("val/x", "torchmetrics.classification:MulticlassF1Score", "max"),
+        ("val_ema/x", "torchmetrics.classification:MulticlassCalibrationError", "min"),
+        ("val/x", "torchmetrics.classification:MulticlassHammingDistance", "min"),
+        ("val/error", "torchmetrics.classification:MulticlassAccuracy", "max"),
+        ("val/x", f"{__name__}:f1_of_each_class", "max"),
+        ("val/x", f"{__name__}:Value", None),
+        ("val/loss_x", f"{__name__}:Value", "min"),
+    ],
+)
+def test_the_best_value_of_a_metric_follows_from_the_metric(metric: str, own: str | None, mode: str | None) -> None:
+    paths = {metric.rpartition("/")[2]: own} if own else {}
+    assert best_mode(metric, paths) == mode
+    assert best_mode(metric, module(name=HERE, fields=None, metrics=paths).val_metrics.own) == mode
 
 
 def ones():

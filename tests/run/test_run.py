@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from harness import python
+from lightning.pytorch.callbacks import LambdaCallback
+from modules import loader, module, trainer
 
 from cait import ckpt, disk
 from cait.errors import UserError
 from cait.run import rundir
+from cait.run.checkpoints import BestCheckpoint
 
 WEIGHT = torch.ones(2)
 CHECKPOINT: dict[str, Any] = {
@@ -101,3 +104,38 @@ def test_a_file_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
 def test_it_needs_no_torch() -> None:
     done = python("import sys; sys.modules['torch'] = None; from cait.run.rundir import folder_of; print(folder_of)")
     assert done.returncode == 0, done.stderr
+
+
+def test_the_best_of_a_script_follows_from_the_metric(tmp_path: Path) -> None:
+    assert [BestCheckpoint(tmp_path, name).mode for name in ("val/acc1", "val/loss")] == ["max", "min"]
+    with pytest.raises(UserError, match="is the largest value best, or the smallest"):
+        BestCheckpoint(tmp_path, "val/answer")
+
+
+@pytest.mark.parametrize(
+    ("values", "mode", "best"),
+    [
+        ("nan 1 2", "max", 2.0),
+        ("2 nan 1", "min", 1.0),
+        ("1 inf 2", "max", 2.0),
+        ("-inf 2 3", "min", 2.0),
+        ("nan inf nan", "max", None),
+    ],
+)
+def test_what_is_not_finite_is_never_the_best(
+    values: str, mode: str, best: float | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    numbers = list(map(float, values.split()))
+    logs = LambdaCallback(on_validation_epoch_end=lambda fit, net: net.log("val/x", numbers[fit.current_epoch]))
+    fit = trainer(
+        max_epochs=3,
+        num_sanity_val_steps=0,
+        limit_train_batches=1,
+        callbacks=[logs, checkpoint := BestCheckpoint(tmp_path, "val/x", mode)],
+        enable_checkpointing=True,
+    )
+    fit.fit(module(), loader(), loader(4))
+    assert checkpoint.best_model_score == best
+    assert (tmp_path / "best.ckpt").exists() is (best is not None)
+    assert caplog.text.count("never the best") == 1

@@ -3,15 +3,18 @@
 import tempfile
 from collections.abc import Iterator
 from copy import deepcopy
+from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from harness import slow
+from harness import LIMIT, slow
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback, LearningRateFinder
+from lightning.pytorch.tuner import Tuner
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
-from timm.utils import ModelEmaV2
+from timm.utils import ModelEmaV3
 from torch.utils.data import DataLoader, IterableDataset
 from torture import same
 
@@ -41,23 +44,89 @@ def test_metrics_count_a_whole_set_of_uneven_batches() -> None:
     assert metrics.compute("val")["val/acc1"].item() == 100
 
 
-def test_the_moving_average_is_timms() -> None:
+class Buffers(torch.nn.Module):
+    """A network with a buffer of every kind beside BatchNorm's."""
+
+    def __init__(self, img_size: int, num_classes: int) -> None:
+        super().__init__()
+        self.norm, self.head = torch.nn.BatchNorm1d(3), torch.nn.Linear(3, num_classes)
+        self.register_buffer("mask", torch.full((2,), -torch.inf))
+        self.register_buffer("wide", torch.zeros(2, dtype=torch.float64))
+        self.register_buffer("phase", torch.ones(2, dtype=torch.complex64))
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.bool))
+        self.register_buffer("cache", torch.zeros(2), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            for buffer, more in ((self.wide, 0.1), (self.phase, 1j), (self.seen, True), (self.cache, 1)):
+                buffer.add_(more)
+        return self.head(self.norm(images.mean(dim=(2, 3))))
+
+
+NETWORKS = {
+    "CaiT": {},
+    "pooled stem": dict(fields=FIELDS | dict(stem="pooled")),
+    "BatchNorm": dict(name="timm/test_resnet", fields=None),
+    "buffers": dict(name=f"{__name__}:Buffers", fields=None),
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_moving_average_is_timms(network: str) -> None:
     ours = EMA(decay=0.9)
-    reference: list[ModelEmaV2] = []
+    reference: list[ModelEmaV3] = []
     steps = LambdaCallback(
-        on_fit_start=lambda _, pl_module: reference.append(ModelEmaV2(pl_module.model, decay=0.9)),
+        on_fit_start=lambda _, pl_module: reference.append(ModelEmaV3(pl_module.model, decay=0.9)),
         on_train_batch_end=lambda *args: reference[0].update(args[1].model) if args[4] % 2 else None,
     )
-    net = module(lr=1e-2, warmup_epochs=0)
+    net = module(lr=1e-2, warmup_epochs=0, **NETWORKS[network])
     before = deepcopy(net.model.state_dict())
     trainer(callbacks=[ours, steps], accumulate_grad_batches=2).fit(net, loader(), loader(8))
     assert ours.average is not None
-    for key, expected in reference[0].module.state_dict().items():
-        got = ours.average.state_dict()[key]
-        assert torch.allclose(got, expected, atol=1e-7), key
-        if key == "head.weight":
-            assert not torch.allclose(got, before[key], atol=1e-3)
-            assert not torch.allclose(got, net.model.state_dict()[key], atol=1e-4)
+    average, raw = ours.average.state_dict(), net.model.state_dict()
+    expected = reference[0].module.state_dict()
+    if network == "buffers":  # timm's is NaN, because infinity less infinity is
+        expected["mask"] = raw["mask"]
+    assert same(dict(average), dict(expected))
+    for name in average:
+        if raw[name].is_floating_point() and not torch.allclose(raw[name], before[name]):
+            assert not torch.equal(average[name], before[name]), name
+            assert not torch.equal(average[name], raw[name]), name
+
+
+def test_the_average_of_batch_norms_statistics_comes_back(tmp_path: Path) -> None:
+    def run(epochs: int, start: Path | None = None) -> dict:
+        torch.manual_seed(0)
+        fit = trainer(max_epochs=epochs, callbacks=[ours := EMA(decay=0.9)])
+        fit.fit(module(**NETWORKS["BatchNorm"], warmup_epochs=0, schedule="constant"), loader(), ckpt_path=start)
+        fit.save_checkpoint(tmp_path / "x.ckpt")
+        return dict(ours.state_dict())
+
+    whole = run(3)
+    run(1)
+    assert same(run(3, tmp_path / "x.ckpt"), whole)
+
+
+def statistics_of(rank: int, folder: Path) -> None:
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.FileStore(str(folder / "store"), 2), rank=rank, world_size=2
+    )
+    ours = EMA(decay=0.5)
+    ours._start(net := module(**NETWORKS["BatchNorm"]))
+    with torch.no_grad():
+        net.model.bn1.running_mean.fill_(rank + 1)
+    update(ours.average, net.model, 0.5, ours._buffers)
+    ours.on_validation_start(SimpleNamespace(world_size=2), net)
+    (folder / str(rank)).write_text(str(ours.average.bn1.running_mean.unique().tolist()))
+
+
+def test_two_processes_average_the_statistics_of_the_first(tmp_path: Path) -> None:
+    jobs = [get_context("fork").Process(target=statistics_of, args=(rank, tmp_path)) for rank in (0, 1)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join(LIMIT)
+    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["[0.5]", "[0.5]"]
 
 
 def test_the_average_of_weights_in_bfloat16_is_in_float32() -> None:
@@ -158,6 +227,35 @@ def test_the_peak_rate_follows_the_global_batch(base: int | None, accumulate: in
     fit = trainer(max_epochs=1, accumulate_grad_batches=accumulate)
     fit.fit(net, loader())
     assert fit.lr_scheduler_configs[0].scheduler.base_lrs == pytest.approx([peak, peak])
+
+
+def set_rate(hook: str) -> LambdaCallback:
+    return LambdaCallback(**{hook: lambda fit, net, *_, **__: setattr(net.hparams, "lr", 0.125)})
+
+
+@pytest.mark.parametrize("hook", [None, "setup", "tuner"])
+def test_a_rate_that_is_set_before_the_schedule_holds_for_the_run(hook: str | None, tmp_path: Path) -> None:
+    net = module(lr=0.01, warmup_epochs=0, schedule="constant")
+    fit = trainer(callbacks=[set_rate("setup")] if hook == "setup" else [])
+    if hook == "tuner":
+        Tuner(fit).lr_find(net, loader(240), num_training=40)
+    elif hook is None:
+        net.hparams.lr = 0.125
+    fit.fit(net, loader())
+    assert net.hparams.lr != 0.01
+    assert {group["lr"] for group in fit.optimizers[0].param_groups} == {net.hparams.lr}
+    fit.save_checkpoint(tmp_path / "x.ckpt")
+    saved = torch.load(tmp_path / "x.ckpt", weights_only=True)
+    assert saved["hyper_parameters"]["lr"] == net.hparams.lr
+    assert {group["initial_lr"] for group in saved["optimizer_states"][0]["param_groups"]} == {net.hparams.lr}
+
+
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_end", ""])
+def test_a_rate_that_is_set_later_is_refused(hook: str) -> None:
+    finder = LearningRateFinder(num_training_steps=40)
+    fit = trainer(callbacks=[set_rate(hook) if hook else finder])
+    with pytest.raises(UserError, match=r"hparams\.lr became .* `cait find-lr`, and give it as --model\.lr"):
+        fit.fit(module(lr=0.01), loader(240), loader(4))
 
 
 def test_warmup_counts_optimizer_steps() -> None:

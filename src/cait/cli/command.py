@@ -109,9 +109,7 @@ def main(
         raise
     except Exception as error:
         known = of_file(error) if isinstance(error, OSError) else error
-        line = None
-        if isinstance(known, UserError):  # one from a worker process has the worker's traceback in front of it
-            line = printable(str(known).strip().splitlines()[-1].removeprefix("cait.errors.UserError: "))
+        line = printable(str(known)) if isinstance(known, UserError) else None
         if argv[:1] in (["fit"], ["resume"]):
             line = program.processes.fail(error, line)
         if line is None:

@@ -60,7 +60,10 @@ def _continue(folder: Path, overrides: list[str], program: Program) -> list[str]
     """The arguments of `fit` that continue a run."""
     # The folder may have been moved or renamed since its configuration was written.
     place = ["--trainer.default_root_dir", str(folder.parent), "--run_name", folder.name]
-    if not any(override.split("=")[0] == "--ckpt_path" for override in overrides):
+    named = [override.split("=")[0] for override in overrides]
+    if "--best_metric" in named:  # the run's own --best_mode was for another
+        place += ["--best_mode", "null"]
+    if "--ckpt_path" not in named:
         from cait.run.checkpoints import newest_whole
 
         # One process reads the checksums; it alone decides.

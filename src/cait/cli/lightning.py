@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
@@ -32,6 +33,7 @@ from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckp
 from cait.run.loggers import run_loggers
 from cait.run.program import Program
 from cait.train.ema import EMA
+from cait.train.metrics import known_mode
 from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
 
@@ -179,6 +181,23 @@ class CaiTCLI(LightningCLI):
         seed = self.config[self.config.subcommand].seed_everything
         if isinstance(seed, bool) or not 0 <= seed < 2**32:  # Lightning takes true as a random seed, false as none
             raise UserError(f"--seed_everything must be a whole number from 0 to {2**32 - 1}, got {seed}")
+        if self.config.subcommand == "fit":
+            trainer_checks.check_callbacks(self.config.fit.trainer.callbacks)
+            self._check_saved()
+
+    def _check_saved(self) -> None:
+        """Refuse settings that a resumed run could not read back from its config.yaml."""
+        parser = self._parser("fit")
+        try:
+            text = parser.dump(self.config.fit, skip_none=False)
+            lost = re.search(r"(\S+): Unable to serialize instance (.*)", text)
+            if "class_path:" in text and not lost:  # only classes may bring values of types that YAML does not have
+                parser.parse_string(text)
+        except (ValueError, ArgumentError) as error:
+            raise UserError(f"config.yaml could not give these settings back: {one_line(error)}") from error
+        if lost:
+            of = (re.findall(r"class_path: (\S+)", text[: lost.start()]) or ["a setting"])[-1]
+            raise UserError(f"config.yaml cannot hold {lost[1]} of {of}, {lost[2]}: take text or a number instead")
 
     def _known(self) -> list[str]:
         """Every setting and group of settings, as "model" and "model.lr"."""
@@ -267,7 +286,9 @@ class CaiTCLI(LightningCLI):
         trainer_checks.check_strategy(given.strategy)
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
         kwargs["plugins"] = [*_listed(given.plugins)]
-        if not sys.stdout.isatty():  # a bar would fill a log
+        if any(isinstance(callback, ProgressBar) for callback in _listed(given.callbacks)):
+            pass  # the user's own
+        elif not sys.stdout.isatty():  # a bar would fill a log
             kwargs["enable_progress_bar"] = False
         elif given.enable_progress_bar is not False:
             callbacks += [make() for make in plugins.of_kind("progress_bar")]
@@ -319,11 +340,13 @@ class CaiTCLI(LightningCLI):
         """Lock the folder of the run, and make its loggers and callbacks."""
         config = self.config.fit
         trainer_checks.check_numbers(given)
+        trainer_checks.check_modes(_listed(given.callbacks), self.model.val_metrics.own)
+        best_mode = config.best_mode or known_mode(config.best_metric, self.model.val_metrics.own)
         _ = self.datamodule.pipeline  # refuses a decoder that does not work, before there is a folder
         self.run_dir = self._lock_run_dir()
         continued = any(self.run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt"))
         first_step = (self.checkpoint_step or 0) if continued else 0  # a new run may start from another's checkpoint
-        parts = self.datamodule, self.model, first_step, self.program, self.arguments
+        parts = self.datamodule, self.model, first_step, self.program, self.arguments, best_mode
         run = plugins.Run(config, given, self.run_dir, *parts)
         config.ckpt_path = None  # the run's configuration does not say where it was resumed from
         kwargs["default_root_dir"] = self.run_dir
@@ -346,7 +369,7 @@ class CaiTCLI(LightningCLI):
             folder = self.run_dir / rundir.CHECKPOINTS
             writers = [writer for make in plugins.of_kind("checkpoint_io") if (writer := make(run))]
             kwargs["plugins"] += writers or [DurableCheckpointIO()]
-            callbacks.append(BestCheckpoint(folder, config.best_metric, config.best_mode))
+            callbacks.append(BestCheckpoint(folder, config.best_metric, best_mode))
             callbacks.append(LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes))
         return callbacks
 

@@ -31,7 +31,12 @@ SETTINGS = [
     Setting("save_every_n_steps", int | None, None, "Steps between checkpoints; null saves by time and epochs alone."),
     Setting("max_nonfinite_steps", int, 10, "Skipped steps in a row, without a finite gradient, that end the run."),
     Setting("best_metric", str, "val/acc1", "Metric that chooses best.ckpt, as metrics.csv names it."),
-    Setting("best_mode", Literal["max", "min"], "max", "Whether the largest or the smallest --best_metric is best."),
+    Setting(
+        "best_mode",
+        Literal["max", "min"] | None,
+        None,
+        "Whether the largest or the smallest --best_metric is best; null: as the metric says.",
+    ),
 ]
 """Settings of a run that no class takes; extras add theirs."""
 

@@ -16,9 +16,11 @@ from cait.errors import DISK_FULL, UserError, one_line
 
 IN_WORDS = {
     "No supported gpu backend found!": "--trainer.accelerator gpu: this machine has no GPU that PyTorch can use; take "
-    "auto or cpu, and look at what nvidia-smi says"
+    "auto or cpu, and look at what nvidia-smi says",
+    "parameters that were not used in producing the loss": "the network has parameters that the loss does not reach, "
+    "which DDP waits for: freeze them, or add --trainer.strategy ddp_find_unused_parameters_true",
 }
-"""What Lightning says, and what a user needs to know instead."""
+"""A part of what Lightning says, and what a user needs to know instead."""
 
 
 @contextlib.contextmanager
@@ -40,8 +42,9 @@ def in_one_line() -> Iterator[None]:
                 f"out of memory{f' ({size[0].lower()})' if size else ''}: lower --data.batch_size or --data.img_size, "
                 "take a smaller model, or add --model.grad_checkpointing true"
             ) from error
-        if isinstance(error, MisconfigurationException) or _is_lightnings(error):
-            raise UserError(IN_WORDS.get(one_line(error), one_line(error))) from error
+        words = next((words for said, words in IN_WORDS.items() if said in str(error)), None)
+        if words or isinstance(error, MisconfigurationException) or _is_lightnings(error):
+            raise UserError(words or one_line(error)) from error
         raise
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -65,6 +66,9 @@ class NonFiniteGuard(Callback):
         skipped = int(self.in_a_row)
         if skipped and trainer.is_global_zero:
             print(f"The last {skipped} steps were left out: their gradients were not finite", flush=True)
+        for callback in trainer.early_stopping_callbacks:
+            if trainer.should_stop and not callback.verbose:  # else it has said it; what it stops by may be no number
+                rank_zero_info(f"stopped early: {callback.stopping_reason_message}")
 
     def _give_up(self, trainer: Trainer, batch: tuple[Tensor, Tensor]) -> None:
         path = self.folder / NONFINITE

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Mapping
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info
@@ -14,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from cait import ckpt, plugins
 from cait.errors import UserError
 from cait.progress import Position
+from cait.train.metrics import best_mode
 
 
 def check_numbers(given: Any) -> None:
@@ -44,6 +47,39 @@ def check_numbers(given: Any) -> None:
         raise UserError(f"--trainer.num_sanity_val_steps must be at least -1, got {given.num_sanity_val_steps}")
     if given.use_distributed_sampler:
         raise UserError("--trainer.use_distributed_sampler true: the data module itself divides the images")
+
+
+REPLACED = {
+    "BaseFinetuning": "the optimizer's groups stay as they are in a run; take --model.freeze",
+    "BatchSizeFinder": "find the batch before the run with `cait find-batch`, and give it as --data.batch_size",
+    "LearningRateFinder": "find the rate before the run with `cait find-lr`, and give it as --model.lr",
+    "ModelPruning": "a run cannot be resumed with it; prune the network that has been trained",
+    "SpikeDetection": "a run cannot be resumed with it; --max_nonfinite_steps ends a run without finite gradients",
+    "StochasticWeightAveraging": "no checkpoint would hold its average; take --ema.decay",
+    "Timer": "take --trainer.max_time",
+    "WeightAveraging": "checkpoints would hold its average in place of the weights; take --ema.decay",
+}
+"""Callbacks of Lightning that do not fit a run which saves, stops and resumes at any step, and what to do instead."""
+
+
+def check_callbacks(given: Any) -> None:
+    """Refuse the callbacks of `REPLACED` and their subclasses, as configurations name them, before they are made."""
+    named = given if isinstance(given, list) else [given]
+    for path in (callback.class_path for callback in named if hasattr(callback, "class_path")):
+        module, _, name = path.rpartition(".")
+        for base in getattr(sys.modules[module], name).__mro__:
+            if base.__module__.startswith("lightning.") and base.__name__ in REPLACED:
+                raise UserError(f"--trainer.callbacks {name}: {REPLACED[base.__name__]}")
+
+
+def check_modes(callbacks: list[Callback], own: Mapping[str, Any]) -> None:
+    """Refuse a callback that takes the worst value of a metric for the best; Lightning's own default is "min"."""
+    for callback in callbacks:
+        monitor, mode = getattr(callback, "monitor", None), getattr(callback, "mode", None)
+        best = best_mode(monitor, own) if isinstance(monitor, str) else None
+        if best and mode in ("min", "max") and mode != best:
+            name = type(callback).__name__
+            raise UserError(f"--trainer.callbacks {name}: of {monitor} the best value is the {best}; set mode: {best}")
 
 
 def check_length(given: Any, checkpoint: ckpt.Checkpoint, path: str) -> None:

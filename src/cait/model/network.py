@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from cait import plugins, references
 from cait.errors import UserError, did_you_mean, kind_and_place, one_line
@@ -208,6 +209,27 @@ def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int)
         raise UserError(f"{name} must give logits [B, {num_classes}], for two images it gives {got}")
 
 
+def check_single(network: nn.Module, name: str, image: Tensor, processes: int) -> None:
+    """Raise UserError if a layer of BatchNorm that trains gets one value a channel from an image [1, C, S, S]."""
+    alone: list[Any] = []
+
+    def look(part: Any, inputs: tuple[Tensor, ...]) -> None:
+        if inputs[0].numel() == inputs[0].shape[1]:
+            alone.append(part)
+
+    hooks = [part.register_forward_pre_hook(look) for part in network.modules() if isinstance(part, _BatchNorm)]
+    was_training = network.training
+    with torch.no_grad():
+        network.eval()(image)
+    network.train(was_training)
+    for hook in hooks:
+        hook.remove()
+    for part in alone:
+        joins_processes = isinstance(part, nn.SyncBatchNorm) and processes > 1
+        if not joins_processes and all(weight.requires_grad for weight in part.parameters()):
+            raise UserError(f"{name} has BatchNorm, which needs 2 images or more a process: raise --data.batch_size")
+
+
 def rebuild(hyper_parameters: Mapping[str, Any]) -> nn.Module:
     """Build the network of a checkpoint with fresh weights; raise UserError if its hyper-parameters do not say how."""
     try:
@@ -250,6 +272,25 @@ def _checkpoint_activations(network: Any, name: str) -> None:
             network.grad_checkpointing = True
     except AssertionError as error:  # timm's way to say that a network cannot
         raise UserError(f"{name} cannot checkpoint its activations: set model.grad_checkpointing to false") from error
+
+
+def count_once(network: nn.Module) -> None:
+    """Have BatchNorm's statistics and other buffers count a batch once, if its activations are computed again."""
+    for part in network.modules():
+        if part._buffers and _hold_buffers not in part._forward_pre_hooks.values():
+            part.register_forward_pre_hook(_hold_buffers)
+            part.register_forward_hook(_put_back_buffers, always_call=True)  # the second pass ends by an exception
+
+
+def _hold_buffers(part: Any, _: Any) -> None:
+    """Let a forward pass within a backward pass, which is the second of a batch, change copies."""
+    if torch._C._current_graph_task_id() != -1:
+        part._held_buffers = dict(part._buffers)
+        part._buffers.update({name: held.clone() for name, held in part._buffers.items() if held is not None})
+
+
+def _put_back_buffers(part: Any, *_: Any) -> None:
+    part._buffers.update(part.__dict__.pop("_held_buffers", {}))
 
 
 def require(network: nn.Module, name: str, part: str, wanted_by: str) -> None:

@@ -15,11 +15,14 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 
 from cait import ckpt, disk
 from cait.errors import UserError, to_type
 from cait.run.rundir import BEST, LAST, PREVIOUS
 from cait.run.signals import StopSignals
+from cait.train.metrics import known_mode
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
@@ -264,18 +267,30 @@ class BestCheckpoint(ModelCheckpoint):
     """`best.ckpt` by a metric.
 
     Lightning forgets the best score if the folder has another path. Here a run whose folder was
-    moved keeps it, as long as its file exists.
+    moved keeps it, as long as its file exists. A value that is not finite is never the best, and is told once.
 
     Args:
         folder: of the checkpoints.
         monitor: name of the metric.
-        mode: "max" or "min".
+        mode: "max" or "min"; None: as the metric says by its name.
     """
 
-    def __init__(self, folder: Path, monitor: str = "val/acc1", mode: str = "max") -> None:
+    def __init__(self, folder: Path, monitor: str = "val/acc1", mode: str | None = None) -> None:
+        mode = mode or known_mode(monitor, {})
         plain_name: dict[str, Any] = dict(enable_version_counter=False, auto_insert_metric_name=False)
         super().__init__(folder, Path(BEST).stem, monitor, mode=mode, **plain_name)
         self.metric = monitor
+        self._is_told = False
+
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        if current is None or trainer.strategy.reduce_boolean_decision(bool(current.isfinite())):
+            return super().check_monitor_top_k(trainer, current)
+        if not self._is_told:
+            rank_zero_info(
+                f"warning: {self.metric} is {current:g} at step {trainer.global_step}; that is never the best"
+            )
+        self._is_told = True
+        return False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raises UserError if there is no such metric, as soon as that is certain."""

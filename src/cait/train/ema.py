@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from copy import deepcopy
 from typing import Any
 
@@ -17,8 +18,10 @@ from cait.errors import UserError
 class EMA(Callback):
     """Average `module.model` after every optimizer step; score the average as `val_ema/...`.
 
-    It starts from the initial weights, as timm's ModelEma does, and is kept and scored in float32 at least, because
-    bfloat16 would round its small steps away. Nothing is ever swapped: every other part sees the raw weights.
+    It averages all floating-point numbers that a checkpoint has of the network, as timm's ModelEmaV3 does: running
+    statistics of BatchNorm too, because those of the raw weights do not fit averaged ones. It starts from the initial
+    weights, and is kept and scored in float32 at least, because bfloat16 would round its small steps away. Nothing is
+    ever swapped: every other part sees the raw weights.
 
     Args:
         decay: share of the average that each step keeps; None turns the average off.
@@ -47,6 +50,12 @@ class EMA(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         if self.average is None and self._loaded:  # a checkpoint is scored
             self._start(pl_module)
+        if self.average is not None and trainer.world_size > 1:
+            # Each process has statistics of its own images. Those of process 0 are saved, and count as they do in DDP.
+            for name in sorted(self._buffers):
+                buffer = self.average.get_buffer(name)
+                torch.distributed.broadcast(first := buffer.contiguous(), 0)
+                buffer.copy_(first)
 
     def _start(self, pl_module: Any) -> None:
         if self.decay is None:
@@ -55,7 +64,8 @@ class EMA(Callback):
         network = pl_module.model
         # One that is sharded cannot be deep-copied and brings a method for it.
         average = network.copy_sharded() if hasattr(network, "copy_sharded") else deepcopy(network)
-        self.average = average.to(self._dtype).eval().requires_grad_(False)
+        self.average = average._apply(_precise).eval().requires_grad_(False)
+        self._buffers = averaged_buffers(network)
         if self._loaded:
             self.average.load_state_dict(self._loaded)
             self._loaded = {}
@@ -68,7 +78,7 @@ class EMA(Callback):
         if self.average is not None and trainer.global_step != self._last_step:  # not while gradients accumulate
             self._last_step = trainer.global_step
             assert self.decay is not None
-            update(self.average, pl_module.model, self.decay)
+            update(self.average, pl_module.model, self.decay, self._buffers)
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         if self.average is not None:
@@ -93,14 +103,31 @@ class EMA(Callback):
 
 
 @torch.no_grad()
-def update(average: nn.Module, model: nn.Module, decay: float) -> None:
-    """average ← decay · average + (1 - decay) · weights, all tensors at once; buffers are copied."""
-    means = [_local_part(mean) for mean in average.parameters()]
-    weights = [_local_part(weight) for weight in model.parameters()]
+def update(average: nn.Module, model: nn.Module, decay: float, buffers: Collection[str] = ()) -> None:
+    """average ← decay · average + (1 - decay) · weights, all tensors at once, also for `buffers`; others are copied."""
+    means: list[Tensor] = list(average.parameters())
+    weights: list[Tensor] = list(model.parameters())
+    for (name, mean), (_, buffer) in zip(average.named_buffers(), model.named_buffers(), strict=True):
+        if name in buffers:
+            means.append(mean)
+            weights.append(buffer)
+        else:
+            mean.copy_(buffer)
+    means, weights = list(map(_local_part, means)), list(map(_local_part, weights))
     weights = [weight.to(mean.dtype) for mean, weight in zip(means, weights, strict=True)]
     torch._foreach_lerp_(means, weights, 1 - decay)
-    for buffer, copied in zip(average.buffers(), model.buffers(), strict=True):
-        buffer.copy_(copied)
+
+
+def averaged_buffers(network: nn.Module) -> set[str]:
+    """The buffers to average: floating-point numbers that checkpoints hold. Infinities, as of a mask, would be NaN."""
+    saved = network.state_dict().keys()
+    floats = {name: buffer for name, buffer in network.named_buffers() if buffer.is_floating_point()}
+    return {name for name, buffer in floats.items() if name in saved and buffer.isfinite().all()}
+
+
+def _precise(tensor: Tensor) -> Tensor:
+    """In float32 at least; other numbers than floating-point ones as they are."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.is_floating_point() else tensor
 
 
 def _local_part(tensor: Tensor) -> Tensor:

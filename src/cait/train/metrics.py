@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +14,51 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from cait import disk, plugins
-from cait.errors import UserError
+from cait.errors import UserError, kind_and_place
 from cait.references import locate
 from cait.train.losses import Distillation, Loss, LossSettings, distillation_loss
 
 STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "acc1_macro")
 """Names of the scores that every evaluation has; a metric of the user's own must have another name."""
+
+NAME = re.compile(r"\w[\w.-]*")
+"""Names of metrics that metrics.csv and every tracker take."""
+
+HIGHER = {"acc", "accuracy", "top", "f1", "fbeta", "map", "ap", "precision", "recall", "sensitivity", "specificity"}
+HIGHER |= {
+    "auc",
+    "auroc",
+    "auprc",
+    "aupr",
+    "iou",
+    "miou",
+    "jaccard",
+    "dice",
+    "kappa",
+    "mcc",
+    "score",
+    "r2",
+    "psnr",
+    "ssim",
+}
+LOWER = {
+    "loss",
+    "nll",
+    "ce",
+    "bce",
+    "entropy",
+    "perplexity",
+    "ppl",
+    "error",
+    "errors",
+    "err",
+    "mae",
+    "mse",
+    "rmse",
+    "ece",
+}
+LOWER |= {"mce", "brier", "divergence", "distance", "fpr", "fnr", "eer"}
+"""Words in the name of a metric whose largest value, or whose smallest, is the best."""
 
 
 class ClassCounts(Metric):
@@ -74,7 +115,7 @@ class EvalMetrics(nn.Module):
         per_class: `compute` gives `acc1_macro` too, the mean of the classes' recalls in per cent.
 
     Raises:
-        UserError: one of `own` cannot be imported, is no metric, or has the name of a standard one.
+        UserError: one of `own` cannot be made, is no metric, or has a name that is taken or that trackers refuse.
     """
 
     SIZE = "num_classes"
@@ -84,7 +125,9 @@ class EvalMetrics(nn.Module):
         super().__init__()
         self._make(num_classes)
         size = {self.SIZE: num_classes}
-        self.own = nn.ModuleDict({name: _metric(name, path, size) for name, path in (own or {}).items()})
+        # No ModuleDict, because it refuses names such as "keys".
+        self._names = list(own or {})
+        self._own = nn.ModuleList(_metric(name, path, size) for name, path in (own or {}).items())
         self.with_macro = per_class
         self.per_class: Tensor | None = None
         """(images, correct) of each class, [num_classes, 2], as `compute` counted them last."""
@@ -98,12 +141,30 @@ class EvalMetrics(nn.Module):
             compute_groups=False,
         )
 
+    @property
+    def own(self) -> dict[str, Any]:
+        """The user's own metrics by name."""
+        return dict(zip(self._names, self._own, strict=True))
+
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: logits [B, num_classes], labels [B]; a label below 0 is not counted."""
         counted = labels >= 0
-        logits, labels = logits[counted].float(), labels[counted]
-        for metric in self._metrics():
+        self._update(logits[counted].float(), labels[counted])
+
+    def _update(self, logits: Tensor, labels: Tensor) -> None:
+        for metric in self._counters():
             metric.update(logits, labels)
+        for name, metric in self.own.items():
+            with _told(name):
+                metric.update(logits, labels)
+
+    def check_own(self, logits: Tensor, labels: Tensor) -> None:
+        """Try the user's own metrics on a batch. Raises UserError if one of them gives no number."""
+        for name, metric in self.own.items():
+            with _told(name):
+                metric.update(logits, labels)
+            _number(name, metric)
+            metric.reset()
 
     def compute(self, prefix: str) -> dict[str, Tensor]:
         """The values under their logged names, such as `val/acc1`. Counting then starts again."""
@@ -112,12 +173,8 @@ class EvalMetrics(nn.Module):
         if self.with_macro:
             images, correct = self.per_class[self.per_class[:, 0] > 0].float().unbind(1)
             values[f"{prefix}/acc1_macro"] = 100 * (correct / images).mean()
-        metric: Any
-        for name, metric in self.own.items():
-            value = values[f"{prefix}/{name}"] = metric.compute()
-            if not isinstance(value, Tensor) or value.numel() != 1:
-                raise UserError(f"the metric {name} must compute one number, as with average='macro', not {value}")
-        for metric in self._metrics():
+        values |= {f"{prefix}/{name}": _number(name, metric) for name, metric in self.own.items()}
+        for metric in [*self._counters(), *self._own]:
             metric.reset()
         return values
 
@@ -142,17 +199,81 @@ class EvalMetrics(nn.Module):
         rows = [(name, n, right, f"{100 * right / n:.2f}" if n else "") for name, (n, right) in counts]
         disk.write_csv(path, ["class", "images", "correct", "recall"], rows)
 
-    def _metrics(self) -> list[Any]:
-        return [self.loss, self.accuracy, self.counts, *self.own.values()]
+    def _counters(self) -> list[Any]:
+        return [self.loss, self.accuracy, self.counts]
 
 
 def _metric(name: str, path: str, size: dict[str, int]) -> Metric:
+    if not NAME.fullmatch(name):
+        raise UserError(f"a metric of your own cannot be called {name!r}: take letters, digits and . _ -")
     if name in {*STANDARD, *(score for names in plugins.of_kind("SCORES") for score in names)}:
         raise UserError(f"a metric of your own cannot be called {name}, which is there already")
-    metric = locate(path)(**size)
+    make = locate(path)
+    with _told(name):
+        metric = make(**size)
     if not isinstance(metric, Metric):
         raise UserError(f"{path} must return a torchmetrics.Metric, got {type(metric).__name__}")
     return metric
+
+
+def _number(name: str, metric: Metric) -> Tensor:
+    """The value [] of a metric, as a floating-point number."""
+    with _told(name):
+        value = metric.compute()
+    number = value
+    with suppress(TypeError, ValueError, RuntimeError):  # a number of Python's or NumPy's
+        number = torch.as_tensor(value)
+    if not isinstance(number, Tensor) or number.numel() != 1 or number.is_complex():
+        got = f"a tensor of {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise UserError(f"the metric {name} must compute one number, as with average='macro', got {got}")
+    return number.reshape(()) if number.is_floating_point() else number.reshape(()).float()
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Name a metric of the user's own in the error that it raises."""
+    try:
+        yield
+    except Exception as error:
+        raise UserError(f"the metric {name} fails: {kind_and_place(error)}") from error
+
+
+def best_mode(metric: str, own: Mapping[str, Any]) -> Literal["max", "min"] | None:
+    """Whether the largest ("max") or the smallest value of a metric is the best; None if nothing says so.
+
+    One of the user's own says it by torchmetrics' `higher_is_better`, any other by its name, as "val/loss".
+
+    Args:
+        own: the user's own metrics by name: `EvalMetrics.own`, or paths as in `--model.metrics`.
+    """
+    is_better = _higher_is_better(own.get(metric.rpartition("/")[2]))
+    if is_better is None:
+        found = [
+            word if word in HIGHER else word.rstrip("0123456789") for word in re.findall(r"[^\W_]+", metric.lower())
+        ]
+        higher, lower = not HIGHER.isdisjoint(found), not LOWER.isdisjoint(found)
+        if higher != lower:
+            is_better = higher
+        elif found and found[-1] in LOWER:  # as in top1_error
+            is_better = False
+    return None if is_better is None else "max" if is_better else "min"
+
+
+def known_mode(metric: str, own: Mapping[str, Any]) -> Literal["max", "min"]:
+    """`best_mode`, or a UserError if nothing says it."""
+    if (mode := best_mode(metric, own)) is None:
+        raise UserError(f"--best_metric {metric}: is the largest value best, or the smallest? Add --best_mode max|min")
+    return mode
+
+
+def _higher_is_better(metric: Any) -> bool | None:
+    made = locate(metric) if isinstance(metric, str) else metric
+    for size in ("num_classes", "num_labels") if isinstance(metric, str) else ():
+        if not hasattr(made, "higher_is_better"):  # a function that makes the metric
+            with suppress(Exception):
+                made = made(**{size: 2})
+    value = getattr(made, "higher_is_better", None)
+    return value if isinstance(value, bool) else None
 
 
 Best = list[dict[str, Any]]

@@ -154,6 +154,7 @@ class CaiTModule(LightningModule):
         self.task.trains = stage == "fit"
         if stage != "fit":
             return
+        self.schedule = replace(self.schedule, lr=self.hparams["lr"])  # Lightning's tuner may have changed it
         if self.architecture.compile is True:
             self.model.compile_blocks()  # type: ignore[operator]
         if self.loss_settings.class_weights is not None:
@@ -174,6 +175,35 @@ class CaiTModule(LightningModule):
     def on_fit_start(self) -> None:
         if self.teacher is not None:  # Lightning moves the module after `setup`, and does not know the teacher
             self.teacher.to(self.device)
+        if self.architecture.grad_checkpointing:  # here, because a strategy may have replaced layers
+            network.count_once(self.model)
+        self._check_rate()
+        self._check_metrics()
+        self._check_single_images()
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        self._check_rate()
+
+    def _check_rate(self) -> None:
+        """Refuse a rate that somebody has set after the schedule was made, which goes on with the former one."""
+        if (rate := self.hparams["lr"]) != self.schedule.lr:
+            late = f"hparams.lr became {rate:g} after the schedule was made for {self.schedule.lr:g}"
+            raise UserError(f"{late}: find the rate before the run, as with `cait find-lr`, and give it as --model.lr")
+
+    def _check_metrics(self) -> None:
+        """Refuse metrics of the user's own that fail, where no sanity check does so before training."""
+        if not self.trainer.num_sanity_val_steps or self.trainer.ckpt_path is not None:
+            logits = torch.zeros(2, self.num_classes, device=self.device)
+            self.val_metrics.check_own(logits, (logits if self.task.several else logits[:, 0]).long())
+
+    def _check_single_images(self) -> None:
+        """Refuse batches of one image that BatchNorm cannot train on."""
+        loader: Any = self.trainer.train_dataloader
+        sizes = [getattr(part, "batch_size", None) for part in (loader, getattr(loader, "batch_sampler", None))]
+        if 1 in sizes:
+            image = torch.zeros(1, *network.input_shape(self.hparams), device=self.device).to(self.dtype)
+            with self.trainer.precision_plugin.forward_context():
+                network.check_single(self.model, self.name, image, self.trainer.world_size)
 
     def configure_model(self) -> None:
         """Let a strategy that shards networks shard this one, in its method `shard_module`."""

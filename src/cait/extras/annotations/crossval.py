@@ -23,6 +23,7 @@ from cait.extras.runner import OUTPUT, Runner, failure
 from cait.guards.configurations import options as given_options
 from cait.run import rundir
 from cait.run.program import Program
+from cait.train.metrics import best_mode
 
 DESCRIPTION = """\
 Train a run for each of --data.folds folds (5), one after another, under logs/NAME, and give the
@@ -91,7 +92,9 @@ def _train(runner: Runner, run: Path, fold: int, settings: Sequence[str]) -> Non
 
 def _report(folder: Path, runs: Sequence[Path]) -> None:
     """Print and write the last and the best score of each fold, the mean of the last ones and its interval."""
-    metric, mode = (saved.read(rundir.config(runs[0]))[name] for name in ("best_metric", "best_mode"))
+    config = saved.read(rundir.config(runs[0]))
+    metric = config["best_metric"]
+    mode = config["best_mode"] or best_mode(metric, config["model"].get("metrics") or {})
     found = [_scores(run, metric) for run in runs]
     best = [(max if mode == "max" else min)(scores) for scores in found]
     last = [scores[-1] for scores in found]

@@ -148,11 +148,10 @@ class MultiLabelMetrics(EvalMetrics):
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: logits and labels [B, num_classes]; a row of labels below 0 is not counted."""
         counted = labels[:, 0] >= 0
-        for metric in self._metrics():
-            metric.update(logits[counted].float(), labels[counted].long())
+        self._update(logits[counted].float(), labels[counted].long())
 
-    def _metrics(self) -> list[Any]:
-        return [self.answers, *self.own.values()]
+    def _counters(self) -> list[Any]:
+        return [self.answers]
 
     def _standard(self, prefix: str) -> dict[str, Tensor]:
         task, (logits, targets) = self._task[0], self.answers.compute()

@@ -23,4 +23,4 @@ def callbacks(run: Run) -> list[Any]:
         return []
     from cait.extras.early_stop.callback import EarlyStop
 
-    return [EarlyStop(run.config.best_metric, run.config.best_mode, chosen.patience, chosen.min_delta)]
+    return [EarlyStop(run.config.best_metric, run.best_mode, chosen.patience, chosen.min_delta)]

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 
 from cait.errors import UserError
 
@@ -13,7 +15,8 @@ class EarlyStop(EarlyStopping):
     """Lightning's, with a decision that survives a kill and a patience that a resumed run may change.
 
     Lightning forgets the decision if the process dies between the checkpoint of the last epoch and its end, and trains
-    on; and its checkpoint's patience wins over that of the command line.
+    on; and its checkpoint's patience wins over that of the command line. It ends a run at the first value that is not
+    finite; here such a value is one that is not better.
 
     Args:
         monitor: name of the metric.
@@ -30,17 +33,20 @@ class EarlyStop(EarlyStopping):
             found = f"got {patience} and {min_delta:g}"
             raise UserError(f"early_stop.patience must be at least 1 and early_stop.min_delta at least 0, {found}")
         # `BestCheckpoint` says what is wrong with a metric that is not there.
-        super().__init__(monitor, min_delta, patience, mode=mode, strict=False, check_on_train_epoch_end=False)
+        more: dict[str, Any] = dict(strict=False, check_finite=False, check_on_train_epoch_end=False)
+        super().__init__(monitor, min_delta, patience, mode=mode, **more)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         trainer.should_stop |= self.wait_count >= self.patience
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.wait_count >= self.patience:
-            best = f"{self.monitor} has not got better than {float(self.best_score):.4g}"
-            rank_zero_info(
-                f"stopped early: {best} in {self.wait_count} validations; a higher --early_stop.patience goes on"
-            )
+    def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
+        finite, worst = bool(current.isfinite()), torch.full_like(current, -inf if self.mode == "max" else inf)
+        stops, reason = super()._evaluate_stopping_criteria(current if finite else worst)
+        if stops:
+            best = f"has not got better than {float(self.best_score):.4g}"
+            best = best if self.best_score.isfinite() else f"was {current:g}"
+            reason = f"{self.monitor} {best} in {self.wait_count} validations; a higher --early_stop.patience goes on"
+        return stops, reason
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict | {"patience": self.patience})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -123,7 +124,8 @@ def _logged(path: Path) -> tuple[int, int, dict[str, float]]:
             steps = max(steps, int(row["step"]) + 1)
             for name, cell in scored:
                 with suppress(ValueError):
-                    best[name] = max(best.get(name, float("-inf")), float(cell))
+                    if math.isfinite(value := float(cell)):
+                        best[name] = max(best.get(name, value), value)
     return epochs, steps, best
 
 

@@ -13,7 +13,9 @@ import numpy as np
 import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from cait.cli import saved
 from cait.errors import UserError, did_you_mean, one_line
+from cait.guards import configurations
 from cait.guards.configurations import check_config, read_text
 from cait.settings import Settings, as_text, flatten
 
@@ -28,7 +30,7 @@ DEFAULTS: Settings = {
     "pruner": "none",
     "trials": None,
     "metric": "val/acc1",
-    "direction": "maximize",
+    "direction": None,
     "seed": 0,
 }
 RANGE = ("low", "high", "log", "step")
@@ -41,6 +43,8 @@ PRUNERS = {
 MOST = 10_000
 """Points of a grid that is tried whole."""
 MODES = {"maximize": "max", "minimize": "min"}
+METRICS = "model.metrics."
+"""What the names of the user's own metrics begin with, among settings."""
 OF_THE_SWEEP = ("run_name", "ckpt_path", "config", "best_metric", "best_mode", "trainer.default_root_dir")
 """Settings that each trial gets from the sweep."""
 
@@ -76,8 +80,7 @@ class SearchSpace:
         self.pruner, self.pruner_options = self._choice("pruner", given["pruner"], PRUNERS)
         self.metric = given["metric"]
         self._check(isinstance(self.metric, str), "metric", "be a name", self.metric)
-        self.direction: Any = self._one_of("direction", given["direction"], MODES)
-        self.mode = MODES[self.direction]
+        self._direction = given["direction"] and self._one_of("direction", given["direction"], MODES)
         self.seed = self._whole("seed", given["seed"], 0)
         points = math.prod(map(len, self.grid.values())) if self.sampler == "grid" else None
         if points and points > MOST and given["trials"] is None:
@@ -95,11 +98,35 @@ class SearchSpace:
         try:
             text = read_text(path)
             check_config(path, text)
-            return cls(path, yaml.safe_load(text))
+            search = cls(path, yaml.safe_load(text))
+            _ = search.mode  # refuses a metric that does not say it
+            return search
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
         except yaml.YAMLError as error:
             raise UserError(f"{path} is not YAML: {one_line(error)}") from error
+
+    @cached_property
+    def mode(self) -> str:
+        """ "max" or "min": which value of the metric is the best. UserError if nothing says it."""
+        from cait.train.metrics import best_mode  # here, because it takes long to import
+
+        mode = MODES[self._direction] if self._direction else best_mode(self.metric, self._own_metrics())
+        if mode is None:
+            raise UserError(f"{self.path}: is the largest {self.metric} best? Add direction: maximize or minimize")
+        return mode
+
+    @property
+    def direction(self) -> Any:
+        """As Optuna calls it."""
+        return next(direction for direction, mode in MODES.items() if mode == self.mode)
+
+    def _own_metrics(self) -> Settings:
+        found: Settings = {}
+        for config in map(Path, map(configurations.found, self.configs)):
+            found |= flatten(saved.read(config)) if config.is_file() else {}  # `fit` refuses it
+        found |= self.settings
+        return {name.removeprefix(METRICS): path for name, path in found.items() if name.startswith(METRICS)}
 
     @cached_property
     def grid(self) -> dict[str, list[Any]]:

@@ -29,7 +29,7 @@ from cait.cli.loading import load as cait_load
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.source import open_source
 from cait.errors import UserError
-from cait.extras.annotations import doubt, doubtful_page
+from cait.extras.annotations import crossval, doubt, doubtful_page
 from cait.extras.annotations.crossval import interval
 
 SHORT = [*SMALL, "--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--data.num_workers=0"]
@@ -262,6 +262,29 @@ def test_a_folder_of_three_splits_is_scored_as_three(cait: Cait, tmp_path: Path,
     assert "three/test is not scored" in again.stdout + again.stderr
 
 
+@pytest.mark.parametrize(
+    ("metric", "mode", "metrics", "best"),
+    [
+        ("val/loss", "null", "null", 1.0),
+        ("val/loss", "max", "null", 3.0),
+        ("val/acc1", "null", "null", 3.0),
+        ("val/x", "null", "{x: 'torchmetrics.classification:MulticlassHammingDistance'}", 1.0),
+    ],
+)
+def test_the_best_score_of_a_fold_follows_from_the_metric(
+    metric: str, mode: str, metrics: str, best: float, tmp_path: Path
+) -> None:
+    runs = [tmp_path / f"fold-{fold}" for fold in range(2)]
+    for run in runs:
+        run.mkdir()
+        config = f"{{best_metric: {metric}, best_mode: {mode}, model: {{metrics: {metrics}}}}}\n"
+        (run / "config.yaml").write_text(config)
+        (run / "metrics.csv").write_text(f"epoch,step,{metric}\n0,1,3\n1,2,1\n2,3,nan\n3,4,2\n")
+    crossval._report(tmp_path, runs)
+    with (tmp_path / "crossval.csv").open(newline="") as lines:
+        assert {float(row["best"]) for row in csv.DictReader(lines)} == {best}
+
+
 def test_the_interval_is_nadeau_and_bengios() -> None:
     scores = [91.0, 93.0, 92.5, 90.0, 94.0]
     error = math.sqrt((1 / 5 + 1 / 4) * statistics.variance(scores))
@@ -338,8 +361,6 @@ def test_what_is_doubtful_is_what_cleanlab_says() -> None:
 def test_a_cross_validation_goes_on_where_it_stopped(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cait.extras.annotations import crossval
-
     train, asked = crossval._train, []
 
     def stop_before_the_second(runner: object, run: Path, fold: int, settings: list[str]) -> None:

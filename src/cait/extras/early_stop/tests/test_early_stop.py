@@ -52,6 +52,28 @@ def test_it_waits_as_lightnings_does() -> None:
     assert ours.wait_count >= 3
 
 
+@pytest.mark.parametrize("mode", ["max", "min"])
+@pytest.mark.parametrize(
+    ("values", "stopped_at", "words"),
+    [
+        ("nan 1 2 3 4", None, ""),
+        ("inf 1 2 3 4", None, ""),
+        ("-inf 1 2 3 4", None, ""),
+        ("1 nan 2 inf 3", None, ""),
+        ("nan nan nan", 1, "val/x was nan in 2 validations; a higher --early_stop.patience goes on"),
+        ("1 nan inf 2", 2, "val/x has not got better than 1 in 2 validations"),
+        ("1 -inf nan 2", 2, "val/x has not got better than 1 in 2 validations"),
+    ],
+)
+def test_what_is_not_finite_is_not_better(values: str, stopped_at: int | None, words: str, mode: str) -> None:
+    ours = EarlyStop("val/x", mode, 2)
+    sign = 1 if mode == "max" else -1
+    stops = [ours._evaluate_stopping_criteria(sign * torch.tensor(float(value))) for value in values.split()]
+    assert next((place for place, (stop, _) in enumerate(stops) if stop), None) == stopped_at
+    if stopped_at is not None:
+        assert words.replace("than 1", f"than {sign}") in str(stops[stopped_at][1])
+
+
 @pytest.mark.parametrize(("patience", "delta"), [(0, 0.0), (-1, 0.0), (1, -0.1)])
 def test_numbers_out_of_range_are_refused(patience: int, delta: float) -> None:
     with pytest.raises(UserError, match=r"early_stop\.patience must be at least 1"):

@@ -28,6 +28,7 @@ from cait.extras.sweep.trials import Sampler
 from cait.extras.sweep.verb import check_values
 from cait.run.program import Program
 
+CLASSES = "torchmetrics.classification"
 TINY: dict[str, Any] = {
     "config": str(REPO / "configs/digits.yaml"),
     "settings": {
@@ -67,6 +68,7 @@ def write(folder: Path, **changes: Any) -> Path:
         ({"pruner": {"name": "median", "warmup": 1}}, "unknown key pruner.warmup: 1; did you mean n_warmup_steps?"),
         ({"pruner": {"name": "hyperband", "min_resource": "a"}}, "pruner.min_resource must be a whole number"),
         ({"direction": "up"}, "direction cannot be up; there are maximize, minimize"),
+        ({"metric": "val/answer"}, "is the largest val/answer best? Add direction: maximize or minimize"),
         ({"trials": 0}, "trials must be a whole number, at least 1, got 0"),
         ({"trials": None}, "trials must be a whole number, at least 1, got null"),
         ({"name": "a/b"}, "name must be a name, got a/b"),
@@ -80,6 +82,30 @@ def test_a_bad_space_is_told_in_a_line(changes: dict[str, Any], message: str, tm
     assert str(error.value).startswith(f"{path}: ")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "direction"),
+    [
+        ({}, "maximize"),
+        ({"metric": "val/loss"}, "minimize"),
+        ({"metric": "val/loss", "direction": "maximize"}, "maximize"),
+        ({"metric": "val/x", "settings": {"model.metrics": {"x": f"{CLASSES}:MulticlassF1Score"}}}, "maximize"),
+        (
+            {"metric": "val/x", "settings": {"model": {"metrics": {"x": f"{CLASSES}:MulticlassHammingDistance"}}}},
+            "minimize",
+        ),
+        ({"metric": "val/x", "config": "own.yaml"}, "minimize"),
+    ],
+)
+def test_the_best_trial_follows_from_the_metric(
+    changes: dict[str, Any], direction: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text(f"model: {{metrics: {{x: '{CLASSES}:MulticlassCalibrationError'}}}}\n")
+    search = SearchSpace.read(write(tmp_path, **changes))
+    assert search.direction == direction
+    assert search.arguments({})[-1] == f"--best_mode={direction[:3]}"
 
 
 def test_a_space_that_is_no_yaml_is_told_with_its_line(tmp_path: Path) -> None:
