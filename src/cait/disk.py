@@ -20,7 +20,7 @@ TABLE: Any = dict(newline="", encoding="utf-8", errors="surrogateescape")
 """How files with the names of images are opened: names may hold bytes that are not text."""
 
 
-def open_file(path: Path, limit: int | None = None, within: Path | None = None) -> BinaryIO:
+def open_file(path: str | Path, limit: int | None = None, within: Path | None = None) -> BinaryIO:
     """Open a regular file to read. A pipe would wait for a writer, and a device may never end.
 
     Args:
@@ -32,7 +32,7 @@ def open_file(path: Path, limit: int | None = None, within: Path | None = None) 
         UserError: it is no regular file, is larger than `limit`, or lies outside of `within`.
         OSError: it cannot be opened.
     """
-    if within is not None and not path.resolve().is_relative_to(within.resolve()):
+    if within is not None and not Path(path).resolve().is_relative_to(within.resolve()):
         raise UserError(f"{path} is a link out of the folder {within}")
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without waiting for a pipe's writer
     try:

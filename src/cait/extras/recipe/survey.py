@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from cait.data.listing import Files, is_image
-from cait.data.reading import AS_SEEN, Reading, load_rgb
+from cait.data.reading import AS_SEEN, Reading, load_rgb, open_image
 from cait.errors import UserError
 
 SIZES, SAMPLE = 1000, 100
@@ -73,7 +72,7 @@ def survey(
     decoded = {*looked_at[:: max(1, len(looked_at) // SAMPLE)]}
     sides, aspects, megapixels, jpeg, thumbs = [], [], [], 0.0, []
     for index in looked_at:
-        with suppress(Exception), Image.open(train.name(index)) as image:  # a run counts and names the unreadable ones
+        with suppress(Exception), open_image(train.name(index)) as image:  # a run counts and names the unreadable ones
             sides.append(min(image.size))
             aspects.append(max(image.size) / min(image.size))
             megapixels.append(image.width * image.height / 1e6)
