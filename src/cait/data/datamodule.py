@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 
 from cait import cores, disk, plugins, seeds
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages, known_labels
-from cait.data.folder import FolderSource, Splits, abbreviate, scan_flat
+from cait.data.folder import FolderSource, Splits, abbreviate, not_listed, scan_flat
 from cait.data.listing import Files
 from cait.data.loader import Loader, Loading, TrainLoader, batches_a_step, images_a_batch, init_worker
 from cait.data.reading import UnreadableImages, check_headers
@@ -230,7 +230,9 @@ class ImageNetDataModule(LightningDataModule):
         """The data set in a line."""
         train, val = len(self.source.train), len(self.source.val)
         changed = f" ({self.stored})" if self.stored != EARLIER[STORED] else ""
-        return f"{self.root}: {train:,} training{changed} and {val:,} validation images, {self.num_classes} classes"
+        left_out = not_listed(getattr(self.source, "left_out", {}))
+        images = f"{train:,} training{changed} and {val:,} validation images"
+        return f"{self.root}: {images}, {self.num_classes} classes{left_out}"
 
     def how_read(self) -> str:
         """What decodes the training images."""

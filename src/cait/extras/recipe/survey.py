@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cait.data.listing import Files, is_image
+from cait.data.folder import class_folders
+from cait.data.listing import HIDDEN, OTHER, Files, list_images
 from cait.data.reading import AS_SEEN, Reading, load_rgb, open_image
 from cait.errors import UserError
 
@@ -103,16 +103,16 @@ def survey(
 
 
 def left_out(folders: Sequence[Path], names: Sequence[str]) -> dict[str, int]:
-    """Count the files in class folders that are not images, by suffix, and images beside the class folders.
+    """Count what is not listed in class folders and beside them by the reason, other files by their suffix.
 
-    Hidden files are not counted.
+    What is hidden is not counted.
     """
     found: Counter[str] = Counter()
     for folder in folders:
-        beside = [entry for entry in os.scandir(folder) if entry.is_file() and is_image(entry.name)]
-        found["images beside the class folders"] += len(beside)
-        for name in names:
-            for _, _, files in os.walk(folder / name, followlinks=True):
-                others = [file for file in files if not (is_image(file) or file.startswith("."))]
-                found.update(Path(file).suffix.lower() or "no suffix" for file in others)
-    return {kind: count for kind, count in found.most_common() if count}
+        places = class_folders(folder)
+        for why, paths in list_images(folder, [places[name] for name in names if name in places]).left_out.items():
+            if why == OTHER:
+                found.update(Path(path).suffix.lower() or "no suffix" for path in paths)
+            elif why != HIDDEN:
+                found[why] += len(paths)
+    return dict(found.most_common())
