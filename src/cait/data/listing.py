@@ -36,7 +36,7 @@ OTHER, BESIDE = "other files", "images beside the class folders"
 
 def is_image(name: str) -> bool:
     """Whether a file of this name or path is listed as an image."""
-    return name.lower().endswith(EXTENSIONS) and not os.path.basename(name).startswith(".")
+    return name.lower().endswith(EXTENSIONS) and name[name.rfind(os.sep) + 1] != "."
 
 
 class Files:
@@ -113,11 +113,13 @@ def walk(folder: Path, names: Sequence[str], pool: Executor) -> tuple[Files, Tim
             join(folders, {identity: (label, inner) for identity, inner in tree.folders.items()})
             for kind, paths in tree.left_out.items():
                 left_out[kind] += [path[start:] for path in paths]
-            for inner, name, number, is_link in tree.images:
-                if is_link:
-                    links.add(len(numbers))
-                numbers.append(number)
-                yield os.path.join(inner, name)[start:], label
+            for inner, images in sorted(tree.images.items()):
+                below, first = os.path.join(inner, "")[start:], len(numbers)
+                names_here = sorted(images)
+                if linked := tree.links.get(inner):
+                    links.update(first + place for place, name in enumerate(names_here) if name in linked)
+                numbers.extend(map(images.__getitem__, names_here))
+                yield from ((below + name, label) for name in names_here)
 
     files = Files(samples(), str(folder))
     if again := _again(files, numbers, links) if links else None:
@@ -172,15 +174,16 @@ class _Tree:
         self.folders: dict[Identity, str] = {}
         self.times: Times = []
         self.left_out = LeftOut(list)
-        self.images: list[tuple[str, str, int, bool]] = []
-        """Folder, name, number on the device, and whether it is a link, in order."""
+        self.images = defaultdict[str, dict[str, int]](dict)
+        """The name of each image in a folder, and its number on the device."""
+        self.links = defaultdict[str, set[str]](set)
+        """The names of those that are links."""
         self._inner, self._linked = [folder], list[str]()
         try:
             while self._inner or self._linked:
                 self._list(self._inner.pop() if self._inner else heappop(self._linked))
         except OSError as error:
             raise UserError(f"cannot list the folder {error.filename}: {error.strerror}") from error
-        self.images.sort()
 
     def _list(self, folder: str) -> None:
         status = os.stat(folder)
@@ -188,12 +191,14 @@ class _Tree:
             self.left_out[AGAIN].append(folder)
             return
         self.times.append((folder, status.st_mtime_ns))
+        images = self.images[folder]
         with os.scandir(folder) as entries:  # it tells folders from files without asking for each
             for entry in entries:
-                if (what := entry_kind(entry)) == IMAGE:
-                    is_link = entry.is_symlink()
-                    number = entry.stat().st_ino if is_link else entry.inode()
-                    self.images.append((folder, entry.name, number, is_link))
+                if entry.is_file(follow_symlinks=False) and is_image(entry.name):  # nearly all
+                    images[entry.name] = entry.inode()
+                elif (what := entry_kind(entry)) == IMAGE:
+                    images[entry.name] = entry.stat().st_ino
+                    self.links[folder].add(entry.name)
                 elif what == FOLDER:
                     heappush(self._linked, entry.path) if entry.is_symlink() else self._inner.append(entry.path)
                 elif what:
