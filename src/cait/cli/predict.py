@@ -44,8 +44,7 @@ def predict(arguments: list[str], program: Program) -> None:
     if not paths:
         raise UserError("no names on standard input")
     with trust.only_own(folder, given.trusted):
-        ema = False if given.raw else None
-        loaded = loading.from_checkpoint(checkpoint, folder, ema, None, program.module, program.data)
+        loaded = loading.from_checkpoint(checkpoint, folder, given.ema, None, program.module, program.data)
         _write(loaded, paths, loading.device(folder), given)
 
 
@@ -59,7 +58,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     most = "classes of each image; default 5, or all that seem right where images have several"
     options.add_argument("--top_k", type=int, metavar="K", help=most)
     options.add_argument("--output", type=Path, metavar="FILE", help="default: the screen")
-    options.add_argument("--raw", action="store_true", help="the raw weights, also if there is a moving average")
+    options.add_weights()
     options.add_trust()
     given = options.parse_intermixed_args(arguments)
     if given.run is None:

@@ -64,7 +64,6 @@ class FolderSource:
         self.left_out: dict[str, list[str]] = {}
         """Paths below the root of what was not listed, by the reason."""
         self.holds_out_all = False
-        """Whether all images validate if the root holds the class folders itself, as where a run is only scored."""
 
     def prepare(self) -> None:
         if self.write is not None:
@@ -103,6 +102,12 @@ class FolderSource:
     def holds_out(self) -> bool:
         """Whether validation takes images from the class folders, because it has no folder of its own."""
         return self.split_folders()[1] is None
+
+    def hold_out_all(self) -> None:
+        """Where validation would take images from the class folders, let it take all, because nothing is to train."""
+        self.holds_out_all = True
+        self.left_out.clear()
+        self.__dict__.pop("sets", None)
 
     @cached_property
     def class_names(self) -> list[str]:
