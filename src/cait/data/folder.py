@@ -207,8 +207,8 @@ def scan_flat(root: Path) -> Files:
 
 def not_listed(left_out: Mapping[str, list[str]]) -> str:
     """What is not listed in a folder, in words that follow others; empty if all is."""
-    parts = [f"{len(paths):,} {why} ({abbreviate(paths)})" for why, paths in left_out.items()]
-    return f"; left out: {', '.join(parts)}" if parts else ""
+    parts = [f"{why} ({len(paths):,}): {abbreviate(paths)}" for why, paths in left_out.items()]
+    return f"; left out: {'; '.join(parts)}" if parts else ""
 
 
 def folder_names(folder: Path) -> list[str]:

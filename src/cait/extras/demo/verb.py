@@ -46,7 +46,7 @@ def demo(arguments: list[str], program: Program) -> None:
     from cait.guards import trust
 
     with trust.only_own(folder, given.trusted):
-        loaded = loading.from_checkpoint(checkpoint, folder, average, None, program.module, program.data)
+        loaded = loading.from_checkpoint(checkpoint, folder, given.ema, None, program.module, program.data)
     if loaded.data.has_own_eval_transform:
         raise UserError("the page cannot run an evaluation transform of your own; `cait export --format onnx` does")
     output.parent.mkdir(parents=True, exist_ok=True)
