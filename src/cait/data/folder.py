@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -269,7 +271,7 @@ def list_classes(folder: Path, names: list[str]) -> Files:
     if empty:
         lacking = [folder / places.get(names[label], names[label]) for label in sorted(empty)]
         heif = any(path.lower().endswith(HEIF) for path in files.left_out[OTHER])
-        why = not_listed(files.left_out) + (f"; {NEEDS_HEIF}" if heif else "")
+        why = (f"; {NEEDS_HEIF}" if heif else "") + not_listed(files.left_out)
         raise UserError(f"no images in the class folder {abbreviate([*map(str, lacking)])}{why}")
     return files
 
@@ -289,6 +291,26 @@ def hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:
         for position, sample in enumerate(members):
             (val if position in held else train).append(sample)
     return Files(train), Files(val)
+
+
+def copies(train: Files, val: Files) -> Iterator[str]:
+    """A line about images of the same bytes under two labels, and one about those in both sets."""
+    alike: dict[tuple[int, bytes], list[tuple[str, int, bool]]] = {}
+    for samples in (train, val):
+        for path, label in samples:
+            with suppress(OSError, UserError), disk.open_file(path) as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(size // 2)  # files that are not compressed often begin alike
+                alike.setdefault((size, file.read(4096)), []).append((path, label, samples is val))
+    found: dict[str, list[str]] = {"under two labels": [], "to train on and to validate on": []}
+    for (first, label, held), *others in alike.values():
+        for path, other, is_held in others:
+            if (other, is_held) != (label, held) and filecmp.cmp(first, path, shallow=False):
+                kind = [*found][other == label]
+                found[kind].append(f"{first} = {path}")
+    for kind, pairs in found.items():
+        if pairs:
+            yield f"{len(pairs):,} images are there twice, {kind}: {abbreviate(pairs)}"
 
 
 def abbreviate(names: list[str], most: int = 3) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from torchvision.datasets.imagenet import ARCHIVE_META
 
 from cait.cli.options import Options
-from cait.data.folder import FolderSource, Splits, abbreviate, class_folders, not_listed
+from cait.data.folder import FolderSource, Splits, abbreviate, class_folders, copies, not_listed
 from cait.data.listing import BESIDE, BROKEN, OTHER, STRANGE, list_images
 from cait.data.reading import load_rgb
 from cait.data.source import open_source
@@ -110,7 +110,8 @@ def _listed(source: FolderSource, found: dict[str, Classes]) -> Iterator[str]:
 def _refusals(source: FolderSource) -> Iterator[str]:
     """What a run would refuse."""
     try:
-        _ = source.sets
+        for line in copies(*source.sets):
+            tell(line)
     except UserError as error:
         yield str(error)
 
