@@ -29,9 +29,9 @@ Folders = dict[Identity, tuple[int, str]]
 """The label of each folder, and a path that leads to it."""
 LeftOut = defaultdict[str, list[str]]
 FOLDER, IMAGE, NOTHING = "folders", "images", ""
-HIDDEN, BROKEN, STRANGE, AGAIN = "hidden", "broken links", "pipes, devices or sockets", "links to what is there already"
+HIDDEN, BROKEN, AGAIN = "hidden", "broken links", "links to what is there already"
 OTHER, BESIDE = "other files", "images beside the class folders"
-"""What an entry of a folder is; the last six are why something is left out."""
+"""What an entry of a folder is; the last five are why something is left out."""
 
 
 def is_image(name: str) -> bool:
@@ -83,7 +83,8 @@ def list_images(folder: Path, names: Sequence[str]) -> Files:
     """The images of the class folders `names`, in the order of torchvision's ImageFolder; name i has the label i.
 
     Links are followed, and each file is listed once, whatever leads to it. Hidden files and folders, whose names begin
-    with a dot, are left out, because viewers put small copies there. So is what is no regular file.
+    with a dot, are left out, because viewers put small copies there. A pipe or a broken link with the name of an image
+    is one that cannot be read.
 
     Raises:
         UserError: a folder cannot be listed, or a folder or file lies under two classes.
@@ -197,23 +198,28 @@ class _Tree:
                 if entry.is_file(follow_symlinks=False) and is_image(entry.name):  # nearly all
                     images[entry.name] = entry.inode()
                 elif (what := entry_kind(entry)) == IMAGE:
-                    images[entry.name] = entry.stat().st_ino
-                    self.links[folder].add(entry.name)
+                    images[entry.name] = 0
+                    if os.path.exists(entry.path):
+                        images[entry.name] = entry.stat().st_ino
+                        self.links[folder].add(entry.name)
                 elif what == FOLDER:
                     heappush(self._linked, entry.path) if entry.is_symlink() else self._inner.append(entry.path)
                 elif what:
                     self.left_out[what].append(entry.path)
 
 
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry of a folder is one too, or a link to one."""
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+
+
 def entry_kind(entry: os.DirEntry[str]) -> str:
     """What an entry of a folder is, with links followed; it asks the disk for links alone."""
-    is_named, is_link = entry.name.lower().endswith(EXTENSIONS), entry.is_symlink()
     if entry.name.startswith("."):
+        is_named = entry.name.lower().endswith(EXTENSIONS)
         return HIDDEN if is_named or entry.is_dir(follow_symlinks=False) else NOTHING
-    if is_link and not os.path.exists(entry.path):
-        return BROKEN
-    if entry.is_dir():
+    if is_folder(entry):
         return FOLDER
-    if not is_named:
-        return OTHER
-    return IMAGE if entry.is_file() else STRANGE
+    if is_image(entry.name):
+        return IMAGE
+    return BROKEN if entry.is_symlink() and not os.path.exists(entry.path) else OTHER

@@ -11,7 +11,7 @@ from torchvision.datasets.imagenet import ARCHIVE_META
 
 from cait.cli.options import Options
 from cait.data.folder import FolderSource, Splits, abbreviate, class_folders, copies, not_listed
-from cait.data.listing import BESIDE, BROKEN, OTHER, STRANGE, list_images
+from cait.data.listing import BESIDE, BROKEN, OTHER, list_images
 from cait.data.reading import load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError
@@ -141,9 +141,8 @@ def _count(folder: Path, classes: Classes) -> Iterator[str]:
         yield f"{len(empty):,} class(es) without images in {folder}: {abbreviate(empty)}"
     if strange := left_out.pop(OTHER, []):
         yield f"{len(strange):,} file(s) without an image's extension, which are left out: {abbreviate(strange)}"
-    for why in (BROKEN, STRANGE):
-        if paths := left_out.pop(why, []):
-            yield f"{len(paths):,} {why}, which are left out: {abbreviate(paths)}"
+    if broken := left_out.pop(BROKEN, []):
+        yield f"{len(broken):,} link(s) to what is not there: {abbreviate(broken)}"
     if left_out:
         tell(f"{folder}{not_listed(left_out)}")
 

@@ -34,7 +34,7 @@ def list_images(folder: Path, names: Sequence[str], pool: Executor) -> Files:
         found, times = walk(folder, names, pool)
         changed = {when for _, when in times}
         # File systems that show buckets as folders may give all of them the same time.
-        # A broken link may be mended without a trace.
+        # A folder that is missing behind a link may come back without a trace.
         is_whole = len(found) >= KEPT_FROM and listing.BROKEN not in found.left_out
         if is_whole and len(changed) > 1 and max(changed) < start - SETTLED:
             _keep(kept, found, times)
