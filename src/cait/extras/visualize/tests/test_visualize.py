@@ -472,7 +472,7 @@ def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
     panels = len(curves.panels([curves.read(trained)]))
     assert len(images) == wrong + 1 + 2 * 2 + panels  # mistakes, confusion matrix, halves of the two, curves
     assert text.index("Worst mistakes") < text.index("Attention maps") < text.index("Curves")
-    for words in ("logs/a/checkpoints/best.ckpt, step ", EVIL, "cait visualize a", result, "Curves", "Worst mistakes"):
+    for words in ("logs/a/checkpoints/best.ckpt, moving average, step ", EVIL, "cait visualize a", result, "Curves", "Worst mistakes"):
         assert words in text
     for line in (first, second):
         assert Image.open(line.partition("  ")[0]).width > 500
