@@ -6,8 +6,11 @@ import csv
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
+from itertools import zip_longest
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, BinaryIO
@@ -20,7 +23,7 @@ TABLE: Any = dict(newline="", encoding="utf-8", errors="surrogateescape")
 """How files with the names of images are opened: names may hold bytes that are not text."""
 
 
-def open_file(path: Path, limit: int | None = None, within: Path | None = None) -> BinaryIO:
+def open_file(path: str | Path, limit: int | None = None, within: Path | None = None) -> BinaryIO:
     """Open a regular file to read. A pipe would wait for a writer, and a device may never end.
 
     Args:
@@ -32,7 +35,7 @@ def open_file(path: Path, limit: int | None = None, within: Path | None = None) 
         UserError: it is no regular file, is larger than `limit`, or lies outside of `within`.
         OSError: it cannot be opened.
     """
-    if within is not None and not path.resolve().is_relative_to(within.resolve()):
+    if within is not None and not Path(path).resolve().is_relative_to(within.resolve()):
         raise UserError(f"{path} is a link out of the folder {within}")
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without waiting for a pipe's writer
     try:
@@ -88,21 +91,50 @@ def write_json(path: Path, content: Any) -> None:
 def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
     """The line of each row of a table of images, and its cells by column in lower case; errors call the table `name`.
 
+    A path may hold bytes that are no text, as names of files may; other cells may not.
+
     Raises:
-        UserError: it cannot be read, or has no column `path`.
+        UserError: it cannot be read, has no column `path` or one twice, or a row has a cell without a column.
     """
     try:
-        with path.open(**TABLE | {"encoding": "utf-8-sig"}) as file:  # Excel begins with a mark
-            reader = csv.DictReader(file)
-            reader.fieldnames = columns = [column.strip().lower() for column in reader.fieldnames or ()]
-            if "path" not in columns:
-                raise UserError(f"{name} has no column `path`, it has {printable(', '.join(columns)) or 'none'}")
-            for row in reader:
-                yield reader.line_num, {column: row[column] or "" for column in columns}
+        with TextIOWrapper(open_file(path), **TABLE | {"encoding": "utf-8-sig"}) as file:  # Excel begins with a mark
+            reader = csv.reader(file, strict=True)
+            columns = [column.strip().lower() for column in next(reader, [])]
+            _check_columns(columns, name)
+            for cells in filter(None, reader):
+                yield reader.line_num, _row(columns, cells, f"{name}, line {reader.line_num}")
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}") from error
     except csv.Error as error:
-        raise UserError(f"{name} is no CSV file: {one_line(error)}") from error
+        raise UserError(f"{name}, line {reader.line_num}, is no CSV file: {one_line(error)}") from error
+
+
+def _check_columns(columns: Sequence[str], name: str) -> None:
+    if not is_text("".join(columns)) or any("\0" in column for column in columns):
+        raise UserError(f"{name}, line 1: not UTF-8, perhaps UTF-16; save the table as UTF-8")
+    if "path" not in columns:
+        raise UserError(f"{name} has no column `path`, it has {printable(', '.join(columns)) or 'none'}")
+    if twice := [column for column, count in Counter(columns).items() if column and count > 1]:
+        raise UserError(f"{name} has two columns `{printable(twice[0])}`")
+
+
+def _row(columns: Sequence[str], cells: Sequence[str], where: str) -> dict[str, str]:
+    if any(map(str.strip, cells[len(columns) :])):
+        more = f"{len(cells)} cells, the header has {len(columns)}"
+        raise UserError(f"{where}: {more}; put quotes around a cell with a comma")
+    row = dict(zip_longest(columns, cells[: len(columns)], fillvalue=""))
+    for column, cell in row.items():
+        if column != "path" and not is_text(cell):
+            raise UserError(f"{where}: the {column} {printable(cell)} is not UTF-8; save the table as UTF-8")
+    return row
+
+
+def is_text(name: str) -> bool:
+    """Whether a name from the disk is UTF-8."""
+    with suppress(UnicodeEncodeError):
+        name.encode()
+        return True
+    return False
 
 
 def replace(beside: Path, path: Path, previous: Path | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from timm.data import create_transform
 import cait as package
 from cait import ckpt
 from cait.cli import main
+from cait.cli.predict import _paths
 from cait.data.reading import load_rgb
 from cait.errors import UserError
 
@@ -137,6 +139,28 @@ def test_names_come_from_files_patterns_and_standard_input(
     assert abs(best["probability"] - expected(one, ema=True)[best["index"]].item()) > 1e-3
 
 
+def test_a_folder_is_searched_as_in_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Links are followed, each file comes once, and what is left out is counted."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("d/a/1.png", "d/a/2.png", "d/.thumbnails/3.png", "store/4.png", "store/5.png"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(name)
+    for link, target in {"a/again": ".", "a/back": "..", "b": "../store", "a/6.png": "1.png", "c": "gone"}.items():
+        Path("d", link).symlink_to(target)
+    found = ["d/a/1.png", "d/a/2.png", "d/b/4.png", "d/b/5.png"]
+    for place in ("d", "d/**", "d/**/*.png", "d/**/?.png"):
+        assert list(_paths(place, None)) == found, place
+        told = capsys.readouterr().err
+        for words in ("hidden (1): ", "broken links (1): ", "already (3): "):
+            assert words in told
+    assert list(_paths("d/a/*.png", None)) == found[:2]
+    os.mkfifo("d/a/pipe.png")
+    Path("d/a/gone.png").symlink_to("nowhere")
+    assert [*_paths("d/a", None)][-2:] == ["d/a/gone.png", "d/a/pipe.png"]  # rows that say so
+
+
 @pytest.fixture
 def elsewhere(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder with the runs in it, which is the current one."""
@@ -178,15 +202,36 @@ def test_a_table_names_images_below_its_folder_or_the_runs_root(
         ("", "table.csv has no column `path`, it has none"),
         ("file,label\na.png,b\n", "table.csv has no column `path`, it has file, label"),
         ("path,label\n", "table.csv names no images"),
-        ("path\n" + "b" * 140_000, "table.csv is no CSV file: field larger than field limit (131072)"),
+        ("path\n" + "b" * 140_000, "table.csv, line 2, is no CSV file: field larger than field limit (131072)"),
+        ('path,label\na.png,x\nb.png,"x\nc.png,y\n', "table.csv, line 4, is no CSV file: unexpected end of data"),
+        (
+            "path,label\na.png,x\nb.png,terrier, brown\n",
+            "table.csv, line 3: 3 cells, the header has 2; put quotes around a cell with a comma",
+        ),
+        ("path,label,Label\na.png,x,y\n", "table.csv has two columns `label`"),
+        (
+            "path,label\na.png,x\nb.png,Käse\n".encode("cp1252"),
+            "table.csv, line 3: the label K�se is not UTF-8; save the table as UTF-8",
+        ),
+        (
+            "path,label\na.png,x\n".encode("utf-16"),
+            "table.csv, line 1: not UTF-8, perhaps UTF-16; save the table as UTF-8",
+        ),
+        (
+            "path,label\na.png,x\n".encode("utf-16-be"),
+            "table.csv, line 1: not UTF-8, perhaps UTF-16; save the table as UTF-8",
+        ),
+        ("a pipe", "table.csv is not a regular file"),
     ],
-    ids=["missing", "empty", "no path", "no row", "no table"],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
 def test_a_wrong_table_is_told_in_a_line(
-    text: str | None, told: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+    text: str | bytes | None, told: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if text is not None:
-        Path("table.csv").write_text(text)
+    if text == "a pipe":
+        os.mkfifo("table.csv")
+    elif text is not None:
+        Path("table.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SystemExit) as stop:
         main(["predict", "mixed", "table.csv", "images"])
     assert stop.value.code == 2

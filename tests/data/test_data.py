@@ -4,8 +4,12 @@ import csv
 import gc
 import hashlib
 import os
+import re
 import shutil
+import socket
+import struct
 import sys
+import zlib
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import SMALL
+from harness import REPO, SMALL
 from lightning.pytorch import LightningModule, Trainer
 from PIL import ExifTags, Image, ImageOps
 from sklearn.datasets import load_digits
@@ -27,11 +31,13 @@ from cait import plugins, seeds
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.digits import write_digits
+from cait.data.folder import copies
 from cait.data.listing import TORCHVISIONS, Files
-from cait.data.reading import AS_SEEN, PUBLISHED, Reading, load_rgb
+from cait.data.reading import AS_SEEN, PUBLISHED, Reading, UnreadableImages, check_headers, load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.shards import pixels
+from cait.extras.shards.writer import encoded
 
 
 def test_digits_are_scikit_learns_every_one_once(digits_root: Path) -> None:
@@ -174,6 +180,9 @@ def test_a_truncated_image_is_told(mixed_root: Path, photographs: list[Image.Ima
         (dict(batch_size=0), "at least 1"),
         (dict(num_workers=-1), "num_workers"),
         (dict(auto_augment="rond-m9"), "auto_augment"),
+        (dict(auto_augment="rand-Posterise-m9"), "there is no section 'Posterise'"),
+        (dict(auto_augment="augmix-m"), "there is no section 'm'"),
+        (dict(cache_gb=-1), "cache_gb must be above 0"),
         (dict(crop_pct=0), "crop_pct"),
         (dict(mixup=-1), "mixup"),
         (dict(hflip=2), "hflip"),
@@ -381,6 +390,203 @@ def test_sixteen_bits_of_grey_are_scaled(tmp_path: Path) -> None:
     Image.fromarray(ramp).save(tmp_path / "deep.png")
     pixels = np.asarray(load_rgb(str(tmp_path / "deep.png")))
     assert np.array_equal(pixels, np.repeat((ramp >> 8)[..., None], 3, axis=2))
+
+
+FLOATS = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "suffix", "expected"),
+    [
+        (FLOATS, "tif", np.rint(255 * FLOATS)),
+        ((65535 * FLOATS).astype(np.uint16), "tif", (65535 * FLOATS).astype(int) >> 8),
+        ((65535 * FLOATS).astype(np.uint16), "pgm", (65535 * FLOATS).astype(int) >> 8),
+        (255 * FLOATS, "tif", "reach from 0 to 255; 0 is read as black and 1 as white"),
+        (FLOATS - 0.5, "tif", "reach from -0.5 to 0.5"),
+        (FLOATS * np.nan, "tif", "reach from nan to nan"),
+        ((255 * FLOATS).astype(np.int32), "tif", "signed or of 32 bits"),
+        ((1e6 * FLOATS).astype(np.int32), "", "reach from 0 to 1e+06; 0 is read as black and 65,535 as white"),
+    ],
+)
+def test_a_range_that_eight_bits_do_not_hold_is_scaled_or_refused(
+    pixels: np.ndarray, suffix: str, expected: Any, tmp_path: Path
+) -> None:
+    image: Any = Image.fromarray(pixels)
+    if suffix:
+        image.save(image := tmp_path / f"deep.{suffix}")
+    if isinstance(expected, str):
+        with pytest.raises(
+            UserError, match=f"^cannot read the image {image if suffix else 'it'}: .*{re.escape(expected)}"
+        ):
+            load_rgb(image, "it")
+    else:
+        assert np.array_equal(np.asarray(load_rgb(image))[..., 1], expected)
+
+
+def made(kind: str, path: Path) -> None:
+    """Put something that is no picture, or none that anyone takes in, under the name of one."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        socket.socket(socket.AF_UNIX).bind(str(path))
+    elif kind.startswith("/dev"):
+        path.symlink_to(kind)
+    elif kind == "sparse":
+        with path.open("wb") as file:
+            file.truncate(300 * 2**30)
+    elif kind in ("TGA", "ICO", "JPEG2000", "EPS"):
+        Image.new("RGB", (16, 16)).save(path, kind)
+    else:
+        width, height = map(int, kind.split("x"))
+        header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+        chunks = (header, b"IDAT" + zlib.compress(bytes(99)))
+        parts = (struct.pack(">I", len(each) - 4) + each + struct.pack(">I", zlib.crc32(each)) for each in chunks)
+        path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        *((kind, "it is not a regular file") for kind in ("pipe", "folder", "/dev/zero", "/dev/full")),
+        ("socket", "No such device"),
+        ("sparse", "it has 322,122,547,200 bytes, more than the 1,073,741,824 that are read"),
+        *((kind, "not an image") for kind in ("TGA", "ICO", "JPEG2000", "EPS")),
+        ("2000000x1", "one side of its 2,000,000 × 1 pixels is over 1,000 times the other"),
+        ("1x170000000", "one side of its 1 × 170,000,000 pixels"),
+        ("20000x20000", "exceeds limit of 178956970 pixels"),
+    ],
+)
+def test_what_is_no_picture_and_one_beyond_measure_are_refused_by_name(kind: str, words: str, tmp_path: Path) -> None:
+    made(kind, tmp_path / "x.png")
+    unreadable = UnreadableImages(None, 1)
+    check_headers([(str(tmp_path / "x.png"), 0)], unreadable)
+    assert unreadable.seen == {str(tmp_path / "x.png")}
+    with pytest.raises(UserError) as caught:
+        load_rgb(tmp_path / "x.png")
+    assert str(caught.value).startswith(f"cannot read the image {tmp_path / 'x.png'}: ")
+    assert words in str(caught.value)
+    raw = pixels.Pixels(raw=True)
+    with pytest.raises(UserError, match="cannot read the image"):
+        load_rgb(BytesIO(encoded(Files([(str(tmp_path / "x.png"), 0)]), 0, raw)[0]), f"{tmp_path / 'x.png'}")
+
+
+def test_one_place_opens_pictures() -> None:
+    found = [path.name for path in REPO.glob("src/**/*.py") if re.search(r"Image\.open\((?!\")", path.read_text())]
+    assert [name for name in found if not name.startswith("test_")] == ["reading.py"]
+
+
+def laid_out(root: Path, files: str, links: dict[str, str] | None = None) -> None:
+    """Images under names, each with pixels of its own, and links."""
+    for number, name in enumerate(files.split()):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(root / name)
+    for link, target in (links or {}).items():
+        (root / link).parent.mkdir(parents=True, exist_ok=True)
+        (root / link).symlink_to(target)
+
+
+TWO_CLASSES = "a/1.png a/2.png a/3.png b/1.png b/2.png b/3.png"
+TWO_FOLDERS = "train/a/1.png train/b/1.png val/a/2.png val/b/2.png"
+
+
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [
+        ({"a/again": "."}, 6),
+        ({"a/again": ".", "a/once_more": ".", "a/x/y": "../../a"}, 6),
+        ({"a/z": "../../store", "a/y": "../../store"}, 7),
+        ({"a/4.png": "1.png", "a/5.png": "4.png"}, 6),
+        ({"c": "../store", "a/gone": "nowhere", "gone_too": "nowhere"}, 8),
+        ({"b/4.png": "nowhere", "b/5.png": "5.png"}, 8),  # images that cannot be read
+        ({"a/up": ".."}, "{root}/a/up/b and {root}/b are one folder, under two classes"),
+        ({"a/x": "../../store", "b/y": "../../store"}, "{root}/a/x and {root}/b/y are one folder, under two classes"),
+        ({"c": "b"}, "{root}/b and {root}/c are one folder, under two classes"),
+        ({"b/0.png": "../a/1.png"}, "{root}/a/1.png and {root}/b/0.png are one file, under two classes"),
+    ],
+)
+def test_each_file_is_listed_once_whatever_leads_to_it(
+    links: dict[str, str], expected: int | str, tmp_path: Path
+) -> None:
+    laid_out(tmp_path / "store", "9.png 8.png" if "c" in links else "9.png")
+    laid_out(root := tmp_path / "root", TWO_CLASSES, links)
+    source = open_source(str(root))
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected.format(root=root)):
+            _ = source.sets
+        return
+    paths = [path for samples in source.sets for path, _ in samples]
+    assert len(paths) == len(set(map(os.path.realpath, paths))) == expected
+    assert not any(f"{root}/{link}/" in path for path in paths for link in ("a/again", "a/once_more", "a/x"))
+    assert source.left_out.get("broken links", []) == [link for link in links if "gone" in link]
+
+
+@pytest.mark.parametrize(
+    ("files", "links", "expected"),
+    [
+        ("Bus/1.png Bus/2.png Train/1.png Train/2.png", {}, ["Bus", "Train"]),
+        ("bus/1.png bus/2.png Training/1.png Training/2.png", {}, ["Training", "bus"]),
+        ("Bus/1.png Bus/2.png Train/1.png Train/2.png Test/1.png Test/2.png", {}, ["Bus", "Test", "Train"]),
+        ("Validation/1.png Validation/2.png Test/1.png Test/2.png", {}, ["Test", "Validation"]),
+        (TWO_FOLDERS.replace("train", "Train").replace("val", "TEST"), {}, ["a", "b"]),
+        ("train/1.png val/a/1.png val/b/1.png", {}, "train holds 0 class folder"),
+        ("Train/1.png Train/2.png Test/1.png Test/2.png", {}, "Train holds 0 class folder"),
+        ("train/a/1.png train/b/1.png val/1.png", {}, "do not hold the same class folders: a, b"),
+        ("train/a/1.png train/b/1.png", {"val/a": "../train/b", "val/b": "../train/a"}, "one folder, under two"),
+        ("train/cr\u00e8me/1.png train/b/1.png val/cre\u0300me/2.png val/b/1.png", {}, ["b", "cr\u00e8me"]),
+        ("cr\u00e8me/1.png cr\u00e8me/2.png cre\u0300me/1.png b/1.png", {}, "two folders called cr.*me"),
+        ("a/1.png a/2.png K\udce4se/1.png K\udce4se/2.png", {}, "the class folder .*K�se is not UTF-8: rename it"),
+    ],
+)
+def test_a_layout_is_one_only_if_what_lies_in_it_fits(
+    files: str, links: dict[str, str], expected: list[str] | str, tmp_path: Path
+) -> None:
+    laid_out(tmp_path / "photos:v2", files, links)
+    source = open_source(str(tmp_path / "photos:v2"))  # a folder, though it looks like module:name
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected):
+            _ = source.sets
+    else:
+        assert source.class_names == expected
+        assert {label for samples in source.sets for _, label in samples} == set(range(len(expected)))
+
+
+def test_a_folder_that_exists_comes_before_code_and_sets_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos:v2", "torch/cifar10"):
+        laid_out(Path(name), TWO_CLASSES)
+        assert len(open_source(name).train) == 4
+
+
+def test_what_cannot_be_listed_is_not_called_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    laid_out(tmp_path, TWO_CLASSES)
+    theirs = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path).endswith("/b"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return theirs(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)  # for the superuser, who may list everything
+    with pytest.raises(UserError, match=f"^cannot list the folder {tmp_path}/b: Permission denied$"):
+        _ = open_source(str(tmp_path)).sets
+
+
+def test_images_that_are_there_twice_are_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    laid_out(tmp_path, TWO_FOLDERS)
+    shutil.copy(tmp_path / "train/a/1.png", tmp_path / "val/b/same.png")
+    shutil.copy(tmp_path / "train/b/1.png", tmp_path / "val/b/again.png")
+    (tmp_path / "train/a/.hidden.png").touch()
+    data = module(tmp_path)
+    data.setup("fit")
+    one, two = copies(*data.source.sets)
+    places = f"{tmp_path}/train/a/1.png = {tmp_path}/val/b/same.png"
+    assert one == f"1 images are there twice, under two labels: {places}"
+    assert two.startswith("1 images are there twice, to train on and to validate on: ")
+    assert data.summary().endswith("2 classes; left out: hidden (1): train/a/.hidden.png")
 
 
 def pictures_as_people_have_them(photographs: list[Image.Image], root: Path, prepared: bool) -> None:

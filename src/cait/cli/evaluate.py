@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from cait import cores, disk, plugins
+from cait.cli import saved
 from cait.cli.options import asks_for_help, replaced, split_run, split_trust
+from cait.data.folder import FolderSource
 from cait.errors import UserError
+from cait.guards import configurations
 from cait.run import rundir
 from cait.run.program import Program
 from cait.settings import values
@@ -66,6 +71,7 @@ def evaluate(arguments: list[str], program: Program) -> None:
     if asks_for_help(arguments):
         print(_usage())
         return
+    folder = None
     trusted, given = split_trust(arguments)
     if "--help=all" in given:
         settings = ["--help"]
@@ -80,7 +86,7 @@ def evaluate(arguments: list[str], program: Program) -> None:
 
     class ScoringCLI(CaiTCLI):
         def validate(self, **arguments: Any) -> None:
-            Scoring(self).run(arguments)
+            Scoring(self, folder).run(arguments)
 
     with trust.only_known(settings, given, trusted, builds=False) as configs:
         ScoringCLI(["validate", *settings], program, configs)
@@ -106,16 +112,27 @@ def _settings_of(folder: Path, given: list[str]) -> list[str]:
         f"--ckpt_path={checkpoint}",
         f"--output={folder / rundir.EVALUATION}",
     ]
-    held_out = folder / rundir.VALIDATION  # the data folder may have grown since
-    if held_out.is_file() and not {word.split("=")[0] for word in given} & {"--data.root", "--data.val_list"}:
+    held_out, options = folder / rundir.VALIDATION, dict(configurations.options(given))
+    root = options.get("data.root")  # this or the run's own, which may have grown since
+    if held_out.is_file() and "data.val_list" not in options and (root is None or _is_root_of(folder, root)):
         settings.append(f"--data.val_list={held_out}")
     return settings
 
 
-class Scoring:
-    """The settings, Trainer, LightningModule and data module of a LightningCLI that is about to score."""
+def _is_root_of(folder: Path, root: str | Path) -> bool:
+    """Whether a run has trained on this folder."""
+    return os.path.realpath(root) == os.path.realpath(saved.data_settings(folder).get("root", ""))
 
-    def __init__(self, cli: Any) -> None:
+
+class Scoring:
+    """The settings, Trainer, LightningModule and data module of a LightningCLI that is about to score.
+
+    Args:
+        folder: of the run; None if only a checkpoint or weights are named.
+    """
+
+    def __init__(self, cli: Any, folder: Path | None) -> None:
+        self.folder = folder
         self.config, self.trainer, self.module, self.data = cli.config.validate, cli.trainer, cli.model, cli.datamodule
         self.epoch, self.step = cli.checkpoint_epoch, cli.checkpoint_step
         self.output = Path(self.config.output or rundir.EVALUATION)
@@ -129,6 +146,7 @@ class Scoring:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         if self.output.is_dir():
             raise UserError(f"{self.output} is a folder; name a file with --output")
+        self._choose_images()
         self.scorers = [make(self) for make in plugins.of_kind("scorers")]
         self.trainer.callbacks += self.scorers  # after EMA: they read its logits
         result = self._about() | self.validate(**arguments)
@@ -141,6 +159,31 @@ class Scoring:
             print(f"by class: {self.output}")
             for scorer in self.scorers:
                 scorer.show(result)
+
+    def _choose_images(self) -> None:
+        """Score all images of a folder that the run has not trained on, and say so where it is another than the run's.
+
+        Of class folders without a split a run holds out a part, and one that is scored on them alone must not.
+        """
+        source, root = self.data.source, self.data.root
+        if not isinstance(source, FolderSource) or (self.folder and _is_root_of(self.folder, root)):
+            return
+        if self.folder and source.holds_out and self.config.data.val_list is None and not self._holds_out(source):
+            source.hold_out_all()
+        scored, total = len(source.val), len({path for path, _ in (*source.train, *source.val)})
+        folder = source.split_folders()[1]
+        why = "" if scored == total else f": those in {folder}" if folder else ": the rest is for training"
+        if self.trainer.is_global_zero:
+            print(f"{scored:,} of {total:,} images of {root} are scored{why}")
+
+    def _holds_out(self, source: FolderSource) -> bool:
+        """Whether the run has held out just the images that `source` holds out, so that it has seen the others."""
+        assert self.folder is not None
+        held_out, start = self.folder / rundir.VALIDATION, len(str(source.root)) + 1
+        with contextlib.suppress(UserError):
+            listed = {row["path"] for _, row in disk.read_csv(held_out, str(held_out))}
+            return listed == {path[start:] for path, _ in source.val}
+        return False
 
     def validate(self, **arguments: Any) -> dict[str, Scores]:
         """Trainer.validate's scores of the raw weights, as "raw", and of their moving average, if any, as "ema"."""

@@ -181,8 +181,11 @@ def _module(path: Path, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> An
         raise
     except Exception as error:  # a stranger's hyper-parameters may cause any error
         raise UserError(f"{path} cannot be loaded: {one_line(error)}") from error
-    if ema:
-        module.model.load_state_dict(average)
+    try:
+        if ema:
+            module.model.load_state_dict(average)
+    except RuntimeError as error:
+        raise UserError(f"{path} cannot be loaded: its moving average is of another network") from error
     module.task.averaged = ema
     return module.eval()
 

@@ -53,6 +53,13 @@ class Options(argparse.ArgumentParser):
             TRUST, "--trust_config", action="store_true", dest="trusted", help="run the code that the run names"
         )
 
+    def add_weights(self) -> None:
+        """Take --raw or --ema, as `ema`: False or True, or None for the moving average of a run that keeps one."""
+        which = self.add_mutually_exclusive_group()
+        raw, ema = "the raw weights, also if there is a moving average", "the moving average; default if there is one"
+        which.add_argument("--raw", action="store_const", const=False, dest="ema", help=raw)
+        which.add_argument("--ema", action="store_const", const=True, help=ema)
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; `{self.prog} --help` lists what there is")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import fnmatch
 import glob
 import itertools
 import json
@@ -12,7 +13,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,8 +44,7 @@ def predict(arguments: list[str], program: Program) -> None:
     if not paths:
         raise UserError("no names on standard input")
     with trust.only_own(folder, given.trusted):
-        ema = False if given.raw else None
-        loaded = loading.from_checkpoint(checkpoint, folder, ema, None, program.module, program.data)
+        loaded = loading.from_checkpoint(checkpoint, folder, given.ema, None, program.module, program.data)
         _write(loaded, paths, loading.device(folder), given)
 
 
@@ -58,7 +58,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     most = "classes of each image; default 5, or all that seem right where images have several"
     options.add_argument("--top_k", type=int, metavar="K", help=most)
     options.add_argument("--output", type=Path, metavar="FILE", help="default: the screen")
-    options.add_argument("--raw", action="store_true", help="the raw weights, also if there is a moving average")
+    options.add_weights()
     options.add_trust()
     given = options.parse_intermixed_args(arguments)
     if given.run is None:
@@ -88,11 +88,34 @@ def _paths(place: str, run: Path | None) -> Iterable[str]:
         return _listed(Path(place), run)
     if os.path.lexists(place) or not glob.has_magic(place):
         return [place]  # a missing file gets a row too
-    matches = sorted(glob.glob(place, recursive=True))
+    matches = _matches(place)
     if not matches:
         raise UserError(f"nothing matches {place}")
-    paths = [path for match in matches for path in (_paths(match, run) if os.path.isdir(match) else [match])]
-    return list(dict.fromkeys(paths))  # ** matches a folder and what lies in it
+    once: dict[str, str] = {}
+    for path in (path for match in matches for path in (_paths(match, run) if os.path.isdir(match) else [match])):
+        once.setdefault(os.path.realpath(path), path)
+    return once.values()
+
+
+def _matches(pattern: str) -> list[str]:
+    """The paths of a pattern. Below ** they are those of images alone, and links cannot lead in a circle."""
+    from cait.data.folder import scan_flat
+
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        return sorted(glob.glob(pattern))
+    folder = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), parts))
+    paths = [path for path, _ in scan_flat(folder)] if folder.is_dir() else []
+    return [path for path in paths if _fits(Path(path).parts, parts)]
+
+
+def _fits(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the parts of a path are those of a pattern, in which ** stands for any number of folders."""
+    if pattern and pattern[0] == "**":
+        return any(_fits(path[start:], pattern[1:] or ["*"]) for start in range(len(path)))
+    if not (path and pattern):
+        return not (path or pattern)
+    return fnmatch.fnmatchcase(path[0], pattern[0]) and _fits(path[1:], pattern[1:])
 
 
 def _listed(table: Path, run: Path | None) -> list[str]:
@@ -100,8 +123,10 @@ def _listed(table: Path, run: Path | None) -> list[str]:
     names = [row["path"] for _, row in disk.read_csv(table, str(table)) if row["path"]]
     if not names:
         raise UserError(f"{table} names no images")
+    from cait.data.folder import spelled
+
     root = saved.data_settings(run).get("root", "") if run else table.parent
-    near, far = ([Path(folder, name) for name in names] for folder in (table.parent, root))
+    near, far = ([Path(folder, spelled(Path(folder), name)) for name in names] for folder in (table.parent, root))
     return [str(path if path.exists() else other) for path, other in zip(near, far, strict=True)]
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 
 from cait import cores, disk, plugins, progress, seeds
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages, known_labels
-from cait.data.folder import FolderSource, Splits, abbreviate, scan_flat
+from cait.data.folder import FolderSource, Splits, abbreviate, copies, not_listed, scan_flat
 from cait.data.listing import Files
 from cait.data.loader import Loader, Loading, TrainLoader, batches_a_step, images_a_batch, init_worker
 from cait.data.reading import UnreadableImages, check_headers
@@ -201,12 +201,17 @@ class ImageNetDataModule(LightningDataModule):
             open_image = (pipeline if pipeline and transform is pipeline else self.preprocessing).open
             self.train_images = TrainImages(self._wrapped(train), open_image, transform, self.seed, self.unreadable)
         if stage == "fit":
-            for samples in (train, val):
-                if isinstance(samples, Files) and len(train) + len(val) <= CHECKED_IMAGES:
-                    check_headers(samples, self.unreadable)
+            if isinstance(train, Files) and isinstance(val, Files) and len(train) + len(val) <= CHECKED_IMAGES:
+                check_headers([*train, *val], self.unreadable)
+                self._warn_of_copies(train, val)
             if self.announces:
                 rank_zero_info(f"{self.summary()}; {self.how_read()}")
             _ = self.order  # refuses one that the source does not have
+
+    def _warn_of_copies(self, train: Files, val: Files) -> None:
+        if self.trainer is None or self.trainer.is_global_zero:
+            for line in copies(train, val):
+                rank_zero_info(line)
 
     def _wrapped(self, samples: Samples) -> Samples:
         """The images as extras give them, such as from small copies of large files."""
@@ -230,7 +235,9 @@ class ImageNetDataModule(LightningDataModule):
         """The data set in a line."""
         train, val = len(self.source.train), len(self.source.val)
         changed = f" ({self.stored})" if self.stored != EARLIER[STORED] else ""
-        return f"{self.root}: {train:,} training{changed} and {val:,} validation images, {self.num_classes} classes"
+        left_out = not_listed(getattr(self.source, "left_out", {}))
+        images = f"{train:,} training{changed} and {val:,} validation images"
+        return f"{self.root}: {images}, {self.num_classes} classes{left_out}"
 
     def how_read(self) -> str:
         """What decodes the training images."""

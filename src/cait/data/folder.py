@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from cait import disk
-from cait.data.listing import HEIF, Files, is_image, list_images
-from cait.errors import UserError, to_install
+from cait.data.listing import FOLDER, HEIF, OTHER, Files, entry_kind, is_image, join, list_images, walk
+from cait.errors import UserError, printable, to_install
+from cait.file_lock import tell
 
 NEEDS_HEIF = f"to read .heic, {to_install('pillow-heif')}"
 
@@ -58,6 +63,9 @@ class FolderSource:
 
     def __init__(self, splits: Splits, write: Callable[[], None] | None = None) -> None:
         self.root, self.splits, self.write = Path(splits.root), splits, write
+        self.left_out: dict[str, list[str]] = {}
+        """Paths below the root of what was not listed, by the reason."""
+        self.holds_out_all = False
 
     def prepare(self) -> None:
         if self.write is not None:
@@ -68,7 +76,7 @@ class FolderSource:
 
         They are called `train_split` and `val_split`. If "train" is missing, another usual name is taken, in upper or
         lower case; likewise for "val". Without a training folder the root holds the classes itself, and the second is
-        None. A folder "train" without subfolders is a class, of trains, unless validation images lie beside it.
+        None. Then a folder "Train" may be a class: it holds images, and what is called "val" does so too or is missing.
 
         Raises:
             UserError: there is no root, or a training folder without its counterpart.
@@ -79,20 +87,29 @@ class FolderSource:
         if not root.is_dir():
             raise UserError(f"the data folder {root} does not exist; name yours with --data.root")
         train, val = _named(root, self.splits.train_split, TRAIN_NAMES), _named(root, val_split, VAL_NAMES)
-        if train is None:
+        if train is None or self._are_classes(train, val):
             return root, None
         if val is None:
-            is_class = train.name == "train" and not folder_names(train)
-            if is_class and any(is_image(path.name) for path in train.iterdir()):
-                return root, None
             place = root / val_split
             raise UserError(f"{place} does not exist; validation images belong in {place}/<class>/")
         return train, val
+
+    def _are_classes(self, train: Path, val: Path | None) -> bool:
+        """Whether the folders that are called like splits are classes among others."""
+        if self.splits.train_split != TRAIN_NAMES[0] or not _is_class(train):
+            return False
+        return val is None or (_is_class(val) and len(folder_names(self.root)) > 2)
 
     @property
     def holds_out(self) -> bool:
         """Whether validation takes images from the class folders, because it has no folder of its own."""
         return self.split_folders()[1] is None
+
+    def hold_out_all(self) -> None:
+        """Where validation would take images from the class folders, let it take all, because nothing is to train."""
+        self.holds_out_all = True
+        self.left_out.clear()
+        self.__dict__.pop("sets", None)
 
     @cached_property
     def class_names(self) -> list[str]:
@@ -103,6 +120,8 @@ class FolderSource:
         if len(names) < 2:
             needed = f"at least 2 are needed: {folder}/<class>/<image>.jpg"
             raise UserError(f"{folder} holds {len(names)} class folder(s), {needed}")
+        if odd := [name for name in names if not disk.is_text(name)]:
+            raise UserError(f"the name of the class folder {folder}/{printable(odd[0])} is not UTF-8: rename it")
         return names
 
     @property
@@ -119,7 +138,9 @@ class FolderSource:
         names, val_list, fraction = self.class_names, self.splits.val_list, self.splits.val_fraction
         train, val = self.split_folders()
         if val is None:
-            images = list_classes(self.root, names)
+            images = self._listed(self.root, names)
+            if self.holds_out_all:
+                return images, images
             return hold_listed(images, self.root, Path(val_list)) if val_list else hold_out(images, fraction)
         if val_list:
             raise UserError(f"--data.val_list {val_list}: {self.root} has validation images of its own in {val}")
@@ -127,7 +148,21 @@ class FolderSource:
         if val_names != names:
             odd = sorted(set(names) ^ set(val_names))
             raise UserError(f"{train} and {val} do not hold the same class folders: {abbreviate(odd)}")
-        return list_classes(train, names), list_classes(val, names)
+        sets = self._listed(train, names), self._listed(val, names)
+        join({**sets[0].folders}, sets[1].folders)  # refuses one that is there under another class
+        return sets
+
+    def _listed(self, folder: Path, names: list[str]) -> Files:
+        files = list_classes(folder, names)
+        for kind, paths in files.left_out.items():
+            below = [os.path.relpath(folder / path, self.root) for path in paths]
+            self.left_out[kind] = self.left_out.get(kind, []) + below
+        return files
+
+
+def _is_class(folder: Path) -> bool:
+    """Whether images lie in a folder, and no class folders."""
+    return not folder_names(folder) and any(is_image(path.name) for path in folder.iterdir())
 
 
 def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
@@ -142,43 +177,102 @@ def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
 def hold_listed(images: Files, root: Path, val_list: Path) -> tuple[Files, Files]:
     """Training and validation images: validation takes the paths below `root` in the column `path` of a CSV file."""
     rows = disk.read_csv(val_list, f"--data.val_list {val_list}")
-    listed = {os.path.join(root, row["path"]) for _, row in rows if row["path"]}
-    held = Files(sample for sample in images if sample[0] in listed)
-    if missing := sorted(listed - {path for path, _ in held}):
+    listed = {composed(os.path.join(root, row["path"])) for _, row in rows if row["path"]}
+    held = Files(sample for sample in images if composed(sample[0]) in listed)
+    if missing := sorted(listed - {composed(path) for path, _ in held}):
         problem = f"names images that are not in {root}: {abbreviate(missing)}"
         raise UserError(f"--data.val_list {val_list} {problem}; put them back, or take their lines out of the file")
-    train = Files(sample for sample in images if sample[0] not in listed)
+    train = Files(sample for sample in images if composed(sample[0]) not in listed)
     if set(train.labels) != set(images.labels) or not len(held):
         raise UserError(f"--data.val_list {val_list} leaves a class without training images, or nothing held out")
     return train, held
 
 
 def scan_flat(root: Path) -> Files:
-    """List every image below `root`, sorted, with the label -1. Raises UserError if there is none."""
+    """List every image below `root`, sorted, with the label -1, and say what is left out.
+
+    Raises:
+        UserError: it is no folder, cannot be listed, or holds no image.
+    """
     if not root.is_dir():
-        what = "is a file; name the folder that it is in" if root.is_file() else "does not exist"
-        raise UserError(f"the folder {root} {what}")
-    paths = sorted(path for path in root.rglob("*") if is_image(path.name) and path.is_file())
+        what = "is a file; name the folder that it is in" if root.is_file() else "is no folder"
+        raise UserError(f"the folder {root} {what if root.exists() else 'does not exist'}")
+    with ThreadPoolExecutor(1) as pool:
+        found = walk(root, [""], pool)[0]
+    paths = sorted(Path(path) for path, _ in found)
     if not paths:
-        raise UserError(f"no images below {root}")
+        raise UserError(f"no images below {root}{not_listed(found.left_out)}")
+    if found.left_out:
+        tell(f"{root}{not_listed(found.left_out)}")
     return Files((str(path), -1) for path in paths)
 
 
+def not_listed(left_out: Mapping[str, list[str]]) -> str:
+    """What is not listed in a folder, in words that follow others; empty if all is."""
+    parts = [f"{why} ({len(paths):,}): {abbreviate(paths)}" for why, paths in left_out.items()]
+    return f"; left out: {'; '.join(parts)}" if parts else ""
+
+
 def folder_names(folder: Path) -> list[str]:
-    """The sorted names of the folders in a folder, without hidden ones."""
-    with os.scandir(folder) as entries:  # it tells folders from files without asking for each
-        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-    return [name for name in names if name != MACOS]
+    """The sorted names of the folders in a folder, without hidden ones; see `class_folders`."""
+    return [*class_folders(folder)]
+
+
+def class_folders(folder: Path) -> dict[str, str]:
+    """The folders in a folder without hidden ones: the name of a class, and that of its folder, sorted.
+
+    A letter with an accent may be one sign or two; a Mac writes other names than Linux. The class has the first form.
+
+    Raises:
+        UserError: the folder cannot be listed, or the names of two folders differ in nothing else.
+    """
+    found: dict[str, str] = {}
+    try:
+        with os.scandir(folder) as entries:  # it tells folders from files without asking for each
+            names = sorted(entry.name for entry in entries if entry_kind(entry) == FOLDER)
+    except OSError as error:
+        raise UserError(f"cannot list the folder {folder}: {error.strerror}") from error
+    for name in names:
+        if name != MACOS and found.setdefault(composed(name), name) != name:
+            raise UserError(f"{folder} holds two folders called {name}, whose letters are composed differently")
+    return dict(sorted(found.items()))
+
+
+def composed(name: str) -> str:
+    """A name in which each letter with an accent is one sign (NFC)."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def spelled(folder: Path, name: str) -> str:
+    """The path of a file below a folder, composed as it is there; as it is given if there is no such file."""
+    if name.isascii() or (folder / name).exists():
+        return name
+    found = ""
+    for part in Path(name).parts:
+        try:
+            here = folder / found
+            found = os.path.join(found, _spellings(here, os.stat(here).st_mtime_ns)[composed(part)])
+        except (OSError, KeyError):
+            return name
+    return found
+
+
+@lru_cache
+def _spellings(folder: Path, changed: int) -> dict[str, str]:
+    """The names in a folder by their composed form, as long as it has not changed since that time."""
+    return {composed(name): name for name in os.listdir(folder)}
 
 
 def list_classes(folder: Path, names: list[str]) -> Files:
-    """List the images of the class folders `names`. Raises UserError if one of them has none."""
-    files = list_images(folder, names)
+    """List the images of the classes `names`. Raises UserError if one of them has none."""
+    places = class_folders(folder)
+    files = list_images(folder, [places.get(name, name) for name in names])
     empty = set(range(len(names))) - set(files.labels)
     if empty:
-        folders = abbreviate([str(folder / names[label]) for label in sorted(empty)])
-        heif = any(path.suffix.lower() in HEIF for label in empty for path in (folder / names[label]).rglob("*"))
-        raise UserError(f"no images in the class folder {folders}{f'; {NEEDS_HEIF}' if heif else ''}")
+        lacking = [folder / places.get(names[label], names[label]) for label in sorted(empty)]
+        heif = any(path.lower().endswith(HEIF) for path in files.left_out[OTHER])
+        why = (f"; {NEEDS_HEIF}" if heif else "") + not_listed(files.left_out)
+        raise UserError(f"no images in the class folder {abbreviate([*map(str, lacking)])}{why}")
     return files
 
 
@@ -197,6 +291,26 @@ def hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:
         for position, sample in enumerate(members):
             (val if position in held else train).append(sample)
     return Files(train), Files(val)
+
+
+def copies(train: Files, val: Files) -> Iterator[str]:
+    """A line about images of the same bytes under two labels, and one about those in both sets."""
+    alike: dict[tuple[int, bytes], list[tuple[str, int, bool]]] = {}
+    for samples in (train, val):
+        for path, label in samples:
+            with suppress(OSError, UserError), disk.open_file(path) as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(size // 2)  # files that are not compressed often begin alike
+                alike.setdefault((size, file.read(4096)), []).append((path, label, samples is val))
+    found: dict[str, list[str]] = {"under two labels": [], "to train on and to validate on": []}
+    for (first, label, held), *others in alike.values():
+        for path, other, is_held in others:
+            if (other, is_held) != (label, held) and filecmp.cmp(first, path, shallow=False):
+                kind = [*found][other == label]
+                found[kind].append(f"{first} = {path}")
+    for kind, pairs in found.items():
+        if pairs:
+            yield f"{len(pairs):,} images are there twice, {kind}: {abbreviate(pairs)}"
 
 
 def abbreviate(names: list[str], most: int = 3) -> str:

@@ -1,4 +1,7 @@
-"""One image from its file, as RGB; and the images that cannot be read: listed in a file, too many end the run."""
+"""One image from its file, as RGB; and the images that cannot be read: listed in a file, too many end the run.
+
+`open_image` opens every picture of this package, so its bounds hold wherever one is read.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,16 @@ import csv
 import errno
 import socket
 import warnings
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from PIL import ExifTags, Image, ImageColor
+from PIL import AvifImagePlugin, ExifTags, Image, ImageColor, TiffImagePlugin, WebPImagePlugin  # noqa: F401
 
-from cait.disk import TABLE
+from cait.disk import TABLE, open_file
 from cait.errors import UserError
 from cait.file_lock import tell
 from cait.settings import check_at_least
@@ -29,6 +32,18 @@ with suppress(ImportError):
     from pillow_heif import register_heif_opener
 
     register_heif_opener()
+
+Image.preinit()
+FORMATS = tuple(
+    kind for kind in ("JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "AVIF", "HEIF") if kind in Image.OPEN
+)
+"""Pillow's names of what is opened, whatever a file is called. Pillow knows more: PostScript starts an interpreter."""
+MOST_BYTES = 2**30
+"""Size of the largest file that is opened."""
+MAX_IMAGE_PIXELS = 89_478_485
+"""Pillow's, for where somebody has turned it off. Twice as many pixels are decoded at most."""
+MOST_ASPECT = 1000
+"""Longer side over the shorter one, at most: a network's input of 224 pixels then takes 150 MB while it is made."""
 
 RawImage = str | Path | IO[bytes] | Image.Image
 """An image as a data set has it: a path, an open file, or already decoded."""
@@ -88,19 +103,57 @@ def check_raw(image: Any, name: str) -> None:
         raise UserError(f"{name} is of type {type(image).__name__}; it must be a PIL image, a path or an open file")
 
 
-def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Image.Image:
-    """Read an image in any of Pillow's formats and modes as RGB; errors call it by its path, or else by `name`.
+def open_bytes(image: str | Path | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
+    """The bytes of an image; a file is closed at the end, what is open already stays so.
 
     Raises:
-        UnreadableImageError: the file is missing, truncated or not an image.
+        UnreadableImageError: it is no regular file, or one of more than `MOST_BYTES`.
+        OSError: it cannot be opened.
+    """
+    if not isinstance(image, str | Path):
+        return nullcontext(image)
+    try:
+        return open_file(image, MOST_BYTES)
+    except UserError as error:
+        raise UnreadableImageError(f"cannot read the image {image}: it{str(error).removeprefix(str(image))}") from error
+
+
+@contextmanager
+def open_image(image: RawImage) -> Iterator[Image.Image]:
+    """Open an image of one of `FORMATS` without decoding it, and close it at the end. Raises any kind of error."""
+    if isinstance(image, Image.Image):
+        with image:
+            check_size(*image.size)
+            yield image
+        return
+    with open_bytes(image) as file, Image.open(file, formats=FORMATS) as opened:
+        check_size(*opened.size)
+        yield opened
+
+
+def check_size(width: int, height: int) -> None:
+    """Raise ValueError if no image of this size is decoded."""
+    most = 2 * (Image.MAX_IMAGE_PIXELS or MAX_IMAGE_PIXELS)
+    if width * height > most:
+        raise ValueError(f"its {width:,} × {height:,} pixels are more than {most:,}")
+    if max(width, height) > MOST_ASPECT * min(width, height):
+        raise ValueError(f"one side of its {width:,} × {height:,} pixels is over {MOST_ASPECT:,} times the other")
+
+
+def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Image.Image:
+    """Read an image in any of `FORMATS` and of Pillow's modes as RGB; errors call it by its path, or else by `name`.
+
+    Raises:
+        UnreadableImageError: the file is missing, truncated, too large or not an image.
     """
     try:
-        with image if isinstance(image, Image.Image) else Image.open(image) as opened:
+        with open_image(image) as opened:
             if reading.shrink is not None and opened is not image:  # it would change the caller's image
                 opened.draft(None, (reading.shrink, reading.shrink))  # JPEG decoders halve much faster, up to 3 times
             opened.load()
             upright = ORIENTATIONS.get(orientation(opened)) if reading.exif_orientation else None
-            rgb = _as_rgb(opened if upright is None else opened.transpose(upright), reading.background)
+            scaled = _eight_bits(opened)
+            rgb = _as_rgb(scaled if upright is None else scaled.transpose(upright), reading.background)
             while reading.shrinks(rgb.size):
                 rgb = rgb.reduce(2)
             return rgb.convert("L").convert("RGB") if reading.in_chans == 1 else rgb
@@ -127,9 +180,24 @@ def orientation(image: Image.Image) -> int:
     return value if value in ORIENTATIONS else 1
 
 
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Grey of more than 8 bits with 8; Pillow would cut it off at 255. Raises ValueError if its white is not known."""
+    if image.mode[0] not in "IF":
+        return image
+    tags, pixels = getattr(image, "tag_v2", {}), np.asarray(image)  # TIFF alone has tags
+    if image.mode == "I" and tags:
+        raise ValueError("its whole numbers are signed or of 32 bits: which is white? Save it with 8 or 16 bits")
+    bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0]
+    least, most, white = pixels.min(), pixels.max(), 1 if image.mode == "F" else 2**bits - 1
+    if not 0 <= least <= most <= white:
+        raise ValueError(f"its pixels reach from {least:g} to {most:g}; 0 is read as black and {white:,} as white")
+    if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0:  # which says that 0 is white
+        pixels = white - pixels
+    grey = np.rint(255 * pixels) if image.mode == "F" else pixels >> (bits - 8)
+    return Image.fromarray(grey.astype(np.uint8))
+
+
 def _as_rgb(image: Image.Image, background: str | None) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits of grey: Pillow would cut them off at 255 instead of scaling
-        return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
     if not image.has_transparency_data:
         return image.convert("RGB")
     pixels = image.convert("RGBA")
@@ -143,7 +211,7 @@ def _as_rgb(image: Image.Image, background: str | None) -> Image.Image:
 def check_headers(samples: Iterable[tuple[str, int]], unreadable: UnreadableImages) -> None:
     """Open each file without decoding it, and note those that are not images."""
     for path, _ in samples:
-        with suppress(Exception), Image.open(path):
+        with suppress(Exception), open_image(path):
             continue
         try:
             load_rgb(path)

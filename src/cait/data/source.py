@@ -55,7 +55,7 @@ def open_source(root: str, /, **settings: Any) -> DataSource:
     for offer in plugins.of_kind("open_source"):
         if (source := offer(root, settings)) is not None:
             return source
-    if is_path(root):
+    if is_path(root) and not Path(root).is_dir():
         return SplitSource(root, splits.train_split, splits.val_split, partial(_open_own, root))
     path = Path(root)
     return FolderSource(splits, partial(digits.write_digits, path) if path == digits.ROOT else None)

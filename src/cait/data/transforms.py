@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -124,6 +125,10 @@ class Augmentation:
         if not 0 < self.ratio[0] <= self.ratio[1]:
             raise UserError(f"ratio must be two numbers above 0, the smaller first, got {list(self.ratio)}")
         self._check_color_jitter()
+        first, *sections = (self.auto_augment or "").split("-")
+        for section in sections:  # timm passes over one without a number, as a misspelt name
+            if not (re.search(r"\d", section) or (first == "rand" and section.startswith("t"))):
+                raise UserError(f"auto_augment {self.auto_augment!r}: there is no section {section!r}")
         try:
             create_transform(224, is_training=True, **self.timms())
         except (AssertionError, KeyError, ValueError) as error:

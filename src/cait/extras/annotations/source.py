@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -50,6 +51,7 @@ class AnnotatedSource(FolderSource):
     def __init__(self, images: FolderSource, val_list: str | None, asked: Any) -> None:
         super().__init__(images.splits, images.write)
         self.images, self.val_list, self.asked = images, val_list, asked
+        self.left_out = images.left_out
 
     def split_folders(self) -> tuple[Path, Path | None]:
         """(the folder of the images, None), unless the classes are folders."""
@@ -123,6 +125,8 @@ class AnnotatedSource(FolderSource):
         """The training and validation images."""
         learn, val = self._given()
         pool, groups, rare = sorted([*learn, *val]), self._groups, self.asked.multi_label
+        if self.holds_out_all:
+            return Files(pool), Files(pool)
         if self.val_list:
             listed = hold_listed(Files((path, 0) for path, _ in pool), self.root, Path(self.val_list))[1]
             paths = {path for path, _ in listed}
@@ -133,17 +137,37 @@ class AnnotatedSource(FolderSource):
             train, held = learn, val
             self._warn_of_shared_groups(learn, val)
         elif groups or self.asked.multi_label:
-            train, held = divide(pool, groups, max(2, round(1 / self.splits.val_fraction)), 0, 0, rare)
+            train, held = self._hold_out(pool)
         else:
-            return hold_out(Files(pool), self.splits.val_fraction)
-        learned, sets = {label for _, label in train}, enumerate(self._sets.values())
-        known = {name for label, found in sets if label in learned for name in found}
-        if lacking := sorted({*self.class_names} - known):
+            train, held = map(list, hold_out(Files(pool), self.splits.val_fraction))
+        if lacking := self._lacking(train):
             names = abbreviate(lacking)
-            raise UserError(
-                f"no training images are left of the class {names}: lower --data.folds, or change the split"
-            )
+            raise UserError(f"no training images are left of the class {names}: give it some, or change the split")
         return Files(train), Files(held)
+
+    def _hold_out(self, pool: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+        """Hold out about `val_fraction`, and no group in part; the first fold that leaves each class something."""
+        groups, rare = self._groups, self.asked.multi_label
+        wanted = max(2, round(1 / self.splits.val_fraction))
+        folds = min(wanted, len({groups[path] for path, _ in pool}) if groups else len(pool))
+        if not rare:
+            folds = min(folds, max(Counter(label for _, label in pool).values()))
+        if folds < 2:
+            raise UserError(f"{self.asked.labels}: two groups are needed to hold one out, and two images of a class")
+        if folds < wanted:
+            rank_zero_info(
+                f"{self.asked.labels} has too few {'groups' if groups else 'images'}: 1 of {folds} is held out"
+            )
+        for fold in range(folds):
+            train, held = divide(pool, groups, folds, fold, 0, rare)
+            if held and not self._lacking(train):
+                break
+        return train, held
+
+    def _lacking(self, train: Sequence[Sample]) -> list[str]:
+        """The classes without a training image."""
+        learned, sets = {label for _, label in train}, enumerate(self._sets.values())
+        return sorted({*self.class_names} - {name for label, found in sets if label in learned for name in found})
 
     def _given(self) -> tuple[list[Sample], list[Sample]]:
         """The images that the table or the folder gives to training and to validation; without the test images."""
@@ -188,6 +212,8 @@ def divide(
 
     kind = StratifiedGroupKFold if groups else StratifiedKFold
     labels = np.array([label for _, label in samples])
+    if groups and (count := len({groups[path] for path, _ in samples})) < folds:
+        raise UserError(f"{count} groups cannot be divided into {folds} folds: lower --data.folds to {count}")
     if rare:
         labels = np.where(np.bincount(labels)[labels] < folds, -1, labels)
     of_samples = [groups[path] for path, _ in samples] if groups else None

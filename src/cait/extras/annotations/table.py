@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cait import disk
-from cait.data.folder import TRAIN_NAMES, abbreviate
+from cait.data.folder import TRAIN_NAMES, abbreviate, composed, spelled
 from cait.errors import UserError
 
 SPLITS = dict.fromkeys(TRAIN_NAMES, "train") | {"val": "val", "valid": "val", "validation": "val"}
@@ -50,7 +50,8 @@ def read(file: Path, root: Path, several: bool = False) -> Table:
     if twice:
         raise UserError(f"{where} names images twice: {abbreviate(twice)}")
     if missing := [place for path, place in zip(table.paths, places, strict=True) if not (root / path).is_file()]:
-        raise UserError(f"{where} names {len(missing):,} images that are not in {root}: {abbreviate(missing)}")
+        why = "" if all(map(disk.is_text, missing)) else "; save the table as UTF-8, if the names are that"
+        raise UserError(f"{where} names {len(missing):,} images that are not in {root}: {abbreviate(missing)}{why}")
     table.groups = table.groups if any(table.groups) else []
     if several and not any(PARTING in label for label in table.labels):
         example = max(table.labels, key=len)
@@ -67,13 +68,20 @@ def _rows(
         if label not in row:
             raise UserError(f"{where} has no column `label`, it has {', '.join(row)}")
         cells = {name: row[name].strip() for name in {"path", label, "split", "group"} & row.keys()}
+        cells[label] = composed(cells[label])
         if empty := [name for name, cell in cells.items() if not cell]:
             raise UserError(f"{where}, line {line}: no {abbreviate(sorted(empty))}")
         split = cells.get("split", "").lower()
         if split and split not in SPLITS:
             raise UserError(f"{where}, line {line}: split is train, val or test, not {cells['split']!r}")
         named = (PARTING.join(sorted({*parts(cells[label])})) or PARTING) if several else cells[label]
-        yield _below(cells["path"], root, where), named, SPLITS.get(split, "train"), cells.get("group", ""), line
+        yield (
+            spelled(root, _below(cells["path"], root, where)),
+            named,
+            SPLITS.get(split, "train"),
+            cells.get("group", ""),
+            line,
+        )
 
 
 def parts(label: str) -> list[str]:

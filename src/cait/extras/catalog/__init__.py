@@ -36,7 +36,7 @@ def open_source(root: str, settings: Mapping[str, Any]) -> Any:
     Raises:
         UserError: there is no data set of that name, or it cannot be read by index.
     """
-    named = root.startswith(PREFIXES)
+    named = root.startswith(PREFIXES) and not Path(root).is_dir()
     if not (named or any(Path(root).glob("ILSVRC2012_*.tar*"))):  # most folders: torchvision's data sets are not needed
         return None
     from functools import partial

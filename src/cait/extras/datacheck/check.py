@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import Any
 from torchvision.datasets.imagenet import ARCHIVE_META
 
 from cait.cli.options import Options
-from cait.data.folder import abbreviate, folder_names
-from cait.data.listing import is_image
+from cait.data.folder import FolderSource, Splits, abbreviate, class_folders, copies, not_listed
+from cait.data.listing import BESIDE, BROKEN, OTHER, list_images
 from cait.data.reading import load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError
+from cait.file_lock import tell
 from cait.run.program import Program
 
 ARCHIVES = {part: name for part, (name, _) in ARCHIVE_META.items()}
@@ -67,6 +67,7 @@ def _check_source(source: Any, images: int) -> Iterator[str]:
 
 
 def _check_folders(root: Path, images: int) -> Iterator[str]:
+    """What is wrong with class folders, each kind of mistake in a line, and else whatever a run would refuse."""
     parts = [part for part in IMAGENET_IMAGES if (root / part).is_dir()]
     archives = [name for name in ARCHIVES.values() if (root / name).is_file()]
     if archives and len(parts) < len(IMAGENET_IMAGES):
@@ -76,34 +77,55 @@ def _check_folders(root: Path, images: int) -> Iterator[str]:
         yield f"{root} holds {' and '.join(archives)} still packed: {advice}"
         if not parts:
             return
+    source = FolderSource(Splits(str(root)))  # of archives too, without unpacking them
     found: dict[str, Classes] = {}
-    for part in IMAGENET_IMAGES if parts else ("",):
-        if part and part not in parts:
-            yield f"{root / part} does not exist"
-            continue
-        found[part] = {}
-        yield from _count(root / part, found[part])
-        count = sum(map(len, found[part].values()))
-        print(f"{root / part}: {len(found[part]):,} classes, {count:,} images", flush=True)
-    if len(found) == 2:
-        for part, other in (("train", "val"), ("val", "train")):
-            only = sorted(found[part].keys() - found[other].keys())
-            if only and found[other]:  # an empty folder is reported already
-                yield f"{len(only):,} class(es) only in {root / part}: {abbreviate(only)}"
+    wrong = list(_listed(source, found))
+    if not wrong:
+        wrong += _refusals(source)
+    yield from wrong
     yield from _compare_with_imagenet(root, found)
     classes = [files for part in found.values() for _, files in sorted(part.items()) if files]
     yield from _decode(classes, images, load_rgb)
 
 
+def _listed(source: FolderSource, found: dict[str, Classes]) -> Iterator[str]:
+    """Fill `found` by the folders' parts, and yield what is wrong with each and between them."""
+    try:
+        train, val = source.split_folders()
+        folders = {"train": train, "val": val} if val else {"": train}
+        for part, folder in folders.items():
+            found[part] = {}
+            yield from _count(folder, found[part])
+            count = sum(map(len, found[part].values()))
+            print(f"{folder}: {len(found[part]):,} classes, {count:,} images", flush=True)
+    except UserError as error:
+        yield str(error)
+        return
+    for part, other in (("train", "val"), ("val", "train")) if val else ():
+        only = sorted(found[part].keys() - found[other].keys())
+        if only and found[other]:  # an empty folder is reported already
+            yield f"{len(only):,} class(es) only in {folders[part]}: {abbreviate(only)}"
+
+
+def _refusals(source: FolderSource) -> Iterator[str]:
+    """What a run would refuse."""
+    try:
+        for line in copies(*source.sets):
+            tell(line)
+    except UserError as error:
+        yield str(error)
+
+
 def _count(folder: Path, classes: Classes) -> Iterator[str]:
-    """Fill `classes`, and yield what is wrong with the folder itself."""
-    loose = sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir())
-    strange = []
-    for name in folder_names(folder):
-        files = sorted(_files(folder / name))
-        classes[name] = [file for file in files if is_image(file)]
-        strange += [file for file in files if not is_image(file)]
-    flat = [name for name in loose if is_image(name)]
+    """Fill `classes` as a run lists them, and yield what is wrong with the folder itself."""
+    places = class_folders(folder)
+    files = list_images(folder, [*places.values()])
+    classes.update({name: [] for name in places})
+    names = [*places]
+    for path, label in files:
+        classes[names[label]].append(path)
+    left_out = {why: [str(folder / path) for path in paths] for why, paths in files.left_out.items()}
+    flat = left_out.pop(BESIDE, [])
     if flat and not classes:
         yield (
             f"{folder} holds {len(flat):,} images and no class folders, so their classes are not known; for ImageNet "
@@ -113,19 +135,16 @@ def _count(folder: Path, classes: Classes) -> Iterator[str]:
         yield f"{len(flat):,} image(s) in {folder} itself, in no class folder: {abbreviate(flat)}"
     elif not classes:
         yield f"{folder} holds no class folders"
-    if packed := [name for name in loose if name.endswith(".tar")]:
+    if packed := sorted(path.name for path in folder.glob("*.tar")):
         yield f"{folder} holds {len(packed):,} archives: {abbreviate(packed)}; unpack each into a folder of its name"
-    if empty := [name for name, files in classes.items() if not files]:
+    if empty := [name for name, members in classes.items() if not members]:
         yield f"{len(empty):,} class(es) without images in {folder}: {abbreviate(empty)}"
-    if strange:
+    if strange := left_out.pop(OTHER, []):
         yield f"{len(strange):,} file(s) without an image's extension, which are left out: {abbreviate(strange)}"
-
-
-def _files(folder: Path) -> Iterator[str]:
-    """Every file below a folder except hidden ones."""
-    for inner, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (os.path.join(inner, name) for name in files if not name.startswith("."))
+    if broken := left_out.pop(BROKEN, []):
+        yield f"{len(broken):,} link(s) to what is not there: {abbreviate(broken)}"
+    if left_out:
+        tell(f"{folder}{not_listed(left_out)}")
 
 
 def _compare_with_imagenet(root: Path, found: dict[str, Classes]) -> Iterator[str]:

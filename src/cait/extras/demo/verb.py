@@ -46,8 +46,7 @@ def demo(arguments: list[str], program: Program) -> None:
     from cait.guards import trust
 
     with trust.only_own(folder, given.trusted):
-        average = False if given.raw else None
-        loaded = loading.from_checkpoint(checkpoint, folder, average, None, program.module, program.data)
+        loaded = loading.from_checkpoint(checkpoint, folder, given.ema, None, program.module, program.data)
     if loaded.data.has_own_eval_transform:
         raise UserError("the page cannot run an evaluation transform of your own; `cait export --format onnx` does")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +75,7 @@ def _options() -> Options:
     copied = "validation images that are copied into the page, one of a class; default 10, 0 copies none"
     options.add_argument("--samples", type=int, default=10, metavar="N", help=copied)
     options.add_argument("--space", action="store_true", help="write what a static Space of Hugging Face needs, too")
-    options.add_argument("--raw", action="store_true", help="the raw weights, also if there is a moving average")
+    options.add_weights()
     runtime = f"the package {web_runtime.PACKAGE}; default: npm fetches it once"
     options.add_argument("--runtime", type=Path, metavar="FILE.tgz|DIR", help=runtime)
     options.add_trust()

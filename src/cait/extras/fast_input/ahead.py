@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from cait.data.dataset import Samples
-from cait.data.reading import RawImage
+from cait.data.reading import RawImage, UnreadableImageError, open_bytes
 
 Item = tuple[RawImage, int]
 
@@ -53,6 +52,7 @@ class Ahead:
         raw, label = self.samples[index]
         if isinstance(raw, Image.Image):
             return raw, label
-        with suppress(OSError):  # whoever opens the file itself meets it again, and says so
-            return BytesIO(Path(raw).read_bytes() if isinstance(raw, str | Path) else raw.read()), label
+        # Whoever opens the file itself meets it again, and says so.
+        with suppress(OSError, UnreadableImageError), open_bytes(raw) as file:
+            return BytesIO(file.read()), label
         return raw, label

@@ -8,7 +8,6 @@ ones decline.
 from __future__ import annotations
 
 import io
-import math
 import os
 import re
 from collections.abc import Iterator
@@ -29,10 +28,13 @@ from cait.data.reading import (
     RawImage,
     Reading,
     UnreadableImageError,
+    check_size,
     load_rgb,
+    open_bytes,
     orientation,
     reason_of,
 )
+from cait.data.reading import open_image as open_picture
 from cait.errors import UserError
 
 Decoder = Literal["nvimgcodec", "torchvision", "pillow"]
@@ -121,7 +123,7 @@ class Pixmap:
         width, height = self.size
         if file.seek(0, os.SEEK_END) < self.start + 3 * width * height or reading.shrinks(self.size):
             raise ValueError("Pillow refuses or shrinks it")
-        _check_size(width, height)
+        check_size(width, height)
 
     def crop(self, box: Box) -> np.ndarray:
         (top, left, height, width), row = box, 3 * self.size[0]
@@ -188,7 +190,7 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading:
             with suppress(ValueError):
                 return _prepared(Pixmap(raw, name, reading), whole, reading)
             raw.seek(0)
-        with open(raw, "rb", buffering=0) if isinstance(raw, str | Path) else raw as file:
+        with open_bytes(raw) as file:
             data = file.read()
     except OSError as error:
         raise UnreadableImageError(f"cannot read the image {name}: {reason_of(error)}") from error
@@ -218,7 +220,7 @@ def _fast(data: bytes, name: str, decoder: Decoder, reading: Reading) -> OpenIma
         raise ValueError("Pillow shrinks while it decodes, which is faster still")
     image = _stored(data, name, decoder, frame)
     if reading.exif_orientation and has_exif:
-        with Image.open(BytesIO(data)) as header:
+        with open_picture(BytesIO(data)) as header:
             turned = orientation(header)
         return image if turned == 1 else Upright(image, turned)
     return image
@@ -226,7 +228,7 @@ def _fast(data: bytes, name: str, decoder: Decoder, reading: Reading) -> OpenIma
 
 def _stored(data: bytes, name: str, decoder: Decoder, frame: Frame) -> OpenImage:
     """The image as it lies in the file."""
-    _check_size(frame.width, frame.height)
+    check_size(frame.width, frame.height)
     # nvImageCodec converts CMYK to another RGB, and smooths a box differently if a progressive file lacks its last
     # scans. It misses damage outside the box, so the scan must reach the end of the file without a marker.
     common = frame.kind in BASELINE and frame.components in (1, 3)
@@ -234,11 +236,6 @@ def _stored(data: bytes, name: str, decoder: Decoder, frame: Frame) -> OpenImage
         return JpegStream(data, name)
     tensor = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
     return DecodedImage(tensor.permute(1, 2, 0).numpy())
-
-
-def _check_size(width: int, height: int) -> None:
-    if width * height > 2 * (Image.MAX_IMAGE_PIXELS or math.inf):
-        raise ValueError("Pillow refuses so large an image")
 
 
 def _is_one_scan(data: bytes, start: int) -> bool:

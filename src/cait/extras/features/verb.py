@@ -40,8 +40,9 @@ def features(arguments: list[str], program: Program) -> None:
 
             loaded = named(given.name, given.weights, given.img_size)
         else:
-            ema = False if given.raw else None
-            loaded = loading.from_checkpoint(checkpoint, folder, ema, given.img_size, program.module, program.data)
+            loaded = loading.from_checkpoint(
+                checkpoint, folder, given.ema, given.img_size, program.module, program.data
+            )
         found = extract(loaded, listed, loading.device(folder))
     print(f"{len(found):,} × {found.features.shape[1]:,} features of {loaded.name}: {loaded.about}")
     if given.output:
@@ -61,7 +62,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options.add_argument("--output", type=Path, metavar="FILE", help="file to write, .npz or .parquet")
     options.add_argument("--img_size", type=int, metavar="PIXELS", help="another resolution: positions are resized")
     options.add_argument("--probe", action="store_true", help="score class folders too, on a tenth of each")
-    options.add_argument("--raw", action="store_true", help="the raw weights, also if there is a moving average")
+    options.add_weights()
     options.add_trust()
     given = options.parse_args(arguments)
     if given.run is None and given.name is None:

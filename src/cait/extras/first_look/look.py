@@ -140,7 +140,9 @@ def _check_root(data: dict[str, Any]) -> None:
     except (UserError, TypeError):
         return
     root = splits.root
-    if not all(isinstance(value, str) for value in data.values()) or is_path(root) or Path(root) == ROOT:
+    if is_path(root) and not Path(root).is_dir():
+        return
+    if not all(isinstance(value, str) for value in data.values()) or Path(root) == ROOT:
         return
     if "://" not in root and all(offer(root, {"root": root}) is None for offer in plugins.of_kind("open_source")):
         FolderSource(splits).split_folders()

@@ -6,7 +6,7 @@ VERBS = {
     "export": Verb(
         "cait.extras.formats.verb:export",
         "write a run's network for other programs:\n"
-        "cait export NAME [--format timm|release|...] [--ema] [--output PATH]",
+        "cait export NAME [--format timm|release|...] [--raw] [--output PATH]",
     ),
 }
 EXPORT_FORMATS = {

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from cait.cli import saved
-from cait.cli.loading import from_checkpoint
-from cait.cli.options import Options, named_run
+from cait.cli.loading import checkpoint_of, from_checkpoint
+from cait.cli.options import Options, run_missing
 from cait.errors import UserError
 from cait.run import rundir
 from cait.run.program import Program
@@ -22,25 +22,28 @@ def export(arguments: list[str], program: Program) -> None:
     from cait.extras import exporting
 
     options = Options("export", "Write the best network of a run for other programs.")
-    options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")
+    options.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
     options.add_argument("--format", choices=exporting.names(), default="timm", help="default timm")
-    options.add_argument("--ema", action="store_true", help="the moving average instead of the raw weights")
+    options.add_weights()
     options.add_argument("--output", type=Path, metavar="PATH", help="file to write; for timm a directory")
     options.add_trust()
     given = options.parse_args(arguments)
-    folder = named_run("export", given.run)
-    checkpoint = rundir.best_checkpoint(folder, "export")
+    if given.run is None:
+        raise run_missing("export")
+    checkpoint, folder = checkpoint_of(given.run, "export")
     from cait.guards import trust
     from cait.model.network import input_shape
 
     with trust.only_own(folder, given.trusted):
         loaded = from_checkpoint(checkpoint, folder, given.ema, module=program.module, data=program.data)
-    known = saved.data_settings(folder)
+    known = saved.data_settings(folder) if folder else (loaded.data_state or {}).get("preprocessing") or {}
     if lacking := [name for name in NEEDED if name not in known]:
-        raise UserError(f"{rundir.config(folder)} does not say how images are prepared: {lacking[0]!r} is missing")
+        source = rundir.config(folder) if folder else checkpoint
+        raise UserError(f"{source} does not say how images are prepared: {lacking[0]!r} is missing")
     shape, names = input_shape(loaded.module.hparams), loaded.module.class_names
-    default = Path("ema" if given.ema else "") / exporting.format_named(given.format).file
-    output, preprocessing = given.output or folder / "export" / default, values(loaded.data.preprocessing)
+    place = Path(folder or checkpoint.parent, "export", {None: "", True: "ema", False: "raw"}[given.ema])
+    output = given.output or place / exporting.format_named(given.format).file
+    preprocessing = values(loaded.data.preprocessing)
     metadata = preprocessing | loaded.task.metadata()
     exported = exporting.export(loaded.network, output, given.format, metadata, shape, names)
     for file in exported.files:

@@ -51,7 +51,7 @@ def card(arguments: list[str], program: Program) -> None:
 
 def add_content(options: Options) -> None:
     """The options that say what is in a card."""
-    options.add_argument("--ema", action="store_true", help="the moving average instead of the raw weights")
+    options.add_weights()
     named = "the Hub's identifier, as apache-2.0; default none is named"
     options.add_argument("--license", type=_license, metavar="ID", help=named)
 
@@ -78,7 +78,7 @@ def check_name(repo: str | None) -> str:
     return repo
 
 
-def write(folder: Path, output: Path, repo: str, ema: bool, license: str | None, program: Program) -> list[Path]:
+def write(folder: Path, output: Path, repo: str, ema: bool | None, license: str | None, program: Program) -> list[Path]:
     """Write the card of a run, with its images, into the folder `output`.
 
     Raises:
@@ -91,6 +91,7 @@ def write(folder: Path, output: Path, repo: str, ema: bool, license: str | None,
     about = scores.read(folder, checkpoint, program.command("eval", folder))
     if ema and "ema" not in about:
         raise UserError(f"{folder} has no scores of a moving average: the run kept none")
+    ema = "ema" in about if ema is None else ema
     config = saved.read(rundir.config(folder))
     state = ckpt.data_state(ckpt.read_checkpoint(checkpoint, without=ckpt.TENSORS)) or {}
     output.mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,8 @@ def _stage(folder: Path, stage: Path, repo: str, card: bytes | None, given: Any,
     write(folder, stage, repo, given.ema, given.license, program)  # first: it refuses a run that was not scored
     if card is not None:
         (stage / README).write_bytes(card)
-    options = ["--ema"] * given.ema + ["--trust-config"] * given.trusted
+    weights = {None: [], True: ["--ema"], False: ["--raw"]}[given.ema]
+    options = weights + ["--trust-config"] * given.trusted
     with contextlib.redirect_stdout(io.StringIO()):  # the files are listed with all others
         verbs["export"].load()([str(folder), "--format=timm", f"--output={stage}", *options], program)
 

@@ -85,7 +85,7 @@ def replace_folder(arguments: list[str], program: Program) -> list[str]:
 def _is_folder(root: str) -> bool:
     """Whether `root` is, or may be meant as, a folder of class folders, and no data set of another kind."""
     others = plugins.of_kind("open_source")
-    return not is_path(root) and all(opened(root, {"root": root}) is None for opened in others)
+    return (not is_path(root) or Path(root).is_dir()) and all(opened(root, {"root": root}) is None for opened in others)
 
 
 def _minutes(given: dict[str, Any]) -> float | None:

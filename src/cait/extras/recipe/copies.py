@@ -13,7 +13,7 @@ from PIL import Image
 
 from cait import disk
 from cait.data.listing import Files
-from cait.data.reading import RawImage, Reading, load_rgb
+from cait.data.reading import RawImage, Reading, load_rgb, open_image
 
 
 class Copies:
@@ -45,14 +45,13 @@ class Copies:
         key = repr((os.path.abspath(path), found.st_size, found.st_mtime_ns, self.reading, PIL.__version__))
         name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
         copy = self.folder / name[:2] / f"{name}.ppm"
-        with suppress(Exception):  # missing, or damaged in one of the ways that Pillow tells
-            image = Image.open(copy)
+        with suppress(Exception), open_image(copy) as image:  # or missing, or damaged in one of the ways Pillow tells
             image.load()
             return image, label
         return self._copied(path, copy) if self._is_large(path) else path, label
 
     def _is_large(self, path: str) -> bool:
-        with suppress(Exception), Image.open(path) as image:
+        with suppress(Exception), open_image(path) as image:
             return self.reading.shrinks(image.size)
         return False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from cait.data.listing import Files, is_image
-from cait.data.reading import AS_SEEN, Reading, load_rgb
+from cait.data.folder import class_folders
+from cait.data.listing import HIDDEN, OTHER, Files, list_images
+from cait.data.reading import AS_SEEN, Reading, load_rgb, open_image
 from cait.errors import UserError
 
 SIZES, SAMPLE = 1000, 100
@@ -73,7 +72,7 @@ def survey(
     decoded = {*looked_at[:: max(1, len(looked_at) // SAMPLE)]}
     sides, aspects, megapixels, jpeg, thumbs = [], [], [], 0.0, []
     for index in looked_at:
-        with suppress(Exception), Image.open(train.name(index)) as image:  # a run counts and names the unreadable ones
+        with suppress(Exception), open_image(train.name(index)) as image:  # a run counts and names the unreadable ones
             sides.append(min(image.size))
             aspects.append(max(image.size) / min(image.size))
             megapixels.append(image.width * image.height / 1e6)
@@ -104,16 +103,16 @@ def survey(
 
 
 def left_out(folders: Sequence[Path], names: Sequence[str]) -> dict[str, int]:
-    """Count the files in class folders that are not images, by suffix, and images beside the class folders.
+    """Count what is not listed in class folders and beside them by the reason, other files by their suffix.
 
-    Hidden files are not counted.
+    What is hidden is not counted.
     """
     found: Counter[str] = Counter()
     for folder in folders:
-        beside = [entry for entry in os.scandir(folder) if entry.is_file() and is_image(entry.name)]
-        found["images beside the class folders"] += len(beside)
-        for name in names:
-            for _, _, files in os.walk(folder / name, followlinks=True):
-                others = [file for file in files if not (is_image(file) or file.startswith("."))]
-                found.update(Path(file).suffix.lower() or "no suffix" for file in others)
-    return {kind: count for kind, count in found.most_common() if count}
+        places = class_folders(folder)
+        for why, paths in list_images(folder, [places[name] for name in names if name in places]).left_out.items():
+            if why == OTHER:
+                found.update(Path(path).suffix.lower() or "no suffix" for path in paths)
+            elif why != HIDDEN:
+                found[why] += len(paths)
+    return dict(found.most_common())

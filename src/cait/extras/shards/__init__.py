@@ -46,6 +46,8 @@ class Shards:
     def __post_init__(self) -> None:
         check_choice(self, {"order": ("published", "windowed")})
         check_at_least(self, 1, "window")
+        if not self.cache_gb > 0:
+            raise UserError(f"cache_gb must be above 0, got {self.cache_gb}")
 
 
 DATA_SETTINGS = "cait.extras.shards:Shards"

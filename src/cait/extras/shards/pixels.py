@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import ExifTags, Image
 
-from cait.data.reading import PUBLISHED, Reading, load_rgb, orientation
+from cait.data.reading import PUBLISHED, Reading, load_rgb, open_image, orientation
 from cait.errors import UserError
 from cait.settings import check_at_least
 
@@ -65,7 +65,7 @@ class Pixels:
     def stored(self, data: bytes, name: str) -> bytes:
         """What is stored in place of an image file."""
         try:
-            with Image.open(BytesIO(data)) as image:
+            with open_image(BytesIO(data)) as image:
                 if self.raw:
                     plain = load_rgb(image, name, Reading(self.exif_orientation, self.background))
                 elif self._smaller_size(image.size) == image.size:

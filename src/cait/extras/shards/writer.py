@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from cait import disk
 from cait.data.dataset import Samples
-from cait.data.reading import UnreadableImageError
+from cait.data.reading import UnreadableImageError, open_bytes
 from cait.data.source import DataSource
 from cait.errors import UserError
 from cait.extras.shards import INDEX, PLAN
@@ -200,7 +200,7 @@ def encoded(samples: Samples, index: int, pixels: Pixels | None) -> tuple[bytes,
         if isinstance(raw, Image.Image):
             data = as_png(raw, samples.name(index))
         else:
-            with open(raw, "rb") if isinstance(raw, str | Path) else raw as opened:
+            with open_bytes(raw) as opened:
                 data = opened.read()
         return pixels.stored(data, samples.name(index)) if pixels else data, label
     except UnreadableImageError as error:

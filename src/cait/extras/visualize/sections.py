@@ -95,7 +95,7 @@ def _from_disk(places: Sequence[str], most: int, data: Any) -> Photographs:
     for place in map(Path, places):
         if not place.exists():
             raise UserError(f"there is no image {place}")
-        paths += [place] if place.is_file() else [Path(path) for path, _ in scan_flat(place)]
+        paths += [Path(path) for path, _ in scan_flat(place)] if place.is_dir() else [place]
     if len(paths) > most:
         print(f"the first {most} of {len(paths):,} images; --num_images {len(paths)} draws all")
     for path in paths:

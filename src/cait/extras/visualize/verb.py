@@ -33,7 +33,7 @@ def visualize(arguments: list[str], program: Program) -> None:
         if given.pretrained:
             loaded = weights.from_timm(given.source, given.img_size)
         elif checkpoint is None:
-            loaded = weights.from_weights(given.source, given.name, given.ema, given.img_size)
+            loaded = weights.from_weights(given.source, given.name, bool(given.ema), given.img_size)
         else:
             loaded = loading.from_checkpoint(
                 checkpoint, folder, given.ema, given.img_size, program.module, program.data
@@ -52,7 +52,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     )
     options.add_argument("--images", nargs="+", metavar="FILE|DIR", help="default: validation images of the run")
     options.add_argument("--num_images", type=int, default=16, metavar="N", help="draw the first N; default 16")
-    options.add_argument("--ema", action="store_true", help="the moving average instead of the raw weights")
+    options.add_weights()
     options.add_argument("--img_size", type=int, metavar="PIXELS", help="another resolution: positions are resized")
     options.add_argument("--name", choices=VARIANTS, help="the model whose weights the file holds")
     options.add_argument(

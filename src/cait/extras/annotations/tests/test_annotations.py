@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import statistics
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -112,6 +113,43 @@ def test_groups_stay_together_as_in_scikit_learn(here: Path, folds: int | None) 
     assert not {groups[place] for place in train} & {groups[place] for place in val}
 
 
+@pytest.mark.parametrize(("groups", "folds"), [(2, None), (5, None), (30, None), (5, 5), (4, 5)])
+def test_as_many_groups_are_held_out_as_there_are(groups: int, folds: int | None, here: Path) -> None:
+    """The same folds as a run is scored on, though a tenth cannot be had; each class keeps training images."""
+    paths = [path for path in images(Path("data/digits")) if path.startswith("train/")][::9]
+    rows = [(path, Path(path).parent.name, f"patient {number % groups}") for number, path in enumerate(paths)]
+    table = write(Path("few.csv"), ("path", "label", "group"), rows)
+    source = open_source("data/digits", labels=str(table), folds=folds)
+    if folds and groups < folds:
+        with pytest.raises(UserError, match=r"^4 groups cannot be divided into 5 folds: lower --data\.folds to 4"):
+            _ = source.val
+        return
+    of = {f"data/digits/{path}": group for path, _, group in rows}
+    learn, held = ({of[path] for path, _ in samples} for samples in (source.train, source.val))
+    assert not learn & held
+    assert len(held) == max(1, groups // 10)
+    assert {*source.train.labels} == {*range(10)}
+    listed = write(Path("validation.csv"), ("path",), [(path,) for path in below(source.val)])
+    again = open_source("data/digits", labels=str(table), val_list=str(listed))
+    assert [below(again.train), below(again.val)] == [below(source.train), below(source.val)]
+
+
+def test_names_composed_otherwise_are_found(tmp_path: Path) -> None:
+    """A table that was written on Linux, of files that a Mac has packed."""
+    rows = []
+    for number, name in enumerate(["cre\u0300me", "sucre"] * 3):
+        (tmp_path / name).mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name / f"\u00e9t\u00e9 {number}.png")
+        label = unicodedata.normalize(("NFC", "NFD")[number % 4 == 0], name)
+        rows.append((f"{unicodedata.normalize('NFC', name)}/e\u0301te\u0301 {number}.png", label))
+    table = write(tmp_path / "t.csv", ("path", "label"), rows)
+    source = open_source(str(tmp_path), labels=str(table))
+    assert source.class_names == ["cr\u00e8me", "sucre"]
+    assert all(Path(path).exists() for samples in (source.train, source.val) for path, _ in samples)
+    listed = write(tmp_path / "v.csv", ("path",), [(rows[0][0],), (rows[1][0],)])
+    assert len(open_source(str(tmp_path), val_list=str(listed)).val) == 2
+
+
 def test_test_images_are_in_no_fold(here: Path, write_table: Callable[..., Path]) -> None:
     plain = open_source("data/digits", labels=str(write_table()))
     sources = [open_source("data/digits", labels="labels.csv", folds=3, fold=fold) for fold in range(3)]
@@ -136,12 +174,20 @@ REFUSED = [
         "path,label,split\ntrain/0/0000.png,a,train\ntrain/0/0010.png,a,val\ntrain/1/0001.png,b,val\n",
         "no training images are left of the class b",
     ),
+    (
+        "path,label,split\ntrain/0/0000.png,a,train\ntrain/0/0010.png,a,train\ntrain/1/0001.png,b,test\n",
+        "no training images are left of the class b",
+    ),
+    ("path,label\ntrain/0/0000.png,terrier, brown\n", "line 2: 3 cells, the header has 2"),
+    ("path,label,group\ntrain/0/0000.png,a,x\ntrain/1/0001.png,b,x\n", "two groups are needed to hold one out"),
+    ("path,label\ntrain/0/0000.png,a\ntrain/1/0001.png,K\udce4se\n", "line 3: the label K�se is not UTF-8"),
+    ("path,label\ntrain/K\udce4se.png,a\n", "; save the table as UTF-8, if the names are that"),
 ]
 
 
 @pytest.mark.parametrize(("text", "words"), REFUSED)
 def test_a_wrong_table_is_refused_in_a_line(here: Path, text: str, words: str) -> None:
-    Path("wrong.csv").write_text(text)
+    Path("wrong.csv").write_text(text, errors="surrogateescape")
     source = open_source("data/digits", labels="wrong.csv")
     with pytest.raises(UserError) as refused:
         _ = source.class_names, source.train

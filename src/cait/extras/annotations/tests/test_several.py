@@ -115,7 +115,7 @@ REFUSED = [
     ("train/0/0000.png,even|round\ntrain/1/0001.png,big", "no image has several labels, which are parted by ';'"),
     ("train/0/0000.png,even;round\ntrain/1/0001.png,", "line 3: no label"),
     ("train/0/0000.png,even;\ntrain/1/0001.png,;", "has the one label even, at least 2 are needed"),
-    ("train/0/0000.png,even;big\ntrain/1/0001.png,big", "2 images cannot be divided into 10 folds"),
+    ("train/0/0000.png,even;big\ntrain/1/0001.png,odd", "no training images are left of the class big, even"),
 ]
 
 

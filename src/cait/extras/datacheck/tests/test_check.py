@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 
 from cait.cli import main
+from cait.data.source import open_source
+from cait.errors import UserError
 from cait.extras.datacheck import check
 
 
@@ -40,6 +42,50 @@ def test_what_a_run_leaves_out_is_not_counted(mixed_root: Path, capsys: pytest.C
         shutil.copy(mixed_root / "train/cat/0.jpg", mixed_root / name / "0.jpg")
     assert run(mixed_root) == 0
     assert capsys.readouterr().out == before
+
+
+@pytest.mark.parametrize(
+    ("names", "links"),
+    [
+        ("Training/a Training/b Validation/a Validation/b", {}),
+        ("Bus Car Train", {}),
+        ("Bus Car Train Test", {}),
+        ("a b", {"c": "../store"}),
+        ("a b", {"a/again": "."}),
+        ("train/cr\u00e8me train/b val/cre\u0300me val/b", {}),
+        ("Training/a Training/b Validation/a", {}),
+        ("Train/a Train/b", {}),
+        ("a", {}),
+        ("a b", {"b/again": "../a"}),
+        ("a b K\udce4se", {}),
+        ("train/a train/b", {"val/a": "../train/b", "val/b": "../train/a"}),
+    ],
+)
+def test_it_passes_what_a_run_takes_and_refuses_what_a_run_refuses(
+    names: str, links: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, name in enumerate([*(f"root/{name}" for name in names.split()), "store"] * 2):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / name / f"{number}.png")
+    for link, target in links.items():
+        (tmp_path / "root" / link).parent.mkdir(exist_ok=True)
+        (tmp_path / "root" / link).symlink_to(target)
+    try:
+        assert all(open_source(str(tmp_path / "root")).sets)
+        refused = None
+    except UserError as error:
+        refused = str(error)
+    assert run(tmp_path / "root") == (2 if refused else 0), refused
+    assert capsys.readouterr().out.count("wrong: ") == bool(refused)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_one_image_of_a_class_cannot_be_divided(count: int, tmp_path: Path) -> None:
+    for name, images in {"a": 3, "b": 3, "rare": 2 - count}.items():
+        (tmp_path / name).mkdir()
+        for number in range(images):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / name / f"{number}.png")
+    assert run(tmp_path) == 2 * count
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,6 +146,7 @@ def test_a_run_is_taken_out_raw_and_averaged(
 
     monkeypatch.chdir(tmp_path)
     for arguments, file in [
+        (["--raw"], "logs/a/export/raw/timm/model.safetensors"),
         (["--ema"], "logs/a/export/ema/timm/model.safetensors"),
         (["--format", "release"], "logs/a/export/release.pth"),
         (["--format=torch_export", "--output", "out/x.pt2"], "out/x.pt2"),
@@ -154,10 +156,14 @@ def test_a_run_is_taken_out_raw_and_averaged(
         assert out.splitlines()[-2] == file
         assert err == ""
 
-    plain, ema = (
-        timm.create_model(f"local-dir:logs/a/export/{path}", pretrained=True) for path in ("timm", "ema/timm")
+    shutil.copy("logs/a/checkpoints/best.ckpt", "alone.ckpt")  # which says itself how images are prepared
+    main(["export", "alone.ckpt"])
+    assert capfd.readouterr().out.splitlines()[-2] == "export/timm/model.safetensors"
+    plain, alone, ema, of_raw = (
+        timm.create_model(f"local-dir:{path}/timm", pretrained=True)
+        for path in ("logs/a/export", "export", "logs/a/export/ema", "logs/a/export/raw")
     )
-    for model, expected in ((plain, raw), (ema, averaged)):
+    for model, expected in ((plain, averaged), (alone, averaged), (ema, averaged), (of_raw, raw)):
         assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
     assert not torch.equal(raw["head.weight"], averaged["head.weight"])
     data = resolve_model_data_config(plain)

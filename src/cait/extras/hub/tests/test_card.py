@@ -184,8 +184,8 @@ def test_the_card_tells_what_the_run_has_written(scored: Path, capsys: pytest.Ca
     )
     (result,) = huggingface_hub.ModelCard(card).data.eval_results  # the Hub's own reader
     assert (result.dataset_name, result.metric_type) == ("digits", "accuracy")
-    assert result.metric_value == pytest.approx(found["raw"]["acc1"] / 100, abs=1e-4)
-    assert f"| validation images | 360 | {found['raw']['acc1']:.2f} % |" in card
+    assert result.metric_value == pytest.approx(found["ema"]["acc1"] / 100, abs=1e-4)
+    assert f"| validation images | 360 | {found['ema']['acc1']:.2f} % |" in card
     state = ckpt.data_state(torch.load("logs/mine/checkpoints/best.ckpt", weights_only=True))
     digest = state["depends_on"]["digest of the training pictures' names"]
     assert f"Digest of the training images' names: `{digest}`" in card
@@ -195,8 +195,8 @@ def test_the_card_tells_what_the_run_has_written(scored: Path, capsys: pytest.Ca
     assert f"`CaiT {settings['model']['fields']['depth']}×32` for images of" in card
     assert str(scored) not in card  # nothing of this machine
 
-    main(["card", "mine", "--ema", "--output", "ema"])
-    assert f"| validation images | 360 | {found['ema']['acc1']:.2f} % |" in Path("ema/README.md").read_text()
+    main(["card", "mine", "--raw", "--output", "raw"])
+    assert f"| validation images | 360 | {found['raw']['acc1']:.2f} % |" in Path("raw/README.md").read_text()
 
 
 def test_a_readme_that_is_there_is_kept(scored: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -285,9 +285,9 @@ def test_a_push_is_what_timm_loads(scored: Path, hub: Any, capsys: pytest.Captur
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 5
     assert {name for _, name in lines} <= {*"0123456789"}
-    checkpoint = torch.load("logs/mine/checkpoints/best.ckpt", weights_only=True)["state_dict"]
+    average = ckpt.average(torch.load("logs/mine/checkpoints/best.ckpt", weights_only=True))
     loaded = timm.create_model(f"local-dir:{arrived}", pretrained=True).state_dict()
-    assert torch.equal(loaded["head.weight"], checkpoint["model.head.weight"])
+    assert torch.equal(loaded["head.weight"], average["head.weight"])
 
     hub.private = False
     with pytest.raises(SystemExit):

@@ -142,7 +142,7 @@ def test_images_that_are_decoded_already_keep_their_pixels(
         root, more = "torch/cifar10", dict(data_dir=str(tmp_path / "cifar10"), val_split="test")
     else:
         code = {
-            "16 bits": "Image.fromarray((1000 * np.arange(96).reshape(8, 12) + index).astype(np.int32))",
+            "16 bits": "Image.fromarray((600 * np.arange(96).reshape(8, 12) + index).astype(np.int32))",
             "palette": "Image.fromarray(np.arange(96, dtype=np.uint8).reshape(8, 12) + index).convert('P')",
         }[kind]
         (tmp_path / f"pictures_{kind[:2]}.py").write_text(

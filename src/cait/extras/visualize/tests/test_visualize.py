@@ -472,7 +472,14 @@ def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
     panels = len(curves.panels([curves.read(trained)]))
     assert len(images) == wrong + 1 + 2 * 2 + panels  # mistakes, confusion matrix, halves of the two, curves
     assert text.index("Worst mistakes") < text.index("Attention maps") < text.index("Curves")
-    for words in ("logs/a/checkpoints/best.ckpt, step ", EVIL, "cait visualize a", result, "Curves", "Worst mistakes"):
+    for words in (
+        "logs/a/checkpoints/best.ckpt, moving average, step ",
+        EVIL,
+        "cait visualize a",
+        result,
+        "Curves",
+        "Worst mistakes",
+    ):
         assert words in text
     for line in (first, second):
         assert Image.open(line.partition("  ")[0]).width > 500
@@ -521,6 +528,8 @@ def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
     content["state_dict"] = {
         f"model.{key}": value for key, value in timm.create_model("test_vit", num_classes=2).state_dict().items()
     }
+    torch.save(content, "other.ckpt")  # whose average is still that of the run
+    del content["callbacks"]
     torch.save(content, "timm.ckpt")
     for arguments, words in [
         ([], "which run?"),
@@ -548,6 +557,7 @@ def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
             ["x.jpg", "--images", "x.jpg"],
             "x.jpg is not a whole checkpoint of a run; of a file of weights say the model",
         ),
+        (["other.ckpt", "--images", "x.jpg"], "other.ckpt cannot be loaded: its moving average is of another network"),
         (["timm.ckpt", "--images", "x.jpg"], "timm/test_vit has no maps(), which visualize needs"),
         (["timm/test_vit", "--pretrained", "--images", "x.jpg"], "timm/test_vit has no maps(), which visualize needs"),
         (["xs36", "--pretrained", "--images", "x.jpg"], "timm has no weights of xs36"),
