@@ -20,10 +20,14 @@ class UserError(ValueError):
 
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+FILES_OPEN = (errno.EMFILE, errno.ENFILE)
+TOO_MANY_FILES = "too many open files: raise the limit, as with `ulimit -n 4096`, or lower --data.num_workers"
 
 
 def of_file(error: OSError) -> UserError | None:
-    """The line for an error about a file, such as a missing permission, or about a full disk; None for any other."""
+    """The line for an error about a file, a full disk or too many open files; None for any other."""
+    if error.errno in FILES_OPEN:
+        return UserError(TOO_MANY_FILES)
     if error.filename is None and error.errno not in DISK_FULL:  # a full disk gives no name
         return None
     return UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror or one_line(error)}")

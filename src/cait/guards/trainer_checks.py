@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cait import ckpt, plugins
 from cait.errors import UserError
+from cait.train.schedule import ScheduleSettings
 
 
 def check_numbers(given: Any) -> None:
@@ -33,6 +34,9 @@ def check_numbers(given: Any) -> None:
     for name in ("limit_train_batches", "limit_val_batches", "overfit_batches", "gradient_clip_val"):
         if given[name] is not None and given[name] < 0:
             raise UserError(f"--trainer.{name} must be at least 0, got {given[name]}")
+    for least, most in (("min_epochs", "max_epochs"), ("min_steps", "max_steps")):
+        if None not in (given[least], given[most]) and 0 < given[most] < given[least]:
+            raise UserError(f"--trainer.{least} {given[least]} is more than --trainer.{most} {given[most]}")
     interval = given.val_check_interval
     if isinstance(interval, int | float):
         if interval <= 0:
@@ -43,6 +47,13 @@ def check_numbers(given: Any) -> None:
         raise UserError(f"--trainer.num_sanity_val_steps must be at least -1, got {given.num_sanity_val_steps}")
     if given.use_distributed_sampler:
         raise UserError("--trainer.use_distributed_sampler true: the data module itself divides the images")
+
+
+def check_rates(schedule: ScheduleSettings, images: int) -> None:
+    """Refuse a least learning rate above the highest one, for steps of so many images."""
+    peak = max(schedule.lr, schedule.lr * images / (schedule.lr_base_size or images))
+    if schedule.schedule != "constant" and schedule.min_lr > peak:
+        raise UserError(f"--model.min_lr {schedule.min_lr:g} is above --model.lr {schedule.lr:g}; lower it")
 
 
 def check_length(given: Any, checkpoint: ckpt.Checkpoint, path: str) -> None:

@@ -85,8 +85,15 @@ def _train(runner: Runner, run: Path, fold: int, settings: Sequence[str]) -> Non
     first = rundir.config(run.with_name("fold-0")) if fold else None
     chosen = [f"--config={first}"] if first else settings
     status = runner.run(run, [*chosen, f"--data.fold={fold}"], {})
-    if status and not runner.stopped.is_set():
-        raise UserError(f"fold {fold} failed: {failure(run, status)}; see {run / OUTPUT}")
+    if not status or runner.stopped.is_set():
+        return
+    reason = failure(run, status)
+    if status == 2 and not (run / rundir.CONFIG).exists():  # it never trained, and one line says why
+        disk.remove(run)
+        if {path.name for path in run.parent.iterdir()} == {SETTINGS}:
+            disk.remove(run.parent)
+        raise UserError(reason)
+    raise UserError(f"fold {fold} failed: {reason}; see {run / OUTPUT}")
 
 
 def _report(folder: Path, runs: Sequence[Path]) -> None:
