@@ -24,8 +24,8 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 A scheduler and a terminal send them to the whole group of processes.
 """
-RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
-"""Variables that Lightning takes for the number of this process, as soon as it is imported."""
+NUMBERS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "TORCHELASTIC_RESTART_COUNT")
+"""Variables that must be whole numbers. The first four count as this process's as soon as Lightning is imported."""
 SERVED = "cait.data.datamodule"
 """What the server that forks workers has imported, so that a worker starts in milliseconds."""
 
@@ -71,11 +71,11 @@ def discard(stream: Any) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def check_ranks() -> None:
-    """Raise UserError if a variable of `RANKS` is no number."""
-    for name in RANKS:
+def check_numbers() -> None:
+    """Raise UserError if a variable of `NUMBERS` is none."""
+    for name in NUMBERS:
         if not (value := os.environ.get(name, "0")).isdecimal():
-            raise UserError(f"the environment has {name}={value}, which is no number of a process; unset it")
+            raise UserError(f"the environment has {name}={value}, which is no whole number; unset it")
 
 
 @contextmanager

@@ -199,7 +199,7 @@ ENVIRONMENTS = [
     (SRUN | {"SLURM_NTASKS": "x"}, "the environment has SLURM_NTASKS=x: start the processes with srun, or unset"),
     (SRUN | {"SLURM_NTASKS_PER_NODE": "4"}, "the environment lacks SLURM_PROCID: start the processes with srun"),
     ({"TORCHELASTIC_RUN_ID": "7"}, "the environment lacks WORLD_SIZE: start the processes with torchrun"),
-    ({"RANK": "x"}, "the environment has RANK=x, which is no number of a process; unset it"),
+    ({"RANK": "x"}, "the environment has RANK=x, which is no whole number; unset it"),
 ]
 
 

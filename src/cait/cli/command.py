@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import cait
 from cait import cores, plugins
-from cait.errors import UserError, did_you_mean, of_file, printable
+from cait.errors import UserError, did_you_mean, of_system, printable
 from cait.plugins import Verb
 from cait.run.program import Program
 
@@ -121,8 +121,8 @@ def main(
 
 def _line(error: Exception) -> str | None:
     """What the user reads about an error; None if it is not the user's."""
-    known = of_file(error) if isinstance(error, OSError) else error
-    if not isinstance(known, UserError):
+    known = error if isinstance(error, UserError) else of_system(error)
+    if known is None:
         return None
     # One from a worker process has the worker's traceback in front of it.
     return printable(str(known).strip().splitlines()[-1].removeprefix("cait.errors.UserError: "))
@@ -141,6 +141,7 @@ def _run(argv: list[str], program: Program) -> None:
         raise UserError("the working folder has been removed; change to another one") from error
     if not sys.flags.safe_path and here not in sys.path:
         sys.path.append(here)  # `my_file:thing` is found beside logs/
+    cores.check_numbers()
     name, rest, known = argv[0], argv[1:], verbs()
     if name not in known:
         alike = {"train": "fit", "validate": "eval", "validation": "eval", "test": "eval"}.get(name)
@@ -155,7 +156,6 @@ def _run(argv: list[str], program: Program) -> None:
         program.processes = plugins.load(processes)()
     for check in plugins.of_kind("check_arguments"):
         check(name, rest, program)
-    cores.check_ranks()
     with cores.importing():
         function = known[name].load()
     function(rest, program)

@@ -124,7 +124,8 @@ def _write_torch_export(model: nn.Module, path: Path, metadata: Metadata, shape:
         program = torch.export.export(model, **example(shape), strict=False)
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)
-        torch.export.save(program, path, extra_files={"metadata.json": json.dumps(metadata)})
+        with path.open("wb") as file:  # given a path, torch ends the process on a full disk
+            torch.export.save(program, file, extra_files={"metadata.json": json.dumps(metadata)})
         return torch.export.load(path).module()
 
 

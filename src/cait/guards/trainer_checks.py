@@ -31,7 +31,8 @@ def check_numbers(given: Any) -> None:
     for name in ("accumulate_grad_batches", "log_every_n_steps", "check_val_every_n_epoch"):
         if given[name] is not None and given[name] < 1:
             raise UserError(f"--trainer.{name} must be at least 1, got {given[name]}")
-    for name in ("limit_train_batches", "limit_val_batches", "overfit_batches", "gradient_clip_val"):
+    shares = ("limit_train_batches", "limit_val_batches", "overfit_batches")
+    for name in (*shares, "gradient_clip_val", "min_epochs", "min_steps"):
         if given[name] is not None and given[name] < 0:
             raise UserError(f"--trainer.{name} must be at least 0, got {given[name]}")
     for least, most in (("min_epochs", "max_epochs"), ("min_steps", "max_steps")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from cait.errors import UserError
 from cait.extras import curves
 from cait.extras.annotations import doubt, doubtful_page
 from cait.extras.runner import OUTPUT, Runner, failure
+from cait.guards.configurations import check_run_name
 from cait.guards.configurations import options as given_options
 from cait.run import rundir
 from cait.run.program import Program
@@ -46,6 +48,7 @@ def crossval(arguments: list[str], program: Program) -> None:
     if "data.folds" not in names:
         settings.append(f"--data.folds={FOLDS}")
     count = _count(dict(given_options(settings))["data.folds"])
+    check_run_name(given.name)
     folder = rundir.LOGS / given.name
     _remember(folder, settings)
     runs = [folder / f"fold-{fold}" for fold in range(count)]
@@ -68,7 +71,10 @@ def _remember(folder: Path, settings: Sequence[str]) -> None:
     """Raise UserError if the folder has folds of other settings; otherwise note these."""
     path = folder / SETTINGS
     if path.is_file():
-        if json.loads(path.read_text()) != list(settings):
+        before = None
+        with contextlib.suppress(ValueError):  # it is damaged
+            before = json.loads(path.read_text())
+        if before != list(settings):
             raise UserError(f"{folder} has folds with other settings; give another name, or remove it")
         return
     if folder.exists() and any(folder.iterdir()):
