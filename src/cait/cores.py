@@ -19,11 +19,13 @@ OWN_GROUP = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
 STARTS = ("auto", "fork", "forkserver", "spawn")
 """How loader processes may start."""
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""The end of a scheduled job, Ctrl-C, and the signal that SLURM is asked to send before the end.
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+"""The end of a scheduled job, Ctrl-C, the signal that SLURM is asked to send before the end, and a closed terminal.
 
-A scheduler sends them to the whole group of processes.
+A scheduler and a terminal send them to the whole group of processes.
 """
+NUMBERS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "TORCHELASTIC_RESTART_COUNT")
+"""Variables that must be whole numbers. The first four count as this process's as soon as Lightning is imported."""
 SERVED = "cait.data.datamodule"
 """What the server that forks workers has imported, so that a worker starts in milliseconds."""
 
@@ -40,6 +42,40 @@ def before_torch() -> None:
     # Stochastic depth asks a GPU's memory for another size in each branch and step. Segments that grow leave no gaps.
     if not any(f"PYTORCH_{kind}ALLOC_CONF" in os.environ for kind in ("", "CUDA_", "HIP_")):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
+def open_streams() -> None:
+    """Open standard streams that are closed, so that no file of a run gets their number and what is printed there.
+
+    Raises:
+        UserError: standard output is closed.
+    """
+    closed = [number for number in range(3) if not _is_open(number)]
+    for number in closed:
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number, which is this one
+        setattr(sys, ("stdin", "stdout", "stderr")[number], os.fdopen(number, "w" if number else "r", closefd=False))
+    if 1 in closed:
+        raise UserError("standard output is closed; send it to a file or to /dev/null")
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def discard(stream: Any) -> None:
+    """Send what is written to a stream from now on nowhere, and what it holds: its reader has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def check_numbers() -> None:
+    """Raise UserError if a variable of `NUMBERS` is none."""
+    for name in NUMBERS:
+        if not (value := os.environ.get(name, "0")).isdecimal():
+            raise UserError(f"the environment has {name}={value}, which is no whole number; unset it")
 
 
 @contextmanager

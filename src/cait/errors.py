@@ -25,13 +25,31 @@ class UserError(ValueError):
 
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NAMELESS = (*DISK_FULL, errno.EFBIG, errno.EROFS)
+"""Errors of a disk that do not name the file."""
+LIMITS = {
+    "Too many open files": "raise the limit, as with `ulimit -n 4096`, or lower --data.num_workers",
+    "can't start new thread": "raise the limit of processes, as with `ulimit -u 4096`, or lower --data.num_workers",
+    "Resource temporarily unavailable": "raise the limit of processes, as with `ulimit -u 4096`",
+    "Cannot allocate memory": "lower --data.num_workers or --data.batch_size, or take a machine with more memory",
+}
+"""What the system says of its limits, and what helps."""
 
 
-def of_file(error: OSError) -> UserError | None:
-    """The line for an error about a file, such as a missing permission, or about a full disk; None for any other."""
-    if error.filename is None and error.errno not in DISK_FULL:  # a full disk gives no name
-        return None
-    return UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror or one_line(error)}")
+def of_system(error: Exception) -> UserError | None:
+    """The line for an error about a file, a full disk or a limit of the system; None for any other."""
+    text, cause = one_line(error), error.__context__  # torch wraps what a disk says
+    for limit, remedy in LIMITS.items() if isinstance(error, OSError | RuntimeError) else ():
+        if limit in text:
+            return UserError(f"{limit[0].lower()}{limit[1:]}: {remedy}")
+    if isinstance(error, MemoryError):
+        return UserError(f"out of memory{f': {text}' if text else ''}")
+    if isinstance(error, OSError) and error.filename is not None:
+        return UserError(f"cannot use {error.filename}: {error.strerror or text}")
+    for code in NAMELESS:
+        if os.strerror(code) in text or (isinstance(cause, OSError) and cause.errno == code):
+            return UserError(f"cannot use the disk: {os.strerror(code)}")
+    return None
 
 
 def one_line(error: object) -> str:

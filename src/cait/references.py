@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from cait.errors import UserError, did_you_mean
+from cait.errors import UserError, did_you_mean, kind_and_place, one_line
 
 PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 _limits: ContextVar[tuple[tuple[Sequence[str], str], ...]] = ContextVar("limits", default=())
@@ -47,6 +47,19 @@ def locate(path: str) -> Any:
             hint = did_you_mean(part, dir(found))
             raise UserError(f"cannot import {path}: {module} has no {name!r}{hint}") from error
     return found
+
+
+def made(path: str, *args: Any, **kwargs: Any) -> Any:
+    """What the object at `path` returns when it is called. Raises UserError if that fails; it says how and where."""
+    make = locate(path)
+    try:
+        return make(*args, **kwargs)
+    except UserError:
+        raise
+    except Exception as error:  # of many kinds: it is the user's code
+        is_within = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        reason = kind_and_place(error) if is_within else one_line(error)  # else it takes other arguments
+        raise UserError(f"cannot make {path}: {reason}") from error
 
 
 @contextmanager

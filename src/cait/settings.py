@@ -11,6 +11,7 @@ import functools
 import inspect
 import itertools
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -201,11 +202,11 @@ def take_from_data(module: Any, data: Any) -> Settings:
 
 
 def check_at_least(held: Any, least: float, *names: str) -> None:
-    """Raise UserError if one of these fields is less; None is left out."""
+    """Raise UserError if one of these fields is less, or infinite; None is left out."""
     for name in names:
         value = getattr(held, name)
-        if value is not None and value < least:
-            raise UserError(f"{name} must be at least {least}, got {value}")
+        if value is not None and not least <= value < math.inf:
+            raise UserError(f"{name} must be at least {least}{' and finite' * (value == math.inf)}, got {value}")
 
 
 def check_share(held: Any, *names: str) -> None:

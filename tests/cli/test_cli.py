@@ -1,6 +1,7 @@
 """The command line as a user meets it: whole runs, in processes of their own."""
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -434,6 +435,36 @@ def test_a_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m cait --help | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], env=environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("cait runs >&-", "standard output is closed; send it to a file or to /dev/null"),
+        ("cait predict nothing x.png >&- <&-", "standard output is closed; send it to a file or to /dev/null"),
+        ("cait nothing <&-", "unknown verb 'nothing'; `cait --help` lists them"),
+        ("cait runs > /dev/full", "cannot use the disk: No space left on device"),
+        ("mkdir gone; cd gone; rmdir ../gone; cait runs", "the working folder has been removed; change to another one"),
+    ],
+)
+def test_what_a_shell_hands_over_may_be_closed_full_or_gone(command: str, told: str, tmp_path: Path) -> None:
+    script = f'cait() {{ "{sys.executable}" -m cait "$@"; }}; {command}'
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, f"cait: error: {told}\n")
+
+
+def test_too_many_open_files_are_no_error_of_the_program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def opens(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    monkeypatch.setattr("cait.cli.fit.resume", opens)
+    with pytest.raises(SystemExit) as stop:
+        main(["resume"])
+    assert stop.value.code == 2
+    assert "too many open files: raise the limit" in capsys.readouterr().err
 
 
 def test_a_run_that_lies_elsewhere(

@@ -79,10 +79,44 @@ def test_an_overlay_sets_what_an_extra_adds(tmp_path: Path, monkeypatch: pytest.
     assert not is_overlay(Path("model: {lr: 1.0}\n" * 99))
 
 
-def test_the_command_line_wins_over_the_file(capsys, monkeypatch) -> None:
-    path = REPO / "configs/digits.yaml"
-    config = resolved(path, capsys, monkeypatch, "--model.lr", "1e-3", "--trainer.max_epochs=1", "--data.mixup=0.5")
-    assert (config["model"]["lr"], config["trainer"]["max_epochs"], config["data"]["mixup"]) == (1e-3, 1, 0.5)
+@pytest.mark.parametrize(
+    "order",
+    [
+        "fit A B OPTIONS",
+        "fit OPTIONS A B",
+        "fit A OPTIONS B",
+        "fit OPTIONS -c=a.yaml -c b.yaml",
+        "resume run OPTIONS A B",
+        "eval OPTIONS A B",
+    ],
+)
+def test_the_command_line_wins_over_every_file_and_the_last_file_over_those_before(
+    order: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    a = {"model": {"lr": 0.1, "min_lr": 0.1}, "data": {"mixup": 0.1, "scale": [0.1, 1.0]}}
+    b = {"model": {"min_lr": 0.2, "warmup_lr": 0.2}, "data": {"mixup": 0.2}, "seed_everything": 2}
+    for name, content in {"a.yaml": a, "b.yaml": b, "logs/run/config.yaml": {"model": {"lr": 9.0}}}.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(yaml.safe_dump(content))
+    options = "--model.lr 0.3 --data.mixup=-0.0 --ckpt_path=x.ckpt"
+    words = order.replace("OPTIONS", options).replace("A", "--config a.yaml").replace("B", "--config=b.yaml").split()
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "--print_config"])
+    assert stop.value.code in (0, None)
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert [config["model"][name] for name in ("lr", "min_lr", "warmup_lr")] == [0.3, 0.2, 0.2]
+    assert (config["data"]["mixup"], config["data"]["scale"], config["seed_everything"]) == (0.0, [0.1, 1.0], 2)
+
+
+def test_an_option_adds_to_the_list_of_a_file_that_comes_after_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.yaml").write_text("trainer: {callbacks: [DeviceStatsMonitor]}")
+    more = ["--trainer.callbacks+=ModelSummary", "--config", str(tmp_path / "a.yaml")]
+    found = resolved(REPO / "configs/digits.yaml", capsys, monkeypatch, *more)["trainer"]["callbacks"]
+    assert [callback["class_path"].rpartition(".")[2] for callback in found] == ["DeviceStatsMonitor", "ModelSummary"]
 
 
 def test_xxs24_is_the_published_recipe(capsys, monkeypatch) -> None:

@@ -18,6 +18,7 @@ from cait.cli import main
 from cait.data.reading import UnreadableImageError
 from cait.errors import UserError
 from cait.plugins import Verb
+from cait.run.program import Processes
 
 FILES = {
     "open.yaml": b"trainer:\n  max_epochs: [1\nmodel: {\n",
@@ -85,6 +86,19 @@ OPTIONS = {
     "--trainer.logger cait.train.module.CaiTModule": "it is no Logger, or needs a package that is not installed",
     "--trainer.profiler XLAProfiler": "cannot make lightning.pytorch.profilers.XLAProfiler: Requirement 'torch_xla",
     "--model.fields.embed_dim 1000000000000": "out of memory",
+    "--model.min_lr 1": "--model.min_lr 1 is above --model.lr 0.002",
+    "--model.min_lr 1 --model.schedule wsd": "--model.min_lr 1 is above --model.lr 0.002",
+    "--trainer.min_epochs 99": "--trainer.min_epochs 99 is more than --trainer.max_epochs 30",
+    "--trainer.min_steps 9 --trainer.max_steps 3": "--trainer.min_steps 9 is more than --trainer.max_steps 3",
+    "--output x.json": "there is no option --output",
+    "--model.loss torch.nn:Linear": "cannot make torch.nn:Linear: Linear.__init__() missing 2 required",
+    "--model.loss torch.nn:ReLU": "the loss torch.nn:ReLU fails on logits [2, 10] and targets [2, 10]: TypeError",
+    "--model.loss torch.nn:NLLLoss": "the loss torch.nn:NLLLoss fails on logits [2, 10] and targets [2, 10]: Run",
+    "--model.loss torch.nn:BCELoss --data.mixup 0 --data.cutmix 0": "fails on logits [2, 10] and targets [2]: ValueEr",
+    "--model.loss torch.nn:PairwiseDistance": "must be one number that depends on the logits, got a tensor of [2]",
+    "--model.metrics.a torch.nn:Linear": "cannot make torch.nn:Linear: Linear.__init__() got an unexpected keyword",
+    "--model.metrics.a torchmetrics.classification:BinaryAccuracy": "cannot make torchmetrics.classification:Binary",
+    "--model.name own_parts:Failing --model.fields null": "cannot make own_parts:Failing: RuntimeError: no such luck (",
     "--trainer.logger.project 5": "--trainer.logger.project has no class to set it of: name one first",
     "extra": "what is 'extra'? Settings are given as --name value",
 }
@@ -136,7 +150,7 @@ if sys.version_info < (3, 14):  # later ones say that such a folder does not exi
         f"fit --data.root {300 * 'x'}": ": File name too long",
     }
 ROWS = [
-    *(([*FIT, *option.split(" ", 1)], words) for option, words in OPTIONS.items()),
+    *(([*FIT, *option.split(" ")], words) for option, words in OPTIONS.items()),
     *((["fit", "--config", file], words) for file, words in CONFIGS.items()),
     *((line.split(" "), words) for line, words in VERBS.items()),
     (["eval", ""], "which run?"),
@@ -181,6 +195,53 @@ def test_what_is_typed_wrong_gets_one_line(
     assert told.count("\n") == 1
     assert words in told
     assert sorted(desk.rglob("*")) == before
+
+
+SRUN = dict(SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_NTASKS="4")
+ENVIRONMENTS = [
+    (SRUN, "You set `--ntasks=4` in your SLURM bash script"),
+    (SRUN | {"SLURM_NTASKS": "x"}, "the environment has SLURM_NTASKS=x: start the processes with srun, or unset"),
+    (SRUN | {"SLURM_NTASKS_PER_NODE": "4"}, "the environment lacks SLURM_PROCID: start the processes with srun"),
+    ({"TORCHELASTIC_RUN_ID": "7"}, "the environment lacks WORLD_SIZE: start the processes with torchrun"),
+    ({"RANK": "x"}, "the environment has RANK=x, which is no whole number; unset it"),
+]
+
+
+@pytest.mark.parametrize("verb", [FIT, ["eval", *FIT[1:], "--model.weights=notes.txt"]], ids=["fit", "eval"])
+@pytest.mark.parametrize(("variables", "words"), ENVIRONMENTS)
+def test_variables_of_a_launcher_that_do_not_fit_together_get_one_line_too(
+    variables: dict[str, str],
+    words: str,
+    verb: list[str],
+    desk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    test_what_is_typed_wrong_gets_one_line(verb, words, desk, monkeypatch, capfd)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [(UserError("first"), UserError("second"), "first"), (RuntimeError("first"), UserError("second"), "second")],
+)
+def test_an_error_while_an_error_is_reported_hides_neither(
+    first: Exception, second: Exception, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise first
+
+    def fails_too(*_: object) -> None:
+        raise second
+
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    monkeypatch.setattr("cait.cli.fit.resume", fails)
+    for kind in (Processes, *Processes.__subclasses__()):
+        monkeypatch.setattr(kind, "fail", fails_too)
+    with pytest.raises(SystemExit) as stop:
+        main(["resume"])
+    assert (stop.value.code, capsys.readouterr().err) == (2, f"cait: error: {told}\n")
 
 
 def test_two_names_of_a_run_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

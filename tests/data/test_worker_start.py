@@ -70,7 +70,7 @@ def test_a_signal_to_all_does_not_end_the_server_that_forks(digits_root: Path) -
     """As a scheduler sends it: the current step still needs the workers."""
     _, _, loader = loaded(digits_root, num_workers=1, worker_start="forkserver")
     server = multiprocessing.forkserver._forkserver._forkserver_pid
-    for signum in (signal.SIGTERM, signal.SIGUSR1):
+    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         os.kill(server, signum)
     time.sleep(0.5)
     assert os.waitpid(server, os.WNOHANG) == (0, 0)

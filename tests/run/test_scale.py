@@ -150,6 +150,20 @@ def test_slurm_is_never_asked_to_requeue_by_lightning(
     assert (type(environment), environment.auto_requeue) == (SLURMEnvironment, False)
 
 
+@pytest.mark.parametrize("job", ["train", "bash", "interactive"])
+def test_one_process_in_a_session_of_slurm_numbers_its_unnamed_runs(
+    job: str, tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in dict(NTASKS="1", JOB_ID="7", JOB_NAME=job, PROCID="0", LOCALID="0", NODEID="0").items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.chdir(tmp_path)
+    names: list[str] = []
+    monkeypatch.setattr(CaiTCLI, "fit", lambda cli, *_, **__: names.append(cli.run_dir.name))
+    for _ in range(2):
+        main(["fit", *SMALL, f"--data.root={digits_root}", "--trainer.devices=1"])
+    assert names == ["digits", "digits-2"]
+
+
 def test_the_plan_is_the_arithmetic_done_by_hand() -> None:
     pytest.importorskip("cait.extras.paper")  # whose models it plans
     spec = importlib.util.spec_from_file_location("plan", REPO / "benchmarks/plan.py")

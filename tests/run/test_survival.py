@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
+import fcntl
 import json
 import os
 import resource
 import shutil
 import signal
 import socket
+import subprocess
 import sys
+import termios
+import time
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from itertools import pairwise
@@ -18,7 +23,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import NO_TEXT, SMALL, Cait, checkpoint, ended, environment, rows, slow, start
+from forked import heed_ctrl_c
+from harness import LIMIT, NO_TEXT, SMALL, Cait, checkpoint, ended, environment, rows, slow, start
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from PIL import Image
@@ -26,9 +32,11 @@ from runs import RECIPE, TWO, assert_same, filled_disk, wait_for_steps
 from torch.utils._pytree import tree_leaves
 
 import cait as package
+from cait.cores import discard
 from cait.errors import UserError
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.run.checkpoints import DurableCheckpointIO, is_whole, newest_whole
+from cait.run.signals import output_may_go
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +97,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, tmp_path: Path, who
 
 @pytest.mark.parametrize(
     "signum",
-    [signal.SIGTERM, *(pytest.param(signum, marks=pytest.mark.slow) for signum in (signal.SIGINT, signal.SIGUSR1))],
+    [signal.SIGTERM, *slow(signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)],
 )
 def test_a_signal_finishes_the_step_saves_and_leaves(
     signum: signal.Signals, cait: Cait, tmp_path: Path, whole: Path
@@ -109,6 +117,52 @@ def test_a_signal_finishes_the_step_saves_and_leaves(
     assert rows(run)[: len(rows(run))] == rows(whole)[: len(rows(run))]
     assert cait("resume", "cut").returncode == 0
     assert_same(run, whole)
+
+
+def test_a_closed_terminal_saves_and_leaves(cait: Cait, tmp_path: Path, whole: Path) -> None:
+    run, arguments = tmp_path / "logs/cut", [*RECIPE, "--save_every_n_steps=1000", "--run_name=cut"]
+    ours, theirs = os.openpty()
+    os.set_blocking(ours, False)
+    job = subprocess.Popen(
+        [sys.executable, "-m", "cait", "fit", *arguments],
+        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+        cwd=tmp_path,
+        env=environment(),
+        start_new_session=True,
+        preexec_fn=lambda: (heed_ctrl_c(), fcntl.ioctl(0, termios.TIOCSCTTY)),
+    )
+    os.close(theirs)
+    shown = b""
+    while not (run / "metrics.csv").exists() or len(rows(run)) < 26:
+        with contextlib.suppress(BlockingIOError):
+            shown += os.read(ours, 1 << 16)
+        assert job.poll() is None, shown
+        time.sleep(0.02)
+    os.close(ours)  # from now on it cannot print
+    assert job.wait(LIMIT) == 128 + signal.SIGHUP
+    assert checkpoint(run)["global_step"] >= 24
+    assert cait("resume", "cut").returncode == 0
+    assert_same(run, whole)
+
+
+def test_a_run_whose_output_goes_stops_unless_it_ignores_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for handler in (lambda number, _: heard.append(number), signal.SIG_IGN, signal.SIG_DFL):
+            signal.signal(signal.SIGHUP, handler)
+            reader, writer = os.pipe()
+            os.close(reader)
+            dies = pytest.raises(BrokenPipeError) if handler == signal.SIG_DFL else contextlib.nullcontext()
+            with open(writer, "w") as stream, monkeypatch.context() as patch:
+                patch.setattr(sys, "stdout", stream)
+                with dies, output_may_go():
+                    print("lost", flush=True)
+                    print("lost too", flush=True)
+                discard(stream)
+        assert heard == [signal.SIGHUP]
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.slow

@@ -27,8 +27,9 @@ def environment() -> dict[str, str]:
 
 
 def heed_ctrl_c() -> None:
-    """A shell that runs the tests in the background has them ignore Ctrl-C, and so would what they start."""
+    """A shell that runs the tests in the background has them ignore Ctrl-C, and nohup a hangup: so would their jobs."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 Started = subprocess.Popen

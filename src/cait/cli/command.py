@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import cait
 from cait import cores, plugins
-from cait.errors import UserError, did_you_mean, of_file, printable
+from cait.errors import UserError, did_you_mean, of_system, printable
 from cait.plugins import Verb
 from cait.run.program import Program
 
@@ -85,14 +85,13 @@ def main(
         data: a subclass of `ImageNetDataModule` to use instead of it, in every verb.
     """
     cores.before_torch()
-    if not sys.flags.safe_path and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # `my_file:thing` is found beside logs/
     argv = sys.argv[1:] if argv is None else argv
     program = Program(module, data, sys.argv[0] if module or data else None)
-    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
-        with suppress(OSError):  # somebody has replaced the file below
-            sys.stdout.reconfigure(errors="surrogateescape")  # file names may be no text
     try:
+        cores.open_streams()
+        if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+            with suppress(OSError):  # somebody has replaced the file below
+                sys.stdout.reconfigure(errors="surrogateescape")  # file names may be no text
         _run(argv, program)
         sys.stdout.flush()
     except (KeyboardInterrupt, BrokenPipeError, SystemExit) as error:
@@ -104,18 +103,26 @@ def main(
                 print("cait: interrupted", file=sys.stderr)
             raise SystemExit(130) from None
         if isinstance(cause, BrokenPipeError):  # the reader has gone, as in `cait zoo | head -1`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the interpreter's end
+            cores.discard(sys.stdout)  # for the flush at the interpreter's end
             raise SystemExit(141) from None
         raise
     except Exception as error:
-        known = of_file(error) if isinstance(error, OSError) else error
-        line = printable(str(known)) if isinstance(known, UserError) else None
+        line = _line(error)
         if argv[:1] in (["fit"], ["resume"]):
-            line = program.processes.fail(error, line)
+            try:
+                line = program.processes.fail(error, line)
+            except Exception as second:  # the launcher's variables may be what is wrong
+                line = line or _line(second)
         if line is None:
             raise
         print(f"cait: error: {line}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
+
+
+def _line(error: Exception) -> str | None:
+    """What the user reads about an error; None if it is not the user's."""
+    known = error if isinstance(error, UserError) else of_system(error)
+    return None if known is None else printable(str(known))
 
 
 def _run(argv: list[str], program: Program) -> None:
@@ -125,11 +132,22 @@ def _run(argv: list[str], program: Program) -> None:
     if argv[0] == "--version":
         print(f"cait {cait.__version__}")
         return
+    try:
+        here = os.getcwd()
+    except FileNotFoundError as error:
+        raise UserError("the working folder has been removed; change to another one") from error
+    if not sys.flags.safe_path and here not in sys.path:
+        sys.path.append(here)  # `my_file:thing` is found beside logs/
+    cores.check_numbers()
     name, rest, known = argv[0], argv[1:], verbs()
     if name not in known:
         alike = {"train": "fit", "validate": "eval", "validation": "eval", "test": "eval"}.get(name)
         hint = f"; did you mean {alike}?" if alike else did_you_mean(name, known, "; `cait --help` lists them")
         raise UserError(f"unknown verb {name!r}{hint}")
+    if any(word.partition("=")[0] in ("-c", "--config") for word in rest):
+        from cait.guards.configurations import files_first
+
+        rest = files_first(rest)
     sys.argv[1:] = argv  # the processes that Lightning starts for DDP repeat this command line
     for processes in plugins.of_kind("PROCESSES"):
         program.processes = plugins.load(processes)()

@@ -32,6 +32,7 @@ from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckpoint, newest_whole
 from cait.run.loggers import run_loggers
 from cait.run.program import Program
+from cait.run.signals import output_may_go
 from cait.train.ema import EMA
 from cait.train.metrics import known_mode
 from cait.train.module import CaiTModule
@@ -253,7 +254,7 @@ class CaiTCLI(LightningCLI):
         """The run's folder. It is made now if the run has no name."""
         config = self.config.fit
         root = Path(config.trainer.default_root_dir or rundir.LOGS)
-        launched = "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ  # by torchrun, SLURM or Lightning
+        launched = "LOCAL_RANK" in os.environ or self.processes.several()  # by torchrun or Lightning, or by SLURM
         name = config.run_name or (os.environ.get(RUN_VARIABLE) if launched else None)
         if name is None:
             model = re.sub(r"[/:]", "-", config.model.name)
@@ -308,6 +309,9 @@ class CaiTCLI(LightningCLI):
         except (ValueError, TypeError, ImportError) as error:  # Lightning's, about settings that do not fit together
             raise UserError(one_line(error)) from error
         trainer_checks.check_trainer(trainer, self.model, self.subcommand == "fit", bool(given.sync_batchnorm))
+        if self.subcommand == "fit":
+            images = self.datamodule.batch_size * trainer.world_size * trainer.accumulate_grad_batches
+            trainer_checks.check_rates(self.model.schedule, images)
         return trainer
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
@@ -325,7 +329,8 @@ class CaiTCLI(LightningCLI):
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Train, in LightningCLI's place."""
         try:
-            self.trainer.fit(*args, **kwargs)
+            with output_may_go():
+                self.trainer.fit(*args, **kwargs)
         except BaseException as error:
             # An error while another is handled, as on a full disk, keeps the Trainer from ending the loader's
             # workers. They ignore SIGTERM, so Python would wait for them for ever.

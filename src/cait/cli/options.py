@@ -21,7 +21,7 @@ SETTINGS = [
         None,
         "Name of the run's folder in logs/; null takes the configuration's name, with a number if that is taken.",
     ),
-    Setting("output", str | None, None, "File of the scores that `cait eval` writes; default evaluation.json."),
+    Setting("output", str | None, None, "File of the scores; default evaluation.json.", verbs=["eval"]),
     Setting(
         "save_every_n_minutes",
         float | None,

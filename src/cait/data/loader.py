@@ -19,6 +19,8 @@ from cait.data.sampler import TrainBatchSampler
 from cait.errors import UserError
 from cait.settings import check_at_least, check_choice
 
+MOST_WORKERS = 1024
+"""Loader processes; more are a slip of the finger that would halt the machine."""
 Backend = Literal["auto", "nvimgcodec", "torchvision", "pillow", "timm"]
 
 
@@ -60,6 +62,8 @@ class Loading:
     def __post_init__(self) -> None:
         check_at_least(self, 1, "batch_size", "eval_batch_size", "repeats", "prefetch")
         check_at_least(self, 0, "num_workers")
+        if (self.num_workers or 0) > MOST_WORKERS:
+            raise UserError(f"num_workers must be at most {MOST_WORKERS:,}, got {self.num_workers:,}")
         check_choice(self, {"backend": get_args(Backend), "worker_start": cores.STARTS})
         if not isinstance(self.global_batch, bool) and self.global_batch < 1:
             raise UserError(f"global_batch must be true, false or at least 1, got {self.global_batch}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import json
 import os
 import warnings
@@ -124,7 +125,9 @@ def _write_torch_export(model: nn.Module, path: Path, metadata: Metadata, shape:
         program = torch.export.export(model, **example(shape), strict=False)
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)
-        torch.export.save(program, path, extra_files={"metadata.json": json.dumps(metadata)})
+        data = io.BytesIO()  # torch would end the process on a full disk
+        torch.export.save(program, data, extra_files={"metadata.json": json.dumps(metadata)})
+        path.write_bytes(data.getvalue())
         return torch.export.load(path).module()
 
 

@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
 from cait import disk
@@ -60,10 +61,17 @@ def pixels(image: Tensor, preprocessing: Preprocessing) -> np.ndarray:
     return values.round().clip(0, 255).astype(np.uint8).repeat(3 // values.shape[2], axis=2)
 
 
+def check(path: Path) -> None:
+    """Raise UserError if no format of figures ends a file's name so, or it is a folder's."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file for the figure")
+    if path.suffix[1:] not in (formats := FigureCanvasBase.get_supported_filetypes()):
+        raise UserError(f"a figure's file ends with one of .{', .'.join(sorted(formats))}; {path} does not")
+
+
 def write(figure: Figure, path: Path) -> None:
     """Write the figure whole, in the format that the file's name ends with; one that nobody knows is a UserError."""
-    if path.suffix[1:] not in (formats := figure.canvas.get_supported_filetypes()):
-        raise UserError(f"a figure's file ends with one of .{', .'.join(sorted(formats))}; {path} does not")
+    check(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with disk.whole(path) as beside:
         figure.savefig(beside, format=path.suffix[1:])

@@ -56,6 +56,13 @@ def join_values(arguments: Iterable[str]) -> list[str]:
     return [re.sub("(?s)^--config=(.*)", lambda given: f"--config={found(given[1])}", word) for word in joined]
 
 
+def files_first(arguments: Iterable[str]) -> list[str]:
+    """`join_values` with every --config before the other options, which win over it wherever they stand."""
+    words = join_values(arguments)
+    start = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+    return words[:start] + sorted(words[start:], key=lambda word: not word.startswith("--config="))
+
+
 def found(name: str) -> str:
     """The file that --config names: from the working directory, else among the package's, as digits.yaml."""
     packaged = os.path.join(CONFIGS, name.removeprefix(f"{CONFIGS.name}/"))

@@ -53,6 +53,10 @@ def explain(message: str, arguments: list[str], known: list[str]) -> str:
         return f"{_file_with(found[1], arguments)}there is no setting {found[1]}{hint(found[1])}"
     if found := re.match(r"argument (?:-\w/)?(--\S+): expected one argument", line):
         return f"{found[1]} needs a value"
+    if line == "Unexpected config:":
+        return "--config needs a file"
+    if (found := re.match(r'Parser key "(.+?)": ', line)) and re.search(r"(Got|Given) value: ?$", line):
+        return f"{_file_with(found[1], arguments)}--{found[1]} needs a value, not an empty one"
     if found := re.match(r'(?:Linked "|argument \S+ --> )([\w.]+)', line):
         instead = LINKED.get(found[1], "it follows another setting")
         return f"{_file_with(found[1], arguments)}{found[1]} cannot be set: {instead}"

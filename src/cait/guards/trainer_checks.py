@@ -17,6 +17,7 @@ from cait import ckpt, plugins
 from cait.errors import UserError
 from cait.progress import Position
 from cait.train.metrics import best_mode
+from cait.train.schedule import ScheduleSettings
 
 
 def check_numbers(given: Any) -> None:
@@ -34,9 +35,13 @@ def check_numbers(given: Any) -> None:
     for name in ("accumulate_grad_batches", "log_every_n_steps", "check_val_every_n_epoch"):
         if given[name] is not None and given[name] < 1:
             raise UserError(f"--trainer.{name} must be at least 1, got {given[name]}")
-    for name in ("limit_train_batches", "limit_val_batches", "overfit_batches", "gradient_clip_val"):
+    shares = ("limit_train_batches", "limit_val_batches", "overfit_batches")
+    for name in (*shares, "gradient_clip_val", "min_epochs", "min_steps"):
         if given[name] is not None and given[name] < 0:
             raise UserError(f"--trainer.{name} must be at least 0, got {given[name]}")
+    for least, most in (("min_epochs", "max_epochs"), ("min_steps", "max_steps")):
+        if None not in (given[least], given[most]) and 0 < given[most] < given[least]:
+            raise UserError(f"--trainer.{least} {given[least]} is more than --trainer.{most} {given[most]}")
     interval = given.val_check_interval
     if isinstance(interval, int | float):
         if interval <= 0:
@@ -80,6 +85,13 @@ def check_modes(callbacks: list[Callback], own: Mapping[str, Any]) -> None:
         if best and mode in ("min", "max") and mode != best:
             name = type(callback).__name__
             raise UserError(f"--trainer.callbacks {name}: of {monitor} the best value is the {best}; set mode: {best}")
+
+
+def check_rates(schedule: ScheduleSettings, images: int) -> None:
+    """Refuse a least learning rate above the highest one, for steps of so many images."""
+    peak = max(schedule.lr, schedule.lr * images / (schedule.lr_base_size or images))
+    if schedule.schedule != "constant" and schedule.min_lr > peak:
+        raise UserError(f"--model.min_lr {schedule.min_lr:g} is above --model.lr {schedule.lr:g}; lower it")
 
 
 def check_length(given: Any, checkpoint: ckpt.Checkpoint, path: str) -> None:

@@ -165,7 +165,7 @@ def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | No
         pass
     except TypeError as error:
         raise UserError(f"{name} is called with {', '.join(arguments)}: {error}{hint}") from error
-    network = factory(**arguments)
+    network = references.made(name, **arguments)
     if not isinstance(network, nn.Module):
         raise UserError(f"{name} must return an nn.Module, got {type(network).__name__}")
     return network

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cait.errors import UserError, to_type
+from cait.errors import UserError, one_line, to_type
 from cait.run import rundir
 
 if TYPE_CHECKING:
@@ -17,6 +17,21 @@ if TYPE_CHECKING:
 
     from cait.data.datamodule import ImageNetDataModule
     from cait.train.module import CaiTModule
+
+
+TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK")
+SRUN = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+"""Variables that each launcher sets: the number of processes, and those of this one."""
+
+
+def _check_variables(launcher: str, variables: Sequence[str]) -> None:
+    """Raise UserError if one of a launcher's variables is missing or no number, unless the process is alone."""
+    count = variables[0]
+    for name in variables if os.environ.get(count) != "1" else ():
+        value = os.environ.get(name)
+        if value is None or not value.isdecimal():
+            what = f"lacks {name}" if value is None else f"has {name}={value}"
+            raise UserError(f"the environment {what}: start the processes with {launcher}, or unset {count}")
 
 
 class Processes:
@@ -30,18 +45,24 @@ class Processes:
         """The launcher of this process: torchrun (also inside SLURM) or SLURM; None if neither started it.
 
         Raises:
-            UserError: SLURM's variables do not fit together.
+            UserError: the launcher's variables do not fit together.
         """
         if not os.environ.keys() & {"TORCHELASTIC_RUN_ID", "SLURM_NTASKS"}:  # the usual case; do not import Lightning
             return None
         from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
         if TorchElasticEnvironment.detect():
+            _check_variables("torchrun", TORCHRUN)
             return TorchElasticEnvironment()
+        if not SLURMEnvironment.detect():
+            return None
+        _check_variables("srun", SRUN[:1])
         try:  # Lightning would have SLURM save and requeue by itself
-            return SLURMEnvironment(auto_requeue=False) if SLURMEnvironment.detect() else None
+            cluster = SLURMEnvironment(auto_requeue=False)
         except RuntimeError as error:
-            raise UserError(str(error)) from error
+            raise UserError(one_line(error)) from error
+        _check_variables("srun", SRUN)
+        return cluster
 
     def several(self) -> bool:
         """Whether torchrun or SLURM started more than this one process."""

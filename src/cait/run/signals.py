@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import signal
+import sys
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 
-from cait.cores import STOPPING
+from cait.cores import STOPPING, discard
 
+LOST = (errno.EIO, errno.EPIPE)
+"""Errors of a stream whose terminal or reader has gone."""
 SECONDS = 0.5
 """Time between two answers of process 0, if the steps are shorter."""
 
@@ -34,7 +40,8 @@ class StopSignals:
     def watch(self, trainer: Trainer) -> None:
         """Replace Lightning's handlers, which save nothing, or save in the middle of any line of Python."""
         if threading.current_thread() is threading.main_thread():
-            self._found = {signum: signal.signal(signum, self._note) for signum in STOPPING}
+            kept = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()  # under nohup
+            self._found = {signum: signal.signal(signum, self._note) for signum in STOPPING if signum not in kept}
         if trainer.world_size > 1:
             # Not a Gloo group: it would listen at the address of the host's name, which other hosts often cannot reach.
             name = trainer.strategy.broadcast(uuid.uuid4().hex)  # the store may know an earlier run
@@ -103,3 +110,46 @@ class StopSignals:
             if signal.getsignal(signum) == self._note:
                 signal.signal(signum, handler)
         self._found = {}
+
+
+class _Output:
+    """A standard stream of a run: if its terminal or its reader has gone, that is a SIGHUP and not an error.
+
+    A run that ignores SIGHUP goes on without output. One that does not heed it yet, or any longer, gets the error.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._or_nowhere():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._or_nowhere():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _or_nowhere(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in LOST or signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+                raise
+            discard(self._stream)
+            signal.raise_signal(signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def output_may_go() -> Iterator[None]:
+    """While a run trains, print to streams that may lose their terminal or their reader."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_Output, before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before

@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from cait import disk, plugins
 from cait.errors import UserError, kind_and_place
-from cait.references import locate
+from cait.references import locate, made
 from cait.train.losses import Distillation, Loss, LossSettings, distillation_loss
 
 STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "acc1_macro")
@@ -208,9 +208,7 @@ def _metric(name: str, path: str, size: dict[str, int]) -> Metric:
         raise UserError(f"a metric of your own cannot be called {name!r}: take letters, digits and . _ -")
     if name in {*STANDARD, *(score for names in plugins.of_kind("SCORES") for score in names)}:
         raise UserError(f"a metric of your own cannot be called {name}, which is there already")
-    make = locate(path)
-    with _told(name):
-        metric = make(**size)
+    metric = made(path, **size)
     if not isinstance(metric, Metric):
         raise UserError(f"{path} must return a torchmetrics.Metric, got {type(metric).__name__}")
     return metric

@@ -162,6 +162,9 @@ class CaiTModule(LightningModule):
             if data is None:
                 raise UserError("class_weights counts the images of a data module; without one set it to null")
             self.loss = self.task.loss(self.loss_settings, data).to(self.device)
+        if mixing := getattr(self.trainer.datamodule, "mixing", None):  # type: ignore[attr-defined]
+            logits = torch.zeros(2, self.num_classes, device=self.device, requires_grad=True)
+            self.loss_settings.check(self.loss, logits, shares=mixing.is_on or self.task.several)
         if self.distillation.is_on:
             from cait.train.teacher import load_teacher
 

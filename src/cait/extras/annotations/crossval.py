@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from cait.errors import UserError
 from cait.extras import curves
 from cait.extras.annotations import doubt, doubtful_page
 from cait.extras.runner import OUTPUT, Runner, failure
+from cait.guards.configurations import check_run_name
 from cait.guards.configurations import options as given_options
 from cait.run import rundir
 from cait.run.program import Program
@@ -47,6 +49,7 @@ def crossval(arguments: list[str], program: Program) -> None:
     if "data.folds" not in names:
         settings.append(f"--data.folds={FOLDS}")
     count = _count(dict(given_options(settings))["data.folds"])
+    check_run_name(given.name)
     folder = rundir.LOGS / given.name
     _remember(folder, settings)
     runs = [folder / f"fold-{fold}" for fold in range(count)]
@@ -69,7 +72,10 @@ def _remember(folder: Path, settings: Sequence[str]) -> None:
     """Raise UserError if the folder has folds of other settings; otherwise note these."""
     path = folder / SETTINGS
     if path.is_file():
-        if json.loads(path.read_text()) != list(settings):
+        before = None
+        with contextlib.suppress(ValueError):  # it is damaged
+            before = json.loads(path.read_text())
+        if before != list(settings):
             raise UserError(f"{folder} has folds with other settings; give another name, or remove it")
         return
     if folder.exists() and any(folder.iterdir()):
@@ -86,8 +92,15 @@ def _train(runner: Runner, run: Path, fold: int, settings: Sequence[str]) -> Non
     first = rundir.config(run.with_name("fold-0")) if fold else None
     chosen = [f"--config={first}"] if first else settings
     status = runner.run(run, [*chosen, f"--data.fold={fold}"], {})
-    if status and not runner.stopped.is_set():
-        raise UserError(f"fold {fold} failed: {failure(run, status)}; see {run / OUTPUT}")
+    if not status or runner.stopped.is_set():
+        return
+    reason = failure(run, status)
+    if status == 2 and not (run / rundir.CONFIG).exists():  # it never trained, and one line says why
+        disk.remove(run)
+        if {path.name for path in run.parent.iterdir()} == {SETTINGS}:
+            disk.remove(run.parent)
+        raise UserError(reason)
+    raise UserError(f"fold {fold} failed: {reason}; see {run / OUTPUT}")
 
 
 def _report(folder: Path, runs: Sequence[Path]) -> None:

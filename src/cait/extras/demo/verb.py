@@ -6,7 +6,9 @@ import contextlib
 import json
 import math
 import os
+import shlex
 import shutil
+from ipaddress import ip_address
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -63,7 +65,9 @@ def demo(arguments: list[str], program: Program) -> None:
             os.replace(file, output / file.name)
     if given.space:
         print("as a Space of yours, after `hf auth login`:", *space.commands(output, title), sep="\n  ")
-    print(f"open http://localhost:8000 after: python -m http.server --directory {os.path.relpath(output)}")
+    host = f"[{given.bind}]" if given.bind.version == 6 else given.bind
+    server = f"python -m http.server --bind {given.bind} --directory {shlex.quote(os.path.relpath(output))}"
+    print(f"open http://{host}:8000 after: {server}")
     print(os.path.relpath(output / "index.html"))
 
 
@@ -76,6 +80,8 @@ def _options() -> Options:
     options.add_argument("--samples", type=int, default=10, metavar="N", help=copied)
     options.add_argument("--space", action="store_true", help="write what a static Space of Hugging Face needs, too")
     options.add_weights()
+    reached = "the address in the command that serves the page; default 127.0.0.1, which only this machine reaches"
+    options.add_argument("--bind", type=ip_address, default="127.0.0.1", metavar="ADDRESS", help=reached)
     runtime = f"the package {web_runtime.PACKAGE}; default: npm fetches it once"
     options.add_argument("--runtime", type=Path, metavar="FILE.tgz|DIR", help=runtime)
     options.add_trust()

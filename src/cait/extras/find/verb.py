@@ -35,6 +35,10 @@ def find_lr(arguments: list[str], program: Program) -> None:
     if given.steps <= 2 * SKIP_FIRST or not 0 < given.min_lr < given.max_lr:
         raise UserError(f"find-lr needs more than {2 * SKIP_FIRST} --steps, and --min_lr above 0 and below --max_lr")
 
+    from cait.extras import plots
+
+    plots.check(given.output)
+
     def tune(cli: CaiTCLI, tuner: Any) -> None:
         rates = dict(min_lr=given.min_lr, max_lr=given.max_lr, num_training=given.steps)
         found = tuner.lr_find(cli.model, datamodule=cli.datamodule, update_attr=False, **rates)

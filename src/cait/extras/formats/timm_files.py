@@ -80,7 +80,8 @@ def _write_release(cait: Any, path: Path, metadata: Metadata, shape: Sequence[in
     """A `.pth` as Facebook's: {"model": {"module.<key>": tensor}}, with the metadata beside "model"."""
     _refuse(cait, "release holds a CaiT")
     weights = {f"module.{key}": value for key, value in cait.state_dict().items()}
-    torch.save({"model": weights, "metadata": metadata}, path)
+    with path.open("wb") as file:  # given a path, torch says nothing of a full disk
+        torch.save({"model": weights, "metadata": metadata}, file)
     return twin(cait.config, path).eval()
 
 

@@ -98,6 +98,8 @@ def _kept_start(asked: Namespace) -> Iterator[None]:
         yield
     finally:
         disk.remove(asked.ckpt_path)
+        with contextlib.suppress(OSError):  # it holds something
+            asked.output.rmdir()
 
 
 def _duplicate(path: Any, copy: Any) -> None:

@@ -6,12 +6,13 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from io import BytesIO, RawIOBase
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -242,9 +243,34 @@ class ShardSource:
             self.place.check(piece)
         read = self.place.read_alone if alone else self.place.read
         in_parts = name == "train" and self.index.pixels is not None and self.index.pixels.raw and not alone
-        with np.load(BytesIO(self._whole(split.table))) as table:
-            where = (self.root, dict(table), split.chunks, self.index.images_per_chunk)
+        try:
+            with np.load(BytesIO(self._whole(split.table))) as file:
+                table = dict(file)
+            check_table(table, split.chunks, self.index.images_per_chunk, len(self.index.class_names))
+        except (ValueError, KeyError, BadZipFile) as error:  # a UserError is a ValueError
+            reason = str(error) if isinstance(error, UserError) else f"its table is damaged: {error!r}"
+            raise UserError(f"{self.root}/{split.table.name}: {reason}") from error
+        where = (self.root, table, split.chunks, self.index.images_per_chunk)
         return ShardSamples(*where, read, checked=alone, in_parts=in_parts)
+
+
+def check_table(table: Mapping[str, np.ndarray], chunks: Sequence[Piece], images: int, classes: int) -> None:
+    """Raise UserError if a table of images does not fit its chunks of `images` images each, and the classes.
+
+    It is a ValueError or a KeyError if one of its arrays is missing, or is none of whole numbers.
+    """
+    columns = [table[name] for name in ("ends", "places", "labels", "starts", "sizes", "sums")]
+    lengths = {len(column) if column.ndim == 1 and column.dtype.kind in "iu" else -1 for column in columns}
+    if len(lengths) > 1 or lengths <= {0, -1}:
+        raise UserError("the columns of its table have different lengths, or hold no numbers")
+    ends, places, labels, starts, sizes = (column.astype(np.int64) for column in columns[:5])
+    chunk_of = places // images
+    room = np.array([piece.size for piece in chunks])
+    names_fit = (np.diff(ends, prepend=0) >= 0).all() and ends[-1] == len(table["names"])
+    if not names_fit or not ((places >= 0) & (chunk_of < len(chunks)) & (labels >= -1) & (labels < classes)).all():
+        raise UserError("its table names images, chunks or classes that are not there")
+    if (starts + sizes > room[chunk_of]).any():
+        raise UserError("its table reaches past the end of a chunk")
 
 
 def chunk_name(split: str, number: int) -> str:
@@ -269,8 +295,14 @@ def parse(text: bytes, name: str) -> Index:
                 )
                 for split in ("train", "val")
             }
+            names, images = content["class_names"], content["images_per_chunk"]
+            sizes = [piece.size for split in splits.values() for piece in (split.table, *split.chunks)]
+            if min(images, *sizes) < 1 or not (
+                isinstance(names, list) and all(isinstance(name, str) for name in names)
+            ):
+                raise ValueError("a size is less than 1, or class_names is no list of names")
             pixels = Pixels(**content["pixels"]) if "pixels" in content else None
-            return Index(content["class_names"], content["images_per_chunk"], splits, pixels)
+            return Index(names, images, splits, pixels)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{name} is not an index of shards, as `cait shards` writes it: {error!r}") from error
     raise UserError(f"{name} is of version {content['version']}, this program reads version {VERSION}")

@@ -80,6 +80,7 @@ def make(
     head = {"class_names": source.class_names, "images_per_chunk": images}
     head |= {"pixels": pixels.used()} if pixels else {}
     digests = {split: hashlib.sha256(b"\n".join(listed)).hexdigest() for split, listed in names.items()}
+    _check_empty(out)
     with file_lock(out.parent / f".{out.name}.lock"):
         _start_writing(out, json.dumps({**head, "splits": splits, "names": digests}))
         chunks = Chunks(sets, out, images, pixels)
@@ -104,6 +105,12 @@ def _write(path: Path, data: bytes) -> None:
         disk.flush(beside)
 
 
+def _check_empty(out: Path) -> None:
+    """Raise UserError if there is something else than a part of shards."""
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / PLAN).is_file())):
+        raise UserError(f"{out} is not an empty folder; name another one for the shards")
+
+
 def _start_writing(out: Path, plan: str) -> None:
     """Write the plan into a new folder. Raises UserError if the folder holds anything but a part of these shards."""
     path = out / PLAN
@@ -112,8 +119,7 @@ def _start_writing(out: Path, plan: str) -> None:
             raise UserError(f"{out} holds a part of other shards; remove it or name another folder")
         disk.clear_scratch(out)
         return
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is not an empty folder; name another one for the shards")
+    _check_empty(out)
     for split in ("train", "val"):
         (out / split).mkdir(parents=True, exist_ok=True)
     _write(path, plan.encode())

@@ -9,7 +9,7 @@ SETTINGS = [
         "throughput_every_n_steps",
         int | None,
         None,
-        "Steps between rows of throughput.csv; null takes trainer.log_every_n_steps, 0 writes none.",
+        "Steps between rows of throughput.csv; null takes trainer.log_every_n_steps.",
     )
 ]
 MOVED = {"cait.callbacks.throughput": "cait.extras.throughput.log"}

@@ -40,14 +40,17 @@ class ThroughputLog(Callback):
         data: the data module.
         clock: comes before this one among the callbacks.
         cost: of the network.
-        every_n_steps: optimizer steps between two rows; None takes trainer.log_every_n_steps, 0 measures nothing.
+        every_n_steps: optimizer steps between two rows; None takes trainer.log_every_n_steps.
+
+    Raises:
+        UserError: `every_n_steps` is less than 1.
     """
 
     def __init__(
         self, data: ImageNetDataModule, clock: Clock, cost: ForwardCost, every_n_steps: int | None = None
     ) -> None:
-        if every_n_steps is not None and every_n_steps < 0:
-            raise UserError(f"throughput_every_n_steps must be at least 0 or null, got {every_n_steps}")
+        if every_n_steps is not None and every_n_steps < 1:
+            raise UserError(f"throughput_every_n_steps must be at least 1 or null, got {every_n_steps}")
         self.data, self.clock, self.cost, self.every_n_steps = data, clock, cost, every_n_steps
         self._gmacs: float | None = None
 

@@ -26,6 +26,8 @@ PERSONAL = ("logger", "logger_args")
 def loggers(run: Run) -> list[Any]:
     """The logger of the tracker that --logger names."""
     name = run.config.logger
+    if run.config.logger_args and not name:
+        raise UserError("--logger_args are for a tracker: name it with --logger, or leave them out (--logger_args {})")
     if name and run.trainer.logger is False:
         raise UserError(f"--trainer.logger false leaves no room for --logger {name}; leave one out")
     if not name or run.trainer.fast_dev_run:  # that logs nothing

@@ -46,7 +46,6 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
         the path of the page.
     """
     network.require(loaded.network, loaded.name, "maps", "visualize")
-    output.mkdir(parents=True, exist_ok=True)
     fields = loaded.module.hparams.get("fields") if loaded.module else None
     facts = [
         ("weights", loaded.about),

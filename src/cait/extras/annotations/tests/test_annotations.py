@@ -403,6 +403,14 @@ def test_what_is_doubtful_is_what_cleanlab_says() -> None:
     assert sorted(doubt.suspects(probabilities, labels)[0]) == np.flatnonzero(expected).tolist()
 
 
+def test_a_cross_validation_that_cannot_begin_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["crossval", "none", *SHORT, "--data.root=nowhere"])
+    told = "the data folder nowhere does not exist; name yours with --data.root"
+    assert (stop.value.code, capsys.readouterr().err) == (2, f"cait: error: {told}\n")
+    assert not (here / "logs/none").exists()
+
+
 @pytest.mark.slow
 def test_a_cross_validation_goes_on_where_it_stopped(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

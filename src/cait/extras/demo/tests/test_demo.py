@@ -156,7 +156,8 @@ def test_the_folder_holds_all_that_the_page_needs(
     main(["demo", "few", "--runtime", str(runtime), "--quantize"])
     told = capsys.readouterr().out
     folder = Path("logs/few/demo")
-    assert told.splitlines()[-1] == str(folder / "index.html")
+    server = f"python -m http.server --bind 127.0.0.1 --directory {folder}"
+    assert told.splitlines()[-2:] == [f"open http://127.0.0.1:8000 after: {server}", str(folder / "index.html")]
     assert {path.name for path in folder.iterdir()} == {
         *(path.name for path in verb.PAGE.iterdir()), *web_runtime.FILES, "model.onnx", "model.json", "sample-images",
     }  # fmt: skip
@@ -207,7 +208,7 @@ def test_a_space_has_its_settings_and_all_that_the_page_asks_for(
     here: Path, served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runtime = runtime_of_ones_own(tmp_path, monkeypatch)
-    main(["demo", "few", "--runtime", str(runtime), "--space", "--output", "my space"])
+    main(["demo", "few", "--runtime", str(runtime), "--space", "--output", "my space", "--bind", "::"])
     folder = Path("my space")
     card = SpaceCard.load(folder / "README.md")  # the Hub's own reader
     assert card.data.to_dict() == {
@@ -405,7 +406,7 @@ def test_a_page_opened_as_a_file_says_how_to_open_it(tmp_path: Path) -> None:
         status, error = browser.execute_script(STATUS)
     assert status == (
         "A browser cannot run this page from a file. "
-        "In its folder run python3 -m http.server and open http://localhost:8000"
+        "In its folder run python3 -m http.server --bind 127.0.0.1 and open http://127.0.0.1:8000"
     )
     assert error == ""
 

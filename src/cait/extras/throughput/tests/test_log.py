@@ -40,7 +40,6 @@ def test_the_speed_is_in_a_file_of_its_own_and_goes_on(digits_root: Path, tmp_pa
 
     fit(9, None)
     fit(6, 3)
-    fit(6, 0)
     with (run / "throughput.csv").open() as file:
         measured = list(csv.DictReader(file))
     assert [int(row["step"]) for row in measured] == [3, 7, 2, 5]
@@ -48,8 +47,8 @@ def test_the_speed_is_in_a_file_of_its_own_and_goes_on(digits_root: Path, tmp_pa
     assert all(float(row["images_per_second"]) > 0 and float(row["memory_gb"]) > 0.05 for row in measured)
     assert {row["mfu"] for row in measured} == {""}
     assert not set(rows(run)[0]) & {*COLUMNS[1:], *(f"throughput/{name}" for name in COLUMNS)}
-    with pytest.raises(UserError, match="throughput_every_n_steps must be at least 0"):
-        ThroughputLog(data(digits_root), Clock(), ForwardCost(), -1)
+    with pytest.raises(UserError, match="throughput_every_n_steps must be at least 1"):
+        ThroughputLog(data(digits_root), Clock(), ForwardCost(), 0)
 
 
 def test_the_speed_is_the_images_over_the_time_without_validation(

@@ -9,11 +9,14 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from harness import LIMIT, SMALL, Cait, rows, start
 
 from cait.errors import UserError
+from cait.extras import trackers
 from cait.extras.trackers.trackers import SentSteps, tracker, wandb_records
 from cait.run.loggers import RunCSVLogger, run_loggers
 
@@ -85,6 +88,12 @@ def test_what_cannot_start_says_why(
     with pytest.raises(UserError, match=message) as error:
         tracker(name, settings or {}, tmp_path / "one", 0)
     assert "\n" not in str(error.value)
+
+
+def test_arguments_without_a_tracker_are_refused() -> None:
+    run: Any = SimpleNamespace(config=SimpleNamespace(logger=None, logger_args={"project": "mine"}))
+    with pytest.raises(UserError, match=r"--logger_args are for a tracker: name it with --logger, or leave them out"):
+        trackers.loggers(run)
 
 
 def in_wandb(folder: Path) -> tuple[set[str], set[str], list[int], int]:
