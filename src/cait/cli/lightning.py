@@ -192,7 +192,7 @@ class CaiTCLI(LightningCLI):
         """
         found = self.configs.get(path) or configurations.read(path)
         if path.name != rundir.CONFIG and found.limit is None:
-            configurations.check_config(path, found.text)
+            configurations.settings(path, found.text)
             return None
         from cait.cli import saved
 

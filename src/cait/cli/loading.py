@@ -8,10 +8,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cait import ckpt
+from cait import ckpt, disk
 from cait.cli import saved
 from cait.errors import UserError, one_line, printable
 from cait.run import rundir
+from cait.settings import flatten
 
 WEIGHTS = (".ckpt", ".pth", ".pt", ".safetensors")
 AVERAGE = ", moving average"
@@ -80,11 +81,11 @@ def load(
 def device(folder: Path | None) -> Any:
     """The device of a run on this machine: the accelerator if there is one, unless the run asks for the CPU."""
     import torch
-    import yaml
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    trainer = (yaml.safe_load(rundir.config(folder).read_text()) if folder else {}).get("trainer") or {}
-    return torch.device("cpu") if accelerator is None or trainer.get("accelerator") == "cpu" else accelerator
+    settings = flatten(saved.read(rundir.config(folder))) if folder else {}
+    on_cpu = accelerator is None or settings.get("trainer.accelerator") == "cpu"
+    return torch.device("cpu") if on_cpu else accelerator
 
 
 def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
@@ -96,7 +97,10 @@ def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
     path = Path(source)
     if path.is_file() or (path.suffix == ".ckpt" and path.is_dir()):
         folder = Path(os.path.relpath(path.absolute().parent.parent))
-        return path, folder if (folder / rundir.CONFIG).is_file() else None
+        if not (folder / rundir.CONFIG).is_file():
+            return path, None
+        disk.check_inside(folder)
+        return path, folder
     if path.suffix in WEIGHTS and not path.is_dir():
         ckpt.check_weights(path)
     folder = rundir.folder_of(source)

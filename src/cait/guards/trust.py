@@ -1,13 +1,13 @@
-"""What a run's configuration may do. The folder may be a stranger's: it is data, and what it names is not run."""
+"""What a run may say. The folder may be a stranger's: it says what was learnt, and names neither code nor a place."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import json
-import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ from jsonargparse import set_parsing_settings
 from jsonargparse._common import parsing_settings
 from lightning.pytorch.utilities import rank_zero_info
 
-from cait import plugins, references, signature
+from cait import disk, plugins, references, signature
 from cait.errors import UserError
 from cait.guards.configurations import SavedConfig, config_files, read
 from cait.run import rundir
@@ -25,8 +25,25 @@ from cait.train.ema import EMA
 
 BUILT = ("accelerator", "callbacks", "logger", "plugins", "profiler", "strategy")
 """Settings of the Trainer that may name a class."""
+PLACES = ("run_name", "ckpt_path", "trainer.default_root_dir")
+"""Settings that no verb takes from a run: it is where it lies, and a verb knows its checkpoint."""
 PERSONAL = ("output", "weights_only", "trainer.logger")
-"""Settings that no run of a stranger sets: they write elsewhere, send what you may send, or unpickle."""
+"""Settings that no verb takes from a run either: they write elsewhere, unpickle, or send what the user may send."""
+WORDS = {
+    *("best_metric", "best_mode", "trainer.precision", "trainer.gradient_clip_algorithm", "trainer.deterministic"),
+    *("trainer.max_time", *(f"trainer.{name}" for name in BUILT if name != "logger")),
+    *("model.name", "model.task", "model.fields", "model.compile", "model.loss", "model.class_weights"),
+    *("model.optimizer", "model.optimizer_args", "model.schedule", "model.metrics", "model.distillation"),
+    *("model.teacher", "model.teacher_fields", "data.root", "data.train_split", "data.val_split", "data.val_list"),
+    *("data.interpolation", "data.fit", "data.background", "data.backend", "data.worker_start", "data.train_crop"),
+    *("data.auto_augment", "data.augment_ops", "data.mix_mode", "data.class_names"),
+}
+"""Settings in which a stranger's run may use words; any other holds only numbers, true, false and null. Extras
+add some, `LEARNT` in `cait.plugins`. None of them writes or sends anywhere, nor starts anything."""
+STARTED = ("trainer.devices", "trainer.num_nodes", "data.num_workers")
+"""Processes that a verb starts: a stranger's run may ask for one."""
+NAME = re.compile(r"[\w.+-]*|timm/[\w.+-]+")
+"""A word in the settings of the model: of a network, an optimizer or a loss, and no path."""
 PUBLIC = ("torch.nn", "torch.optim", "torchmetrics.classification")
 """A run may name the public classes of these as `package.module:name`; no function is among them."""
 PLAIN_CLASSES = (f"{EMA.__module__}.{EMA.__qualname__}",)
@@ -34,6 +51,8 @@ PLAIN_CLASSES = (f"{EMA.__module__}.{EMA.__qualname__}",)
 CLASS_PATH = re.compile(r"\b[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 SETTING = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)?")
 REMEDY = "this account did not start the run, or config.yaml has changed since; if you trust it add --trust-config"
+_trusts: ContextVar[bool] = ContextVar("trusts", default=False)
+"""Whether --trust-config is given to the verb that loads a checkpoint."""
 
 
 @contextlib.contextmanager
@@ -100,8 +119,8 @@ def only_known(
     configs = {path: SavedConfig(text, own or trusted) for path, (text, own, _) in zip(files, found, strict=True)}
     run, *others = files or [Path()]
     own = trusted or bool(files and configs[run].own)
-    if not own and run.name == rundir.CONFIG:
-        refuse_links(run.parent)
+    if run.name == rundir.CONFIG:
+        disk.check_inside(run.parent)
     # A file that is given to a verb that scores may be a stranger's run too.
     typed = [*given, *(configs[path].text for path in others if builds or configs[path].own)]
     with contextlib.ExitStack() as limits:
@@ -126,24 +145,17 @@ def only_own(folder: Path | None, trusted: bool = False) -> Iterator[None]:
     with a "class_path".
     """
     if trusted:
-        yield
+        token = _trusts.set(True)
+        try:
+            yield
+        finally:
+            _trusts.reset(token)
         return
     signed = signature.own_text(folder / rundir.CONFIG) if folder else ""
-    if folder and not signed:
-        refuse_links(folder)
     # Lightning names the package's own module.
     paths = [__package__.partition(".")[0], *CLASS_PATH.findall(signed)]
     with only_importing(paths, "the checkpoint", REMEDY), only_objects([signed]):
         yield
-
-
-def refuse_links(folder: Path) -> None:
-    """Raise UserError if a link in a stranger's run leads out of it: what is written there would land elsewhere."""
-    home = folder.resolve()
-    for place, folders, files in os.walk(folder):
-        for path in (Path(place, name) for name in (*folders, *files)):
-            if path.is_symlink() and not path.resolve().is_relative_to(home):
-                raise UserError(f"{path} is a link out of the run's folder: {REMEDY}")
 
 
 def as_data(
@@ -151,43 +163,69 @@ def as_data(
 ) -> dict[str, Any]:
     """The settings of a run that a verb may use; a line says which are left out.
 
-    Left out are the settings that the user gives in their place, those of `PERSONAL`, and the Trainer's classes if the
-    verb builds none.
+    Left out are those of `PLACES`, those that the user gives in their place, the Trainer's classes if the verb builds
+    none, and of a run that is not the account's own all that `WORDS` does not list.
 
     Args:
         config: as the file `path` holds it.
-        known: every setting and group of settings, as "model" and "model.lr".
+        known: every setting and group of settings, as "model" and "model.lr"; none means any.
         given: what the user typed; what it names may be named by the run too.
         own: whether this account has signed the configuration, or the user trusts it: then it may name code.
         builds: whether the verb builds the Trainer's classes.
 
     Raises:
-        UserError: a setting of a stranger's run names code.
+        UserError: a setting of a stranger's run names code, or a place where the verb cannot do without.
     """
     words = " ".join(given)
     allowed = {*PLAIN_CLASSES, *CLASS_PATH.findall(words), *references.paths_in(words), *_public()}
-    replaced = {word.split("=")[0].removeprefix("--") for word in given if word.startswith("--")}
-    dropped = {*PERSONAL, *(set() if own else plugins.personal())}
+    replaced = {*PLACES, *(word.split("=")[0].removeprefix("--") for word in given if word.startswith("--"))}
     left_out: list[str] = []
+
+    def takes(name: str, value: Any) -> bool:
+        if name in PERSONAL or (not builds and _builds(name, value)):
+            return False
+        if not own and (code := [found for found in _code(name, value, known) if found not in allowed]):
+            raise UserError(f"{path} names {code[0]}, code that may do anything: {REMEDY}")
+        if not own and builds and (places := [*_places(name, value, allowed)]):
+            raise UserError(f"{path} names {places[0]}, a place of its own: {REMEDY}")
+        return own or may_say(name, value, allowed)
 
     def kept(values: Mapping[Any, Any], group: str = "") -> dict[Any, Any]:
         settings = {}
         for key, value in values.items():
             name = f"{group}{key}"
-            if name in replaced | dropped or (not builds and _builds(name, value)):
-                left_out.extend([name] * bool(value and name not in replaced))
-            elif not group and isinstance(value, dict) and any(setting.startswith(f"{name}.") for setting in known):
+            is_group = not group and isinstance(value, dict)
+            if name in replaced:
+                continue
+            if is_group and (not known or any(setting.startswith(f"{name}.") for setting in known)):
                 settings[key] = kept(value, f"{name}.")
-            elif not own and (code := [found for found in _code(name, value, known) if found not in allowed]):
-                raise UserError(f"{path} names {code[0]}, code that may do anything: {REMEDY}")
-            else:
+            elif takes(name, value):
                 settings[key] = value
+            elif value:
+                left_out.append(name)
         return settings
 
     settings = kept(config)
     if left_out:
         rank_zero_info(f"{path}: left out {', '.join(left_out)}; on the command line they count")
     return settings
+
+
+def may_say(name: str, value: Any, allowed: Collection[str] = ()) -> bool:
+    """Whether a stranger's run may have this value in a setting; `allowed` are parts that may be named."""
+    if _trusts.get():
+        return True
+    says = any(isinstance(part, str) and part not in allowed for part in _parts(value))
+    if name in STARTED:
+        return value in (None, "auto", "1", 0, 1)
+    return not says or (name in WORDS | plugins.learnt() and not any(_places(name, value, allowed)))
+
+
+def _places(name: str, value: Any, allowed: Collection[str]) -> Iterator[str]:
+    """The words in a setting of the model that may be paths: of a file of weights, as a teacher's."""
+    if name in WORDS and name.startswith("model."):
+        words = (part for part in _parts(value) if isinstance(part, str) and part not in allowed)
+        yield from (word for word in words if not (NAME.fullmatch(word) or references.is_path(word)))
 
 
 def _builds(name: str, value: Any) -> bool:

@@ -39,7 +39,7 @@ def demo(arguments: list[str], program: Program) -> None:
         raise UserError(f"--samples must be at least 0, got {given.samples}")
     checkpoint, folder = loading.checkpoint_of(given.run, "show")
     output = given.output or (folder or Path()) / "demo"
-    disk.check_folder(output)
+    disk.check_output(output, folder=True)
     if any((output / name).exists() for name in ("index.html", SAMPLES)) and not (output / SETTINGS).exists():
         raise UserError(f"{output} holds another page; name a folder of its own with --output")
     runtime = web_runtime.files(given.runtime)

@@ -41,7 +41,7 @@ def card(arguments: list[str], program: Program) -> None:
     given = options.parse_args(arguments)
     folder = named_run("card", given.run)
     output = given.output or folder / "card"
-    disk.check_folder(output)
+    disk.check_output(output, folder=True)
     if given.output and (output / README).exists():
         raise UserError(f"{output / README} exists; move it away or name another folder")
     repo = f"OWNER/{folder.name}" if given.repo is None else check_name(given.repo)

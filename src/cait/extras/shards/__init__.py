@@ -48,6 +48,7 @@ class Shards:
         check_at_least(self, 1, "window")
 
 
+LEARNT = ("data.order",)
 DATA_SETTINGS = "cait.extras.shards:Shards"
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from cait.errors import UserError, did_you_mean, one_line
-from cait.guards.configurations import check_config, read_text
+from cait.errors import UserError, did_you_mean
+from cait.guards import configurations
 from cait.settings import Settings, as_text, flatten
 
 Axis = CategoricalDistribution | FloatDistribution | IntDistribution
@@ -93,13 +92,9 @@ class SearchSpace:
             UserError: the file cannot be read.
         """
         try:
-            text = read_text(path)
-            check_config(path, text)
-            return cls(path, yaml.safe_load(text))
+            return cls(path, configurations.settings(path))
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
-        except yaml.YAMLError as error:
-            raise UserError(f"{path} is not YAML: {one_line(error)}") from error
 
     @cached_property
     def grid(self) -> dict[str, list[Any]]:

@@ -40,7 +40,7 @@ def visualize(arguments: list[str], program: Program) -> None:
             )
         loaded.network.to(loading.device(folder))
         output = given.output or Path(folder or ".", FOLDER)
-        disk.check_folder(output)
+        disk.check_output(output, folder=True)
         page = sections.write(loaded, folder, given, output, shlex.join(["cait", "visualize", *arguments]))
     print(os.path.relpath(page))
 
