@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections import Counter
 from pathlib import Path
@@ -70,7 +69,7 @@ def load(
     path, folder = checkpoint_of(str(source), "load")
     from cait.guards import trust
 
-    with trust.only_own(folder, trust_config):
+    with trust.only_own(trust_config):
         loaded = from_checkpoint(path, folder, False if raw else None, module=module, data=data)
     module, data = loaded.module, loaded.data
     module.class_names, module.reading = loaded.class_names, data.preprocessing.reading
@@ -136,8 +135,11 @@ def from_checkpoint(
         if folder is not None:
             raise
         raise UserError(f"{error}; of a file of weights say the model: --name, as --name xxs24") from error
+    if "name" not in (checkpoint.get("hyper_parameters") or {}):
+        raise UserError(f"{path} does not say what its network is: 'name' is missing")
+    disk.check_shape(checkpoint["hyper_parameters"], ckpt.NETWORK, path, "hyper_parameters")
     ema = ckpt.average(checkpoint) is not None if ema is None else ema
-    built = _module(path, checkpoint, ema, module)
+    built = _module(path, folder, checkpoint, ema, module)
     network, (channels, _, size) = built.model, input_shape(built.hparams)
     hparams, state = checkpoint["hyper_parameters"], ckpt.data_state(checkpoint)
     if img_size not in (None, size):
@@ -163,30 +165,26 @@ def from_checkpoint(
     return Loaded(network, hparams["name"], about, names, images, state, ema, built)
 
 
-def _module(path: Path, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> Any:
+def _module(path: Path, folder: Path | None, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> Any:
     """The LightningModule in a checkpoint, in evaluation, built as the checkpoint says."""
-    import torch
-
+    from cait.guards import trust
     from cait.train.module import CaiTModule
 
-    if "name" not in checkpoint.get("hyper_parameters", {}):
-        raise UserError(f"{path} does not say what its network is: 'name' is missing")
     average = ckpt.average(checkpoint) if ema else {}
     if average is None:
         raise UserError(f"{path} holds no moving average of the weights")
-    source: Any = path
-    if path.is_dir():  # Lightning reads only files
-        source = io.BytesIO()
-        torch.save(checkpoint, source)
-        source.seek(0)
+    hparams, kind = checkpoint["hyper_parameters"], kind or CaiTModule
+    trust.check_hyper_parameters(path, hparams, folder)
     try:
-        module = (kind or CaiTModule).load_from_checkpoint(source, map_location="cpu", weights_only=True)
+        module = kind(**saved.accepted(kind, {**hparams, "weights": None, "teacher_path": None}))
+        module.on_load_checkpoint(checkpoint)
+        module.load_state_dict(checkpoint["state_dict"])
+        if ema:
+            module.model.load_state_dict(average)
     except UserError:
         raise
     except Exception as error:  # a stranger's hyper-parameters may cause any error
-        raise UserError(f"{path} cannot be loaded: {one_line(error)}") from error
-    if ema:
-        module.model.load_state_dict(average)
+        raise UserError(f"{path} cannot be loaded: {one_line(error) or type(error).__name__}") from error
     module.task.averaged = ema
     return module.eval()
 

@@ -42,7 +42,7 @@ def predict(arguments: list[str], program: Program) -> None:
     paths = [path for place in given.images for path in _paths(place, folder)]
     if not paths:
         raise UserError("no names on standard input")
-    with trust.only_own(folder, given.trusted):
+    with trust.only_own(given.trusted):
         ema = False if given.raw else None
         loaded = loading.from_checkpoint(checkpoint, folder, ema, None, program.module, program.data)
         _write(loaded, paths, loading.device(folder), given)

@@ -89,7 +89,7 @@ def data_settings(folder: Path) -> Settings:
     """
     path = rundir.config(folder)
     text = configurations.read_text(path)
-    settings = read(path, text).get("data")
+    settings: Any = read(path, text).get("data")
     disk.check_shape(settings, dict, path, "data")
     if not signature.is_own(path, text):
         from cait.guards import trust

@@ -9,12 +9,9 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import set_parsing_settings
-from jsonargparse._common import parsing_settings
 from lightning.pytorch.utilities import rank_zero_info
 
 from cait import disk, plugins, references, signature
@@ -51,46 +48,8 @@ PLAIN_CLASSES = (f"{EMA.__module__}.{EMA.__qualname__}",)
 CLASS_PATH = re.compile(r"\b[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 SETTING = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)?")
 REMEDY = "this account did not start the run, or config.yaml has changed since; if you trust it add --trust-config"
-_trusts: ContextVar[bool] = ContextVar("trusts", default=False)
-"""Whether --trust-config is given to the verb that loads a checkpoint."""
-
-
-@contextlib.contextmanager
-def only_importing(paths: Sequence[str], source: str, remedy: str) -> Iterator[None]:
-    """While values are parsed, refuse every class path outside of `paths`, before it is imported.
-
-    Raises:
-        UserError: `source` names something else; the line ends with `remedy`.
-    """
-    try:
-        with _parsing_settings(
-            # jsonargparse also compares where an object is defined: it denies torch.os.system as posix.system.
-            import_path_denylist=["*"],
-            import_path_allowlist=[*paths],
-            instantiate_subclass_spec_in_any=False,
-        ):
-            yield
-    except UserError as error:
-        denied = re.search(r"Importing '([^']+)' is not allowed", str(error.__cause__))
-        if not denied:
-            raise
-        raise UserError(f"{source} names {denied[1]}, code that may do anything: {remedy}") from error
-
-
-@contextlib.contextmanager
-def _parsing_settings(**settings: Any) -> Iterator[None]:
-    """Parse with other settings of jsonargparse, which has one set of them for the whole process."""
-    before = dict(parsing_settings)
-    set_parsing_settings(**settings)
-    try:
-        yield
-    finally:
-        parsing_settings.update(before)
-
-
-def only_objects(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
-    """Refuse every part `package.module:name` that is neither in these arguments nor in `PUBLIC`."""
-    return references.only([*references.paths_in(" ".join(arguments)), *_public()], REMEDY)
+_trusted: ContextVar[bool] = ContextVar("trusted", default=False)
+"""Whether --trust-config is given, while a checkpoint is loaded."""
 
 
 @contextlib.contextmanager
@@ -101,61 +60,49 @@ def only_known(
     builds: bool,
     of_first: Callable[[Callable[[], str]], str] = lambda read: read(),
 ) -> Iterator[Mapping[Path, SavedConfig]]:
-    """While a run's settings are used, refuse code that neither this account nor the command line names.
+    """The configurations of a command line, each read once, and limited to what it may say.
 
     Args:
         settings: the whole command line; its first configuration is the run's.
         given: the options that the user typed of it, without the run's name, which may be a stranger's too.
-        trusted: whether --trust-config is given. Parts `package.module:name` are then free, and so are the classes of
-            the Trainer if the verb `builds` them; otherwise only the command line may name such a class.
-        builds: whether the verb takes the Trainer's classes from the configuration.
+        trusted: whether --trust-config is given.
+        builds: whether the verb builds the Trainer's classes. Then other configurations are the user's own.
         of_first: gives every process what this function returns in the first, which alone needs the key then.
-
-    Yields:
-        The configurations, as they were read.
     """
     files = config_files(settings)
     found = json.loads(of_first(lambda: json.dumps([read(path) for path in files])))
     configs = {path: SavedConfig(text, own or trusted) for path, (text, own, _) in zip(files, found, strict=True)}
-    run, *others = files or [Path()]
-    own = trusted or bool(files and configs[run].own)
-    if run.name == rundir.CONFIG:
-        disk.check_inside(run.parent)
-    # A file that is given to a verb that scores may be a stranger's run too.
-    typed = [*given, *(configs[path].text for path in others if builds or configs[path].own)]
-    with contextlib.ExitStack() as limits:
-        if not builds:
-            limits.enter_context(only_importing(named(given), "the configuration", "give it on the command line"))
-        elif not own:
-            paths = [*PLAIN_CLASSES, *CLASS_PATH.findall(" ".join(typed))]
-            limits.enter_context(only_importing(paths, str(run), REMEDY))
-        if not trusted:
-            limits.enter_context(only_objects([*typed, configs[run].text if own else ""]))
-        for path in files if not builds else [] if own else [run]:
+    for path in files:
+        if path.name == rundir.CONFIG:
+            disk.check_inside(path.parent)
+        if not builds or (path == files[0] and not configs[path].own):
             limit = partial(as_data, path=path, given=given, own=configs[path].own, builds=builds)
             configs[path] = configs[path]._replace(limit=limit)
-        yield configs
+    yield configs
 
 
 @contextlib.contextmanager
-def only_own(folder: Path | None, trusted: bool = False) -> Iterator[None]:
-    """While a checkpoint is loaded, refuse code that no config.yaml signed by this account names; `trusted` lifts that.
-
-    The checkpoint says how Lightning builds the module: by itself jsonargparse would make an object of any value
-    with a "class_path".
-    """
-    if trusted:
-        token = _trusts.set(True)
-        try:
-            yield
-        finally:
-            _trusts.reset(token)
-        return
-    signed = signature.own_text(folder / rundir.CONFIG) if folder else ""
-    # Lightning names the package's own module.
-    paths = [__package__.partition(".")[0], *CLASS_PATH.findall(signed)]
-    with only_importing(paths, "the checkpoint", REMEDY), only_objects([signed]):
+def only_own(trusted: bool) -> Iterator[None]:
+    """Let a checkpoint that is loaded in the body name code, and its run's settings more than `WORDS`, if `trusted`."""
+    token = _trusted.set(trusted)
+    try:
         yield
+    finally:
+        _trusted.reset(token)
+
+
+def check_hyper_parameters(path: Path, content: Mapping[str, Any], folder: Path | None) -> None:
+    """Refuse a checkpoint that names code which no config.yaml signed by this account names.
+
+    Raises:
+        UserError: it names some, and --trust-config is not given.
+    """
+    if "_class_path" in content:  # Lightning would build it
+        raise UserError(f"{path} cannot be loaded: The class {content['_class_path']} is not the run's")
+    allowed = _public() + references.paths_in(signature.own_text(folder / rundir.CONFIG) if folder else "")
+    code = [part for part in _parts(content) if isinstance(part, str) and references.is_path(part)]
+    if not _trusted.get() and (code := [part for part in code if part not in allowed]):
+        raise UserError(f"{path} names {code[0]}, code that may do anything: {REMEDY}")
 
 
 def as_data(
@@ -213,7 +160,7 @@ def as_data(
 
 def may_say(name: str, value: Any, allowed: Collection[str] = ()) -> bool:
     """Whether a stranger's run may have this value in a setting; `allowed` are parts that may be named."""
-    if _trusts.get():
+    if _trusted.get():
         return True
     says = any(isinstance(part, str) and part not in allowed for part in _parts(value))
     if name in STARTED:
@@ -268,11 +215,3 @@ def _public() -> list[str]:
         for name in getattr(module, "__all__", ())
         if isinstance(getattr(module, name, None), type)
     ]
-
-
-def named(arguments: Sequence[str]) -> list[str]:
-    """Class paths that the command line itself gives to the Trainer."""
-    option = re.compile(rf"--trainer\.({'|'.join(BUILT)})\b")
-    pairs = pairwise([*arguments, ""])
-    values = [argument.partition("=")[2] or following for argument, following in pairs if option.match(argument)]
-    return CLASS_PATH.findall(" ".join(values))

@@ -45,7 +45,7 @@ def demo(arguments: list[str], program: Program) -> None:
     runtime = web_runtime.files(given.runtime)
     from cait.guards import trust
 
-    with trust.only_own(folder, given.trusted):
+    with trust.only_own(given.trusted):
         average = False if given.raw else None
         loaded = loading.from_checkpoint(checkpoint, folder, average, None, program.module, program.data)
     if loaded.data.has_own_eval_transform:

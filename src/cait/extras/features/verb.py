@@ -34,7 +34,7 @@ def features(arguments: list[str], program: Program) -> None:
         raise UserError("nothing to do: name a file with --output, or score features with --probe")
     from cait.guards import trust
 
-    with trust.only_own(folder, given.trusted):
+    with trust.only_own(given.trusted):
         if checkpoint is None:
             from cait.extras.features.models import named
 
