@@ -66,11 +66,15 @@ def read_text(path: Path, limit: int = TEXT, within: Path | None = None) -> str:
 def read_json(path: Path, shape: Any, within: Path | None = None) -> Any:
     """The value in a file. Raises what `read_text` does, and UserError if it is no JSON of this `check_shape`."""
     try:
-        content = json.loads(read_text(path, within=within))
+        content = json.loads(read_text(path, within=within), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise error if isinstance(error, UserError) else UserError(f"{path} is no JSON: {one_line(error)}") from error
     check_shape(content, shape, path)
     return content
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
 
 
 def check_shape(value: Any, shape: Any, path: Path, name: str = "") -> None:
@@ -85,7 +89,7 @@ def check_shape(value: Any, shape: Any, path: Path, name: str = "") -> None:
     Raises:
         UserError: it names the file and the field.
     """
-    kind = type(shape) if isinstance(shape, dict | list) else shape
+    kind: Any = type(shape) if isinstance(shape, dict | list) else shape
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         found = "missing" if value is None else f"{one_line(repr(value))[:40]}"
         raise UserError(f"{path}: {name or 'its content'} cannot be used: it is {found}")

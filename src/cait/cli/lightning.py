@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentError
+from jsonargparse import ArgumentError, get_loader, set_loader
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
@@ -35,6 +35,7 @@ from cait.train.ema import EMA
 from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
 
+set_loader("yaml", configurations.limited(get_loader("yaml")))  # it reads YAML in values too
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
 FALSE_ALARMS = (
@@ -59,7 +60,7 @@ class SaveConfig(SaveConfigCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         path = Path(trainer.default_root_dir) / rundir.CONFIG
         text = self.parser.dump(self.config, skip_none=False)
-        if not trainer.is_global_zero or (path.is_file() and path.read_text() == text):
+        if not trainer.is_global_zero or (path.is_file() and disk.read_text(path) == text):
             return
         before = signature.own_text(path)
         is_signed = bool(before) or not path.exists()
@@ -112,9 +113,12 @@ class CaiTCLI(LightningCLI):
                 auto_configure_optimizers=False,
                 parser_kwargs=strict | {arguments[0]: strict | {"usage": usage}},
             )
-        except BaseException:
+        except BaseException as error:
             if self.lock:
                 self.lock.roll_back()
+            if reason := failures.in_restoring(error):
+                path = self.config[self.config.subcommand].ckpt_path
+                raise UserError(f"{path} cannot be continued from: {reason}") from error
             raise
         if self.lock:
             self.lock.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -167,6 +168,18 @@ def load(text: str, source: Path | str) -> Any:
         raise UserError(f"{source} is not {kind}{error.problem or error.context}{tab}") from error
     except Exception as error:  # a value may have a tag that it does not fit, as `!!int x`
         raise UserError(f"{source} is not YAML: {one_line(error)}") from error
+
+
+def limited(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A reader of YAML that refuses what `check_yaml` does."""
+
+    def limited_read(text: str) -> Any:
+        if "*" in text or len(text) > DEEPEST:
+            with contextlib.suppress(yaml.YAMLError):  # `read` says it in its own way
+                check_yaml(text, "the command line")
+        return read(text)
+
+    return limited_read
 
 
 class _Collection:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cait.cli import loading
 from cait.cli.options import Options, run_missing
-from cait.errors import UserError, printable
+from cait.errors import UserError, console, printable
 from cait.run.program import Program
 
 if TYPE_CHECKING:
@@ -110,7 +110,6 @@ def extract(loaded: loading.Loaded, listed: Listed, device: Any) -> Features:
 
 def score(found: Features) -> None:
     """Print how well simple classifiers do on the images to validate on that have seen those to train on."""
-    from rich.console import Console
     from rich.table import Table
 
     from cait.extras import probes
@@ -128,7 +127,7 @@ def score(found: Features) -> None:
         table.add_row(name, how, f"{scores['acc1']:.2f} %", f"{scores['acc1_macro']:.2f} %")
     seconds = time.monotonic() - begin
     print(f"{len(train):,} images to learn from, {len(val):,} to score on, {seconds:.1f} s")
-    Console().print(table)
+    console().print(table)
 
 
 def _neighbours(train: np.ndarray, val: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, str]:

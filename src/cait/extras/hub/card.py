@@ -91,7 +91,7 @@ def write(folder: Path, output: Path, repo: str, ema: bool, license: str | None,
     about = scores.read(folder, checkpoint, program.command("eval", folder))
     if ema and "ema" not in about:
         raise UserError(f"{folder} has no scores of a moving average: the run kept none")
-    config = saved.read(rundir.config(folder))
+    config = saved.of_run(folder)
     state = ckpt.data_state(ckpt.read_checkpoint(checkpoint, without=ckpt.TENSORS)) or {}
     output.mkdir(parents=True, exist_ok=True)
     images = _images(folder, output)
@@ -117,6 +117,7 @@ def _images(folder: Path, output: Path) -> list[Path]:
         print(f"without curves: {error}")
     diagram = folder / f"{Path(rundir.EVALUATION).stem}-{RELIABILITY}"
     if diagram.is_file():
-        shutil.copyfile(diagram, output / RELIABILITY)
+        with disk.whole(output / RELIABILITY) as beside:
+            shutil.copyfile(diagram, beside)
         images.append(output / RELIABILITY)
     return images

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cait import disk
 from cait.cli.options import Options
-from cait.errors import UserError, printable, to_type
+from cait.errors import UserError, console, one_line, printable, to_type
 from cait.extras.network_name import network_name
 from cait.file_lock import is_leased
+from cait.guards import configurations
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -39,7 +42,9 @@ class Row:
     changed: float
     """When the run last logged something, in seconds since 1970."""
     state: str
-    """"running", "finished", "stopped" before its end, or "failed" before its first checkpoint."""
+    """"running", "finished", "stopped" before its end, "failed" before its first checkpoint, or "damaged"."""
+    damage: str | None = None
+    """What of it cannot be read, and why."""
 
 
 def runs(arguments: list[str], program: Program) -> None:
@@ -67,12 +72,23 @@ def folders(root: Path) -> list[Path]:
 
 def describe(folder: Path) -> Row:
     """Read what a run's folder says. Checkpoints are not opened."""
-    settings = _settings(folder)
+    damage: list[str] = []
+
+    def found(read: Callable[[Path], Any], nothing: Any) -> Any:
+        try:
+            return read(folder)
+        except (UserError, OSError) as error:
+            damage.append(one_line(error))
+            return nothing
+
+    found(disk.check_inside, None)
+    settings = {} if damage else found(_settings, {})
     trainer, model = settings.get("trainer") or {}, settings.get("model") or {}
-    metrics = folder / rundir.METRICS
-    epochs, steps, best = _logged(metrics)
-    planned = trainer.get("max_epochs")
-    if is_held(folder):
+    epochs, steps, best = (0, 0, {}) if damage else found(_logged, (0, 0, {}))
+    planned, metrics = trainer.get("max_epochs"), folder / rundir.METRICS
+    if damage:
+        state = "damaged"
+    elif is_held(folder):
         state = "running"
     elif (folder / rundir.FINISHED).exists():
         state = "finished"
@@ -86,44 +102,41 @@ def describe(folder: Path) -> Row:
         planned=planned if planned and planned > 0 else None,
         steps=steps,
         best=best,
-        changed=(metrics if metrics.exists() else folder / rundir.CONFIG).stat().st_mtime,
+        changed=(metrics if metrics.exists() else folder / rundir.CONFIG).lstat().st_mtime,
         state=state,
+        damage=damage[0] if damage else None,
     )
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    import yaml
-
-    with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
-        content = yaml.load((folder / rundir.CONFIG).read_text(), Loader=yaml.CSafeLoader)
-        if isinstance(content, dict) and all(
-            isinstance(content.get(key, {}), dict | None) for key in ("trainer", "model", "data")
-        ):
-            return content
-    return {}
+    content = configurations.settings(folder / rundir.CONFIG)
+    model, trainer = {"name?": str, "fields?": dict}, {"max_epochs?": int}
+    disk.check_shape(content, {"model?": model, "trainer?": trainer, "data?": {"root?": str}}, folder / rundir.CONFIG)
+    return content
 
 
-def _logged(path: Path) -> tuple[int, int, dict[str, float]]:
+def _logged(folder: Path) -> tuple[int, int, dict[str, float]]:
     """Finished epochs and steps, and the best of each metric of `BEST`, from metrics.csv.
 
     Rows are split at commas only: they hold numbers, and there may be a hundred thousand of them.
+
+    Raises:
+        UserError: a cell that is read holds no number.
     """
-    epochs = steps = 0
-    best: dict[str, float] = {}
-    with suppress(OSError, UnicodeDecodeError), path.open() as lines:
-        names = next(lines, "").rstrip("\n").split(",")
-        places = [(name, names.index(name)) for name in BEST if name in names]
-        for line in lines:
-            cells = line.rstrip("\n").split(",")
-            row = dict(zip(names, cells, strict=False))
-            if len(cells) < len(names) or not (row.get("epoch", "").isdigit() and row.get("step", "").isdigit()):
-                continue
-            scored = [(name, cells[place]) for name, place in places if cells[place]]
+    epochs, steps, best, path = 0, 0, dict[str, float](), folder / rundir.METRICS
+    names, *lines = disk.read_text(path, within=folder).split("\n")[:-1] or [""] if path.exists() else [""]
+    columns = names.rstrip("\r").split(",")
+    places = {name: columns.index(name) for name in ("epoch", "step", *BEST) if name in columns}
+    for number, line in enumerate(lines, 2):
+        cells = line.rstrip("\r").split(",")
+        try:
+            row = {name: float(cells[place] or "nan") for name, place in places.items()}
+            scored = {name: row[name] for name in BEST if not math.isnan(row.get(name, math.nan))}
             epochs = max(epochs, int(row["epoch"]) + bool(scored))
             steps = max(steps, int(row["step"]) + 1)
-            for name, cell in scored:
-                with suppress(ValueError):
-                    best[name] = max(best.get(name, float("-inf")), float(cell))
+        except (ValueError, IndexError, KeyError, OverflowError) as error:
+            raise UserError(f"{path}, line {number}, is no row of metrics: {line[:60]!r}") from error
+        best |= {name: max(value, best.get(name, value)) for name, value in scored.items()}
     return epochs, steps, best
 
 
@@ -132,7 +145,7 @@ def is_held(folder: Path) -> bool:
     import fcntl
 
     try:
-        with (folder / rundir.LOCK).open() as file:
+        with disk.open_file(folder / rundir.LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # closing the file releases the lock
     except BlockingIOError:
         return True
@@ -147,8 +160,6 @@ def _place(root: Any) -> str:
 
 
 def _print(rows: list[Row]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -157,17 +168,19 @@ def _print(rows: list[Row]) -> None:
         table.add_column(title, justify="right" if right else "left", no_wrap=title != "data", overflow="fold")
     for row in rows:
         table.add_row(
-            escape(printable(row.name)),
-            escape(printable(str(row.model or "?"))),
-            escape(printable(_place(row.data))),
+            row.name,
+            row.model or "?",
+            _place(row.data),
             f"{row.epochs}/{row.planned}" if row.planned else f"{row.steps:,} steps",
             _best(row.best),
             time.strftime("%b %d %H:%M", time.localtime(row.changed)),
             row.state,
         )
     # A table that is piped into a file keeps its columns.
-    console = Console(highlight=False) if sys.stdout.isatty() else Console(width=180, highlight=False)
-    console.print(table)
+    console(width=None if sys.stdout.isatty() else 180, highlight=False).print(table)
+    for row in rows:
+        if row.damage:
+            print(f"damaged: {printable(row.damage)}")
 
 
 def _best(best: dict[str, float]) -> str:

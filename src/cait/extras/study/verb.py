@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from cait import cores
 from cait.cli.options import Options
-from cait.errors import UserError
+from cait.errors import UserError, console
 from cait.extras.runner import OUTPUT, Runner, failure
 from cait.extras.study import report
 from cait.extras.study.grid import GRID, Grid, StudyRun
@@ -109,7 +109,7 @@ def _train(runs: StudyRuns, missing: list[StudyRun]) -> dict[str, Result]:
     results: dict[str, Result] = {}
     if not missing:
         return results
-    with Progress(speed_estimate_period=600) as progress, runs.runner.threads(runs.jobs) as pool:
+    with Progress(speed_estimate_period=600, console=console()) as progress, runs.runner.threads(runs.jobs) as pool:
         task = progress.add_task("runs", total=sum(run.depth for run in missing))
         waiting = {pool.submit(runs.train, run): run for run in missing}
         for future in as_completed(waiting):

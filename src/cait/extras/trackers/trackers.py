@@ -31,9 +31,10 @@ class SentSteps:
 
     def __init__(self, path: Path, resumed: bool) -> None:
         self.path = path
-        content = json.loads(path.read_text()) if resumed and path.is_file() else {}
+        there = resumed and path.is_file()
+        content = disk.read_json(path, {"id?": str, "last?": {...: int}}, path.parent) if there else {}
         self.id: str | None = content.get("id")
-        self.last: dict[str, int] = content.get("last", {})
+        self.last: dict[str, int] = content.get("last") or {}
 
     @rank_zero_only
     def save(self, id: str) -> None:
