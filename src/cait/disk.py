@@ -60,7 +60,7 @@ def read_text(path: Path, limit: int = TEXT, within: Path | None = None) -> str:
         try:
             return file.read().decode()
         except UnicodeDecodeError as error:
-            raise UserError(f"{path} holds bytes that are no text") from error
+            raise UserError(f"{path} is no text") from error
 
 
 def read_json(path: Path, shape: Any, within: Path | None = None) -> Any:
@@ -139,7 +139,7 @@ def check_output(path: Path, folder: bool = False) -> None:
         with TemporaryFile(dir=place):
             pass
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or one_line(error)}") from error
+        raise UserError(f"cannot use {path}: {error.strerror or one_line(error)}") from error
     finally:
         for each in made:
             with suppress(OSError):

@@ -174,7 +174,7 @@ def _module(path: Path, folder: Path | None, checkpoint: ckpt.Checkpoint, ema: b
     if average is None:
         raise UserError(f"{path} holds no moving average of the weights")
     hparams, kind = checkpoint["hyper_parameters"], kind or CaiTModule
-    trust.check_hyper_parameters(path, hparams, folder)
+    trust.check_code(path, hparams, folder)
     try:
         module = kind(**saved.accepted(kind, {**hparams, "weights": None, "teacher_path": None}))
         module.on_load_checkpoint(checkpoint)

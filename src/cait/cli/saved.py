@@ -94,6 +94,7 @@ def data_settings(folder: Path) -> Settings:
     if not signature.is_own(path, text):
         from cait.guards import trust
 
+        trust.check_code(path, settings, None)
         settings = {name: value for name, value in settings.items() if trust.may_say(f"data.{name}", value)}
     if "val_list" in settings and (folder / rundir.VALIDATION).is_file():
         settings["val_list"] = str(folder / rundir.VALIDATION)

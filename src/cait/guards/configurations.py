@@ -124,7 +124,8 @@ def read_text(path: Path) -> str:
     try:
         return disk.read_text(path, MOST_BYTES)
     except UserError as error:
-        raise UserError(f"{path} is not a configuration: {one_line(error).replace(str(path), 'it')}") from error
+        reason = one_line(error).replace(f"{path} is no text", "it holds bytes that are no text")
+        raise UserError(f"{path} is not a configuration: {reason.replace(str(path), 'it')}") from error
 
 
 def settings(path: Path, text: str | None = None) -> dict[str, Any]:

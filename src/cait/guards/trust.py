@@ -91,11 +91,11 @@ def only_own(trusted: bool) -> Iterator[None]:
         _trusted.reset(token)
 
 
-def check_hyper_parameters(path: Path, content: Mapping[str, Any], folder: Path | None) -> None:
-    """Refuse a checkpoint that names code which no config.yaml signed by this account names.
+def check_code(path: Path, content: Mapping[str, Any], folder: Path | None) -> None:
+    """Refuse a run's settings or hyper-parameters that name code which its config.yaml, if signed, does not name.
 
     Raises:
-        UserError: it names some, and --trust-config is not given.
+        UserError: they name some, and --trust-config is not given.
     """
     if "_class_path" in content:  # Lightning would build it
         raise UserError(f"{path} cannot be loaded: The class {content['_class_path']} is not the run's")

@@ -36,7 +36,7 @@ class RunCSVWriter(ExperimentWriter):
         self.replace_rows(self.rows_before(math.inf), fieldnames)
 
     def rows_before(self, step: float) -> list[dict[str, Any]]:
-        """The whole rows of the steps before `step`. What is no metric is left out: the checkpoint says how far it is."""
+        """The whole rows of the steps before `step`. What is no metric is left out: the checkpoint is the truth."""
         path = Path(self.metrics_file_path)
         try:
             text = disk.read_text(path, within=path.parent) if path.exists() else ""

@@ -46,7 +46,7 @@ def initial_weights(source: str) -> Weights:
     if ckpt.average(ckpt.read_checkpoint(path, without=["optimizer_states"])):
         settings["model.weights_ema"] = True
     settings["model.name"] = name
-    trust.check_hyper_parameters(path, model, folder)
+    trust.check_code(path, model, folder)
     settings |= {f"model.fields.{key}": value for key, value in (model.get("fields") or {}).items()}
     settings |= {f"data.{key}": data[key] for key in OF_IMAGES if key in data}
     return Weights(str(path), settings)

@@ -7,8 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ class Row:
     changed: float
     """When the run last logged something, in seconds since 1970."""
     state: str
-    """"running", "finished", "stopped" before its end, "failed" before its first checkpoint, or "damaged"."""
+    """"running", "finished", "stopped" before its end, or "failed" before its first checkpoint."""
     damage: str | None = None
     """What of it cannot be read, and why."""
 
@@ -73,22 +72,16 @@ def folders(root: Path) -> list[Path]:
 def describe(folder: Path) -> Row:
     """Read what a run's folder says. Checkpoints are not opened."""
     damage: list[str] = []
-
-    def found(read: Callable[[Path], Any], nothing: Any) -> Any:
-        try:
-            return read(folder)
-        except (UserError, OSError) as error:
-            damage.append(one_line(error))
-            return nothing
-
-    found(disk.check_inside, None)
-    settings = {} if damage else found(_settings, {})
+    settings, logged = dict[str, Any](), Logged()
+    try:
+        disk.check_inside(folder)
+        logged.read(folder, damage)
+        settings = _settings(folder)
+    except (UserError, OSError) as error:
+        damage.append(one_line(error))
     trainer, model = settings.get("trainer") or {}, settings.get("model") or {}
-    epochs, steps, best = (0, 0, {}) if damage else found(_logged, (0, 0, {}))
     planned, metrics = trainer.get("max_epochs"), folder / rundir.METRICS
-    if damage:
-        state = "damaged"
-    elif is_held(folder):
+    if is_held(folder):
         state = "running"
     elif (folder / rundir.FINISHED).exists():
         state = "finished"
@@ -98,10 +91,10 @@ def describe(folder: Path) -> Row:
         name=str(folder.relative_to(rundir.LOGS)) if folder.is_relative_to(rundir.LOGS) else str(folder),
         model=network_name(str(model["name"]), model.get("fields")) if model.get("name") else None,
         data=(settings.get("data") or {}).get("root"),
-        epochs=epochs,
+        epochs=logged.epochs,
         planned=planned if planned and planned > 0 else None,
-        steps=steps,
-        best=best,
+        steps=logged.steps,
+        best=logged.best,
         changed=(metrics if metrics.exists() else folder / rundir.CONFIG).lstat().st_mtime,
         state=state,
         damage=damage[0] if damage else None,
@@ -115,29 +108,35 @@ def _settings(folder: Path) -> dict[str, Any]:
     return content
 
 
-def _logged(folder: Path) -> tuple[int, int, dict[str, float]]:
-    """Finished epochs and steps, and the best of each metric of `BEST`, from metrics.csv.
+@dataclass
+class Logged:
+    """Finished epochs and steps, and the best of each metric of `BEST`, from metrics.csv."""
 
-    Rows are split at commas only: they hold numbers, and there may be a hundred thousand of them.
+    epochs: int = 0
+    steps: int = 0
+    best: dict[str, float] = field(default_factory=dict)
 
-    Raises:
-        UserError: a cell that is read holds no number.
-    """
-    epochs, steps, best, path = 0, 0, dict[str, float](), folder / rundir.METRICS
-    names, *lines = disk.read_text(path, within=folder).split("\n")[:-1] or [""] if path.exists() else [""]
-    columns = names.rstrip("\r").split(",")
-    places = {name: columns.index(name) for name in ("epoch", "step", *BEST) if name in columns}
-    for number, line in enumerate(lines, 2):
-        cells = line.rstrip("\r").split(",")
-        try:
-            row = {name: float(cells[place] or "nan") for name, place in places.items()}
-            scored = {name: row[name] for name in BEST if not math.isnan(row.get(name, math.nan))}
-            epochs = max(epochs, int(row["epoch"]) + bool(scored))
-            steps = max(steps, int(row["step"]) + 1)
-        except (ValueError, IndexError, KeyError, OverflowError) as error:
-            raise UserError(f"{path}, line {number}, is no row of metrics: {line[:60]!r}") from error
-        best |= {name: max(value, best.get(name, value)) for name, value in scored.items()}
-    return epochs, steps, best
+    def read(self, folder: Path, damage: list[str]) -> None:
+        """Read the file, and note what in it is no row of metrics.
+
+        Rows are split at commas only: they hold numbers, and there may be a hundred thousand of them.
+        """
+        path = folder / rundir.METRICS
+        names, *lines = disk.read_text(path, within=folder).split("\n")[:-1] or [""] if path.exists() else [""]
+        columns = names.rstrip("\r").split(",")
+        places = {name: columns.index(name) for name in ("epoch", "step", *BEST) if name in columns}
+        for number, line in enumerate(lines, 2):
+            try:
+                self._take(places, line.rstrip("\r").split(","))
+            except (ValueError, IndexError, KeyError, OverflowError):
+                damage.append(f"{path}, line {number}, is no row of metrics: {line[:60]}")
+
+    def _take(self, places: dict[str, int], cells: list[str]) -> None:
+        row = {name: float(cells[place] or "nan") for name, place in places.items()}
+        scored = {name: row[name] for name in BEST if not math.isnan(row.get(name, math.nan))}
+        self.epochs = max(self.epochs, int(row["epoch"]) + bool(scored))
+        self.steps = max(self.steps, int(row["step"]) + 1)
+        self.best |= {name: max(value, self.best.get(name, value)) for name, value in scored.items()}
 
 
 def is_held(folder: Path) -> bool:
@@ -149,6 +148,8 @@ def is_held(folder: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # closing the file releases the lock
     except BlockingIOError:
         return True
+    except UserError:
+        return False
     except OSError:  # no such file, or a file system without locks
         return is_leased(folder / rundir.LOCK)
     return False
@@ -174,13 +175,13 @@ def _print(rows: list[Row]) -> None:
             f"{row.epochs}/{row.planned}" if row.planned else f"{row.steps:,} steps",
             _best(row.best),
             time.strftime("%b %d %H:%M", time.localtime(row.changed)),
-            row.state,
+            f"{row.state}, damaged" if row.damage else row.state,
         )
     # A table that is piped into a file keeps its columns.
     console(width=None if sys.stdout.isatty() else 180, highlight=False).print(table)
     for row in rows:
         if row.damage:
-            print(f"damaged: {printable(row.damage)}")
+            print(f"damaged: {printable(row.damage)}", file=sys.stderr)
 
 
 def _best(best: dict[str, float]) -> str:

@@ -60,8 +60,8 @@ def _readable(names: Sequence[str]) -> Iterator[Path]:
             damaged.append(error)
     if damaged and len(found) < 2:
         raise damaged[0]
-    for error in damaged:
-        print(f"left out: {printable(one_line(error))}", file=sys.stderr)
+    for each in damaged:
+        print(f"left out: {printable(one_line(each))}", file=sys.stderr)
     return iter(found)
 
 
