@@ -23,7 +23,8 @@ Checkpoint = dict[str, Any]
 FIELDS = {
     "state_dict": dict,
     "global_step": int,
-    **{"epoch?": int, "hyper_parameters?": dict, "callbacks?": dict, "loops?": dict, "optimizer_states?": list},
+    **{"epoch?": int, "hyper_parameters?": dict, "callbacks?": dict, "optimizer_states?": list},
+    "loops?": {"fit_loop?": {"epoch_progress?": {"current?": {"processed?": int}}}},
 }
 """What every checkpoint of a run holds; see `cait.disk.check_shape`."""
 NETWORK = {"name": str, "num_classes": int, "img_size": int, "fields?": dict}

@@ -85,6 +85,7 @@ class CaiTCLI(LightningCLI):
     """
 
     lock: RunLock | None = None
+    checkpoint: str | None = None
     checkpoint_epoch: int | None = None
     checkpoint_step: int | None = None
     _not_made: str | None = None
@@ -117,8 +118,7 @@ class CaiTCLI(LightningCLI):
             if self.lock:
                 self.lock.roll_back()
             if reason := failures.in_restoring(error):
-                path = self.config[self.config.subcommand].ckpt_path
-                raise UserError(f"{path} cannot be continued from: {reason}") from error
+                raise UserError(f"{self.checkpoint} cannot be continued from: {reason}") from error
             raise
         if self.lock:
             self.lock.release()
@@ -219,6 +219,7 @@ class CaiTCLI(LightningCLI):
                 ways = "give --ckpt_path or --model.weights FILE, or use `cait eval RUN` for a run"
                 raise UserError(f"nothing to score: {ways}")
         else:
+            self.checkpoint = config.ckpt_path
             ckpt.check_exists(config.ckpt_path)
             checkpoint = ckpt.read_checkpoint(config.ckpt_path, without=ckpt.TENSORS)
             config.weights_only = True  # whatever the configuration says; Lightning reads the file again

@@ -181,8 +181,6 @@ def _module(path: Path, folder: Path | None, checkpoint: ckpt.Checkpoint, ema: b
         module.load_state_dict(checkpoint["state_dict"])
         if ema:
             module.model.load_state_dict(average)
-    except UserError:
-        raise
     except Exception as error:  # a stranger's hyper-parameters may cause any error
         raise UserError(f"{path} cannot be loaded: {one_line(error) or type(error).__name__}") from error
     module.task.averaged = ema

@@ -63,6 +63,8 @@ def join_values(arguments: Iterable[str]) -> list[str]:
 
 def found(name: str) -> str:
     """The file that --config names: from the working directory, else among the package's, as digits.yaml."""
+    if os.path.exists(name) and not (os.path.isfile(name) or os.path.isdir(name)):
+        raise UserError(f"--config {name} is not a regular file")
     packaged = os.path.join(CONFIGS, name.removeprefix(f"{CONFIGS.name}/"))
     return packaged if os.path.isfile(packaged) and not os.path.exists(name) else name
 

@@ -12,8 +12,7 @@ from typing import Any
 from filelock import Timeout
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from cait import signature
-from cait.disk import check_inside, clear_scratch, read_text, remove
+from cait import disk, signature
 from cait.errors import UserError
 from cait.file_lock import Lock
 from cait.run.rundir import FINISHED, LOCK, OWNER
@@ -38,7 +37,7 @@ class RunLock(Callback):
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
-        check_inside(run_dir)
+        disk.check_inside(run_dir)
         self._lock = Lock(run_dir / LOCK)
         try:
             self._lock.acquire_from_the_dead(PATIENCE)
@@ -51,7 +50,7 @@ class RunLock(Callback):
         self.owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}"
         (run_dir / OWNER).write_text(self.owner)
         signature.sign(run_dir / OWNER, self.owner)
-        clear_scratch(run_dir)
+        disk.clear_scratch(run_dir)
 
     def release(self) -> None:
         self._lock.release()
@@ -75,7 +74,7 @@ class RunLock(Callback):
             return
         for path in self.run_dir.iterdir():
             if path.name not in self._before | {LOCK}:
-                remove(path)
+                disk.remove(path)
         self.release()
         ours = {LOCK, OWNER, signature.SIGNATURE}
         if {path.name for path in self.run_dir.iterdir()} <= ours:
@@ -88,7 +87,7 @@ class RunLock(Callback):
 def _owner(run_dir: Path) -> str:
     """Who holds the folder, or held it last, as the file there says; empty if unknown."""
     try:
-        return read_text(run_dir / OWNER)
+        return disk.read_text(run_dir / OWNER)
     except (OSError, UserError):
         return ""
 

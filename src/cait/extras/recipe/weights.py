@@ -10,6 +10,7 @@ from cait.cli import saved
 from cait.cli.loading import checkpoint_of
 from cait.errors import UserError
 from cait.model.config import VARIANTS
+from cait.run import rundir
 
 OF_IMAGES = ("img_size", "mean", "std", "interpolation", "crop_pct", "fit")
 
@@ -46,7 +47,8 @@ def initial_weights(source: str) -> Weights:
     if ckpt.average(ckpt.read_checkpoint(path, without=["optimizer_states"])):
         settings["model.weights_ema"] = True
     settings["model.name"] = name
-    trust.check_code(path, model, folder)
-    settings |= {f"model.fields.{key}": value for key, value in (model.get("fields") or {}).items()}
+    fields = {"model": {"fields": model.get("fields") or {}}}
+    fields = trust.as_data(fields, (), rundir.config(folder), (), own=False, builds=True)["model"]["fields"]
+    settings |= {f"model.fields.{key}": value for key, value in fields.items()}
     settings |= {f"data.{key}": data[key] for key in OF_IMAGES if key in data}
     return Weights(str(path), settings)

@@ -179,7 +179,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from wandb.proto import wandb_internal_pb2
 
-    data, place, record = path.read_bytes(), 7, b""
+    data, place, record = disk.open_file(path).read(), 7, b""
     while place + 7 <= len(data):
         left = 32768 - place % 32768  # in the block; a part of a record, at least 7 bytes, does not cross its end
         if left < 7:
