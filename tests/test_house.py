@@ -97,7 +97,7 @@ ELSEWHERE = {
     "file_lock.py": "its own locks",
     "settings.py": "the source of a class",
     "cores.py": "what the kernel says",
-    "guards/configurations.py": "the reader of YAML",
+    "yaml_reader.py": "the reader of YAML",
     "ckpt.py": "torch's reader, after `open_file`",
     "model/weights.py": "torch's and safetensors' readers, after `open_file`",
     "extras/fsdp/sharded.py": "torch's reader, after `check_inside`",
@@ -131,7 +131,7 @@ READERS = {"yaml", "json", "pickle", "np", "torch"}
 
 
 def opened(path: Path) -> list[str]:
-    """The calls in a file that open or parse another, but for `cait.disk` and `configurations`."""
+    """The calls in a file that open or parse another, but for `cait.disk` and `cait.yaml_reader`."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):

@@ -57,31 +57,27 @@ def _digest(key: bytes, path: Path, text: str) -> str:
 def _key() -> bytes:
     """This account's key, made on first use; empty where none can be kept. A damaged one is replaced, which is said."""
     try:
-        folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "cait"
-        path = folder / "key"
+        path = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "cait" / "key"
+        if path.exists() and len(_read(path)) < BYTES:
+            print(f"{path} holds no key, and is replaced; what it signed needs --trust-config", file=sys.stderr)
+            path.unlink()
         if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            _make(path)
-        with disk.open_file(path, 1 << 10) as file:
-            key = file.read()
-        if len(key) >= BYTES:
-            return key
-        print(f"{path} holds no key: a new one is made; runs signed before need --trust-config", file=sys.stderr)
-        path.unlink()
-        _make(path)
-        with disk.open_file(path) as file:
-            return file.read()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside = disk.scratch(path)
+            with os.fdopen(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(BYTES))
+            try:
+                os.link(beside, path)
+            except FileExistsError:  # of two processes that do so at once, one's key stays
+                pass
+            except OSError:  # a file system without links
+                beside.replace(path)
+            beside.unlink(missing_ok=True)
+        return _read(path)
     except (OSError, RuntimeError, UserError):  # no home, or nothing can be written there
         return b""
 
 
-def _make(path: Path) -> None:
-    """Write a key, which is whole when it appears. Of two processes that do so at once, one's key stays."""
-    beside = disk.scratch(path)
-    with os.fdopen(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(BYTES))
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(beside, path)
-    finally:
-        beside.unlink()
+def _read(path: Path) -> bytes:
+    with disk.open_file(path, 1 << 10) as file:
+        return file.read()

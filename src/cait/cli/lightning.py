@@ -20,7 +20,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
-from cait import ckpt, disk, plugins, signature
+from cait import ckpt, disk, plugins, signature, yaml_reader
 from cait.cli.options import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
@@ -35,7 +35,7 @@ from cait.train.ema import EMA
 from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
 
-set_loader("yaml", configurations.limited(get_loader("yaml")))  # it reads YAML in values too
+set_loader("yaml", yaml_reader.limited(get_loader("yaml")))  # it reads YAML in values too
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
 FALSE_ALARMS = (

@@ -25,7 +25,7 @@ BUILT = ("accelerator", "callbacks", "logger", "plugins", "profiler", "strategy"
 PLACES = ("run_name", "ckpt_path", "trainer.default_root_dir")
 """Settings that no verb takes from a run: it is where it lies, and a verb knows its checkpoint."""
 PERSONAL = ("output", "weights_only", "trainer.logger")
-"""Settings that no verb takes from a run either: they write elsewhere, unpickle, or send what the user may send."""
+"""Neither these, and a line says so: they write elsewhere, unpickle, or send what the user may send."""
 WORDS = {
     *("best_metric", "best_mode", "trainer.precision", "trainer.gradient_clip_algorithm", "trainer.deterministic"),
     *("trainer.max_time", *(f"trainer.{name}" for name in BUILT if name != "logger")),
@@ -133,7 +133,7 @@ def as_data(
             return False
         if not own and (code := [found for found in _code(name, value, known) if found not in allowed]):
             raise UserError(f"{path} names {code[0]}, code that may do anything: {REMEDY}")
-        if not own and builds and (places := [*_places(name, value, allowed)]):
+        if not own and builds and (places := _places(name, value, allowed)):
             raise UserError(f"{path} names {places[0]}, a place of its own: {REMEDY}")
         return own or may_say(name, value, allowed)
 
@@ -141,10 +141,9 @@ def as_data(
         settings = {}
         for key, value in values.items():
             name = f"{group}{key}"
-            is_group = not group and isinstance(value, dict)
             if name in replaced:
                 continue
-            if is_group and (not known or any(setting.startswith(f"{name}.") for setting in known)):
+            if not group and isinstance(value, dict) and (not known or _is_group(name, known)):
                 settings[key] = kept(value, f"{name}.")
             elif takes(name, value):
                 settings[key] = value
@@ -162,17 +161,22 @@ def may_say(name: str, value: Any, allowed: Collection[str] = ()) -> bool:
     """Whether a stranger's run may have this value in a setting; `allowed` are parts that may be named."""
     if _trusted.get():
         return True
-    says = any(isinstance(part, str) and part not in allowed for part in _parts(value))
     if name in STARTED:
         return value in (None, "auto", "1", 0, 1)
-    return not says or (name in WORDS | plugins.learnt() and not any(_places(name, value, allowed)))
+    if not any(isinstance(part, str) and part not in allowed for part in _parts(value)):
+        return True
+    return name in WORDS | plugins.learnt() and not _places(name, value, allowed)
 
 
-def _places(name: str, value: Any, allowed: Collection[str]) -> Iterator[str]:
+def _places(name: str, value: Any, allowed: Collection[str]) -> list[str]:
     """The words in a setting of the model that may be paths: of a file of weights, as a teacher's."""
-    if name in WORDS and name.startswith("model."):
-        words = (part for part in _parts(value) if isinstance(part, str) and part not in allowed)
-        yield from (word for word in words if not (NAME.fullmatch(word) or references.is_path(word)))
+    words = [part for part in _parts(value) if isinstance(part, str) and part not in allowed]
+    of_model = name in WORDS and name.startswith("model.")
+    return [word for word in words if of_model and not (NAME.fullmatch(word) or references.is_path(word))]
+
+
+def _is_group(name: str, known: Collection[str]) -> bool:
+    return any(setting.startswith(f"{name}.") for setting in known)
 
 
 def _builds(name: str, value: Any) -> bool:
@@ -184,11 +188,7 @@ def _builds(name: str, value: Any) -> bool:
 
 def _code(name: str, value: Any, known: Collection[str]) -> Iterator[str]:
     """What would be imported, built or read as further settings for a setting, at any depth."""
-    if (
-        name == "config"
-        or not SETTING.fullmatch(name)
-        or (value and any(each.startswith(f"{name}.") for each in known))
-    ):
+    if name == "config" or not SETTING.fullmatch(name) or (value and _is_group(name, known)):
         yield f"{name}: {value}"
     if value and _builds(name, value):
         yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from cait import yaml_reader
 from cait.guards import configurations
 from cait.guards.configurations import config_files, join_values, options
 from cait.settings import flatten
@@ -50,5 +51,5 @@ def _given(words: Iterable[str]) -> Iterable[str]:
 
 
 def _names(text: str) -> Iterable[str]:
-    content = configurations.load(text, "the configuration")
+    content = yaml_reader.load(text, "the configuration")
     return flatten(content) if isinstance(content, dict) else ()
