@@ -139,7 +139,7 @@ def check_output(path: Path, folder: bool = False) -> None:
         with TemporaryFile(dir=place):
             pass
     except OSError as error:
-        raise UserError(f"cannot use {path}: {error.strerror or one_line(error)}") from error
+        raise UserError(f"cannot use {path}: {error.strerror or one_line(error)}; it cannot be written") from error
     finally:
         for each in made:
             with suppress(OSError):

@@ -20,6 +20,8 @@ class UserError(ValueError):
     """
 
 
+CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""What a terminal obeys, and the marks that turn the direction of writing."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -41,7 +43,7 @@ def printable(text: str) -> str:
     The marks that turn the direction of writing go too: they can make one name look like another.
     """
     text = os.fsencode(text).decode(errors="replace")
-    return re.sub("[\0-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", "\N{REPLACEMENT CHARACTER}", text)
+    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def console(**settings: Any) -> Any:

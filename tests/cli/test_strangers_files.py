@@ -20,10 +20,11 @@ import torch
 import yaml
 from harness import SMALL, checkpoint, rows, slow
 from PIL import Image
+from rich.table import Table
 
 from cait import disk, signature
 from cait.cli import command, main
-from cait.errors import UserError
+from cait.errors import UserError, console, printable
 from cait.guards import trust
 
 BAD = "bad"
@@ -301,8 +302,8 @@ DAMAGED: dict[str, tuple[str, Mend, str]] = {
     "scores: a long number": ("card", written("evaluation.json", f'{{"step": {"9" * 6000}}}'), "is no JSON"),
     "scores: NaN": ("card", written("evaluation.json", '{"step": NaN}'), "is no JSON: NaN is no number"),
     "scores: no text": ("card", written("evaluation.json", b"\xff"), "evaluation.json is no text"),
-    "scores: a list": ("card", written("evaluation.json", "[1]"), "evaluation.json: its content cannot be used"),
-    "scores: epoch": ("card", scores(lambda found: found.update(epoch="x")), "evaluation.json: epoch cannot be used"),
+    "scores: a list": ("card", written("evaluation.json", "[1]"), "evaluation.json is not what"),
+    "scores: epoch": ("card", scores(lambda found: found.update(epoch="x")), "writes: epoch cannot be used"),
     "scores: classes": ("card", scores(lambda found: found.update(class_names=[1])), "class_names[0] cannot be used"),
     "scores: raw": ("card", scores(lambda found: found.update(raw=None)), "raw cannot be used: it is missing"),
     "scores: acc1": ("card", scores(lambda found: found["raw"].update(acc1="x")), "raw.acc1 cannot be used"),
@@ -448,6 +449,29 @@ def test_no_name_is_markup_or_a_code_or_a_formula(verb: str, bad: Path, capfd: C
     assert not {"\x1b", "\x07", "\u202e"} & {*shown}
     for path in bad.rglob("*.csv"):
         assert not re.search("[\n,]=", path.read_text())
+
+
+def test_the_console_shows_names_as_they_are(capsys: Capture) -> None:
+    table = Table("[/b] x", title="[/i] y")
+    for name in NAMES:
+        table.add_row(name)
+    console(width=80).print(table, *NAMES)
+    shown = capsys.readouterr().out
+    assert all(shown.count(name) >= 2 for name in NAMES if printable(name) == name)
+    assert not {"\x1b", "\x07", "\u202e"} & {*shown}
+
+
+def test_a_run_with_a_code_in_its_name_is_refused(bad: Path, capfd: Capture) -> None:
+    named = bad.with_name(f"x{CLIPBOARD}")
+    bad.rename(named)
+    try:
+        for verb, arguments in VERBS.items():
+            words = [str(named) if word == BAD else word for word in arguments]
+            line, shown = told(words, capfd)
+            assert "has a control character in its name" in line or verb == "runs"
+            assert not {"\x1b", "\x07"} & {*shown}
+    finally:
+        named.rename(bad)
 
 
 def test_cells_are_no_formulas_and_are_read_back(tmp_path: Path) -> None:

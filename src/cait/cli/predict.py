@@ -9,7 +9,6 @@ import glob
 import itertools
 import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -22,12 +21,11 @@ from rich.progress import Progress
 from cait import disk
 from cait.cli import loading, saved
 from cait.cli.options import Options, run_missing
-from cait.errors import UserError, console, printable
+from cait.errors import CONTROL, UserError, console, printable
 from cait.run.program import Program
 
 WIDEST = 48
 """Letters of a name in the table; a longer name shows only its end."""
-CONTROL = re.compile("[\0-\x1f\x7f]")
 Row = dict[str, Any]
 """The result for an image, as docs/predict.schema.json says: "path", and "predictions" or "error"."""
 

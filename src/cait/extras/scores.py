@@ -49,15 +49,21 @@ def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:
     """
     path = folder / rundir.EVALUATION
     try:
-        about = disk.read_json(path, ABOUT, folder)
+        about = disk.read_json(path, {"step?": int, "root?": str}, folder)
+        step = ckpt.read_checkpoint(checkpoint, without=ckpt.TENSORS)["global_step"]
+        root = root_name(str(saved.data_settings(folder).get("root")))
+        scored = about.get("step"), about.get("root")
+        if scored != (step, root):
+            scored_of = "step {} of {}".format(*scored)
+            raise UserError(
+                f"{path} is of {scored_of}, the run of step {step} of {root}: score it again with `{again}`"
+            )
+        disk.check_shape(about, ABOUT, path)
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing: `{again}` writes it") from error
     except UserError as error:
-        raise UserError(f"{error}; score the run again with `{again}`") from error
-    step = ckpt.read_checkpoint(checkpoint, without=ckpt.TENSORS)["global_step"]
-    root = root_name(str(saved.data_settings(folder).get("root")))
-    scored = about.get("step"), about.get("root")
-    if scored != (step, root):
-        scored_of = "step {} of {}".format(*scored)
-        raise UserError(f"{path} is of {scored_of}, the run of step {step} of {root}: score it again with `{again}`")
+        if not str(error).startswith(f"{path}: "):
+            raise
+        reason = str(error).removeprefix(f"{path}: ")
+        raise UserError(f"{path} is not what `{again}` writes: {reason}; score the run again") from error
     return about

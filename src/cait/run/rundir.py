@@ -7,7 +7,7 @@ import itertools
 from pathlib import Path
 
 from cait.disk import AWAY, check_inside
-from cait.errors import UserError, did_you_mean
+from cait.errors import CONTROL, UserError, did_you_mean
 
 LOGS = Path("logs")
 """Where the runs are unless `trainer.default_root_dir` says otherwise."""
@@ -32,6 +32,8 @@ def folder_of(name: str) -> Path:
     """
     for folder in (LOGS / name, Path(name)):
         if folder.is_dir():
+            if CONTROL.search(folder.resolve().name):
+                raise UserError(f"{folder} has a control character in its name: rename it")
             check_inside(folder)
             return folder
     runs = sorted(path.parent.name for path in LOGS.glob(f"*/{CONFIG}"))
