@@ -297,11 +297,11 @@ def written(name: str, content: str | bytes, mode: str = "wb") -> Mend:
 
 
 DAMAGED: dict[str, tuple[str, Mend, str]] = {
-    "scores: no JSON": ("card", written("evaluation.json", "{"), "evaluation.json is no JSON"),
-    "scores: deep": ("card", written("evaluation.json", "[" * 100_000), "evaluation.json is no JSON"),
+    "scores: no JSON": ("card", written("evaluation.json", "{"), "evaluation.json: it is no JSON"),
+    "scores: deep": ("card", written("evaluation.json", "[" * 100_000), "evaluation.json: it is no JSON"),
     "scores: a long number": ("card", written("evaluation.json", f'{{"step": {"9" * 6000}}}'), "is no JSON"),
     "scores: NaN": ("card", written("evaluation.json", '{"step": NaN}'), "is no JSON: NaN is no number"),
-    "scores: no text": ("card", written("evaluation.json", b"\xff"), "evaluation.json is no text"),
+    "scores: no text": ("card", written("evaluation.json", b"\xff"), "evaluation.json: it is no text"),
     "scores: a list": ("card", written("evaluation.json", "[1]"), "evaluation.json is not what"),
     "scores: epoch": ("card", scores(lambda found: found.update(epoch="x")), "writes: epoch cannot be used"),
     "scores: classes": ("card", scores(lambda found: found.update(class_names=[1])), "class_names[0] cannot be used"),

@@ -62,6 +62,8 @@ def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing: `{again}` writes it") from error
     except UserError as error:
+        if str(error).startswith(f"{path} is no "):
+            raise UserError(f"cannot read {path}: it {str(error).removeprefix(str(path)).strip()}") from error
         if not str(error).startswith(f"{path}: "):
             raise
         reason = str(error).removeprefix(f"{path}: ")

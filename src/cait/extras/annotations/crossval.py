@@ -45,6 +45,7 @@ def crossval(arguments: list[str], program: Program) -> None:
         settings.append(f"--data.folds={FOLDS}")
     count = _count(dict(given_options(settings))["data.folds"])
     folder = rundir.LOGS / given.name
+    disk.check_inside(folder)
     _remember(folder, settings)
     runs = [folder / f"fold-{fold}" for fold in range(count)]
     runner = Runner(program, "folds")

@@ -32,6 +32,7 @@ def push(arguments: list[str], program: Program) -> None:
     api = HfApi(library_name="cait-lightning")
     card = disk.read_text(given.card) if given.card else None  # read first: it may lie in the folder that is made anew
     stage = folder / "hub"
+    disk.check_output(stage, folder=True)
     disk.remove(stage)
     _stage(folder, stage, repo, card, given, program)
     sizes = {os.path.relpath(path): path.stat().st_size for path in sorted(stage.rglob("*")) if path.is_file()}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from cait import cores
+from cait import cores, disk
 from cait.cli.options import Options
 from cait.errors import UserError, console
 from cait.extras.runner import OUTPUT, Runner, failure
@@ -32,6 +32,7 @@ def study(arguments: list[str], program: Program) -> None:
     """Train the missing runs of the grid and write its tables and figures."""
     given, settings = _parse(arguments)
     grid = Grid(given.grid, given.size, given.data, settings)
+    disk.check_inside(given.out)
     jobs = given.jobs or (1 if given.data else cores.share(1))
     runs = StudyRuns(grid, given.out, jobs, Runner(program))
     originals = grid.originals()
