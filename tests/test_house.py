@@ -93,6 +93,72 @@ def test_only_the_model_reads_the_fields_of_a_network() -> None:
     assert [line for line in found if "cait.model.config" not in line] == []
 
 
+ELSEWHERE = {
+    "file_lock.py": "its own locks",
+    "settings.py": "the source of a class",
+    "cores.py": "what the kernel says",
+    "yaml_reader.py": "the reader of YAML",
+    "ckpt.py": "torch's reader, after `open_file`",
+    "model/weights.py": "torch's and safetensors' readers, after `open_file`",
+    "extras/fsdp/sharded.py": "torch's reader, after `check_inside`",
+    "extras/page.py": "the page's template",
+    "extras/paper/cost.py": "the package's table",
+    "extras/short_help/text.py": "the package's source",
+    "extras/first_look/names.py": "the package's source",
+    "extras/recipe/duration.py": "what the kernel says",
+    "extras/recipe/trial.py": "what the kernel says",
+    "extras/fused/measure.py": "a cache of the account's own",
+    "extras/listings/kept.py": "a cache of the account's own",
+    "extras/demo/web_runtime.py": "a package that npm has fetched",
+    "extras/runner.py": "what the run's process prints, appended",
+    "extras/sweep/workers.py": "its own locks",
+    "extras/throughput/log.py": "a row, appended to a run that is locked",
+    "extras/monitor/callback.py": "rows, appended to a run that is locked",
+    "data/reading.py": "images",
+    "extras/catalog/sets.py": "a data set",
+    "extras/fast_input/ahead.py": "images",
+    "extras/fast_input/decode.py": "images",
+    "extras/recipe/copies.py": "images",
+    "extras/recipe/survey.py": "images",
+    "extras/shards/bucket.py": "shards of a data set",
+    "extras/shards/pixels.py": "images",
+    "extras/shards/source.py": "shards of a data set",
+    "extras/shards/writer.py": "shards of a data set",
+}
+"""Files that open others themselves, and what these are: none is a run's file that is read."""
+OPENS = {"open", "read_text", "read_bytes", "safe_load", "safe_load_all", "full_load", "read_csv"}
+READERS = {"yaml", "json", "pickle", "np", "torch"}
+
+
+def opened(path: Path) -> list[str]:
+    """The calls in a file that open or parse another, but for `cait.disk` and `cait.yaml_reader`."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        holder, _, name = ast.unparse(node.func).rpartition(".")
+        reads = name in OPENS and holder not in ("disk", "configurations", "beside", "tarfile")
+        reads |= (name in ("load", "compose") and holder in READERS) or name == "load_file"
+        call = ast.unparse(node)
+        if reads and not any(word in call for word in ("O_WRONLY", "os.devnull", "'wb'")):
+            found.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {call}")
+    return found
+
+
+def test_one_opener_reads_all_files_of_runs() -> None:
+    """`cait.disk.open_file`: a regular file of a bounded size. Take it, or give a reason in `ELSEWHERE`."""
+    found = {str(path.relative_to(SOURCE)): opened(path) for path in FILES if path.name != "disk.py"}
+    assert [line for name, lines in found.items() if name not in ELSEWHERE for line in lines if lines] == []
+    assert [name for name in ELSEWHERE if name in found and not found[name]] == []
+
+
+def test_one_console_shows_all_names() -> None:
+    """`cait.errors.console` obeys no name; rich's own takes brackets for markup."""
+    plain = re.compile(r"\bConsole\(|\brich\.print\(|csv\.writer\(")
+    allowed = {"errors.py", "disk.py", "predict.py", "reading.py", "callback.py"}
+    assert [path for path in FILES if path.name not in allowed and plain.search(path.read_text())] == []
+
+
 def test_no_two_files_import_each_other() -> None:
     """Not even within functions, nor by way of others."""
     graph = {}

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cait import plugins
+from cait import disk, plugins
 from cait.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -20,6 +20,17 @@ EMA = "EMA"
 TENSORS = ("state_dict", "optimizer_states", "callbacks")
 """Keys of a checkpoint that hold nearly all of its size."""
 Checkpoint = dict[str, Any]
+FIELDS = {
+    "state_dict": dict,
+    "global_step": int,
+    **{"epoch?": int, "hyper_parameters?": dict, "callbacks?": dict, "optimizer_states?": list},
+    "loops?": {"fit_loop?": {"epoch_progress?": {"current?": {"processed?": int}}}},
+}
+"""What every checkpoint of a run holds; see `cait.disk.check_shape`."""
+NETWORK = {"name": str, "num_classes": int, "img_size": int, "fields?": dict}
+"""The hyper-parameters that say what the network is."""
+DATA = {"class_names": [str], "depends_on?": dict, "preprocessing?": dict}
+"""The data module's part."""
 
 
 def check_exists(path: str) -> None:
@@ -50,12 +61,16 @@ def read_checkpoint(path: str | Path, without: Sequence[str] = ()) -> Checkpoint
         if folders is not None:
             checkpoint = folders.read(Path(path), without=without)
         else:
+            disk.open_file(Path(path)).close()  # a pipe would wait
             checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         checkpoint["global_step"], checkpoint["state_dict"]
     except Exception as error:
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise _unreadable(path, error) from error
         raise UserError(f"{path} is not a whole checkpoint of a run") from error
+    disk.check_shape(checkpoint, FIELDS, Path(path))
+    if (key := _data_key(checkpoint)) is not None:
+        disk.check_shape(checkpoint[key], DATA, Path(path), key)
     return checkpoint
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +13,8 @@ from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from itertools import zip_longest
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_ISDIR, S_ISLNK, S_ISREG
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 from cait.errors import UserError, one_line, printable
@@ -21,6 +23,11 @@ AWAY = ".away.tmp"
 """Suffix of a file or folder that was moved away to make room for another."""
 TABLE: Any = dict(newline="", encoding="utf-8", errors="surrogateescape")
 """How files with the names of images are opened: names may hold bytes that are not text."""
+
+TEXT = 1 << 28
+"""Bytes of the largest text that is read."""
+FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
+"""How a cell begins that a spreadsheet would compute; "'" in front of it makes it text."""
 
 
 def open_file(path: str | Path, limit: int | None = None, within: Path | None = None) -> BinaryIO:
@@ -50,6 +57,98 @@ def open_file(path: str | Path, limit: int | None = None, within: Path | None = 
         raise
 
 
+def read_text(path: Path, limit: int = TEXT, within: Path | None = None) -> str:
+    """The text of a file. Arguments and errors are those of `open_file`; bytes that are no UTF-8 are a UserError."""
+    with open_file(path, limit, within) as file:
+        try:
+            return file.read().decode()
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is no text") from error
+
+
+def read_json(path: Path, shape: Any, within: Path | None = None) -> Any:
+    """The value in a file. Raises what `read_text` does, and UserError if it is no JSON of this `check_shape`."""
+    try:
+        content = json.loads(read_text(path, within=within), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise error if isinstance(error, UserError) else UserError(f"{path} is no JSON: {one_line(error)}") from error
+    check_shape(content, shape, path)
+    return content
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
+def check_shape(value: Any, shape: Any, path: Path, name: str = "") -> None:
+    """Refuse a value that a stranger or a crash may have written.
+
+    Args:
+        shape: a type or several; [shape] of a list's items; {"field": shape}, where "field?" may be missing or None,
+            and {...: shape} of all other fields.
+        path: of the file.
+        name: of the field.
+
+    Raises:
+        UserError: it names the file and the field.
+    """
+    kind: Any = type(shape) if isinstance(shape, dict | list) else shape
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        found = "missing" if value is None else f"{one_line(repr(value))[:40]}"
+        raise UserError(f"{path}: {name or 'its content'} cannot be used: it is {found}")
+    if isinstance(shape, list):
+        for place, item in enumerate(value):
+            check_shape(item, shape[0], path, f"{name}[{place}]")
+    if isinstance(shape, dict):
+        fields = {field.rstrip("?"): field for field in shape if field is not ...}
+        for key, field in fields.items():
+            if value.get(key) is not None or not field.endswith("?"):
+                check_shape(value.get(key), shape[field], path, f"{name}.{key}".lstrip("."))
+        for key in value.keys() - fields.keys() if ... in shape else ():
+            check_shape(value[key], shape[...], path, f"{name}.{key}".lstrip("."))
+
+
+def check_inside(folder: Path) -> None:
+    """Refuse a run's folder that leads elsewhere: what is written to it would land there, what is read be copied.
+
+    Raises:
+        UserError: it has a link out of it, or what is neither a file nor a folder, whatever its name.
+    """
+    home = folder.resolve()
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            with suppress(FileNotFoundError):  # a run that trains replaces its files
+                mode = path.lstat().st_mode
+                if S_ISLNK(mode) and not Path(os.path.realpath(path)).is_relative_to(home):
+                    remedy = "this account might write there; put what it leads to in its place"
+                    raise UserError(f"{path} is a link out of the run's folder: {remedy}")
+                if not (S_ISLNK(mode) or S_ISREG(mode) or S_ISDIR(mode)):
+                    raise UserError(f"{path} is not a regular file: take it out of the run's folder")
+
+
+def check_output(path: Path, folder: bool = False) -> None:
+    """Try to write where a verb will write when its work is done: a file at `path`, or with `folder` files in it.
+
+    Raises:
+        UserError: it is the wrong kind, as a device or a folder in the place of a file, or cannot be written.
+    """
+    place = path if folder else path.parent
+    made = [each for each in (place, *place.parents) if not each.exists()]
+    try:
+        if path.exists() and not (path.is_dir() if folder else path.is_file()):
+            what = "a file" if path.is_file() else "a folder" if path.is_dir() else "not a regular file"
+            raise UserError(f"{path} is {what}; name a {'folder' if folder else 'file'} with --output")
+        place.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot use {path}: {error.strerror or one_line(error)}; it cannot be written") from error
+    finally:
+        for each in made:
+            with suppress(OSError):
+                each.rmdir()
+
+
 def scratch(path: Path) -> Path:
     """Where this process writes a file before it takes the place of `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -77,8 +176,20 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
     """Write a table whole."""
     with whole(path) as beside, beside.open("w", **TABLE) as file:
         writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(rows)
+        writer.writerow(cells(header))
+        writer.writerows(map(cells, rows))
+
+
+def cells(row: Iterable[Any]) -> list[Any]:
+    """A row as a spreadsheet shows it: no name is a formula, which would be computed. `read_csv` undoes it."""
+    return [f"'{cell}" if _is_formula(cell) else cell for cell in row]
+
+
+def _is_formula(cell: Any) -> bool:
+    try:
+        return isinstance(cell, str) and FORMULA.match(cell) is not None and float(cell) != float(cell)
+    except ValueError:  # it is no number
+        return True
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -126,7 +237,7 @@ def _row(columns: Sequence[str], cells: Sequence[str], where: str) -> dict[str, 
     for column, cell in row.items():
         if column != "path" and not is_text(cell):
             raise UserError(f"{where}: the {column} {printable(cell)} is not UTF-8; save the table as UTF-8")
-    return row
+    return {column: _plain(cell) for column, cell in row.items()}
 
 
 def is_text(name: str) -> bool:
@@ -135,6 +246,11 @@ def is_text(name: str) -> bool:
         name.encode()
         return True
     return False
+
+
+def _plain(cell: str) -> str:
+    """A cell before `cells`."""
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 
 def replace(beside: Path, path: Path, previous: Path | None = None) -> None:
@@ -185,12 +301,6 @@ def cause_of(error: BaseException) -> str:
     """Why a file could not be written. torch.save wraps the error of a full disk in a RuntimeError."""
     cause = error if isinstance(error, OSError) else error.__context__ or error
     return getattr(cause, "strerror", None) or str(cause)
-
-
-def check_folder(path: Path) -> None:
-    """Raise UserError if `path`, where --output wants a folder, is a file."""
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file; name a folder with --output")
 
 
 def flush(path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import traceback
 from collections.abc import Iterable
+from typing import Any
 
 from cait import IS_INSTALLED
 
@@ -24,6 +25,8 @@ class UserError(ValueError):
         return " ".join(filter(None, map(str.strip, text.splitlines())))
 
 
+CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""What a terminal obeys, and the marks that turn the direction of writing."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NAMELESS = (*DISK_FULL, errno.EFBIG, errno.EROFS)
 """Errors of a disk that do not name the file."""
@@ -63,7 +66,18 @@ def printable(text: str) -> str:
     The marks that turn the direction of writing go too: they can make one name look like another.
     """
     text = os.fsencode(text).decode(errors="replace")
-    return re.sub("[\0-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", "\N{REPLACEMENT CHARACTER}", text)
+    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def console(**settings: Any) -> Any:
+    """A console of rich for what may hold names from files: nothing is markup, an emoji or a terminal's code."""
+    from rich.console import Console
+
+    class Plain(Console):
+        def render_str(self, text: str, **options: Any) -> Any:
+            return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
+
+    return Plain(markup=False, emoji=False, **settings)
 
 
 def to_type(make: str, cait: str) -> str:

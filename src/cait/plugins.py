@@ -33,7 +33,7 @@ KINDS = {
     "MODEL_SETTINGS": '"module:Group": the same for the LightningModule; a run holds them in `module.hparams`',
     "parameter_groups": "(optimizer, network) -> None: change the groups of an optimizer that was just built",
     "MOVED": "dict[str, str]: modules of earlier versions and where they are now, for the class paths of saved runs",
-    "PERSONAL": 'Sequence[str]: settings that no run of a stranger sets, as "logger"; they write or send elsewhere',
+    "LEARNT": 'Sequence[str]: settings in words that a stranger\'s run may set, as "data.labels"; they write nowhere',
     "update_config": "(config) -> config: a step after a run's config.yaml is read, as for settings that have changed",
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
     "REPLACED": 'Sequence[str]: the options that its `replace_arguments` takes away, as "paper"',
@@ -212,9 +212,9 @@ def results(folder: Path) -> list[Results]:
     return [table for read in of_kind("results") if (table := read(folder))]
 
 
-def personal() -> set[str]:
-    """The settings of extras that no run of a stranger sets."""
-    return {name for names in of_kind("PERSONAL") for name in names}
+def learnt() -> set[str]:
+    """The settings of extras in which a run of a stranger may use words."""
+    return {name for names in of_kind("LEARNT") for name in names}
 
 
 def load(path: str) -> Any:

@@ -182,6 +182,8 @@ def test_nothing_is_run_wherever_it_is_named(
     assert told.endswith(trust.REMEDY)
     with contextlib.suppress(SystemExit):  # it need not be refused: what it names may be left out
         main(VERBS[verb])
+    errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("cait: error:")]
+    assert all(line.endswith(trust.REMEDY) for line in errors)  # and not because of something else
     assert not (stranger / "ran").exists()
 
 

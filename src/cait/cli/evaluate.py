@@ -14,7 +14,7 @@ from cait import cores, disk, plugins
 from cait.cli import saved
 from cait.cli.options import asks_for_help, replaced, split_run, split_trust
 from cait.data.folder import FolderSource
-from cait.errors import UserError
+from cait.errors import UserError, console
 from cait.guards import configurations
 from cait.run import rundir
 from cait.run.program import Program
@@ -79,7 +79,7 @@ def evaluate(arguments: list[str], program: Program) -> None:
         settings = replaced("eval", given, program)
     else:
         folder, given = split_run("eval", given)
-        settings = [*_settings_of(folder, given), *given]
+        settings = [*_settings_of(folder, given, program.processes.several()), *given]
     with cores.importing():
         from cait.cli.lightning import CaiTCLI
         from cait.guards import trust
@@ -102,8 +102,11 @@ def _usage() -> str:
     )
 
 
-def _settings_of(folder: Path, given: list[str]) -> list[str]:
-    """The settings that score the best checkpoint of a run on every image that its training held out."""
+def _settings_of(folder: Path, given: list[str], launched: bool) -> list[str]:
+    """The settings that score the best checkpoint of a run on every image that its training held out.
+
+    This machine says how many processes start, and not the run, unless a launcher has started them already.
+    """
     checkpoint = rundir.best_checkpoint(folder, "score")
     settings = [
         f"--config={rundir.config(folder)}",
@@ -111,6 +114,7 @@ def _settings_of(folder: Path, given: list[str]) -> list[str]:
         "--trainer.overfit_batches=0",
         f"--ckpt_path={checkpoint}",
         f"--output={folder / rundir.EVALUATION}",
+        *(() if launched else ("--trainer.devices=auto", "--trainer.num_nodes=1")),
     ]
     held_out, options = folder / rundir.VALIDATION, dict(configurations.options(given))
     root = options.get("data.root")  # this or the run's own, which may have grown since
@@ -143,9 +147,8 @@ class Scoring:
         # Refuse now what cannot work, not after an hour.
         if self.trainer.limit_val_batches == 0:
             raise UserError("--trainer.limit_val_batches 0 scores nothing")
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        if self.output.is_dir():
-            raise UserError(f"{self.output} is a folder; name a file with --output")
+        if self.trainer.is_global_zero:
+            disk.check_output(self.output)
         self._choose_images()
         self.scorers = [make(self) for make in plugins.of_kind("scorers")]
         self.trainer.callbacks += self.scorers  # after EMA: they read its logits
@@ -153,6 +156,7 @@ class Scoring:
         for scorer in self.scorers:
             scorer.extend(result)
         if self.trainer.is_global_zero:
+            self.output.parent.mkdir(parents=True, exist_ok=True)
             disk.write_json(self.output, result)
             rows = self._rows()
             show(result, [*rows, *(row for scorer in self.scorers for row in scorer.rows(rows, result))])
@@ -241,7 +245,6 @@ class Scoring:
 
 def show(result: Scores, rows: Sequence[Row]) -> None:
     """Print the scores of the raw weights and of their average beside those that others have published."""
-    from rich.console import Console
     from rich.table import Table
 
     scored = {name: result[key] for key, name in (("raw", "raw"), ("ema", "EMA")) if key in result}
@@ -254,7 +257,7 @@ def show(result: Scores, rows: Sequence[Row]) -> None:
         if any(cells):
             table.add_row(row.title, *cells)
     print(f"{result['weights']} at {result['img_size']} pixels, {result['fit']} {result['crop_pct']}")
-    Console().print(table)
+    console().print(table)
 
 
 def _cell(form: str, scores: Scores, place: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentError
+from jsonargparse import ArgumentError, get_loader, set_loader
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -21,7 +21,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
-from cait import ckpt, disk, plugins, signature
+from cait import ckpt, disk, plugins, signature, yaml_reader
 from cait.cli.options import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError, one_line
@@ -38,6 +38,7 @@ from cait.train.metrics import known_mode
 from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
 
+set_loader("yaml", yaml_reader.limited(get_loader("yaml")))  # it reads YAML in values too
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
 FALSE_ALARMS = (
@@ -62,7 +63,7 @@ class SaveConfig(SaveConfigCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         path = Path(trainer.default_root_dir) / rundir.CONFIG
         text = self.parser.dump(self.config, skip_none=False)
-        if not trainer.is_global_zero or (path.is_file() and path.read_text() == text):
+        if not trainer.is_global_zero or (path.is_file() and disk.read_text(path) == text):
             return
         before = signature.own_text(path)
         is_signed = bool(before) or not path.exists()
@@ -87,6 +88,7 @@ class CaiTCLI(LightningCLI):
     """
 
     lock: RunLock | None = None
+    checkpoint: str | None = None
     checkpoint_epoch: int | None = None
     checkpoint_step: int | None = None
     _not_made: str | None = None
@@ -115,9 +117,11 @@ class CaiTCLI(LightningCLI):
                 auto_configure_optimizers=False,
                 parser_kwargs=strict | {arguments[0]: strict | {"usage": usage}},
             )
-        except BaseException:
+        except BaseException as error:
             if self.lock:
                 self.lock.roll_back()
+            if reason := failures.in_restoring(error):
+                raise UserError(f"{self.checkpoint} cannot be continued from: {reason}") from error
             raise
         if self.lock:
             self.lock.release()
@@ -212,7 +216,7 @@ class CaiTCLI(LightningCLI):
         """
         found = self.configs.get(path) or configurations.read(path)
         if path.name != rundir.CONFIG and found.limit is None:
-            configurations.check_config(path, found.text)
+            configurations.settings(path, found.text)
             return None
         from cait.cli import saved
 
@@ -235,6 +239,7 @@ class CaiTCLI(LightningCLI):
                 ways = "give --ckpt_path or --model.weights FILE, or use `cait eval RUN` for a run"
                 raise UserError(f"nothing to score: {ways}")
         else:
+            self.checkpoint = config.ckpt_path
             ckpt.check_exists(config.ckpt_path)
             checkpoint = ckpt.read_checkpoint(config.ckpt_path, without=ckpt.TENSORS)
             config.weights_only = True  # whatever the configuration says; Lightning reads the file again

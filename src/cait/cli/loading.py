@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cait import ckpt
+from cait import ckpt, disk
 from cait.cli import saved
 from cait.errors import UserError, one_line, printable
 from cait.run import rundir
+from cait.settings import flatten
 
 WEIGHTS = (".ckpt", ".pth", ".pt", ".safetensors")
 AVERAGE = ", moving average"
@@ -69,7 +69,7 @@ def load(
     path, folder = checkpoint_of(str(source), "load")
     from cait.guards import trust
 
-    with trust.only_own(folder, trust_config):
+    with trust.only_own(trust_config):
         loaded = from_checkpoint(path, folder, False if raw else None, module=module, data=data)
     module, data = loaded.module, loaded.data
     module.class_names, module.reading = loaded.class_names, data.preprocessing.reading
@@ -80,11 +80,11 @@ def load(
 def device(folder: Path | None) -> Any:
     """The device of a run on this machine: the accelerator if there is one, unless the run asks for the CPU."""
     import torch
-    import yaml
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    trainer = (yaml.safe_load(rundir.config(folder).read_text()) if folder else {}).get("trainer") or {}
-    return torch.device("cpu") if accelerator is None or trainer.get("accelerator") == "cpu" else accelerator
+    settings = flatten(saved.read(rundir.config(folder))) if folder else {}
+    on_cpu = accelerator is None or settings.get("trainer.accelerator") == "cpu"
+    return torch.device("cpu") if on_cpu else accelerator
 
 
 def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
@@ -96,7 +96,10 @@ def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
     path = Path(source)
     if path.is_file() or (path.suffix == ".ckpt" and path.is_dir()):
         folder = Path(os.path.relpath(path.absolute().parent.parent))
-        return path, folder if (folder / rundir.CONFIG).is_file() else None
+        if not (folder / rundir.CONFIG).is_file():
+            return path, None
+        disk.check_inside(folder)
+        return path, folder
     if path.suffix in WEIGHTS and not path.is_dir():
         ckpt.check_weights(path)
     folder = rundir.folder_of(source)
@@ -132,8 +135,11 @@ def from_checkpoint(
         if folder is not None:
             raise
         raise UserError(f"{error}; of a file of weights say the model: --name, as --name xxs24") from error
+    if "name" not in (checkpoint.get("hyper_parameters") or {}):
+        raise UserError(f"{path} does not say what its network is: 'name' is missing")
+    disk.check_shape(checkpoint["hyper_parameters"], ckpt.NETWORK, path, "hyper_parameters")
     ema = ckpt.average(checkpoint) is not None if ema is None else ema
-    built = _module(path, checkpoint, ema, module)
+    built = _module(path, folder, checkpoint, ema, module)
     network, (channels, _, size) = built.model, input_shape(built.hparams)
     hparams, state = checkpoint["hyper_parameters"], ckpt.data_state(checkpoint)
     if img_size not in (None, size):
@@ -159,28 +165,22 @@ def from_checkpoint(
     return Loaded(network, hparams["name"], about, names, images, state, ema, built)
 
 
-def _module(path: Path, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> Any:
+def _module(path: Path, folder: Path | None, checkpoint: ckpt.Checkpoint, ema: bool, kind: Any) -> Any:
     """The LightningModule in a checkpoint, in evaluation, built as the checkpoint says."""
-    import torch
-
+    from cait.guards import trust
     from cait.train.module import CaiTModule
 
-    if "name" not in checkpoint.get("hyper_parameters", {}):
-        raise UserError(f"{path} does not say what its network is: 'name' is missing")
     average = ckpt.average(checkpoint) if ema else {}
     if average is None:
         raise UserError(f"{path} holds no moving average of the weights")
-    source: Any = path
-    if path.is_dir():  # Lightning reads only files
-        source = io.BytesIO()
-        torch.save(checkpoint, source)
-        source.seek(0)
+    hparams, kind = checkpoint["hyper_parameters"], kind or CaiTModule
+    trust.check_code(path, hparams, folder)
     try:
-        module = (kind or CaiTModule).load_from_checkpoint(source, map_location="cpu", weights_only=True)
-    except UserError:
-        raise
+        module = kind(**saved.accepted(kind, {**hparams, "weights": None, "teacher_path": None}))
+        module.on_load_checkpoint(checkpoint)
+        module.load_state_dict(checkpoint["state_dict"])
     except Exception as error:  # a stranger's hyper-parameters may cause any error
-        raise UserError(f"{path} cannot be loaded: {one_line(error)}") from error
+        raise UserError(f"{path} cannot be loaded: {one_line(error) or type(error).__name__}") from error
     try:
         if ema:
             module.model.load_state_dict(average)

@@ -17,13 +17,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from rich.console import Console
 from rich.progress import Progress
 
 from cait import disk
 from cait.cli import loading, saved
 from cait.cli.options import Options, run_missing
-from cait.errors import UserError, printable
+from cait.errors import CONTROL, UserError, console, printable
 from cait.run.program import Program
 
 WIDEST = 48
@@ -37,13 +36,15 @@ def predict(arguments: list[str], program: Program) -> None:
     given = _options(arguments)
     if given.output and given.output.exists():
         raise UserError(f"{given.output} exists; move it away or name another file with --output")
+    if given.output:
+        disk.check_output(given.output)
     checkpoint, folder = loading.checkpoint_of(given.run, "predict with")
     from cait.guards import trust
 
     paths = [path for place in given.images for path in _paths(place, folder)]
     if not paths:
         raise UserError("no names on standard input")
-    with trust.only_own(folder, given.trusted):
+    with trust.only_own(given.trusted):
         loaded = loading.from_checkpoint(checkpoint, folder, given.ema, None, program.module, program.data)
         _write(loaded, paths, loading.device(folder), given)
 
@@ -174,8 +175,8 @@ def _why_unreadable(path: str) -> str:
 
 def _write(loaded: loading.Loaded, paths: list[str], device: Any, given: argparse.Namespace) -> None:
     """Write the rows to the file or to the screen."""
-    start, console = time.monotonic(), Console(stderr=True)
-    moving = console.is_terminal and (given.output is not None or not sys.stdout.isatty())
+    start, screen = time.monotonic(), console(stderr=True)
+    moving = screen.is_terminal and (given.output is not None or not sys.stdout.isatty())
     count, unreadable, classes = len(paths), list[str](), len(loaded.class_names)
     places = None if loaded.task.several else min(given.top_k or 5, classes)
     if places is not None and (given.top_k or 0) > classes:
@@ -184,7 +185,7 @@ def _write(loaded: loading.Loaded, paths: list[str], device: Any, given: argpars
     # The loader's processes are forked now: later, a thread of the bar might hold a lock that they need.
     first = [*itertools.islice(rows, 1)]
     with (
-        Progress(console=console, transient=True, redirect_stdout=False, disable=not moving) as progress,
+        Progress(console=screen, transient=True, redirect_stdout=False, disable=not moving) as progress,
         _file(given.output) as file,
     ):
         tracked = progress.track(itertools.chain(first, rows), count, description="images")
@@ -238,7 +239,9 @@ def _csv(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: list
         best = [(one["class"], f"{one['probability']:.4f}") for one in row.get("predictions", ())]
         if places is None and "error" not in row:  # as in a table of labels; without a class ";" stands alone
             best = [(";".join(name for name, _ in best) or ";", ";".join(share for _, share in best))]
-        writer.writerow([row["path"], *([*itertools.chain(*best)] or [""] * 2 * len(ends)), row.get("error", "")])
+        path = row["path"] if file is not sys.stdout else CONTROL.sub("\N{REPLACEMENT CHARACTER}", row["path"])
+        found = [*itertools.chain(*best)] or [""] * 2 * len(ends)
+        writer.writerow(disk.cells([path, *found, row.get("error", "")]))
 
 
 def _jsonl(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: list[str], places: int | None) -> None:

@@ -8,13 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from cait import plugins, signature
-from cait.errors import UserError, one_line
-from cait.guards.configurations import check_config, read_text
+from cait import disk, plugins, signature
+from cait.guards import configurations
 from cait.run import rundir
 from cait.settings import Settings, flatten
+
+PARTS = {"model": {"name": str, "fields?": dict}, "data": {"root": str}, "trainer?": dict}
+"""What verbs read in a run's configuration."""
 
 
 def read(path: Path, text: str | None = None) -> dict[str, Any]:
@@ -26,12 +26,7 @@ def read(path: Path, text: str | None = None) -> dict[str, Any]:
     Raises:
         UserError: it is no configuration.
     """
-    text = read_text(path) if text is None else text
-    check_config(path, text)
-    try:
-        config = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not a configuration: {one_line(error)}") from error
+    config = configurations.settings(path, text)
     for update in plugins.of_kind("update_config"):
         config = update(config)
     return config
@@ -78,6 +73,14 @@ def _present(value: Any) -> Any:
     return None if found is None else value
 
 
+def of_run(folder: Path) -> dict[str, Any]:
+    """The settings of a run, to show them. Raises UserError if its configuration does not say what it trained."""
+    path = rundir.config(folder)
+    config = read(path)
+    disk.check_shape(config, PARTS, path)
+    return config
+
+
 def data_settings(folder: Path) -> Settings:
     """The settings of a run's data module. The images that it held out stay the same, even if the folder has grown.
 
@@ -85,12 +88,14 @@ def data_settings(folder: Path) -> Settings:
         UserError: the run's configuration does not hold them.
     """
     path = rundir.config(folder)
-    text = read_text(path)
-    settings = read(path, text).get("data")
-    if not isinstance(settings, dict):
-        raise UserError(f"{path} does not say how images are prepared: it has no settings under data")
+    text = configurations.read_text(path)
+    settings: Any = read(path, text).get("data")
+    disk.check_shape(settings, dict, path, "data")
     if not signature.is_own(path, text):
-        settings = {name: value for name, value in settings.items() if f"data.{name}" not in plugins.personal()}
+        from cait.guards import trust
+
+        trust.check_code(path, settings, None)
+        settings = {name: value for name, value in settings.items() if trust.may_say(f"data.{name}", value)}
     if "val_list" in settings and (folder / rundir.VALIDATION).is_file():
         settings["val_list"] = str(folder / rundir.VALIDATION)
     return settings

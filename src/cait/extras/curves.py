@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cait.errors import UserError
+from cait import disk
+from cait.errors import UserError, one_line
 from cait.run import rundir
 
 Curve = tuple[list[int], list[float]]
@@ -25,12 +26,17 @@ SMOOTHED_BY = 10
 def read(folder: Path) -> dict[str, Curve]:
     """The curves of a run by metric, as "val/acc1", in the order of the steps; "epoch" is one of them.
 
-    Cells that hold no number are left out. A run that has logged nothing is a UserError.
+    Cells that are not finite are left out. A run that has logged nothing, or whose file is damaged, is a UserError.
     """
     found: dict[str, dict[int, float]] = {}
     for step, cells in rows(folder).items():
         for name, cell in cells.items():
-            if (value := _number(cell)) is not None:
+            try:
+                value = float(cell)
+            except ValueError as error:
+                path = folder / rundir.METRICS
+                raise UserError(f"{path}: {name} at step {step:,} is {cell[:40]!r}, and not a number") from error
+            if math.isfinite(value):
                 found.setdefault(name, {})[step] = value
     if not found.keys() - {"epoch"}:
         raise UserError(f"{folder / rundir.METRICS} holds no figures yet")
@@ -38,27 +44,42 @@ def read(folder: Path) -> dict[str, Curve]:
 
 
 def rows(folder: Path) -> dict[int, dict[str, str]]:
-    """The cells of metrics.csv that are not empty, as they are written, by step and metric."""
-    found: dict[int, dict[str, str]] = {}
-    for row in csv.DictReader(whole_lines(folder / rundir.METRICS, "the run has logged nothing yet")):
-        if (step := row.pop("step", None) or "").isdigit():
-            found.setdefault(int(step), {}).update({name: cell for name, cell in row.items() if name and cell})
+    """The cells of metrics.csv that are not empty, as they are written, by step and metric.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    path, found = folder / rundir.METRICS, dict[int, dict[str, str]]()
+    for line, row in csv_rows(path, "the run has logged nothing yet"):
+        step = row.pop("step", "")
+        if not (step.isascii() and step.isdecimal()):
+            raise UserError(f"{path}, line {line}: step is {step[:40]!r}, and not a whole number")
+        found.setdefault(int(step), {}).update({name: cell for name, cell in row.items() if cell})
     return found
+
+
+def csv_rows(path: Path, why: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """The line of each row of a run's table that is whole, and its cells by column; see `whole_lines`."""
+    reader = csv.DictReader(whole_lines(path, why), restkey="", restval="")
+    try:
+        for row in reader:
+            if "" in row:
+                raise UserError(f"{path}, line {reader.line_num}: it has more cells than columns")
+            yield reader.line_num, {name: cell[:100] for name, cell in row.items()}
+    except csv.Error as error:
+        raise UserError(f"{path} is no CSV file: {one_line(error)}, in line {reader.line_num}") from error
 
 
 def whole_lines(path: Path, why: str) -> list[str]:
     """The lines of a file that a run may be writing, without the one at the end that is not whole yet.
 
     Raises:
-        UserError: the file is missing, for the reason `why`, or no text.
+        UserError: the file is missing, for the reason `why`, or is no text.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        return disk.read_text(path, within=path.parent).split("\n")[:-1]
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing: {why}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text") from error
-    return [line for line in lines if line.endswith("\n")]
 
 
 def steps_per_epoch(curves: dict[str, Curve]) -> float | None:
@@ -128,11 +149,3 @@ def draw(runs: Mapping[str, dict[str, Curve]], titles: Sequence[str] | None = No
         keys += [Line2D([], [], color="0.5", linestyle=DASHES[place], label=split) for split, place in splits.items()]
     figure.legend(handles=keys, loc="outside lower center", ncols=min(6, 3 * len(titles)), fontsize=8)
     return figure
-
-
-def _number(cell: str) -> float | None:
-    try:
-        value = float(cell)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

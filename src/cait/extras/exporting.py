@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cait import plugins
+from cait import disk, plugins
 from cait.errors import UserError
 from cait.model.attention import SelfAttention
 from cait.model.network import for_inference
@@ -81,6 +81,7 @@ def export(
         raise UserError(f"{output} is in the way: {format} is {'a directory' if folder else 'a file'}")
     if not folder and output.suffix != Path(chosen.file).suffix:
         raise UserError(f"{output.name} has to end in {Path(chosen.file).suffix}, as files of {format} do")
+    disk.check_output(output, folder)
     shape = input_shape or model.input_shape
     model = copy.deepcopy(model).float().cpu().eval()
     for module in model.modules():

@@ -30,6 +30,7 @@ mpl.rcParams.update(
         "legend.frameon": False,
         "image.interpolation": "nearest",
         "figure.dpi": 120,
+        "text.parse_math": False,  # a class may be called "$x"
         # Okabe and Ito's colours, which people with colour-blindness can tell apart.
         "axes.prop_cycle": cycler(
             color=["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from cait import disk
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -106,5 +107,5 @@ def failure(folder: Path, status: int) -> str:
     """Why a run ended with this status: the last line that it printed, or the signal that killed it."""
     if status < 0:
         return f"killed by signal {-status}"
-    lines = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    lines = disk.open_file(folder / OUTPUT).read().decode(errors="replace").strip().splitlines()
     return lines[-1].removeprefix("cait: error: ") if lines else f"exit status {status}"

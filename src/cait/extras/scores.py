@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cait import ckpt
+from cait import ckpt, disk
 from cait.cli import saved
-from cait.errors import UserError, one_line
+from cait.errors import UserError
 from cait.extras.root_name import root_name
 from cait.run import rundir
 
-KEYS = {"model", "epoch", "img_size", "class_names", "raw"}
-FIGURES = {"acc1", "images", "per_class"}
-"""What the extras that call `read` take from it; an earlier version may not have written all."""
+NUMBER = (int, float)
+FIGURES = {
+    **{"acc1": NUMBER, "images": int, "per_class": {...: (int, float, type(None))}, "acc5?": NUMBER},
+    **{"acc1_macro?": NUMBER, "mAP?": NUMBER, "f1?": NUMBER, "calibration?": {"ece?": NUMBER}},
+    "thresholds?": [{"threshold": NUMBER, "coverage": NUMBER, "accuracy?": NUMBER}],
+    "multi_label?": {...: {...: (int, float, type(None))}},
+}
+SET = {"images": int, "acc1?": NUMBER, "acc5?": NUMBER, "acc1_macro?": NUMBER, "calibration?": {"ece?": NUMBER}}
+FIGURES |= {"real?": SET, "v2?": SET, "extra?": {...: SET}}
+ABOUT = {
+    **{"model": str, "epoch": int, "step": int, "img_size": int, "root": str, "class_names": [str]},
+    **{"raw": FIGURES, "ema?": FIGURES, "tta?": str},
+}
+"""What the extras that call `read` take from it, see `cait.disk.check_shape`."""
 
 SEVERAL = {"average_precision": "average precision", "f1": "F1", "thresholds": "threshold"}
 """Figures of each class if an image may have several, under `multi_label`, and their titles."""
@@ -39,18 +49,23 @@ def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:
     """
     path = folder / rundir.EVALUATION
     try:
-        about = dict(json.loads(path.read_text()))
+        about = disk.read_json(path, {"step?": int, "root?": str}, folder)
+        step = ckpt.read_checkpoint(checkpoint, without=ckpt.TENSORS)["global_step"]
+        root = root_name(str(saved.data_settings(folder).get("root")))
+        scored = about.get("step"), about.get("root")
+        if scored != (step, root):
+            scored_of = "step {} of {}".format(*scored)
+            raise UserError(
+                f"{path} is of {scored_of}, the run of step {step} of {root}: score it again with `{again}`"
+            )
+        disk.check_shape(about, ABOUT, path)
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing: `{again}` writes it") from error
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"cannot read {path}: {one_line(error)}") from error
-    step = ckpt.read_checkpoint(checkpoint, without=ckpt.TENSORS)["global_step"]
-    root = root_name(str(saved.data_settings(folder).get("root")))
-    scored = about.get("step"), about.get("root")
-    if scored != (step, root):
-        scored_of = "step {} of {}".format(*scored)
-        raise UserError(f"{path} is of {scored_of}, the run of step {step} of {root}: score it again with `{again}`")
-    raw = about.get("raw")
-    if not (about.keys() >= KEYS and isinstance(raw, dict) and raw.keys() >= FIGURES):
-        raise UserError(f"{path} is not what `{again}` writes today: score the run again")
+    except UserError as error:
+        if str(error).startswith(f"{path} is no "):
+            raise UserError(f"cannot read {path}: it {str(error).removeprefix(str(path)).strip()}") from error
+        if not str(error).startswith(f"{path}: "):
+            raise
+        reason = str(error).removeprefix(f"{path}: ")
+        raise UserError(f"{path} is not what `{again}` writes: {reason}; score the run again") from error
     return about

@@ -9,10 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from cait import CONFIGS, plugins, signature
-from cait.errors import UserError, one_line, printable
+from cait import CONFIGS, disk, plugins, signature, yaml_reader
+from cait.errors import UserError, one_line
 
 LINKED = {
     "model.img_size": "give --data.img_size",
@@ -65,6 +63,8 @@ def files_first(arguments: Iterable[str]) -> list[str]:
 
 def found(name: str) -> str:
     """The file that --config names: from the working directory, else among the package's, as digits.yaml."""
+    if os.path.exists(name) and not (os.path.isfile(name) or os.path.isdir(name)):
+        raise UserError(f"--config {name} is not a regular file")
     packaged = os.path.join(CONFIGS, name.removeprefix(f"{CONFIGS.name}/"))
     return packaged if os.path.isfile(packaged) and not os.path.exists(name) else name
 
@@ -108,8 +108,8 @@ def is_overlay(path: Path) -> bool:
     if path.parent.name == "trainer":
         return True
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
-    except (OSError, ValueError, yaml.YAMLError):  # no file or no YAML, which the parser reports
+        content = yaml_reader.load(read_text(path), path)
+    except (OSError, UserError):  # no file or no YAML, which the parser reports
         return False
     added = {setting.name.partition(".")[0] for setting in plugins.settings()}
     return isinstance(content, dict) and bool(content.keys() & added) and content.keys() <= added | {"trainer"}
@@ -124,69 +124,28 @@ def read(path: Path) -> SavedConfig:
 def read_text(path: Path) -> str:
     """The text of a configuration. Raises UserError if it is no text."""
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a configuration: it holds bytes that are no text") from error
+        return disk.read_text(path, yaml_reader.MOST_BYTES)
+    except UserError as error:
+        reason = one_line(error).replace(f"{path} is no text", "it holds bytes that are no text")
+        raise UserError(f"{path} is not a configuration: {reason.replace(str(path), 'it')}") from error
 
 
-def check_config(path: Path, text: str) -> None:
-    """Refuse a text that is not YAML, holds no settings, has a key twice or sets one that follows another.
+def settings(path: Path, text: str | None = None) -> dict[str, Any]:
+    """The settings in a configuration.
+
+    Args:
+        text: what it holds, if that has been read already.
 
     Raises:
-        UserError: it names the file that the text is of and, in YAML, the line.
+        UserError: it is no YAML or holds no settings, has a key twice or sets one that follows another.
     """
-    try:
-        root = yaml.compose(text, Loader=yaml.CSafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        tab = "; indent with spaces, not with tabs" if "\t" in _line(text, mark) else ""
-        raise UserError(f"{path} is not YAML{place}: {error.problem or error.context}{tab}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {one_line(error)}") from error
-    if root is None:
+    content = yaml_reader.load(read_text(path) if text is None else text, path)
+    if content is None:
         raise UserError(f"{path} is not a configuration: it is empty")
-    if not isinstance(root, yaml.MappingNode):
+    if not isinstance(content, dict):
         raise UserError(f"{path} is not a configuration: it holds no settings, as `model:` and `  lr: 1.0e-3` below it")
-    try:
-        for name, line in _repeated(root):
-            raise UserError(f"{path} has {name} twice, at line {line} again; YAML would keep only the last")
-        for node in _scalars(root):
-            if (text := re.sub("[\n\t]", "", node.value)) != printable(text):
-                raise UserError(f"{path} holds a control character, in line {node.start_mark.line + 1}")
-    except RecursionError as error:
-        raise UserError(f"{path} is not a configuration: a part of it contains itself") from error
-    for group, part in ((key.value, value) for key, value in root.value if isinstance(value, yaml.MappingNode)):
-        for name in (f"{group}.{key.value}" for key, _ in part.value):
-            if name in LINKED:  # the parser would silently ignore it
-                raise UserError(f"{path}: {name} cannot be set: {LINKED[name]}")
-
-
-def _line(text: str, mark: Any) -> str:
-    lines = text.splitlines()
-    return lines[mark.line] if mark and mark.line < len(lines) else ""
-
-
-def _scalars(node: Any) -> Iterator[yaml.ScalarNode]:
-    """Every key and every value that has no parts."""
-    if isinstance(node, yaml.ScalarNode):
-        yield node
-    else:
-        for item in node.value:
-            for part in item if isinstance(item, tuple) else [item]:
-                yield from _scalars(part)
-
-
-def _repeated(node: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Keys that a mapping repeats, with the lines where it does."""
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            yield from _repeated(item, prefix)
-    if isinstance(node, yaml.MappingNode):
-        seen = set()
-        for key, value in node.value:
-            name = prefix + str(key.value)
-            if isinstance(key, yaml.ScalarNode) and name in seen and key.tag != "tag:yaml.org,2002:merge":
-                yield name, key.start_mark.line + 1
-            seen.add(name)
-            yield from _repeated(value, f"{name}.")
+    groups = {group: part for group, part in content.items() if isinstance(part, dict)}
+    for name in (f"{group}.{key}" for group, part in groups.items() for key in part):
+        if name in LINKED:  # the parser would silently ignore it
+            raise UserError(f"{path}: {name} cannot be set: {LINKED[name]}")
+    return content

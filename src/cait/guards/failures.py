@@ -48,6 +48,18 @@ def in_one_line() -> Iterator[None]:
         raise
 
 
+def in_restoring(error: BaseException) -> str:
+    """What an error says that arose while a checkpoint's states were put back; empty for any other."""
+    calls = traceback.extract_tb(error.__traceback__)
+    restoring = any(
+        Path(call.filename).name == "checkpoint_connector.py" and "dump" not in call.name and "save" not in call.name
+        for call in calls
+    )
+    if isinstance(error, UserError | OSError) or not isinstance(error, Exception) or not restoring:
+        return ""
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
 def _is_lightnings(error: Exception) -> bool:
     """Whether Lightning itself raised the error, and not code that it calls."""
     *_, last = traceback.extract_tb(error.__traceback__)

@@ -7,11 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cait import CONFIGS
 from cait.errors import did_you_mean, one_line
-from cait.guards.configurations import LINKED, config_files
+from cait.guards.configurations import LINKED, config_files, settings
 from cait.references import is_path
 from cait.settings import flatten
 
@@ -102,7 +100,7 @@ def _file_with(key: str, arguments: list[str]) -> str:
     if any(re.match(rf"--{re.escape(key)}([.=+]|$)", argument) for argument in arguments):
         return ""
     for file in reversed(config_files(arguments)):
-        if any(f"{name}.".startswith(f"{key}.") for name in flatten(yaml.safe_load(file.read_text()))):
+        if any(f"{name}.".startswith(f"{key}.") for name in flatten(settings(file))):
             return f"{file}: "
     return ""
 

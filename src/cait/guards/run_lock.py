@@ -12,7 +12,7 @@ from typing import Any
 from filelock import Timeout
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from cait.disk import clear_scratch, remove
+from cait import disk, signature
 from cait.errors import UserError
 from cait.file_lock import Lock
 from cait.run.rundir import FINISHED, LOCK, OWNER
@@ -37,17 +37,20 @@ class RunLock(Callback):
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
+        disk.check_inside(run_dir)
         self._lock = Lock(run_dir / LOCK)
         try:
             self._lock.acquire_from_the_dead(PATIENCE)
         except Timeout as error:
             lease = self._lock.lease
             advice = f", which renews {lease}; if it is gone, delete that file" if lease else ""
-            raise UserError(f"{run_dir} is being trained by {owner(run_dir) or 'another process'}{advice}") from error
+            by = signature.own_text(run_dir / OWNER) or "another process"  # anybody could write there what is not so
+            raise UserError(f"{run_dir} is being trained by {by}{advice}") from error
         self._trained, self._before = False, {path.name for path in run_dir.iterdir()}  # `roll_back` keeps them
         self.owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}"
         (run_dir / OWNER).write_text(self.owner)
-        clear_scratch(run_dir)
+        signature.sign(run_dir / OWNER, self.owner)
+        disk.clear_scratch(run_dir)
 
     def release(self) -> None:
         self._lock.release()
@@ -58,7 +61,7 @@ class RunLock(Callback):
 
     def on_train_batch_start(self, *_: Any) -> None:
         if self._lock.is_lost:  # a file system without locks, and this process stood still for a minute
-            raise UserError(f"{self.run_dir} was taken over by {owner(self.run_dir)}, while this process was held up")
+            raise UserError(f"{self.run_dir} was taken over by {_owner(self.run_dir)}, while this process was held up")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # Lightning does not call this after an exception or a signal
@@ -71,27 +74,28 @@ class RunLock(Callback):
             return
         for path in self.run_dir.iterdir():
             if path.name not in self._before | {LOCK}:
-                remove(path)
+                disk.remove(path)
         self.release()
-        if {path.name for path in self.run_dir.iterdir()} <= {LOCK, OWNER}:
-            for name in (LOCK, OWNER):
+        ours = {LOCK, OWNER, signature.SIGNATURE}
+        if {path.name for path in self.run_dir.iterdir()} <= ours:
+            for name in ours:
                 (self.run_dir / name).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # another process has just taken it
                 self.run_dir.rmdir()
 
 
-def owner(run_dir: Path) -> str:
-    """Who holds the folder, or held it last; empty if unknown."""
+def _owner(run_dir: Path) -> str:
+    """Who holds the folder, or held it last, as the file there says; empty if unknown."""
     try:
-        return (run_dir / OWNER).read_text()
-    except (OSError, UnicodeDecodeError):
+        return disk.read_text(run_dir / OWNER)
+    except (OSError, UserError):
         return ""
 
 
 def shared(run_dir: Path, holder: str) -> bool:
     """Whether `holder` holds this very folder. Other processes ask this, perhaps on other nodes."""
     end = time.monotonic() + SECONDS
-    while owner(run_dir) != holder:
+    while _owner(run_dir) != holder:
         if time.monotonic() > end:
             return False
         time.sleep(0.1)

@@ -1,23 +1,20 @@
-"""What a run's configuration may do. The folder may be a stranger's: it is data, and what it names is not run."""
+"""What a run may say. The folder may be a stranger's: it says what was learnt, and names neither code nor a place."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import json
-import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import set_parsing_settings
-from jsonargparse._common import parsing_settings
 from lightning.pytorch.utilities import rank_zero_info
 
-from cait import plugins, references, signature
+from cait import disk, plugins, references, signature
 from cait.errors import UserError
 from cait.guards.configurations import SavedConfig, config_files, read
 from cait.run import rundir
@@ -25,8 +22,25 @@ from cait.train.ema import EMA
 
 BUILT = ("accelerator", "callbacks", "logger", "plugins", "profiler", "strategy")
 """Settings of the Trainer that may name a class."""
+PLACES = ("run_name", "ckpt_path", "trainer.default_root_dir")
+"""Settings that no verb takes from a run: it is where it lies, and a verb knows its checkpoint."""
 PERSONAL = ("output", "weights_only", "trainer.logger")
-"""Settings that no run of a stranger sets: they write elsewhere, send what you may send, or unpickle."""
+"""Neither these, and a line says so: they write elsewhere, unpickle, or send what the user may send."""
+WORDS = {
+    *("best_metric", "best_mode", "trainer.precision", "trainer.gradient_clip_algorithm", "trainer.deterministic"),
+    *("trainer.max_time", *(f"trainer.{name}" for name in BUILT if name != "logger")),
+    *("model.name", "model.task", "model.fields", "model.compile", "model.loss", "model.class_weights"),
+    *("model.optimizer", "model.optimizer_args", "model.schedule", "model.metrics", "model.distillation"),
+    *("model.teacher", "model.teacher_fields", "data.root", "data.train_split", "data.val_split", "data.val_list"),
+    *("data.interpolation", "data.fit", "data.background", "data.backend", "data.worker_start", "data.train_crop"),
+    *("data.auto_augment", "data.augment_ops", "data.mix_mode", "data.class_names"),
+}
+"""Settings in which a stranger's run may use words; any other holds only numbers, true, false and null. Extras
+add some, `LEARNT` in `cait.plugins`. None of them writes or sends anywhere, nor starts anything."""
+STARTED = ("trainer.devices", "trainer.num_nodes", "data.num_workers")
+"""Processes that a verb starts: a stranger's run may ask for one."""
+NAME = re.compile(r"[\w.+-]*|timm/[\w.+-]+")
+"""A word in the settings of the model: of a network, an optimizer or a loss, and no path."""
 PUBLIC = ("torch.nn", "torch.optim", "torchmetrics.classification")
 """A run may name the public classes of these as `package.module:name`; no function is among them."""
 PLAIN_CLASSES = (f"{EMA.__module__}.{EMA.__qualname__}",)
@@ -34,44 +48,8 @@ PLAIN_CLASSES = (f"{EMA.__module__}.{EMA.__qualname__}",)
 CLASS_PATH = re.compile(r"\b[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 SETTING = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)?")
 REMEDY = "this account did not start the run, or config.yaml has changed since; if you trust it add --trust-config"
-
-
-@contextlib.contextmanager
-def only_importing(paths: Sequence[str], source: str, remedy: str) -> Iterator[None]:
-    """While values are parsed, refuse every class path outside of `paths`, before it is imported.
-
-    Raises:
-        UserError: `source` names something else; the line ends with `remedy`.
-    """
-    try:
-        with _parsing_settings(
-            # jsonargparse also compares where an object is defined: it denies torch.os.system as posix.system.
-            import_path_denylist=["*"],
-            import_path_allowlist=[*paths],
-            instantiate_subclass_spec_in_any=False,
-        ):
-            yield
-    except UserError as error:
-        denied = re.search(r"Importing '([^']+)' is not allowed", str(error.__cause__))
-        if not denied:
-            raise
-        raise UserError(f"{source} names {denied[1]}, code that may do anything: {remedy}") from error
-
-
-@contextlib.contextmanager
-def _parsing_settings(**settings: Any) -> Iterator[None]:
-    """Parse with other settings of jsonargparse, which has one set of them for the whole process."""
-    before = dict(parsing_settings)
-    set_parsing_settings(**settings)
-    try:
-        yield
-    finally:
-        parsing_settings.update(before)
-
-
-def only_objects(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
-    """Refuse every part `package.module:name` that is neither in these arguments nor in `PUBLIC`."""
-    return references.only([*references.paths_in(" ".join(arguments)), *_public()], REMEDY)
+_trusted: ContextVar[bool] = ContextVar("trusted", default=False)
+"""Whether --trust-config is given, while a checkpoint is loaded."""
 
 
 @contextlib.contextmanager
@@ -82,68 +60,49 @@ def only_known(
     builds: bool,
     of_first: Callable[[Callable[[], str]], str] = lambda read: read(),
 ) -> Iterator[Mapping[Path, SavedConfig]]:
-    """While a run's settings are used, refuse code that neither this account nor the command line names.
+    """The configurations of a command line, each read once, and limited to what it may say.
 
     Args:
         settings: the whole command line; its first configuration is the run's.
         given: the options that the user typed of it, without the run's name, which may be a stranger's too.
-        trusted: whether --trust-config is given. Parts `package.module:name` are then free, and so are the classes of
-            the Trainer if the verb `builds` them; otherwise only the command line may name such a class.
-        builds: whether the verb takes the Trainer's classes from the configuration.
+        trusted: whether --trust-config is given.
+        builds: whether the verb builds the Trainer's classes. Then other configurations are the user's own.
         of_first: gives every process what this function returns in the first, which alone needs the key then.
-
-    Yields:
-        The configurations, as they were read.
     """
     files = config_files(settings)
     found = json.loads(of_first(lambda: json.dumps([read(path) for path in files])))
     configs = {path: SavedConfig(text, own or trusted) for path, (text, own, _) in zip(files, found, strict=True)}
-    run, *others = files or [Path()]
-    own = trusted or bool(files and configs[run].own)
-    if not own and run.name == rundir.CONFIG:
-        refuse_links(run.parent)
-    # A file that is given to a verb that scores may be a stranger's run too.
-    typed = [*given, *(configs[path].text for path in others if builds or configs[path].own)]
-    with contextlib.ExitStack() as limits:
-        if not builds:
-            limits.enter_context(only_importing(named(given), "the configuration", "give it on the command line"))
-        elif not own:
-            paths = [*PLAIN_CLASSES, *CLASS_PATH.findall(" ".join(typed))]
-            limits.enter_context(only_importing(paths, str(run), REMEDY))
-        if not trusted:
-            limits.enter_context(only_objects([*typed, configs[run].text if own else ""]))
-        for path in files if not builds else [] if own else [run]:
+    for path in files:
+        if path.name == rundir.CONFIG:
+            disk.check_inside(path.parent)
+        if not builds or (path == files[0] and not configs[path].own):
             limit = partial(as_data, path=path, given=given, own=configs[path].own, builds=builds)
             configs[path] = configs[path]._replace(limit=limit)
-        yield configs
+    yield configs
 
 
 @contextlib.contextmanager
-def only_own(folder: Path | None, trusted: bool = False) -> Iterator[None]:
-    """While a checkpoint is loaded, refuse code that no config.yaml signed by this account names; `trusted` lifts that.
+def only_own(trusted: bool) -> Iterator[None]:
+    """Let a checkpoint that is loaded in the body name code, and its run's settings more than `WORDS`, if `trusted`."""
+    token = _trusted.set(trusted)
+    try:
+        yield
+    finally:
+        _trusted.reset(token)
 
-    The checkpoint says how Lightning builds the module: by itself jsonargparse would make an object of any value
-    with a "class_path".
+
+def check_code(path: Path, content: Mapping[str, Any], folder: Path | None) -> None:
+    """Refuse a run's settings or hyper-parameters that name code which its config.yaml, if signed, does not name.
+
+    Raises:
+        UserError: they name some, and --trust-config is not given.
     """
-    if trusted:
-        yield
-        return
-    signed = signature.own_text(folder / rundir.CONFIG) if folder else ""
-    if folder and not signed:
-        refuse_links(folder)
-    # Lightning names the package's own module.
-    paths = [__package__.partition(".")[0], *CLASS_PATH.findall(signed)]
-    with only_importing(paths, "the checkpoint", REMEDY), only_objects([signed]):
-        yield
-
-
-def refuse_links(folder: Path) -> None:
-    """Raise UserError if a link in a stranger's run leads out of it: what is written there would land elsewhere."""
-    home = folder.resolve()
-    for place, folders, files in os.walk(folder):
-        for path in (Path(place, name) for name in (*folders, *files)):
-            if path.is_symlink() and not path.resolve().is_relative_to(home):
-                raise UserError(f"{path} is a link out of the run's folder: {REMEDY}")
+    if "_class_path" in content:  # Lightning would build it
+        raise UserError(f"{path} cannot be loaded: The class {content['_class_path']} is not the run's")
+    allowed = _public() + references.paths_in(signature.own_text(folder / rundir.CONFIG) if folder else "")
+    code = [part for part in _parts(content) if isinstance(part, str) and references.is_path(part)]
+    if not _trusted.get() and (code := [part for part in code if part not in allowed]):
+        raise UserError(f"{path} names {code[0]}, code that may do anything: {REMEDY}")
 
 
 def as_data(
@@ -151,43 +110,73 @@ def as_data(
 ) -> dict[str, Any]:
     """The settings of a run that a verb may use; a line says which are left out.
 
-    Left out are the settings that the user gives in their place, those of `PERSONAL`, and the Trainer's classes if the
-    verb builds none.
+    Left out are those of `PLACES`, those that the user gives in their place, the Trainer's classes if the verb builds
+    none, and of a run that is not the account's own all that `WORDS` does not list.
 
     Args:
         config: as the file `path` holds it.
-        known: every setting and group of settings, as "model" and "model.lr".
+        known: every setting and group of settings, as "model" and "model.lr"; none means any.
         given: what the user typed; what it names may be named by the run too.
         own: whether this account has signed the configuration, or the user trusts it: then it may name code.
         builds: whether the verb builds the Trainer's classes.
 
     Raises:
-        UserError: a setting of a stranger's run names code.
+        UserError: a setting of a stranger's run names code, or a place where the verb cannot do without.
     """
     words = " ".join(given)
     allowed = {*PLAIN_CLASSES, *CLASS_PATH.findall(words), *references.paths_in(words), *_public()}
-    replaced = {word.split("=")[0].removeprefix("--") for word in given if word.startswith("--")}
-    dropped = {*PERSONAL, *(set() if own else plugins.personal())}
+    replaced = {*PLACES, *(word.split("=")[0].removeprefix("--") for word in given if word.startswith("--"))}
     left_out: list[str] = []
+
+    def takes(name: str, value: Any) -> bool:
+        if name in PERSONAL or (not builds and _builds(name, value)):
+            return False
+        if not own and (code := [found for found in _code(name, value, known) if found not in allowed]):
+            raise UserError(f"{path} names {code[0]}, code that may do anything: {REMEDY}")
+        if not own and builds and (places := _places(name, value, allowed)):
+            raise UserError(f"{path} names {places[0]}, a place of its own: {REMEDY}")
+        return own or may_say(name, value, allowed)
 
     def kept(values: Mapping[Any, Any], group: str = "") -> dict[Any, Any]:
         settings = {}
         for key, value in values.items():
             name = f"{group}{key}"
-            if name in replaced | dropped or (not builds and _builds(name, value)):
-                left_out.extend([name] * bool(value and name not in replaced))
-            elif not group and isinstance(value, dict) and any(setting.startswith(f"{name}.") for setting in known):
+            if name in replaced:
+                continue
+            if not group and isinstance(value, dict) and (not known or _is_group(name, known)):
                 settings[key] = kept(value, f"{name}.")
-            elif not own and (code := [found for found in _code(name, value, known) if found not in allowed]):
-                raise UserError(f"{path} names {code[0]}, code that may do anything: {REMEDY}")
-            else:
+            elif takes(name, value):
                 settings[key] = value
+            elif value:
+                left_out.append(name)
         return settings
 
     settings = kept(config)
     if left_out:
         rank_zero_info(f"{path}: left out {', '.join(left_out)}; on the command line they count")
     return settings
+
+
+def may_say(name: str, value: Any, allowed: Collection[str] = ()) -> bool:
+    """Whether a stranger's run may have this value in a setting; `allowed` are parts that may be named."""
+    if _trusted.get():
+        return True
+    if name in STARTED:
+        return value in (None, "auto", "1", 0, 1)
+    if not any(isinstance(part, str) and part not in allowed for part in _parts(value)):
+        return True
+    return name in WORDS | plugins.learnt() and not _places(name, value, allowed)
+
+
+def _places(name: str, value: Any, allowed: Collection[str]) -> list[str]:
+    """The words in a setting of the model that may be paths: of a file of weights, as a teacher's."""
+    words = [part for part in _parts(value) if isinstance(part, str) and part not in allowed]
+    of_model = name in WORDS and name.startswith("model.")
+    return [word for word in words if of_model and not (NAME.fullmatch(word) or references.is_path(word))]
+
+
+def _is_group(name: str, known: Collection[str]) -> bool:
+    return any(setting.startswith(f"{name}.") for setting in known)
 
 
 def _builds(name: str, value: Any) -> bool:
@@ -199,11 +188,7 @@ def _builds(name: str, value: Any) -> bool:
 
 def _code(name: str, value: Any, known: Collection[str]) -> Iterator[str]:
     """What would be imported, built or read as further settings for a setting, at any depth."""
-    if (
-        name == "config"
-        or not SETTING.fullmatch(name)
-        or (value and any(each.startswith(f"{name}.") for each in known))
-    ):
+    if name == "config" or not SETTING.fullmatch(name) or (value and _is_group(name, known)):
         yield f"{name}: {value}"
     if value and _builds(name, value):
         yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str))
@@ -230,11 +215,3 @@ def _public() -> list[str]:
         for name in getattr(module, "__all__", ())
         if isinstance(getattr(module, name, None), type)
     ]
-
-
-def named(arguments: Sequence[str]) -> list[str]:
-    """Class paths that the command line itself gives to the Trainer."""
-    option = re.compile(rf"--trainer\.({'|'.join(BUILT)})\b")
-    pairs = pairwise([*arguments, ""])
-    values = [argument.partition("=")[2] or following for argument, following in pairs if option.match(argument)]
-    return CLASS_PATH.findall(" ".join(values))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cait import ckpt
+from cait import ckpt, disk
 from cait.errors import UserError, one_line
 from cait.model.config import TIMM, VARIANTS, CaiTConfig, variant_config
 from cait.model.initialization import difference
@@ -55,6 +55,7 @@ def _read(path: str | Path) -> Any:
     if path.is_dir() and path.suffix == ".ckpt":  # of a sharded run
         return ckpt.read_checkpoint(path, without=["optimizer_states"])
     ckpt.check_weights(path)
+    disk.open_file(path).close()  # a pipe would wait
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

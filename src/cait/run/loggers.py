@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
+from lightning.pytorch.utilities import rank_zero_info
 
 from cait import disk
+from cait.errors import UserError
+
+
+def _is_cell(item: tuple[Any, Any]) -> bool:
+    """Whether a column and its cell are of metrics: the cell is a number or empty."""
+    name, cell = item
+    try:
+        return bool(name) and (cell == "" or float(cell) is not None)
+    except (ValueError, TypeError):
+        return False
 
 
 class RunCSVWriter(ExperimentWriter):
@@ -24,11 +36,19 @@ class RunCSVWriter(ExperimentWriter):
         self.replace_rows(self.rows_before(math.inf), fieldnames)
 
     def rows_before(self, step: float) -> list[dict[str, Any]]:
+        """The whole rows of the steps before `step`. What is no metric is left out: the checkpoint is the truth."""
         path = Path(self.metrics_file_path)
-        lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-        if lines and not lines[-1].endswith("\n"):  # torn by a crash
-            lines.pop()
-        return [row for row in csv.DictReader(lines) if int(row["step"]) < step]
+        try:
+            text = disk.read_text(path, within=path.parent) if path.exists() else ""
+            rows = [*csv.DictReader(text.split("\n")[:-1])]  # a crash tears the last line
+        except (UserError, csv.Error):
+            rows = [{}]
+        kept = [row for row in rows if all(map(_is_cell, row.items())) and str(row.get("step")).isdecimal()]
+        if len(kept) < len(rows):
+            aside = path.with_name(f"damaged-{path.name}")
+            os.replace(path, aside)
+            rank_zero_info(f"{path} holds what is no metric: it goes on with the rest, and the old file is {aside}")
+        return [row for row in kept if int(row["step"]) < step]
 
     def replace_rows(self, rows: list[dict[str, Any]], fieldnames: list[str]) -> None:
         cells = ([row.get(name, "") for name in fieldnames] for row in rows)

@@ -6,8 +6,8 @@ import contextlib
 import itertools
 from pathlib import Path
 
-from cait.disk import AWAY
-from cait.errors import UserError, did_you_mean
+from cait.disk import AWAY, check_inside
+from cait.errors import CONTROL, UserError, did_you_mean
 
 LOGS = Path("logs")
 """Where the runs are unless `trainer.default_root_dir` says otherwise."""
@@ -28,10 +28,13 @@ def folder_of(name: str) -> Path:
     """The folder of a run, given as a name in `LOGS` or as a path.
 
     Raises:
-        UserError: there is no such folder.
+        UserError: there is no such folder, or it leads out of itself, see `cait.disk.check_inside`.
     """
     for folder in (LOGS / name, Path(name)):
         if folder.is_dir():
+            if CONTROL.search(folder.resolve().name):
+                raise UserError(f"{folder} has a control character in its name: rename it")
+            check_inside(folder)
             return folder
     runs = sorted(path.parent.name for path in LOGS.glob(f"*/{CONFIG}"))
     others = f"; {'runs: ' + ', '.join(runs) if runs else 'there are none yet'}"

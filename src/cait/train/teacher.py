@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
-from cait import ckpt, references, signature
+from cait import ckpt, disk, references, signature
 from cait.errors import UserError, one_line
 from cait.model import network
 from cait.model.config import TIMM, VARIANTS
@@ -100,7 +100,8 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
         raise UserError(f"the teacher {path} does not exist")
     checkpoint = ckpt.read_checkpoint(path, without=("optimizer_states", "callbacks"))
     hparams = checkpoint.get("hyper_parameters", {})
-    name = hparams.get("name", "")
+    disk.check_shape(hparams, ckpt.NETWORK | {"mean": [float], "std": [float]}, Path(path), "hyper_parameters")
+    name = hparams["name"]
     signed = references.paths_in(signature.own_text(Path(path).absolute().parent.parent / "config.yaml"))
     if references.is_path(name) and name not in (student, *signed):  # the file may be a stranger's
         fields = f" --model.teacher_fields '{json.dumps(hparams['fields'])}'" if hparams.get("fields") else ""

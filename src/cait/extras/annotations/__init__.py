@@ -53,6 +53,7 @@ class Annotations:
             raise UserError(f"data.fold must be from 0 to data.folds - 1, got {self.fold} of {self.folds} folds")
 
 
+LEARNT = ("data.labels",)
 DATA_SETTINGS = "cait.extras.annotations:Annotations"
 MULTI_LABEL = "multi_label"
 REPLACED = ()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from lightning.pytorch.callbacks import Callback
-from rich.console import Console
 from rich.table import Table
 
 from cait.cli.evaluate import Row, Scores
-from cait.errors import printable
+from cait.errors import console
 from cait.extras import scores
 
 MOST = 30
@@ -38,5 +37,5 @@ class ByClass(Callback):
         rows = sorted(scores.of_several(found), key=lambda row: (precision[row[0]] is None, precision[row[0]]))
         table = Table("class", *scores.SEVERAL.values())
         for name, *figures in rows[:MOST]:
-            table.add_row(printable(name), *figures)
-        Console().print(table)
+            table.add_row(name, *figures)
+        console().print(table)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import os
 import statistics
@@ -11,13 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from cait import disk
 from cait.cli import saved
 from cait.cli.options import Options
-from cait.errors import UserError
+from cait.errors import UserError, console
 from cait.extras import curves
 from cait.extras.annotations import doubt, doubtful_page
 from cait.extras.runner import OUTPUT, Runner, failure
@@ -51,6 +48,7 @@ def crossval(arguments: list[str], program: Program) -> None:
     count = _count(dict(given_options(settings))["data.folds"])
     check_run_name(given.name)
     folder = rundir.LOGS / given.name
+    disk.check_inside(folder)
     _remember(folder, settings)
     runs = [folder / f"fold-{fold}" for fold in range(count)]
     runner = Runner(program, "folds")
@@ -72,10 +70,7 @@ def _remember(folder: Path, settings: Sequence[str]) -> None:
     """Raise UserError if the folder has folds of other settings; otherwise note these."""
     path = folder / SETTINGS
     if path.is_file():
-        before = None
-        with contextlib.suppress(ValueError):  # it is damaged
-            before = json.loads(path.read_text())
-        if before != list(settings):
+        if disk.read_json(path, [str], folder) != list(settings):
             raise UserError(f"{folder} has folds with other settings; give another name, or remove it")
         return
     if folder.exists() and any(folder.iterdir()):
@@ -115,7 +110,7 @@ def _report(folder: Path, runs: Sequence[Path]) -> None:
     table = Table("fold", f"{metric}, last", "best")
     for fold, figures in enumerate(zip(last, best, strict=True)):
         table.add_row(str(fold), *map(shown, figures))
-    Console().print(table)
+    console().print(table)
     mean, spread, (low, high) = shown(statistics.mean(last)), shown(statistics.stdev(last)), map(shown, interval(last))
     print(f"{metric} after the last epoch: mean {mean}, standard deviation {spread}")
     print(f"{LEVEL:.0%} interval of the mean, corrected for shared training images: {low} to {high}")

@@ -30,7 +30,7 @@ def held_out(run: Path, program: Program) -> tuple[Any, Scored]:
 
     from cait.guards import trust
 
-    with trust.only_own(run, False):
+    with trust.only_own(False):
         checkpoint = run / rundir.CHECKPOINTS / rundir.LAST
         loaded = loading.from_checkpoint(checkpoint, run, None, None, program.module, program.data)
     device = loading.device(run)

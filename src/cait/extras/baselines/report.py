@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from pathlib import Path
 from typing import Any
 
-from cait.errors import to_type
+from cait import disk
+from cait.errors import UserError, printable, to_type
 from cait.plugins import Results, Run
 from cait.run.rundir import CONFIG
 
@@ -17,16 +17,26 @@ LONGER = 10
 """Minutes that a run gets next whose baselines are better, if it was shorter."""
 SHOWN = 0.01
 """Points that the table tells apart; a run logs its accuracy in float32."""
+SHAPE: Any = {
+    **{"step": int, "metric": str, "run": {...: (int, float)}},
+    "baselines": [
+        {"name": str, "how": str, "seconds": (int, float), "acc1?": (int, float), "acc1_macro?": (int, float)}
+    ],
+}
 UNITS = {"acc1": "top-1", "acc1_macro": "mean of the classes"}
 Scores = dict[str, Any]
 
 
 def read(folder: Path) -> Scores | None:
-    """What the file holds; None if it is not there or not whole."""
+    """What the file holds; None if it is not there, UserError if it is damaged."""
     try:
-        return json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = disk.read_json(folder / FILE, SHAPE, folder)
+    except OSError:
         return None
+    metric, entries = found["metric"], [found["run"], *found["baselines"]]
+    if metric not in UNITS or any(metric not in entry for entry in entries):
+        raise UserError(f"{folder / FILE}: metric is {printable(metric)}, which not all of it has")
+    return found
 
 
 def table(found: Scores) -> Results:

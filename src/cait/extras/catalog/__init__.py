@@ -27,6 +27,7 @@ class Catalog:
     """Column of the classes in a Hugging Face set."""
 
 
+LEARNT = ("data.input_key", "data.target_key")
 DATA_SETTINGS = "cait.extras.catalog:Catalog"
 
 

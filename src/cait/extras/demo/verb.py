@@ -41,13 +41,13 @@ def demo(arguments: list[str], program: Program) -> None:
         raise UserError(f"--samples must be at least 0, got {given.samples}")
     checkpoint, folder = loading.checkpoint_of(given.run, "show")
     output = given.output or (folder or Path()) / "demo"
-    disk.check_folder(output)
+    disk.check_output(output, folder=True)
     if any((output / name).exists() for name in ("index.html", SAMPLES)) and not (output / SETTINGS).exists():
         raise UserError(f"{output} holds another page; name a folder of its own with --output")
     runtime = web_runtime.files(given.runtime)
     from cait.guards import trust
 
-    with trust.only_own(folder, given.trusted):
+    with trust.only_own(given.trusted):
         loaded = loading.from_checkpoint(checkpoint, folder, given.ema, None, program.module, program.data)
     if loaded.data.has_own_eval_transform:
         raise UserError("the page cannot run an evaluation transform of your own; `cait export --format onnx` does")

@@ -12,6 +12,7 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from cait import disk
 from cait.data.dataset import Samples
 from cait.errors import UserError
 
@@ -34,7 +35,7 @@ def real_labels(path: str | None, samples: Samples, num_classes: int) -> Tensor:
     if not file.is_file():
         raise UserError(f"the ReaL labels {file} do not exist")
     try:
-        lists = json.loads(file.read_text())
+        lists = json.loads(disk.read_text(Path(str(file))))
     except ValueError as error:  # json's and Unicode's
         raise UserError(f"{file} is not JSON: {error}") from error
     if not isinstance(lists, list) or not all(_classes(labels, num_classes) for labels in lists):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from cait.cli.evaluate import Row, Scores
 from cait.data.folder import abbreviate
-from cait.errors import printable
+from cait.errors import console
 from cait.extras.evaluation.extra_sets import ALEXNET
 
 CONFUSED, FEW = 3, 5
@@ -31,15 +30,15 @@ def rows(core: Sequence[Row], result: Scores) -> Iterator[Row]:
 
 def show(result: Scores) -> None:
     """Print what the figures of the raw weights on a whole set hide."""
-    raw, console = result["raw"], Console()
+    raw, screen = result["raw"], console()
     for name, scores in raw.get("extra", {}).items():
         if "corruptions" in scores:
-            console.print(_corruption_table(name, scores["corruptions"]))
-    console.print(_threshold_table(raw))
+            screen.print(_corruption_table(name, scores["corruptions"]))
+    screen.print(_threshold_table(raw))
     if result["tta"]:
         print("scored with mirror images")
     for line in _remarks(raw):
-        console.print(printable(line), markup=False, highlight=False)
+        screen.print(line, highlight=False)
 
 
 def _remarks(scores: Scores) -> Iterator[str]:

@@ -33,6 +33,7 @@ class FastInput:
         check_choice(self, {"augment_on": ("worker", "device")})
 
 
+LEARNT = ("data.augment_on",)
 DATA_SETTINGS = "cait.extras.fast_input:FastInput"
 
 

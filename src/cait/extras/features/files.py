@@ -42,6 +42,7 @@ def check(path: Path) -> None:
         raise UserError(f"{path} must end in {' or '.join(WRITERS)}")
     if path.exists():
         raise UserError(f"{path} exists; move it away or name another file with --output")
+    disk.check_output(path)
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise UserError(f"Parquet needs pyarrow: {to_install('pyarrow')}, or name a file that ends in .npz")
 

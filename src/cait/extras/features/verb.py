@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cait.cli import loading
 from cait.cli.options import Options, run_missing
-from cait.errors import UserError, printable
+from cait.errors import UserError, console, printable
 from cait.run.program import Program
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def features(arguments: list[str], program: Program) -> None:
         raise UserError("nothing to do: name a file with --output, or score features with --probe")
     from cait.guards import trust
 
-    with trust.only_own(folder, given.trusted):
+    with trust.only_own(given.trusted):
         if checkpoint is None:
             from cait.extras.features.models import named
 
@@ -111,7 +111,6 @@ def extract(loaded: loading.Loaded, listed: Listed, device: Any) -> Features:
 
 def score(found: Features) -> None:
     """Print how well simple classifiers do on the images to validate on that have seen those to train on."""
-    from rich.console import Console
     from rich.table import Table
 
     from cait.extras import probes
@@ -129,7 +128,7 @@ def score(found: Features) -> None:
         table.add_row(name, how, f"{scores['acc1']:.2f} %", f"{scores['acc1_macro']:.2f} %")
     seconds = time.monotonic() - begin
     print(f"{len(train):,} images to learn from, {len(val):,} to score on, {seconds:.1f} s")
-    Console().print(table)
+    console().print(table)
 
 
 def _neighbours(train: np.ndarray, val: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, str]:

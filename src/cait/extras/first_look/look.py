@@ -8,14 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cait import ckpt, plugins
 from cait.data.digits import ROOT
 from cait.data.folder import FolderSource, Splits
 from cait.errors import UserError
 from cait.extras.first_look.names import NotCertainError, settings
-from cait.guards.configurations import LINKED, check_config, check_run_name, join_values, options, read_text
+from cait.guards import configurations
+from cait.guards.configurations import LINKED, check_run_name, join_values, options
 from cait.references import is_path
 from cait.run import rundir
 from cait.run.program import Program
@@ -107,16 +106,11 @@ def _configuration(value: str, typed: list[str], known: list[str]) -> Settings:
         if is_missing or path.is_dir():
             raise _refusal(f"Parser key \"config\": not a file: '{path}'", typed, known)
         return {}
-    text = read_text(path)
     if path.name == rundir.CONFIG:  # settings of extras that are gone are left out
         from cait.cli import saved
 
-        return flatten(saved.read(path, text))
-    check_config(path, text)
-    try:
-        found = flatten(yaml.safe_load(text))
-    except (yaml.YAMLError, ValueError):  # a value that the parser refuses
-        return {}
+        return flatten(saved.read(path))
+    found = flatten(configurations.settings(path))
     for name in found:
         if known and isinstance(name, str) and not _is_setting(name, known):
             raise _refusal(f"does not accept option '{name}'", typed, known)

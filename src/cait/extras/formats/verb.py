@@ -34,7 +34,7 @@ def export(arguments: list[str], program: Program) -> None:
     from cait.guards import trust
     from cait.model.network import input_shape
 
-    with trust.only_own(folder, given.trusted):
+    with trust.only_own(given.trusted):
         loaded = from_checkpoint(checkpoint, folder, given.ema, module=program.module, data=program.data)
     known = saved.data_settings(folder) if folder else (loaded.data_state or {}).get("preprocessing") or {}
     if lacking := [name for name in NEEDED if name not in known]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cait import ckpt
+from cait import ckpt, disk
 from cait.cli.options import Options, named_run
 from cait.errors import UserError
 from cait.run import rundir
@@ -26,6 +26,7 @@ def consolidate(arguments: list[str], program: Program) -> None:
     if path.is_file():
         raise UserError(f"{path} is one file already")
     output = given.output or folder / "consolidated" / path.name
+    disk.check_output(output)
     from cait.run.checkpoints import DurableCheckpointIO, is_whole
 
     if not is_whole(path):

@@ -60,7 +60,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 class _Reader(dcp.FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with (Path(self.path) / METADATA).open("rb") as file:
+        with disk.open_file(Path(self.path) / METADATA) as file:
             metadata = _MetadataUnpickler(file).load()
         if any(Path(info.relative_path).name != info.relative_path for info in metadata.storage_data.values()):
             raise pickle.UnpicklingError("a tensor lies outside of the folder")
@@ -77,6 +77,7 @@ def read(folder: Path, mesh: DeviceMesh | None = None, without: Sequence[str] = 
             have written the folder. None reads the tensors whole.
         without: keys of the checkpoint whose sharded tensors are left out; None takes their place.
     """
+    disk.check_inside(folder)
     content = torch.load(folder / REST, map_location="cpu", weights_only=True)
     checkpoint, places = content["checkpoint"], content["places"]
     reader = _Reader(folder)
@@ -178,7 +179,7 @@ def _on_all(step: Callable[[], Any]) -> tuple[list[Any], str | None]:
 def is_whole(folder: Path) -> bool:
     """Whether every file of a checkpoint has the size and the checksum that were written with it."""
     try:
-        sums = json.loads((folder / CHECKSUMS).read_text())
+        sums = disk.read_json(folder / CHECKSUMS, {...: [int]}, folder)
         found = {REST, METADATA, *(path.name for path in folder.glob("*.distcp"))}
         return found <= sums.keys() and all(
             (folder / name).stat().st_size == size and _crc32(folder / name) == crc
@@ -190,7 +191,7 @@ def is_whole(folder: Path) -> bool:
 
 def _crc32(path: Path) -> int:
     crc = 0
-    with path.open("rb") as file:
+    with disk.open_file(path) as file:
         while block := file.read(1 << 22):
             crc = zlib.crc32(block, crc)
     return crc

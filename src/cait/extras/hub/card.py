@@ -41,7 +41,7 @@ def card(arguments: list[str], program: Program) -> None:
     given = options.parse_args(arguments)
     folder = named_run("card", given.run)
     output = given.output or folder / "card"
-    disk.check_folder(output)
+    disk.check_output(output, folder=True)
     if given.output and (output / README).exists():
         raise UserError(f"{output / README} exists; move it away or name another folder")
     repo = f"OWNER/{folder.name}" if given.repo is None else check_name(given.repo)
@@ -92,7 +92,7 @@ def write(folder: Path, output: Path, repo: str, ema: bool | None, license: str 
     if ema and "ema" not in about:
         raise UserError(f"{folder} has no scores of a moving average: the run kept none")
     ema = "ema" in about if ema is None else ema
-    config = saved.read(rundir.config(folder))
+    config = saved.of_run(folder)
     state = ckpt.data_state(ckpt.read_checkpoint(checkpoint, without=ckpt.TENSORS)) or {}
     output.mkdir(parents=True, exist_ok=True)
     images = _images(folder, output)
@@ -118,6 +118,7 @@ def _images(folder: Path, output: Path) -> list[Path]:
         print(f"without curves: {error}")
     diagram = folder / f"{Path(rundir.EVALUATION).stem}-{RELIABILITY}"
     if diagram.is_file():
-        shutil.copyfile(diagram, output / RELIABILITY)
+        with disk.whole(output / RELIABILITY) as beside:
+            shutil.copyfile(diagram, beside)
         images.append(output / RELIABILITY)
     return images

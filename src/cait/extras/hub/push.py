@@ -30,8 +30,9 @@ def push(arguments: list[str], program: Program) -> None:
     if not given.dry_run and get_token() is None:
         raise UserError(f"there is no Hugging Face token: {TOKEN}; --dry-run needs none")
     api = HfApi(library_name="cait-lightning")
-    card = given.card.read_bytes() if given.card else None  # read first: it may lie in the folder that is made anew
+    card = disk.read_text(given.card) if given.card else None  # read first: it may lie in the folder that is made anew
     stage = folder / "hub"
+    disk.check_output(stage, folder=True)
     disk.remove(stage)
     _stage(folder, stage, repo, card, given, program)
     sizes = {os.path.relpath(path): path.stat().st_size for path in sorted(stage.rglob("*")) if path.is_file()}
@@ -59,14 +60,14 @@ def _options() -> Options:
     return options
 
 
-def _stage(folder: Path, stage: Path, repo: str, card: bytes | None, given: Any, program: Program) -> None:
-    """Put the files to upload into the folder `stage`; the bytes `card` replace the written card."""
+def _stage(folder: Path, stage: Path, repo: str, card: str | None, given: Any, program: Program) -> None:
+    """Put the files to upload into the folder `stage`; the text `card` replaces the written card."""
     verbs = plugins.merged("VERBS")
     if "export" not in verbs:
         raise UserError("publishing needs timm's files, which no extra of this copy writes")
     write(folder, stage, repo, given.ema, given.license, program)  # first: it refuses a run that was not scored
     if card is not None:
-        (stage / README).write_bytes(card)
+        (stage / README).write_text(card, encoding="utf-8")
     weights = {None: [], True: ["--ema"], False: ["--raw"]}[given.ema]
     options = weights + ["--trust-config"] * given.trusted
     with contextlib.redirect_stdout(io.StringIO()):  # the files are listed with all others

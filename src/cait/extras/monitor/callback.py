@@ -170,7 +170,7 @@ def _gradient(weight: nn.Parameter) -> Tensor:
 
 def _keep_rows_before(path: Path, first_step: int) -> None:
     """Leave only the header and the rows before `first_step` in the file, because later rows will come again."""
-    lines = path.read_text().splitlines(keepends=True)[1:] if path.is_file() else []
+    lines = disk.read_text(path).splitlines(keepends=True)[1:] if path.is_file() else []
     whole = [line for line in lines if line.endswith("\n")]  # a kill may have torn the last one
     steps = [line.partition(",")[0] for line in whole]
     kept = [line for step, line in zip(steps, whole, strict=True) if step.isdecimal() and int(step) < first_step]

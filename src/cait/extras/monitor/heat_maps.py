@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -72,12 +71,11 @@ def read(folder: Path) -> Tables:
         UserError: the run was not monitored, or nothing is there yet.
     """
     path = folder / FILE
-    lines = curves.whole_lines(path, "only a run with --monitor.every_n_steps N writes it")
     found: dict[tuple[str, str], dict[tuple[int, str], dict[int, float]]] = {}
-    for row in csv.DictReader(lines):
-        part, layer = row["part"], row["layer"]
-        kind, label = (part, layer) if part in PARTS else (MODULES, part)
-        with contextlib.suppress(ValueError, TypeError):  # a crash of the machine has garbled the row
+    for _, row in curves.csv_rows(path, "only a run with --monitor.every_n_steps N writes it"):
+        with contextlib.suppress(ValueError, KeyError):  # a crash of the machine has garbled the row
+            part, layer = row["part"], row["layer"]
+            kind, label = (part, layer) if part in PARTS else (MODULES, part)
             number, step, value = int(layer), int(row["step"]), float(row["value"])
             found.setdefault((kind, row["name"]), {}).setdefault((number, label), {})[step] = value
     if not found:

@@ -16,6 +16,7 @@ VERBS = {
 }
 SETTINGS = [Setting("paper_row", str | None, None, "Row of the paper to compare the run with; --paper sets it.")]
 REPLACED = ("paper",)
+LEARNT = ("paper_row",)
 
 
 def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:

@@ -13,16 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cait import CONFIGS
 from cait.errors import UserError, did_you_mean, to_type
+from cait.guards import configurations
 from cait.model.config import CaiTConfig, variant_config
 from cait.run import rundir
 from cait.settings import Settings, as_text, flatten
 
 TABLES = Path(__file__).parent / "tables"
-SAFE = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is not everywhere
 RECIPE = CONFIGS / "imagenet" / "xxs24_224.yaml"
 """What every row starts from. A row names only its differences."""
 
@@ -132,7 +130,7 @@ def tables() -> dict[str, dict[str, Any]]:
     """The YAML files by their stem."""
     if not RECIPE.is_file():
         raise UserError(f"{RECIPE} is missing: every row of the paper starts from it")
-    return {file.stem: yaml.load(file.read_text(), Loader=SAFE) for file in sorted(TABLES.glob("*.yaml"))}
+    return {file.stem: configurations.settings(file) for file in sorted(TABLES.glob("*.yaml"))}
 
 
 @functools.cache
@@ -216,4 +214,4 @@ def _weights(verb: str, row: Row, names: set[str]) -> list[str]:
 
 @functools.cache
 def _settings_of(file: Path) -> Settings:
-    return flatten(yaml.load(file.read_text(), Loader=SAFE))
+    return flatten(configurations.settings(file))

@@ -7,11 +7,10 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from cait.cli.options import Options
-from cait.errors import UserError
+from cait.errors import UserError, console
 from cait.extras import curves
+from cait.guards import configurations
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -46,8 +45,8 @@ def _reproduced(row: Row) -> str:
     if (row.run_dir / rundir.METRICS).is_file() and hparams.is_file():
         scored = [line for line in curves.rows(row.run_dir).values() if "val/acc1" in line]
         trained = None
-        with contextlib.suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
-            trained = yaml.safe_load(hparams.read_text())
+        with contextlib.suppress(OSError, UserError):
+            trained = configurations.settings(hparams)
         if scored and isinstance(trained, dict) and row.is_of(trained):
             return f"{float(scored[-1]['val/acc1']):.2f} after {int(scored[-1]['epoch']) + 1} epochs"
     return "not run"
@@ -74,7 +73,6 @@ def _as_dict(row: Row) -> dict[str, Any]:
 
 
 def _print(chosen: list[Row]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from cait.extras.paper.rows import tables
@@ -90,10 +88,10 @@ def _print(chosen: list[Row]) -> None:
         top1 = ("" if row.top1 is None else f"{row.top1}") + "†" * row.failed
         grids[row.table].add_row(row.id, row.differs, top1, _reproduced(row))
     # A table that is piped into a file keeps its columns.
-    console = Console(width=None if sys.stdout.isatty() else 180)
+    screen = console(width=None if sys.stdout.isatty() else 180)
     for grid in grids.values():
-        console.print(grid)
-    console.print("paper: top-1 on ImageNet in per cent; † the run broke down before its end.")
+        screen.print(grid)
+    screen.print("paper: top-1 on ImageNet in per cent; † the run broke down before its end.")
     for scored, what in ((False, "train a row"), (True, "score a row")):
         if example := next((row for row in chosen if row.evaluate is scored), None):
-            console.print(f"{what}: {example.command}", soft_wrap=True)
+            screen.print(f"{what}: {example.command}", soft_wrap=True)

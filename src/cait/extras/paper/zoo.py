@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from cait.cli.options import Options
+from cait.errors import console
 from cait.run.program import Program
 
 
@@ -56,7 +57,6 @@ def zoo() -> list[dict[str, Any]]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title="CaiT: GMACs counted here beside the paper's GFLOPs; top-1 on ImageNet from the paper")
@@ -73,6 +73,6 @@ def _print(rows: list[dict[str, Any]]) -> None:
             *("" if value is None else f"{value:.1f}" for value in published),
         )
     # A table that is piped into a file keeps its columns.
-    console = Console(width=None if sys.stdout.isatty() else 110)
-    console.print(table)
-    console.print('"N+1 rule": one more token in each self-attention block. The paper seems to count like this.')
+    screen = console(width=None if sys.stdout.isatty() else 110)
+    screen.print(table)
+    screen.print('"N+1 rule": one more token in each self-attention block. The paper seems to count like this.')

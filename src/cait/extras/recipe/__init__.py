@@ -15,7 +15,7 @@ from cait.settings import check_choice
 if TYPE_CHECKING:
     from cait.run.program import Program
 
-PERSONAL = ("data.copies_dir",)
+LEARNT = ("data.balance",)
 """It is written to."""
 
 

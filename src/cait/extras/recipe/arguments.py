@@ -14,10 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
-from cait import plugins
+from cait import plugins, yaml_reader
 from cait.cli.options import asks_for_help
 from cait.data.folder import NEEDS_HEIF, FolderSource
 from cait.data.listing import HEIF
@@ -29,7 +28,8 @@ from cait.extras.recipe.duration import Pace
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.survey import Survey, left_out, survey
 from cait.extras.recipe.weights import Weights, initial_weights
-from cait.guards.configurations import check_config, configurations_of, is_overlay, options, read_text
+from cait.guards import configurations
+from cait.guards.configurations import configurations_of, is_overlay, options
 from cait.references import is_path
 from cait.run.program import Program
 from cait.settings import as_text, flatten, group
@@ -59,15 +59,14 @@ def replace_folder(arguments: list[str], program: Program) -> list[str]:
         weights = initial_weights(str(given.pop(FROM)))
         arguments = _without(arguments, FROM)
     root = given.get("data.root")
-    configurations = [Path(path) for path in configurations_of(arguments)]
-    settled = "ckpt_path" in given or not all(map(is_overlay, configurations))
+    files = [Path(path) for path in configurations_of(arguments)]
+    settled = "ckpt_path" in given or not all(map(is_overlay, files))
     if settled or asks_for_help(arguments) or not isinstance(root, str) or not _is_folder(root):
         if minutes:
             raise UserError("--minutes is for a folder of images without a configuration: give --trainer.max_time")
         return [*_as_arguments(weights.settings if weights else {}), *arguments]
-    for path in configurations:
-        check_config(path, read_text(path))
-        given = flatten(yaml.safe_load(path.read_text(encoding="utf-8"))) | given
+    for path in files:
+        given = flatten(configurations.settings(path)) | given
     try:
         recipe = _chosen(Path(root), given, weights, minutes or duration.MINUTES, program)
     except UserError:
@@ -170,8 +169,8 @@ def _value(name: str, text: str) -> Any:
     if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):
         return float(text)
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return yaml_reader.load(text, f"--{name}")
+    except UserError:
         return text
 
 

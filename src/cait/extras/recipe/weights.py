@@ -34,18 +34,21 @@ def initial_weights(source: str) -> Weights:
     """
     if source == "timm":
         return Weights("timm's, as published", {"model.pretrained": True})
+    from cait.guards import trust
+
     path, folder = checkpoint_of(source, "start from")
     if folder is None or path.suffix != ".ckpt":
         return Weights(source, {"model.weights": source})
-    config = saved.read(rundir.config(folder))
-    model, data = config.get("model") or {}, config.get("data") or {}
-    name = str(model.get("name", "xxs24"))
+    config = saved.of_run(folder)
+    model, data, name = config["model"], saved.data_settings(folder), config["model"]["name"]
     if name not in VARIANTS and not name.startswith("timm/"):
         raise UserError(f"the network of {folder} is code, {name}: give --model.weights {path}")
     settings: dict[str, Any] = {"model.weights": str(path)}
     if ckpt.average(ckpt.read_checkpoint(path, without=["optimizer_states"])):
         settings["model.weights_ema"] = True
     settings["model.name"] = name
-    settings |= {f"model.fields.{key}": value for key, value in (model.get("fields") or {}).items()}
+    fields = {"model": {"fields": model.get("fields") or {}}}
+    fields = trust.as_data(fields, (), rundir.config(folder), (), own=False, builds=True)["model"]["fields"]
+    settings |= {f"model.fields.{key}": value for key, value in fields.items()}
     settings |= {f"data.{key}": data[key] for key in OF_IMAGES if key in data}
     return Weights(str(path), settings)

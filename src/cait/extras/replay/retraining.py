@@ -14,12 +14,11 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from rich.console import Console
 from rich.table import Table
 
 from cait import disk, plugins
 from cait.cli.lightning import CaiTCLI, _listed
-from cait.errors import UserError
+from cait.errors import UserError, console
 from cait.extras import curves
 from cait.extras.replay import contact_sheet
 from cait.extras.replay.step_record import KeptRows, StepRecord
@@ -139,7 +138,7 @@ class ReplayCLI(CaiTCLI):
                     found = "same" if before == str(value) else before or "not logged"
                     table.add_row(str(step), name, str(value), found)
             table.add_section()
-        Console().print(table)
+        console().print(table)
 
     def _show(self, batches: TrainingBatches) -> None:
         """Draw and list the images of the steps, and print the names of the files."""
@@ -159,7 +158,7 @@ class ReplayCLI(CaiTCLI):
                     table = Table("layer", "norm of the gradient")
                     for layer, norm in norms:
                         table.add_row(layer, f"{norm:.6g}")
-                    Console().print(table)
+                    console().print(table)
         for path in written:
             print(os.path.relpath(path))
 

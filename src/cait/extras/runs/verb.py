@@ -7,15 +7,16 @@ import math
 import os
 import sys
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cait import disk
 from cait.cli.options import Options
-from cait.errors import UserError, printable, to_type
+from cait.errors import UserError, console, one_line, printable, to_type
 from cait.extras.network_name import network_name
 from cait.file_lock import is_leased
+from cait.guards import configurations
 from cait.run import rundir
 from cait.run.program import Program
 
@@ -41,6 +42,8 @@ class Row:
     """When the run last logged something, in seconds since 1970."""
     state: str
     """"running", "finished", "stopped" before its end, or "failed" before its first checkpoint."""
+    damage: str | None = None
+    """What of it cannot be read, and why."""
 
 
 def runs(arguments: list[str], program: Program) -> None:
@@ -68,11 +71,16 @@ def folders(root: Path) -> list[Path]:
 
 def describe(folder: Path) -> Row:
     """Read what a run's folder says. Checkpoints are not opened."""
-    settings = _settings(folder)
+    damage: list[str] = []
+    settings, logged = dict[str, Any](), Logged()
+    try:
+        disk.check_inside(folder)
+        logged.read(folder, damage)
+        settings = _settings(folder)
+    except (UserError, OSError) as error:
+        damage.append(one_line(error))
     trainer, model = settings.get("trainer") or {}, settings.get("model") or {}
-    metrics = folder / rundir.METRICS
-    epochs, steps, best = _logged(metrics)
-    planned = trainer.get("max_epochs")
+    planned, metrics = trainer.get("max_epochs"), folder / rundir.METRICS
     if is_held(folder):
         state = "running"
     elif (folder / rundir.FINISHED).exists():
@@ -83,50 +91,52 @@ def describe(folder: Path) -> Row:
         name=str(folder.relative_to(rundir.LOGS)) if folder.is_relative_to(rundir.LOGS) else str(folder),
         model=network_name(str(model["name"]), model.get("fields")) if model.get("name") else None,
         data=(settings.get("data") or {}).get("root"),
-        epochs=epochs,
+        epochs=logged.epochs,
         planned=planned if planned and planned > 0 else None,
-        steps=steps,
-        best=best,
-        changed=(metrics if metrics.exists() else folder / rundir.CONFIG).stat().st_mtime,
+        steps=logged.steps,
+        best=logged.best,
+        changed=(metrics if metrics.exists() else folder / rundir.CONFIG).lstat().st_mtime,
         state=state,
+        damage=damage[0] if damage else None,
     )
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    import yaml
-
-    with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
-        content = yaml.load((folder / rundir.CONFIG).read_text(), Loader=yaml.CSafeLoader)
-        if isinstance(content, dict) and all(
-            isinstance(content.get(key, {}), dict | None) for key in ("trainer", "model", "data")
-        ):
-            return content
-    return {}
+    content = configurations.settings(folder / rundir.CONFIG)
+    model, trainer = {"name?": str, "fields?": dict}, {"max_epochs?": int}
+    disk.check_shape(content, {"model?": model, "trainer?": trainer, "data?": {"root?": str}}, folder / rundir.CONFIG)
+    return content
 
 
-def _logged(path: Path) -> tuple[int, int, dict[str, float]]:
-    """Finished epochs and steps, and the best of each metric of `BEST`, from metrics.csv.
+@dataclass
+class Logged:
+    """Finished epochs and steps, and the best of each metric of `BEST`, from metrics.csv."""
 
-    Rows are split at commas only: they hold numbers, and there may be a hundred thousand of them.
-    """
-    epochs = steps = 0
-    best: dict[str, float] = {}
-    with suppress(OSError, UnicodeDecodeError), path.open() as lines:
-        names = next(lines, "").rstrip("\n").split(",")
-        places = [(name, names.index(name)) for name in BEST if name in names]
-        for line in lines:
-            cells = line.rstrip("\n").split(",")
-            row = dict(zip(names, cells, strict=False))
-            if len(cells) < len(names) or not (row.get("epoch", "").isdigit() and row.get("step", "").isdigit()):
-                continue
-            scored = [(name, cells[place]) for name, place in places if cells[place]]
-            epochs = max(epochs, int(row["epoch"]) + bool(scored))
-            steps = max(steps, int(row["step"]) + 1)
-            for name, cell in scored:
-                with suppress(ValueError):
-                    if math.isfinite(value := float(cell)):
-                        best[name] = max(best.get(name, value), value)
-    return epochs, steps, best
+    epochs: int = 0
+    steps: int = 0
+    best: dict[str, float] = field(default_factory=dict)
+
+    def read(self, folder: Path, damage: list[str]) -> None:
+        """Read the file, and note what in it is no row of metrics.
+
+        Rows are split at commas only: they hold numbers, and there may be a hundred thousand of them.
+        """
+        path = folder / rundir.METRICS
+        names, *lines = disk.read_text(path, within=folder).split("\n")[:-1] or [""] if path.exists() else [""]
+        columns = names.rstrip("\r").split(",")
+        places = {name: columns.index(name) for name in ("epoch", "step", *BEST) if name in columns}
+        for number, line in enumerate(lines, 2):
+            try:
+                self._take(places, line.rstrip("\r").split(","))
+            except (ValueError, IndexError, KeyError, OverflowError):
+                damage.append(f"{path}, line {number}, is no row of metrics: {line[:60]}")
+
+    def _take(self, places: dict[str, int], cells: list[str]) -> None:
+        row = {name: float(cells[place] or "nan") for name, place in places.items()}
+        scored = {name: row[name] for name in BEST if math.isfinite(row.get(name, math.nan))}
+        self.epochs = max(self.epochs, int(row["epoch"]) + bool(scored))
+        self.steps = max(self.steps, int(row["step"]) + 1)
+        self.best |= {name: max(value, self.best.get(name, value)) for name, value in scored.items()}
 
 
 def is_held(folder: Path) -> bool:
@@ -134,10 +144,12 @@ def is_held(folder: Path) -> bool:
     import fcntl
 
     try:
-        with (folder / rundir.LOCK).open() as file:
+        with disk.open_file(folder / rundir.LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # closing the file releases the lock
     except BlockingIOError:
         return True
+    except UserError:
+        return False
     except OSError:  # no such file, or a file system without locks
         return is_leased(folder / rundir.LOCK)
     return False
@@ -149,8 +161,6 @@ def _place(root: Any) -> str:
 
 
 def _print(rows: list[Row]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -159,17 +169,19 @@ def _print(rows: list[Row]) -> None:
         table.add_column(title, justify="right" if right else "left", no_wrap=title != "data", overflow="fold")
     for row in rows:
         table.add_row(
-            escape(printable(row.name)),
-            escape(printable(str(row.model or "?"))),
-            escape(printable(_place(row.data))),
+            row.name,
+            row.model or "?",
+            _place(row.data),
             f"{row.epochs}/{row.planned}" if row.planned else f"{row.steps:,} steps",
             _best(row.best),
             time.strftime("%b %d %H:%M", time.localtime(row.changed)),
-            row.state,
+            f"{row.state}, damaged" if row.damage else row.state,
         )
     # A table that is piped into a file keeps its columns.
-    console = Console(highlight=False) if sys.stdout.isatty() else Console(width=180, highlight=False)
-    console.print(table)
+    console(width=None if sys.stdout.isatty() else 180, highlight=False).print(table)
+    for row in rows:
+        if row.damage:
+            print(f"damaged: {printable(row.damage)}", file=sys.stderr)
 
 
 def _best(best: dict[str, float]) -> str:

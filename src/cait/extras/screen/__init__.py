@@ -29,8 +29,7 @@ def progress_bar() -> Any:
 
 def callbacks(run: Run) -> list[Any]:
     """The table at the start, a line for each epoch and the results, unless the Trainer's settings turn them off."""
-    from rich.console import Console
-
+    from cait.errors import console
     from cait.extras.clock import Clock
     from cait.extras.gmacs import ForwardCost
     from cait.extras.screen.banner import Banner
@@ -40,7 +39,7 @@ def callbacks(run: Run) -> list[Any]:
 
     shown: list[Any] = [clock := run.share(Clock)]
     if run.trainer.enable_progress_bar is not False:
-        shown.append(EpochLines(clock, Console().width if sys.stdout.isatty() else None))
+        shown.append(EpochLines(clock, console().width if sys.stdout.isatty() else None))
     if run.trainer.enable_model_summary is not False:
         run.data.announces = False
         folder = None if run.trainer.fast_dev_run else run.folder

@@ -10,13 +10,14 @@ import rich
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelSummary
-from rich.console import Console
 from rich.filesize import decimal
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 from torch import nn
 
 from cait.data.datamodule import ImageNetDataModule
+from cait.errors import console, printable
 from cait.extras.clock import Clock, duration
 from cait.extras.gmacs import ForwardCost
 from cait.extras.network_name import network_name
@@ -63,8 +64,8 @@ class Banner(ModelSummary):
             return
         show(self._rows(trainer, pl_module), f"training {self.run_dir.name}" if self.run_dir else "training")
         for doubt in doubts(trainer, pl_module, self.run_dir):
-            console = Console(markup=False, highlight=False)
-            console.print(f"warning: {doubt}", soft_wrap=not console.is_terminal)  # on one line in a log
+            screen = console(highlight=False)
+            screen.print(f"warning: {doubt}", soft_wrap=not screen.is_terminal)  # on one line in a log
 
     def _rows(self, trainer: Trainer, pl_module: Any) -> dict[str, str]:
         data, processes, accumulated = self.data, trainer.world_size, trainer.accumulate_grad_batches
@@ -152,8 +153,8 @@ def show(rows: dict[str, str], title: str) -> None:
     """Print the rows in a frame on a terminal, as unwrapped lines in a file or a pipe."""
     console, table = rich.get_console(), Table.grid(padding=(0, 2))  # the console of the bar, which makes room above it
     for name, text in rows.items():
-        table.add_row(name, text)
+        table.add_row(Text(name), Text(printable(text)))
     if console.is_terminal:
-        console.print(Panel(table, title=title, title_align="left", expand=False))
+        console.print(Panel(table, title=Text(printable(title)), title_align="left", expand=False))
     else:
-        print(*(f"{name:10}{text}" for name, text in rows.items()), sep="\n", flush=True)
+        print(*(f"{name:10}{printable(text)}" for name, text in rows.items()), sep="\n", flush=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import yaml
-
+from cait import yaml_reader
+from cait.guards import configurations
 from cait.guards.configurations import config_files, join_values, options
 from cait.settings import flatten
 
@@ -43,7 +43,7 @@ def _given(words: Iterable[str]) -> Iterable[str]:
     for name, text in options(words):
         if name == "config":
             files = config_files([f"--config={text}"])
-            yield from _names(files[0].read_text(encoding="utf-8") if files else text or "")
+            yield from flatten(configurations.settings(files[0])) if files else _names(text or "")
         elif name in ("data", "model"):
             yield from (f"{name}.{inner}" for inner in _names(text or ""))
         else:
@@ -51,5 +51,5 @@ def _given(words: Iterable[str]) -> Iterable[str]:
 
 
 def _names(text: str) -> Iterable[str]:
-    content = yaml.safe_load(text)
+    content = yaml_reader.load(text, "the configuration")
     return flatten(content) if isinstance(content, dict) else ()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
-from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from cait import plugins
-from cait.errors import to_type
+from cait.errors import UserError, console, printable, to_type
 from cait.extras.clock import Clock, duration
 from cait.progress import Position
 from cait.run import rundir
@@ -49,7 +50,8 @@ class RunSummary(Callback):
             table = Table.grid(padding=(0, 2))
             for row in [*self._results(trainer, pl_module), ("", ""), *self._commands(trainer)]:
                 table.add_row(*row)
-            Console().print(Panel(table, title=f"run {self.run_dir.name}", title_align="left", expand=False))
+            title = Text(printable(f"run {self.run_dir.name}"))
+            console().print(Panel(table, title=title, title_align="left", expand=False))
 
     def _results(self, trainer: Trainer, pl_module: LightningModule) -> list[tuple[str, str]]:
         checkpoints, step = self.run_dir / rundir.CHECKPOINTS, trainer.global_step
@@ -62,9 +64,10 @@ class RunSummary(Callback):
                 per_cent = callback.metric.split("/")[-1] in ("acc1", "acc5", "acc1_macro")
                 shown = f"{score:.2f} %" if per_cent else f"{score:.4f}"
                 rows.append(("best", f"{callback.monitor} {shown}   {checkpoints / rundir.BEST}"))
-        for table in plugins.results(self.run_dir):
-            rows += [(what, f"{figure}   {', '.join(words)}") for what, *words, figure in table.rows]
-            rows += [("note", table.note)] if table.note else []
+        with suppress(UserError):  # a damaged file of an earlier part of the run
+            for table in plugins.results(self.run_dir):
+                rows += [(what, f"{figure}   {', '.join(words)}") for what, *words, figure in table.rows]
+                rows += [("note", table.note)] if table.note else []
         if missed := never_right(trainer, pl_module):
             rows.append(("never right", missed))
         if (checkpoints / rundir.LAST).exists():

@@ -50,6 +50,7 @@ class Shards:
             raise UserError(f"cache_gb must be above 0, got {self.cache_gb}")
 
 
+LEARNT = ("data.order",)
 DATA_SETTINGS = "cait.extras.shards:Shards"
 
 

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from cait import CONFIGS, plugins
 from cait.errors import UserError, did_you_mean, one_line
+from cait.guards import configurations
 from cait.settings import Settings, as_text
 
 GRID = Path(__file__).with_name("grid.yaml")
@@ -53,7 +52,7 @@ class Grid:
     ) -> None:
         self._more = more
         try:
-            self._content = content = yaml.safe_load(path.read_text())
+            self._content = content = configurations.settings(path)
             base = content["data" if data else "digits"]
             if size not in content["sizes"]:
                 hint = did_you_mean(size, content["sizes"], f"; it has {', '.join(content['sizes'])}")
@@ -65,7 +64,7 @@ class Grid:
             self._measured = measured if "monitor" in plugins.merged("CALLBACK_SETTINGS") else {}
             seeds = range(self._chosen["seeds"])
             self.runs = [run for part in (self._methods, self._places) for seed in seeds for run in part(seed)]
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except OSError as error:
             raise UserError(f"cannot read the grid {path}: {one_line(error)}") from error
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is not a grid of a study: {type(error).__name__} {error}") from error
@@ -103,7 +102,7 @@ class Grid:
 def published() -> dict[str, float]:
     """The paper's top-1 on ImageNet in per cent, by the id of its row."""
     figures: dict[str, float] = {}
-    for row, value in yaml.safe_load(GRID.read_text())["published"].items():
+    for row, value in configurations.settings(GRID)["published"].items():
         if isinstance(value, dict):
             figures |= {f"{row}-{depth}": top1 for depth, top1 in value.items()}
         else:

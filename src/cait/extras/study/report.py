@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from cait import disk
 from cait.errors import UserError
-from cait.extras.curves import whole_lines
+from cait.extras.curves import csv_rows
 from cait.extras.study.results import Result, Table
 
 MONITOR = "monitor.csv"
@@ -116,7 +115,7 @@ def _mean_by_layer(runs: Sequence[Path], part: str, name: str, step: int) -> lis
 def by_layer(folder: Path, part: str, name: str, step: int) -> list[float]:
     """A measured figure of each layer at the first (0) or the last (-1) measured step; [] if the run has none."""
     try:
-        rows = csv.DictReader(whole_lines(folder / MONITOR, "its layers were not measured"))
+        rows = [row for _, row in csv_rows(folder / MONITOR, "its layers were not measured")]
     except UserError:
         return []
     found = [row for row in rows if (row["part"], row["name"]) == (part, name)]

@@ -88,9 +88,9 @@ def read_result(folder: Path) -> tuple[list[str] | None, Result | None]:
     if not path.is_file():
         return None, None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(disk.read_text(path, within=folder))
         return content["settings"], content["result"] and Result(**content["result"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is no result of a study; remove it: {one_line(error)}") from error
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from cait import cores
+from cait import cores, disk
 from cait.cli.options import Options
-from cait.errors import UserError
+from cait.errors import UserError, console
 from cait.extras.runner import OUTPUT, Runner, failure
 from cait.extras.study import report
 from cait.extras.study.grid import GRID, Grid, StudyRun
@@ -32,6 +32,7 @@ def study(arguments: list[str], program: Program) -> None:
     """Train the missing runs of the grid and write its tables and figures."""
     given, settings = _parse(arguments)
     grid = Grid(given.grid, given.size, given.data, settings)
+    disk.check_inside(given.out)
     jobs = given.jobs or (1 if given.data else cores.share(1))
     runs = StudyRuns(grid, given.out, jobs, Runner(program))
     originals = grid.originals()
@@ -109,7 +110,7 @@ def _train(runs: StudyRuns, missing: list[StudyRun]) -> dict[str, Result]:
     results: dict[str, Result] = {}
     if not missing:
         return results
-    with Progress(speed_estimate_period=600) as progress, runs.runner.threads(runs.jobs) as pool:
+    with Progress(speed_estimate_period=600, console=console()) as progress, runs.runner.threads(runs.jobs) as pool:
         task = progress.add_task("runs", total=sum(run.depth for run in missing))
         waiting = {pool.submit(runs.train, run): run for run in missing}
         for future in as_completed(waiting):

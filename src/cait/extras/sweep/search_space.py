@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from cait.cli import saved
-from cait.errors import UserError, did_you_mean, one_line
+from cait.errors import UserError, did_you_mean
 from cait.guards import configurations
-from cait.guards.configurations import check_config, read_text
 from cait.settings import Settings, as_text, flatten
 
 Axis = CategoricalDistribution | FloatDistribution | IntDistribution
@@ -96,15 +93,11 @@ class SearchSpace:
             UserError: the file cannot be read.
         """
         try:
-            text = read_text(path)
-            check_config(path, text)
-            search = cls(path, yaml.safe_load(text))
+            search = cls(path, configurations.settings(path))
             _ = search.mode  # refuses a metric that does not say it
             return search
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
-        except yaml.YAMLError as error:
-            raise UserError(f"{path} is not YAML: {one_line(error)}") from error
 
     @cached_property
     def mode(self) -> str:
@@ -124,7 +117,7 @@ class SearchSpace:
     def _own_metrics(self) -> Settings:
         found: Settings = {}
         for config in map(Path, map(configurations.found, self.configs)):
-            found |= flatten(saved.read(config)) if config.is_file() else {}  # `fit` refuses it
+            found |= flatten(configurations.settings(config)) if config.is_file() else {}  # `fit` refuses it
         found |= self.settings
         return {name.removeprefix(METRICS): path for name, path in found.items() if name.startswith(METRICS)}
 

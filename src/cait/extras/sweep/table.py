@@ -13,11 +13,10 @@ import matplotlib as mpl
 from optuna import Study, visualization
 from optuna.importance import FanovaImportanceEvaluator
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from cait import ckpt
-from cait.errors import UserError, one_line
+from cait.errors import UserError, console, one_line
 from cait.extras import curves, plots
 from cait.extras.sweep import trials
 from cait.extras.sweep.search_space import SearchSpace
@@ -79,7 +78,7 @@ def short(value: Any) -> str:
 
 def show(rows: list[Row], search: SearchSpace) -> None:
     """Print the table, and below it why trials have failed."""
-    console = Console(markup=False, highlight=False)
+    screen = console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for label in ("trial", search.metric, "epochs", "s", *_labels(search)):
         table.add_column(label, overflow="fold", justify="left" if label == "trial" else "right")
@@ -89,12 +88,12 @@ def show(rows: list[Row], search: SearchSpace) -> None:
         seconds = "" if row["seconds"] is None else f"{row['seconds']:.0f}"
         settings = [short(row[name]) for name in search.axes]
         table.add_row(f"{row['trial']}{mark}", value, row["epochs"], seconds, *settings)
-    console.print(table)
+    screen.print(table)
     if any(row["state"] == "pruned" for row in rows):
-        console.print("* stopped early: others were better by then")
+        screen.print("* stopped early: others were better by then")
     for row in rows:
         if row["cause"]:
-            console.print(f"trial {row['trial']} failed: {row['cause']}")
+            screen.print(f"trial {row['trial']} failed: {row['cause']}")
 
 
 def doubt(best: Row, search: SearchSpace) -> str:

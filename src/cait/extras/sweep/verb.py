@@ -47,6 +47,7 @@ def sweep(arguments: list[str], program: Program) -> None:
 
     search = SearchSpace.read(given.space)
     folder = rundir.LOGS / search.name
+    disk.check_inside(folder)
     if (folder / rundir.CONFIG).exists():
         raise UserError(f"{folder} is a run; give {given.space} another `name:`")
     if not given.show:

@@ -19,8 +19,6 @@ SETTINGS = [
         "Arguments of Lightning's logger of that tracker, as {project: mine, offline: true}.",
     ),
 ]
-PERSONAL = ("logger", "logger_args")
-"""They would send the user's keys to an address that the run names."""
 
 
 def loggers(run: Run) -> list[Any]:

@@ -31,9 +31,10 @@ class SentSteps:
 
     def __init__(self, path: Path, resumed: bool) -> None:
         self.path = path
-        content = json.loads(path.read_text()) if resumed and path.is_file() else {}
+        there = resumed and path.is_file()
+        content = disk.read_json(path, {"id?": str, "last?": {...: int}}, path.parent) if there else {}
         self.id: str | None = content.get("id")
-        self.last: dict[str, int] = content.get("last", {})
+        self.last: dict[str, int] = content.get("last") or {}
 
     @rank_zero_only
     def save(self, id: str) -> None:
@@ -178,7 +179,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from wandb.proto import wandb_internal_pb2
 
-    data, place, record = path.read_bytes(), 7, b""
+    data, place, record = disk.open_file(path).read(), 7, b""
     while place + 7 <= len(data):
         left = 32768 - place % 32768  # in the block; a part of a record, at least 7 bytes, does not cross its end
         if left < 7:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from cait import disk
 from cait.cli import saved
 from cait.cli.options import Options
-from cait.errors import UserError, printable, to_type
+from cait.errors import UserError, console, one_line, printable, to_type
 from cait.extras import curves
 from cait.extras.curves import Curve
 from cait.extras.network_name import network_name
@@ -28,22 +29,40 @@ def compare(arguments: list[str], program: Program) -> None:
     options.add_argument("runs", metavar="NAME", nargs="*", help="two or more folders in logs/")
     options.add_argument("--output", type=Path, metavar="FILE", help="default logs/compare-NAME-NAME.png")
     given = options.parse_args(arguments)
-    folders = [rundir.folder_of(name) for name in given.runs]
+    command = to_type('make compare RUNS="a b"', "cait compare a b")
+    folders = [*_readable(given.runs)]
     if len({folder.resolve() for folder in folders}) < len(folders) or len(folders) < 2:
-        command = to_type('make compare RUNS="a b"', "cait compare a b")
         raise UserError(f"compare two runs or more, each named once: `{command}`")
     from cait.extras import plots
 
     names = [folder.resolve().name for folder in folders]  # "." has a name too
     output = given.output or folders[0].parent / f"compare-{'-'.join(names)}.png"
     labels = names if len(set(names)) == len(names) else list(map(str, folders))
+    disk.check_output(output)
     all_settings = [settings(folder) for folder in folders]
-    models = [saved.read(rundir.config(folder))["model"] for folder in folders]
+    models = [saved.of_run(folder)["model"] for folder in folders]
     networks = [network_name(model["name"], model.get("fields")) for model in models]
     logged = [curves.read(folder) for folder in folders]
     plots.write(curves.draw(dict(zip(labels, logged, strict=True))), output)
     _print(labels, {"setting": differing(all_settings), "metric": {"network": networks} | _metrics(logged)})
     print(os.path.relpath(output))
+
+
+def _readable(names: Sequence[str]) -> Iterator[Path]:
+    """The folders of those runs that can be read; a line says what is wrong with another, if two others are left."""
+    damaged, found = list[UserError](), list[Path]()
+    for name in names:
+        try:
+            folder = rundir.folder_of(name)
+            saved.of_run(folder), curves.read(folder)
+            found.append(folder)
+        except UserError as error:
+            damaged.append(error)
+    if damaged and len(found) < 2:
+        raise damaged[0]
+    for each in damaged:
+        print(f"left out: {printable(one_line(each))}", file=sys.stderr)
+    return iter(found)
 
 
 def settings(folder: Path) -> Settings:
@@ -87,18 +106,17 @@ def _metrics(logged: Sequence[dict[str, Curve]]) -> dict[str, list[str]]:
 
 def _print(labels: Sequence[str], tables: Mapping[str, dict[str, list[str]]]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     # A table that is piped into a file keeps its columns. Values have brackets, which are no markup.
-    console = Console(width=None if sys.stdout.isatty() else 80, markup=False, highlight=False)
+    screen = console(width=None if sys.stdout.isatty() else 80, highlight=False)
     if not tables["setting"]:
-        console.print("The settings are the same.")
+        screen.print("The settings are the same.")
     for title, rows in tables.items():
         if rows:
             table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
             for label in (title, *labels):
                 table.add_column(label, overflow="fold", no_wrap=label == title)
             for name, values in rows.items():
-                table.add_row(*map(printable, (name, *values)))
-            console.print(table)
+                table.add_row(name, *values)
+            screen.print(table)

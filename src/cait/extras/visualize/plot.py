@@ -22,7 +22,7 @@ def plot(arguments: list[str], program: Program) -> None:
     from cait.extras import curves, plots
 
     output = given.output or folder / "plots"
-    disk.check_folder(output)
+    disk.check_output(output, folder=True)
     drawn = {"curves": curves.draw({folder.name: curves.read(folder)})}
     for figures in plugins.of_kind("figures"):
         try:

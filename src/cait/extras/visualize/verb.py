@@ -29,7 +29,7 @@ def visualize(arguments: list[str], program: Program) -> None:
     from cait.extras.visualize import sections, weights
     from cait.guards import trust
 
-    with trust.only_own(folder, given.trusted):
+    with trust.only_own(given.trusted):
         if given.pretrained:
             loaded = weights.from_timm(given.source, given.img_size)
         elif checkpoint is None:
@@ -40,7 +40,7 @@ def visualize(arguments: list[str], program: Program) -> None:
             )
         loaded.network.to(loading.device(folder))
         output = given.output or Path(folder or ".", FOLDER)
-        disk.check_folder(output)
+        disk.check_output(output, folder=True)
         page = sections.write(loaded, folder, given, output, shlex.join(["cait", "visualize", *arguments]))
     print(os.path.relpath(page))
 

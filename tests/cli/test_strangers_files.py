@@ -1,0 +1,560 @@
+"""What lies in a stranger's run, or a damaged one: every verb of `cait` reads it as data, or ends in one line.
+
+A new verb is covered as soon as `verbs()` has it: `[verb, RUN]`, or what `MORE` adds to that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from harness import SMALL, checkpoint, rows, slow
+from PIL import Image
+from rich.table import Table
+
+from cait import disk, signature
+from cait.cli import command, main
+from cait.errors import UserError, console, printable
+from cait.guards import trust
+
+BAD = "bad"
+MORE = {
+    "resume": [BAD, "--trainer.max_epochs=2", "--trainer.limit_train_batches=2"],
+    "predict": [BAD, "x.png"],
+    "push": [BAD, "me/x", "--dry-run"],
+    "compare": [BAD, "good"],
+    "visualize": [BAD, "--images", "x.png", "--no_validation"],
+    "features": [BAD, "--images", "images", "--output", "features.npz"],
+    "replay": [BAD, "--step=1", "--data-only"],
+    "demo": [BAD, "--samples=0", "--runtime=nowhere"],
+    "runs": [],
+}
+"""What verbs need beyond the name of a run."""
+VERBS = {
+    name: [name, *MORE.get(name, [BAD])] for name, verb in command.verbs().items() if verb.takes in ("run", "run fit")
+}
+"""The command lines of all verbs that take a run, and of those that read one by an option."""
+VERBS["fit --from"] = ["fit", "--data.root=data/digits", "--from", BAD, "--trainer.fast_dev_run=true"]
+FAST = [name for name in VERBS if name not in ("demo", "export", "push")]
+Capture = pytest.CaptureFixture[str]
+Mend = Callable[[Path], Any]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
+    """A folder with a run that was trained and scored, `logs/good`."""
+    desk = tmp_path_factory.mktemp("desk")
+    (desk / "data").mkdir()
+    (desk / "data/digits").symlink_to(digits_root)
+    (desk / "images/a").mkdir(parents=True)
+    for path in (desk / "x.png", desk / "images/a/x.png"):
+        Image.new("RGB", (16, 16)).save(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(desk)
+        patch.setattr(sys, "argv", ["cait"])
+        patch.setenv("CAIT_RUN", "")
+        short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=6", "--trainer.limit_val_batches=1"]
+        main(["fit", *SMALL[:-2], "--data.num_workers=0", *short, "--ema.decay=0.9", "--run_name=good"])
+        main(["eval", "good", "--trainer.limit_val_batches=1"])
+    return desk
+
+
+@pytest.fixture
+def bad(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the run, to be damaged."""
+    monkeypatch.chdir(desk)
+    monkeypatch.syspath_prepend(desk)
+    monkeypatch.setattr(sys, "argv", ["cait"])
+    monkeypatch.setenv("CAIT_RUN", "")
+    run = desk / "logs" / BAD
+    shutil.copytree(desk / "logs/good", run)
+    yield run
+    shutil.rmtree(run)
+    (desk / "features.npz").unlink(missing_ok=True)
+
+
+def ended(arguments: list[str]) -> Any:
+    """The status of `cait`, called in this process."""
+    try:
+        main(arguments)
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
+def told(arguments: list[str], capfd: Capture) -> tuple[str, str]:
+    """(the one line of an error, or "" if there is none; all that was printed)"""
+    os.environ.pop("CAIT_RUN", None)
+    sys.argv[:] = ["cait"]
+    status = ended(arguments)
+    out, err = capfd.readouterr()
+    lines = [line for line in err.splitlines() if line.startswith("cait: error: ")]
+    assert status == 2 * len(lines), (arguments, err)
+    assert "Traceback" not in err
+    return "".join(lines), out + err
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
+@pytest.mark.parametrize(
+    "name", ["card/curves.png", *slow("plots", "consolidated/best.ckpt", ".owner", "validation.csv"), "any/name at all"]
+)
+def test_no_verb_leaves_a_run(name: str, kind: str, bad: Path, capfd: Capture) -> None:
+    """Neither through a link, whatever it is called, nor into a pipe, which would wait."""
+    victim, path = bad.parent.parent / "victim", bad / name
+    victim.mkdir() if kind == "folder" else victim.write_text("mine")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    disk.remove(path)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(victim)
+    words = "is not a regular file" if kind == "pipe" else "is a link out of the run's folder"
+    try:
+        for verb, arguments in VERBS.items():
+            line, shown = told(arguments, capfd)
+            assert f"{path.name} {words}" in line or (verb == "runs" and f"{path.name} {words}" in shown), verb
+        assert (victim.is_dir() and not any(victim.iterdir())) or victim.read_text() == "mine"
+    finally:
+        disk.remove(victim)
+
+
+BOMB = "\n".join(
+    [
+        "a: &a [x,x,x,x,x,x,x,x,x,x]",
+        *(f"{b}: &{b} [{','.join([f'*{a}'] * 10)}]" for a, b in itertools.pairwise("abcdefghi")),
+    ]
+)
+YAML = {
+    "aliases of aliases": (BOMB, "more than 100,000 values, at line 5"),
+    "lists in lists": (f"a: {'[' * 900}{']' * 900}", "more than 50 levels"),
+    "mappings in mappings": ("".join(f"{' ' * n}a{n}:\n" for n in range(900)), "more than 50 levels"),
+    "a number": (f"seed_everything: {'9' * 6000}", "line 1 has a number of 6,000 digits"),
+    "a number in parts": (f"a: {'1:' * 3000}1", "line 1 has a number of 6,001 digits"),
+    "a part of itself": ("model: &a\n  fields: *a\n", "a part of it contains itself, at line 2"),
+    "a list of itself": ("model: &a [1, {b: *a}]\n", "a part of it contains itself, at line 1"),
+    "a key of itself": ("model: &a {? *a : 1}\n", "a part of it contains itself, at line 1"),
+    "a value that its tag refuses": ("a: !!int x", "is not YAML: invalid literal"),
+    "a date": ("a: 2001-99-99", "is not YAML: month must be in 1..12"),
+    "a class": ("a: !!python/name:os.system", "could not determine a constructor"),
+    "two texts": ("a: 1\n---\nb: 2", "is not YAML at line 2"),
+    "no settings": ("- 1", "holds no settings"),
+    "no text": ("a: \udcff", "holds bytes that are no text"),
+    "a control character": ('a: "\\e]"', "holds a control character, in line 1"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), YAML.values(), ids=YAML)
+def test_one_reader_of_yaml_serves_all_verbs(text: str, words: str, bad: Path, capfd: Capture) -> None:
+    (bad / "config.yaml").write_bytes(text.encode(errors="surrogateescape"))
+    for verb, arguments in VERBS.items():
+        line, shown = told(arguments, capfd)
+        if verb in ("runs", "plot", "consolidate", "demo"):  # they need no settings, or refuse something else first
+            assert words in shown or verb != "runs"
+        else:
+            assert words in line, verb
+    files = {
+        "fit --config": ["fit", "--config", f"logs/{BAD}/config.yaml"],
+        "eval --config": ["eval", "--config", f"logs/{BAD}/config.yaml", "--ckpt_path", "x.png"],
+        "sweep": ["sweep", f"logs/{BAD}/config.yaml"],
+        "find-lr": ["find-lr", "--config", f"logs/{BAD}/config.yaml"],
+    }
+    known = command.verbs()
+    for arguments in files.values():
+        if arguments[0] in known:
+            assert words in told(arguments, capfd)[0], arguments
+
+
+def test_yaml_in_a_value_has_the_same_limits(bad: Path, capfd: Capture) -> None:
+    for value in ("{" + BOMB.replace("\n", ", ") + "}", YAML["lists in lists"][0]):
+        line, _ = told(["fit", "--config=digits.yaml", f"--model.fields={value}", "--trainer.fast_dev_run=true"], capfd)
+        assert re.search("more than (100,000 values|50 levels)", line)
+
+
+def changed(bad: Path, **parts: Any) -> None:
+    """Change the run's config.yaml, which then is no longer this account's own."""
+    path = bad / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    for name, value in parts.items():
+        config[name] = config[name] | value if isinstance(value, dict) and isinstance(config.get(name), dict) else value
+    path.write_text(yaml.safe_dump(config))
+
+
+CODE = "strange_code:net"
+NAMED: dict[str, Mend] = {
+    "a callback": lambda bad: changed(bad, trainer={"callbacks": [{"class_path": "strange_code.Payload"}]}),
+    "a network": lambda bad: changed(bad, model={"name": CODE}),
+    "a data set": lambda bad: changed(bad, data={"root": CODE}),
+    "a field": lambda bad: changed(bad, model={"fields": {"depth": {"class_path": "strange_code.Payload"}}}),
+    "a checkpoint's network": lambda bad: rewrite(bad, lambda content: content["hyper_parameters"].update(name=CODE)),
+    "a checkpoint's class": lambda bad: rewrite(
+        bad, lambda content: content["hyper_parameters"].update(_class_path="strange_code.Payload")
+    ),
+    "a checkpoint's instantiator": lambda bad: rewrite(
+        bad, lambda content: content["hyper_parameters"].update(_instantiator="strange_code.net")
+    ),
+}
+
+
+def rewrite(bad: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the run's checkpoints."""
+    for name in ("best.ckpt", "last.ckpt"):
+        content = torch.load(bad / "checkpoints" / name, weights_only=True)
+        change(content)
+        torch.save(content, bad / "checkpoints" / name)
+
+
+@pytest.mark.parametrize("verb", [*FAST, *slow(*(name for name in VERBS if name not in FAST))])
+def test_no_verb_runs_what_a_run_names(verb: str, bad: Path, capfd: Capture) -> None:
+    source = "import pathlib\npathlib.Path('ran').touch()\nPayload = net = None\n"
+    (bad.parent.parent / "strange_code.py").write_text(source)
+    untouched = {
+        name: (bad / name).read_bytes() for name in ("config.yaml", "checkpoints/best.ckpt", "checkpoints/last.ckpt")
+    }
+    for kind, name_it in NAMED.items():
+        for name, content in untouched.items():
+            (bad / name).write_bytes(content)
+        name_it(bad)
+        told(VERBS[verb], capfd)  # an error of another kind than the user's fails here
+        assert not Path("ran").exists(), kind
+        assert "strange_code" not in sys.modules, kind
+
+
+PLACES: dict[str, dict[str, Any]] = {
+    "nodes": {"trainer": {"num_nodes": 2}},
+    "processes": {"trainer": {"devices": 50}},
+    "workers": {"data": {"num_workers": 500}},
+    "a download": {"data": {"data_dir": "written"}},
+    "copies": {"data": {"copies_dir": "written"}},
+    "weights": {"model": {"weights": "written/w.pth"}},
+    "a teacher's weights": {"model": {"teacher_path": "written/w.pth"}},
+    "a checkpoint": {"ckpt_path": "written/x.ckpt"},
+    "an output": {"output": "written"},
+    "its folder": {"trainer": {"default_root_dir": "written"}},
+    "a tracker": {"logger": "wandb", "logger_args": {"base_url": "http://127.0.0.1:9"}},
+    "more images": {"v2": "written"},
+    "a setting that is not known": {"data": {"of_tomorrow": "written"}},
+}
+
+
+def test_a_run_says_what_was_learnt_and_no_place(bad: Path, capfd: Capture) -> None:
+    path = bad / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    for builds in (False, True):
+        taken = trust.as_data(config, (), path, (), own=False, builds=builds)
+        for name in ("root", "img_size", "batch_size", "class_names", "mean"):
+            assert taken["data"][name] == config["data"][name]
+        assert taken["model"] | {"weights": 0} == config["model"] | {"weights": 0}
+        for kind, parts in PLACES.items():
+            for group, part in parts.items():
+                changed_ = config | {group: (config.get(group) or {}) | part if isinstance(part, dict) else part}
+                taken = trust.as_data(changed_, (), path, (), own=False, builds=builds)
+                assert "written" not in str(taken), kind
+                assert not (taken.keys() | taken["trainer"] | taken["data"].keys()) & {"num_nodes", "logger"} - {
+                    "x"
+                } or (taken["trainer"].get("num_nodes", 1) == 1 and not taken.get("logger")), kind
+                assert "50" not in str([taken["trainer"].get("devices"), taken["data"].get("num_workers")]), kind
+    for teacher in ("logs/good/checkpoints/best.ckpt", "../x", "/x"):
+        with pytest.raises(UserError, match="a place of its own"):
+            trust.as_data({"model": {"teacher": teacher}}, (), path, (), own=False, builds=True)
+
+
+def test_neither_eval_nor_predict_starts_what_a_run_asks_for(bad: Path, capfd: Capture) -> None:
+    for signed in (True, False):
+        changed(bad, trainer={"num_nodes": 2, "devices": 50})
+        if signed:
+            signature.sign(bad / "config.yaml", (bad / "config.yaml").read_text())
+        for verb in ("eval", "predict"):
+            line, _ = told([*VERBS[verb], *(["--trainer.limit_val_batches=1"] if verb == "eval" else [])], capfd)
+            assert line == ""
+
+
+def scores(change: Callable[[dict[str, Any]], Any]) -> Mend:
+    def mend(bad: Path) -> None:
+        path = bad / "evaluation.json"
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+
+    return mend
+
+
+def written(name: str, content: str | bytes, mode: str = "wb") -> Mend:
+    def mend(bad: Path) -> None:
+        with (bad / name).open(mode) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+
+    return mend
+
+
+DAMAGED: dict[str, tuple[str, Mend, str]] = {
+    "scores: no JSON": ("card", written("evaluation.json", "{"), "evaluation.json: it is no JSON"),
+    "scores: deep": ("card", written("evaluation.json", "[" * 100_000), "evaluation.json: it is no JSON"),
+    "scores: a long number": ("card", written("evaluation.json", f'{{"step": {"9" * 6000}}}'), "is no JSON"),
+    "scores: NaN": ("card", written("evaluation.json", '{"step": NaN}'), "is no JSON: NaN is no number"),
+    "scores: no text": ("card", written("evaluation.json", b"\xff"), "evaluation.json: it is no text"),
+    "scores: a list": ("card", written("evaluation.json", "[1]"), "evaluation.json is not what"),
+    "scores: epoch": ("card", scores(lambda found: found.update(epoch="x")), "writes: epoch cannot be used"),
+    "scores: classes": ("card", scores(lambda found: found.update(class_names=[1])), "class_names[0] cannot be used"),
+    "scores: raw": ("card", scores(lambda found: found.update(raw=None)), "raw cannot be used: it is missing"),
+    "scores: acc1": ("card", scores(lambda found: found["raw"].update(acc1="x")), "raw.acc1 cannot be used"),
+    "scores: a class": ("card", scores(lambda found: found["raw"].update(per_class={"a": []})), "raw.per_class.a"),
+    "scores: a threshold": ("card", scores(lambda found: found["raw"].update(thresholds=[1])), "raw.thresholds[0]"),
+    "scores: a set": ("card", scores(lambda found: found["raw"].update(extra={"x": 1})), "raw.extra.x"),
+    "baselines": ("card", written("baselines.json", '{"step": 1}'), "baselines.json: metric cannot be used"),
+    "metrics: no text": ("plot", written("metrics.csv", b"\xff\n", "ab"), "metrics.csv is no text"),
+    "metrics: a step": ("plot", written("metrics.csv", f"{',' * 3}x\n", "ab"), "metrics.csv, line"),
+    "metrics: digits": ("plot", written("metrics.csv", "²,²,²,²,²,²,²\n", "ab"), "metrics.csv, line"),
+    "metrics: a cell": (
+        "plot",
+        written("metrics.csv", "step,val/acc1\n1,x\n"),
+        "val/acc1 at step 1 is 'x', and not a number",
+    ),
+    "metrics: cells": ("plot", written("metrics.csv", f"1{',1' * 40}\n", "ab"), "more cells than columns"),
+    "metrics: a field": (
+        "plot",
+        written("metrics.csv", f"{'x' * 200_000}\n", "ab"),
+        "is no CSV file: field larger than",
+    ),
+    "weights: empty": ("predict", written("checkpoints/best.ckpt", ""), "best.ckpt is not a whole checkpoint"),
+    "weights: step": ("predict", lambda bad: rewrite(bad, lambda c: c.update(global_step="x")), "global_step"),
+    "weights: weights": ("predict", lambda bad: rewrite(bad, lambda c: c.update(state_dict=[1])), "state_dict"),
+    "weights: settings": (
+        "predict",
+        lambda bad: rewrite(bad, lambda c: c.update(hyper_parameters=[1])),
+        "hyper_parameters",
+    ),
+    "weights: a network": (
+        "predict",
+        lambda bad: rewrite(bad, lambda c: c["hyper_parameters"].update(num_classes="x")),
+        "hyper_parameters.num_classes",
+    ),
+    "weights: a field": (
+        "predict",
+        lambda bad: rewrite(bad, lambda c: c["hyper_parameters"].update(fields={"depth": "x"})),
+        "best.ckpt cannot be loaded",
+    ),
+    "weights: a class": (
+        "predict",
+        lambda bad: rewrite(bad, lambda c: of_data(c).update(class_names=[1])),
+        "class_names[0]",
+    ),
+    "weights: callbacks": ("resume", lambda bad: rewrite(bad, lambda c: c.update(callbacks=[1])), "callbacks"),
+    "weights: loops": ("resume", lambda bad: rewrite(bad, lambda c: c["loops"].update(fit_loop=[1])), "last.ckpt"),
+    "weights: optimizer": ("resume", lambda bad: rewrite(bad, lambda c: c.update(optimizer_states=[1])), "last.ckpt"),
+    "weights: schedule": ("resume", lambda bad: rewrite(bad, lambda c: c.update(lr_schedulers=[1])), "last.ckpt"),
+}
+
+
+def of_data(content: dict[str, Any]) -> dict[str, Any]:
+    """The data module's part of a checkpoint."""
+    return next(part for part in content.values() if isinstance(part, dict) and "depends_on" in part)
+
+
+@pytest.mark.parametrize(("verb", "damage", "words"), DAMAGED.values(), ids=DAMAGED)
+def test_what_is_damaged_is_named(verb: str, damage: Mend, words: str, bad: Path, capfd: Capture) -> None:
+    damage(bad)
+    line, _ = told(VERBS[verb], capfd)
+    assert words in line
+
+
+GARBAGE = ["\xff\xfe\n", "a,b\n", "1\n", f"{'x' * 200_000}\n", '"\n', f"{'9' * 5000},{'9' * 5000},1\n", "²,²,²\n"]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=ascii)
+def test_garbage_in_the_metrics_stops_no_resume(garbage: str, bad: Path, capfd: Capture) -> None:
+    """The checkpoint says where the run is. What is no metric is put aside."""
+    before = rows(bad)
+    written("metrics.csv", garbage.encode("latin-1"), "ab")(bad)
+    line, _ = told(VERBS["resume"], capfd)
+    assert line == ""
+    assert (bad / "damaged-metrics.csv").is_file()
+    after = rows(bad)
+    assert checkpoint(bad)["global_step"] == 8
+    assert {row["step"] for row in after} >= (
+        {row["step"] for row in before} if garbage.isascii() and len(garbage) < 9 else set()
+    )
+
+
+def test_one_bad_run_breaks_no_list(bad: Path, capfd: Capture) -> None:
+    damages: list[Mend] = [
+        written("config.yaml", BOMB),
+        lambda bad: os.mkfifo(bad / "pipe"),
+        lambda bad: (bad / "link").symlink_to("/etc"),
+        written("metrics.csv", b"\xff\n", "ab"),
+        written("metrics.csv", "x,y\n", "ab"),
+        lambda bad: changed(bad, model=[1]),
+        lambda bad: changed(bad, trainer={"max_epochs": "x"}),
+    ]
+    whole = bad.with_name("whole")
+    shutil.copytree(bad, whole)
+    try:
+        for damage in damages:
+            shutil.rmtree(bad)
+            shutil.copytree(whole, bad)
+            damage(bad)
+            _, shown = told(["runs", "--json"], capfd)
+            found = {row["name"]: row for row in json.loads(shown)}
+            assert found["good"]["damage"] is None
+            assert BAD in found[BAD]["damage"]
+            _, shown = told(["runs"], capfd)
+            assert re.search(r"^bad .*, damaged *$", shown, re.M)
+            line, shown = told(["compare", "good", BAD, "whole"], capfd)
+            assert line == ""
+            assert "left out: logs/bad" in shown or damage is damages[4] or "max_epochs" in shown
+    finally:
+        shutil.rmtree(whole)
+        for path in bad.parent.glob("compare-*"):
+            path.unlink()
+
+
+CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
+NAMES = [
+    "[/b] x",
+    f"a{CLIPBOARD}",
+    "=1+1",
+    "@SUM(A1)",
+    "$\\frac$",
+    ":smile:",
+    "[link=file:///]y",
+    "-2+3",
+    "\u202eabc",
+    "<b>",
+]
+"""Markup, codes of a terminal, formulas of a spreadsheet."""
+
+
+@pytest.mark.parametrize("verb", [*FAST, *slow(*(name for name in VERBS if name not in FAST))])
+def test_no_name_is_markup_or_a_code_or_a_formula(verb: str, bad: Path, capfd: Capture) -> None:
+    rewrite(bad, lambda content: of_data(content).update(class_names=NAMES))
+
+    def renamed(content: dict[str, Any]) -> None:
+        content["class_names"] = NAMES
+        for part in ("raw", "ema"):
+            content[part]["per_class"] = dict.fromkeys(NAMES, 50.0)
+
+    scores(renamed)(bad)
+    logged = (bad / "metrics.csv").read_text().replace("val/acc5", "val/[/b]" + CLIPBOARD)
+    (bad / "metrics.csv").write_text(logged)
+    _, shown = told(VERBS[verb], capfd)
+    assert not {"\x1b", "\x07", "\u202e"} & {*shown}
+    for path in bad.rglob("*.csv"):
+        assert not re.search("[\n,]=", path.read_text())
+
+
+def test_the_console_shows_names_as_they_are(capsys: Capture) -> None:
+    table = Table("[/b] x", title="[/i] y")
+    for name in NAMES:
+        table.add_row(name)
+    console(width=80).print(table, *NAMES)
+    shown = capsys.readouterr().out
+    assert all(shown.count(name) >= 2 for name in NAMES if printable(name) == name)
+    assert not {"\x1b", "\x07", "\u202e"} & {*shown}
+
+
+def test_a_run_with_a_code_in_its_name_is_refused(bad: Path, capfd: Capture) -> None:
+    named = bad.with_name(f"x{CLIPBOARD}")
+    bad.rename(named)
+    try:
+        for verb, arguments in VERBS.items():
+            words = [str(named) if word == BAD else word for word in arguments]
+            line, shown = told(words, capfd)
+            assert "has a control character in its name" in line or verb == "runs"
+            assert not {"\x1b", "\x07"} & {*shown}
+    finally:
+        named.rename(bad)
+
+
+def test_cells_are_no_formulas_and_are_read_back(tmp_path: Path) -> None:
+    names = [*NAMES, "'=x", "''+x", "plain", "-1.5", "\t=x", "=", "'quoted'"]
+    disk.write_csv(tmp_path / "table.csv", ["path"], [[name] for name in names if "\n" not in name])
+    cells = (tmp_path / "table.csv").read_text().splitlines()
+    assert [cell for cell in cells if re.match('["]?[=+@-]', cell)] == ["-1.5"]
+    assert [row["path"] for _, row in disk.read_csv(tmp_path / "table.csv", "it")] == names
+
+
+OUTPUTS = {
+    "eval": ["eval", "good"],
+    "predict": ["predict", "good", "x.png"],
+    "export": ["export", "good", "--format=torch_export"],
+    "card": ["card", "good"],
+    "plot": ["plot", "good"],
+    "visualize": ["visualize", "good", "--images=x.png"],
+    "compare": ["compare", "good", BAD],
+    "features": ["features", "good", "--images=images"],
+    "replay": ["replay", "good", "--step=1", "--data-only"],
+    "demo": ["demo", "good"],
+}
+"""Verbs with --output."""
+
+
+@pytest.mark.parametrize("verb", OUTPUTS)
+def test_an_output_that_cannot_be_is_refused_at_once(
+    verb: str, bad: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    """A pipe, a file in the place of a folder, and a place that cannot be: before anything is computed."""
+    desk = bad.parent.parent
+    monkeypatch.setattr(torch.nn.Module, "__call__", None)
+    suffix = {"features": ".npz", "compare": ".png", "export": ".pt2"}.get(verb, "")
+    pipe = desk / f"pipe{suffix}"
+    os.mkfifo(pipe)
+    before = sorted(desk.rglob("*"))
+    try:
+        for place in (pipe, desk / "x.png/y" / f"z{suffix}", Path("/proc/none") / f"z{suffix}"):
+            line, _ = told([*OUTPUTS[verb], f"--output={place}"], capfd)
+            assert str(place) in line
+        assert sorted(desk.rglob("*")) == before
+    finally:
+        pipe.unlink()
+
+
+def test_every_option_for_an_output_is_tried(capfd: Capture) -> None:
+    """A new verb with --output joins `OUTPUTS`."""
+    for name in VERBS.keys() - {"fit --from"}:
+        _, shown = told([name, "--help"], capfd)
+        assert ("--output" not in shown) or name in OUTPUTS or name == "consolidate", name
+
+
+@pytest.mark.parametrize(
+    "content", [b"config.yaml \xff\xfe\n", "config.yaml \u00e9\n".encode(), b"", b"x" * 100_000, b"\0"]
+)
+def test_a_signature_that_is_none_is_none(content: bytes, bad: Path) -> None:
+    text = (bad / "config.yaml").read_text()
+    assert signature.is_own(bad / "config.yaml", text)
+    (bad / ".signature").write_bytes(content)
+    assert not signature.is_own(bad / "config.yaml", text)
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"\n"])
+def test_a_damaged_key_is_replaced_and_said(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    key = tmp_path / "cait/key"
+    key.parent.mkdir()
+    key.write_bytes(content)
+    signature.sign(tmp_path / "config.yaml", "a: 1")
+    assert capsys.readouterr().err.count("holds no key") == 1
+    assert key.stat().st_size == signature.BYTES
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert signature.is_own(tmp_path / "config.yaml", "a: 1")
+
+
+def test_a_signature_is_of_one_file(tmp_path: Path) -> None:
+    """What is signed for the owner is no configuration."""
+    signature.sign(tmp_path / ".owner", "a: 1")
+    signature.sign(tmp_path / "config.yaml", "b: 2", "c: 3")
+    signature.sign(tmp_path / "config.yaml", "b: 2")
+    assert signature.is_own(tmp_path / ".owner", "a: 1")
+    assert signature.is_own(tmp_path / "config.yaml", "b: 2")
+    assert not signature.is_own(tmp_path / "config.yaml", "a: 1")
+    assert not signature.is_own(tmp_path / "config.yaml", "c: 3")
