@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info
@@ -78,13 +79,13 @@ def check_callbacks(given: Any) -> None:
 
 
 def check_modes(callbacks: list[Callback], own: Mapping[str, Any]) -> None:
-    """Refuse a callback that takes the worst value of a metric for the best; Lightning's own default is "min"."""
+    """Warn of a callback that takes the worst value of a metric for the best; Lightning's own default is "min"."""
     for callback in callbacks:
-        monitor, mode = getattr(callback, "monitor", None), getattr(callback, "mode", None)
-        best = best_mode(monitor, own) if isinstance(monitor, str) else None
-        if best and mode in ("min", "max") and mode != best:
-            name = type(callback).__name__
-            raise UserError(f"--trainer.callbacks {name}: of {monitor} the best value is the {best}; set mode: {best}")
+        if isinstance(callback, EarlyStopping | ModelCheckpoint) and callback.monitor is not None:
+            best = best_mode(callback.monitor, own) or callback.mode
+            if callback.mode != best:
+                name, given = type(callback).__name__, f"{callback.mode} of {callback.monitor}"
+                rank_zero_info(f"warning: {name} takes the {given} for the best; give it mode: {best}")
 
 
 def check_rates(schedule: ScheduleSettings, images: int) -> None:
