@@ -6,8 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from cait.data.folder import FolderSource, Splits, folder_names, list_classes, scan_flat
+from cait.data.folder import FolderSource, Splits, folder_names, list_classes, not_listed, scan_flat
 from cait.data.listing import Files
+from cait.file_lock import tell
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,14 @@ def listed(root: Path, hold_out: bool) -> Listed:
     source = FolderSource(Splits(root=str(root)))
     if not root.is_dir() or not (hold_out or _has_classes(source)):
         return Listed(root, scan_flat(root), [])
+    names, training = source.class_names, None
     if source.holds_out and not hold_out:
-        names = source.class_names
-        return Listed(root, list_classes(root, names), names)
-    files = Files([*source.train, *source.val])
-    return Listed(root, files, source.class_names, len(source.train))
+        files = list_classes(root, names)
+    else:
+        files, training = Files([*source.train, *source.val]), len(source.train)
+    if left_out := source.left_out or files.left_out:
+        tell(f"{root}{not_listed(left_out)}")
+    return Listed(root, files, names, training)
 
 
 def _has_classes(source: FolderSource) -> bool:
