@@ -197,11 +197,17 @@ def test_what_is_typed_wrong_gets_one_line(
     assert sorted(desk.rglob("*")) == before
 
 
+ALONE = "--trainer.devices and num_nodes make 2 processes, SLURM has started 1"
 SRUN = dict(SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_NTASKS="4")
 ENVIRONMENTS = [
     (SRUN, "You set `--ntasks=4` in your SLURM bash script"),
     (SRUN | {"SLURM_NTASKS": "x"}, "the environment has SLURM_NTASKS=x: start the processes with srun, or unset"),
     (SRUN | {"SLURM_NTASKS_PER_NODE": "4"}, "the environment lacks SLURM_PROCID: start the processes with srun"),
+    (
+        SRUN | {"SLURM_JOB_NAME": "bash", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"},
+        "srun started 4 tasks in a job",
+    ),
+    (SRUN | {"SLURM_NTASKS": "1"} | dict.fromkeys(["SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"], "0"), ALONE),
     ({"TORCHELASTIC_RUN_ID": "7"}, "the environment lacks WORLD_SIZE: start the processes with torchrun"),
     ({"RANK": "x"}, "the environment has RANK=x, which is no whole number; unset it"),
 ]
@@ -219,6 +225,8 @@ def test_variables_of_a_launcher_that_do_not_fit_together_get_one_line_too(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    if words == ALONE:
+        verb = [*FIT, "--trainer.devices=2", "--trainer.accelerator=cpu"]
     test_what_is_typed_wrong_gets_one_line(verb, words, desk, monkeypatch, capfd)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 from contextlib import suppress
@@ -90,8 +91,10 @@ def main(
     try:
         cores.open_streams()
         if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+            # File names may be no text. A terminal of another encoding lacks some of our letters.
+            is_unicode = codecs.lookup(sys.stdout.encoding).name.startswith("utf")
             with suppress(OSError):  # somebody has replaced the file below
-                sys.stdout.reconfigure(errors="surrogateescape")  # file names may be no text
+                sys.stdout.reconfigure(errors="surrogateescape" if is_unicode else "replace")
         _run(argv, program)
         sys.stdout.flush()
     except (KeyboardInterrupt, BrokenPipeError, SystemExit) as error:

@@ -139,6 +139,11 @@ def check_trainer(trainer: Trainer, model: LightningModule, trains: bool, sync_b
     cluster = getattr(trainer.strategy, "cluster_environment", None)
     if trains and trainer.num_nodes > 1 and isinstance(cluster, LightningEnvironment) and not os.getenv("MASTER_ADDR"):
         raise UserError(f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun")
+    asked = trainer.num_devices * trainer.num_nodes
+    if trains and trainer.world_size != asked:  # Lightning would train on as many as SLURM has started
+        raise UserError(
+            f"--trainer.devices and num_nodes make {asked} processes, SLURM has started {trainer.world_size}"
+        )
     batch_norm = any(isinstance(layer, _BatchNorm) for layer in model.modules())
     on_cpu = trainer.strategy.root_device.type == "cpu"
     if sync_batchnorm and batch_norm and trainer.world_size > 1 and on_cpu:

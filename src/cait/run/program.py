@@ -55,6 +55,9 @@ class Processes:
             _check_variables("torchrun", TORCHRUN)
             return TorchElasticEnvironment()
         if not SLURMEnvironment.detect():
+            if (count := os.environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1" and "SLURM_PROCID" in os.environ:
+                name = os.environ.get("SLURM_JOB_NAME")  # Lightning takes it for a session: each task would train alone
+                raise UserError(f"srun started {count} tasks in a job called {name}; give it another --job-name")
             return None
         _check_variables("srun", SRUN[:1])
         try:  # Lightning would have SLURM save and requeue by itself

@@ -297,12 +297,12 @@ def parse(text: bytes, name: str) -> Index:
             }
             names, images = content["class_names"], content["images_per_chunk"]
             sizes = [piece.size for split in splits.values() for piece in (split.table, *split.chunks)]
-            if min(images, *sizes) < 1 or not (
-                isinstance(names, list) and all(isinstance(name, str) for name in names)
-            ):
-                raise ValueError("a size is less than 1, or class_names is no list of names")
+            if min(images, *sizes) < 1:
+                raise ValueError("a size is less than 1")
+            if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) for name in names):
+                raise ValueError("class_names is no list of at least 2 names")
             pixels = Pixels(**content["pixels"]) if "pixels" in content else None
             return Index(names, images, splits, pixels)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{name} is not an index of shards, as `cait shards` writes it: {error!r}") from error
     raise UserError(f"{name} is of version {content['version']}, this program reads version {VERSION}")

@@ -262,6 +262,40 @@ def test_shards_that_are_not_whole_are_told(kind: str, digit_shards: Path, tmp_p
     assert "\n" not in str(told.value)
 
 
+COLUMNS = ("ends", "places", "labels", "starts", "sizes", "sums")
+DAMAGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "shorter": lambda column: column[:-3],
+    "longer": lambda column: np.concatenate([column, column[:3]]),
+    "of two dimensions": lambda column: column[:, None],
+    "no numbers": lambda column: column.astype(str),
+    "empty": lambda column: column[:0],
+}
+OUT_OF_RANGE = [("labels", 10), ("labels", -99), ("places", 10**6), ("starts", 10**6), ("sizes", 10**8), ("ends", -5)]
+CASES: list[tuple[str, Callable[[np.ndarray], np.ndarray]]] = [
+    *((name, damage) for name in COLUMNS for damage in DAMAGES.values()),
+    *((name, lambda column, by=by: column.astype(np.int64) + by) for name, by in OUT_OF_RANGE),  # type: ignore[misc]
+]
+
+
+def test_a_table_that_does_not_fit_its_chunks_is_told_although_its_checksum_is_right(
+    digit_shards: Path, tmp_path: Path
+) -> None:
+    root = shutil.copytree(digit_shards, tmp_path / "shards")
+    whole, index = dict(np.load(root / "val/images.npz")), json.loads((root / "shards.json").read_text())
+    for name, damage in CASES:
+        np.savez(root / "val/images.npz", **whole | {name: damage(whole[name])})
+        data = (root / "val/images.npz").read_bytes()
+        index["val"]["table"] = [len(data), hashlib.sha256(data).hexdigest()]
+        (root / "shards.json").write_text(json.dumps(index))
+        with pytest.raises(UserError, match=r"val/images\.npz: (its|the columns of its) table") as error:
+            ShardSource(Splits(str(root)), Shards()).val  # noqa: B018
+        assert "\n" not in str(error.value)
+    for name, wrong in (("images_per_chunk", 0), ("class_names", ["a"]), ("class_names", 5), ("train", {"chunks": 3})):
+        (root / "shards.json").write_text(json.dumps(index | {name: wrong}))
+        with pytest.raises(UserError, match=r"shards\.json is not an index of shards"):
+            ShardSource(Splits(str(root)), Shards()).train  # noqa: B018
+
+
 def test_a_folder_of_shards_is_made_and_read_without_litdata(
     digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
