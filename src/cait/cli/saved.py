@@ -18,7 +18,7 @@ from cait.settings import Settings, flatten
 
 
 def read(path: Path, text: str | None = None) -> dict[str, Any]:
-    """The settings in a run's config.yaml, after what extras change in it.
+    """The settings in a run's config.yaml.
 
     Args:
         text: what it holds, if that has been read already.
@@ -29,12 +29,9 @@ def read(path: Path, text: str | None = None) -> dict[str, Any]:
     text = read_text(path) if text is None else text
     check_config(path, text)
     try:
-        config = yaml.safe_load(text)
+        return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not a configuration: {one_line(error)}") from error
-    for update in plugins.of_kind("update_config"):
-        config = update(config)
-    return config
 
 
 def without_absent(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-
-from cait import plugins
 
 HEIF = (".heic", ".heif")
 """Suffixes of the photographs that iPhones take; pillow-heif reads them."""
@@ -17,9 +15,6 @@ TORCHVISIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff"
 EXTENSIONS = (*TORCHVISIONS, ".gif", ".avif", *(HEIF if find_spec("pillow_heif") else ()))
 """Suffixes of image names, in lower case. Only the first frame of a GIF file is read."""
 THREADS = 8  # a server in the network answers many at a time; a local disk loses half a second in a million files
-
-Times = list[tuple[str, int]]
-"""Folders and when each changed last, in nanoseconds."""
 
 
 def is_image(name: str) -> bool:
@@ -69,32 +64,17 @@ def list_images(folder: Path, names: Sequence[str]) -> Files:
 
     Hidden files and folders, whose names begin with a dot, are left out: viewers put small copies there.
     """
-    with ThreadPoolExecutor(THREADS) as pool:
-        for offer in plugins.of_kind("list_images"):
-            return offer(folder, names, pool)
-        return walk(folder, names, pool)[0]
-
-
-def walk(folder: Path, names: Sequence[str], pool: Executor) -> tuple[Files, Times]:
-    """The images as `list_images` gives them, and when each folder below `folder` changed last."""
     order = sorted(range(len(names)), key=lambda label: names[label])
     start = len(os.path.join(folder, ""))
-    times: Times = []
-
-    def samples() -> Iterator[tuple[str, int]]:
+    with ThreadPoolExecutor(THREADS) as pool:
         listed = pool.map(_walk, [os.path.join(folder, names[label]) for label in order])
-        for label, (paths, changed) in zip(order, listed, strict=True):
-            times.extend((inner[start:], when) for inner, when in changed)
-            yield from ((path[start:], label) for path in paths)
-
-    return Files(samples(), str(folder)), times
+        samples = ((path[start:], label) for label, paths in zip(order, listed, strict=True) for path in paths)
+        return Files(samples, str(folder))
 
 
-def _walk(folder: str) -> tuple[list[str], Times]:
-    paths, times = [], []
+def _walk(folder: str) -> list[str]:
+    paths = []
     for inner, _, files in sorted(os.walk(folder, followlinks=True)):
-        if f"{os.sep}." in inner[len(folder) :]:
-            continue
-        times.append((inner, os.stat(inner).st_mtime_ns))
-        paths += [os.path.join(inner, name) for name in sorted(files) if is_image(name)]
-    return paths, times
+        if f"{os.sep}." not in inner[len(folder) :]:
+            paths += [os.path.join(inner, name) for name in sorted(files) if is_image(name)]
+    return paths

@@ -15,7 +15,7 @@ from cait.run import rundir
 
 KEYS = {"model", "epoch", "img_size", "class_names", "raw"}
 FIGURES = {"acc1", "images", "per_class"}
-"""What the extras that call `read` take from it; an earlier version may not have written all."""
+"""What the extras that call `read` take from it."""
 
 SEVERAL = {"average_precision": "average precision", "f1": "F1", "thresholds": "threshold"}
 """Figures of each class if an image may have several, under `multi_label`, and their titles."""

@@ -16,7 +16,6 @@ VERBS = {
     "crossval": Verb(
         "cait.extras.annotations.crossval:crossval",
         "train on every fold, give the mean and its interval: cait crossval NAME --data.root DIR",
-        takes="fit",
     )
 }
 
@@ -55,7 +54,6 @@ class Annotations:
 
 DATA_SETTINGS = "cait.extras.annotations:Annotations"
 MULTI_LABEL = "multi_label"
-REPLACED = ()
 TASKS = {MULTI_LABEL: "cait.extras.annotations.several:MultiLabel"}
 
 
