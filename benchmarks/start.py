@@ -3,10 +3,10 @@
     python benchmarks/start.py [--classes 1000] [--images 1281000] [--workers 2] [--out FILE]
     python benchmarks/start.py --digits 5 [--against FOLDER] [--out FILE]
 
-The folder is made of hard links to a few small JPEGs, below --folder. A first start lists it, and a second one reads
-the kept listing. Each is a process of its own: the imports, the data module's `setup`, the digest of the names that
-checkpoints hold, and the first batch of the loader's workers. Memory is a process's own plus its share of what it has
-in common with the others (PSS). With the right to do so the system's cache of files is dropped before each start.
+The folder is made of hard links to a few small JPEGs, below --folder. The start is a process of its own: the
+imports, the data module's `setup`, the digest of the names that checkpoints hold, and the first batch of the loader's
+workers. Memory is a process's own plus its share of what it has in common with the others (PSS). With the right to do
+so the system's cache of files is dropped before it.
 
 --digits times whole commands, so many times each: the digits until the first step, `cait zoo`, and a misspelt setting.
 A second checkout takes turns with this one. The seconds are those of the clock, and those of one core.
@@ -171,24 +171,22 @@ def main() -> None:
             digits(options.digits, options.against, place, options.out)
             return
         make(place / "data", options.classes, options.images)
-        time.sleep(3)  # folders that have just changed are not kept
-        for name in ("first", "second"):
-            cold = drop_caches()
-            words = [sys.executable, __file__, "--start", str(place / "data"), "--workers", str(options.workers)]
-            environment = os.environ | {"PYTHONPATH": str(REPO / "src"), "XDG_CACHE_HOME": str(place / "cache")}
-            output = subprocess.run(words, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-            found = json.loads(output.splitlines()[-1])
-            parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in found["seconds"].items())
-            memory = found["memory"]
-            workers = " + ".join(f"{size:,.0f}" for size in memory["workers"])
-            line = (
-                f"{found['images']:,} images in {options.classes:,} classes, {name} start, "
-                f"{'cold' if cold else 'warm'} disk: {sum(found['seconds'].values()):.1f} s ({parts}); "
-                f"{memory['imports']:,.0f} MB after the imports, process and workers {memory['process']:,.0f} + "
-                f"{workers} MB"
-            )
-            print(line, flush=True)
-            add(options.out, line)
+        cold = drop_caches()
+        words = [sys.executable, __file__, "--start", str(place / "data"), "--workers", str(options.workers)]
+        environment = os.environ | {"PYTHONPATH": str(REPO / "src")}
+        output = subprocess.run(words, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+        found = json.loads(output.splitlines()[-1])
+        parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in found["seconds"].items())
+        memory = found["memory"]
+        workers = " + ".join(f"{size:,.0f}" for size in memory["workers"])
+        line = (
+            f"{found['images']:,} images in {options.classes:,} classes, "
+            f"{'cold' if cold else 'warm'} disk: {sum(found['seconds'].values()):.1f} s ({parts}); "
+            f"{memory['imports']:,.0f} MB after the imports, process and workers {memory['process']:,.0f} + "
+            f"{workers} MB"
+        )
+        print(line, flush=True)
+        add(options.out, line)
     finally:
         shutil.rmtree(place)
 

@@ -39,8 +39,8 @@ def files(root: Path) -> list[Path]:
 
 def renamed(text: str, old: str, new: str, project: tuple[str, str]) -> str:
     """`text` with the package's new name, and the project's."""
-    # Before the name there may be \b or \n of a pattern or a string, or what shtab puts before its function in bash.
-    start = r"(?:(?<!\w)|(?<=\\[bnt])|(?<=_shtab_))"
+    # Before the name there may be \b or \n of a pattern or a string.
+    start = r"(?:(?<!\w)|(?<=\\[bnt]))"
     word = re.compile(rf"(?<!\w){re.escape(project[0])}(?!\w)|{start}{old}(?!\w)")
 
     def replace(found: re.Match[str]) -> str:
@@ -52,7 +52,6 @@ def renamed(text: str, old: str, new: str, project: tuple[str, str]) -> str:
     for line in text.splitlines(keepends=True):
         if KEPT not in line:
             line = re.sub(rf"(?<![A-Z_]){old.upper()}_(?=[A-Z])", f"{new.upper()}_", word.sub(replace, line))
-            line = line.replace(f"_{old}_runs", f"_{new}_runs")  # the shell's function in the completion
         lines.append(line)
     return "".join(lines)
 

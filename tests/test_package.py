@@ -92,7 +92,7 @@ def test_an_installed_package_finds_its_configurations_from_an_empty_folder(inst
     found = run(tmp_path, installed.with_name("python"), "-c", where).strip()
     assert Path(found).is_relative_to(installed.parents[1].resolve())
     assert "`cait resume NAME`" in run(tmp_path, installed, "resume", status=2)
-    # Refused before torch is imported, and only once the file was found and read.
+    # Refused only once the file was found and read.
     for name in ("digits.yaml", "configs/digits.yaml", "imagenet/xxs24_224.yaml"):
         refused = run(tmp_path, installed, "fit", "--config", name, "--model.lrr=1", status=2)
         assert refused == "cait: error: there is no option --model.lrr; did you mean --model.lr?\n"

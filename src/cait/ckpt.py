@@ -137,11 +137,8 @@ def rename_data_state(checkpoint: Checkpoint, name: str) -> None:
 
 
 def _data_key(checkpoint: Checkpoint) -> str | None:
-    """The key of the data module's part: it has the "class_names" and, except in old checkpoints, "depends_on"."""
-    settings = ("hyper_parameters", "datamodule_hyper_parameters")  # a user's own settings may name classes too
-    found = [
-        key
-        for key, part in checkpoint.items()
-        if key not in settings and isinstance(part, dict) and isinstance(part.get("class_names"), list)
-    ]
-    return next((key for key in found if "depends_on" in checkpoint[key]), found[0] if found else None)
+    """The key of the data module's part: it has the "class_names", and "depends_on", which a user's settings lack."""
+    for key, part in checkpoint.items():
+        if isinstance(part, dict) and isinstance(part.get("class_names"), list) and "depends_on" in part:
+            return key
+    return None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from cait.errors import UserError, one_line
 
@@ -32,13 +32,8 @@ KINDS = {
     "DATA_SETTINGS": '"module:Group": a dataclass whose fields become settings of the data module, see cait.settings',
     "MODEL_SETTINGS": '"module:Group": the same for the LightningModule; a run holds them in `module.hparams`',
     "parameter_groups": "(optimizer, network) -> None: change the groups of an optimizer that was just built",
-    "MOVED": "dict[str, str]: modules of earlier versions and where they are now, for the class paths of saved runs",
     "LEARNT": 'Sequence[str]: settings in words that a stranger\'s run may set, as "data.labels"; they write nowhere',
-    "update_config": "(config) -> config: a step after a run's config.yaml is read, as for settings that have changed",
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
-    "REPLACED": 'Sequence[str]: the options that its `replace_arguments` takes away, as "paper"',
-    "check_arguments": "(verb, arguments, program) -> None: what a verb would refuse, before it imports torch",
-    "fit_help": "(arguments) -> str: what `cait fit --help` prints for these; empty lists every setting, as without it",
     "quieten": "() -> None: before a verb trains or scores, to hide some of Lightning's messages",
     "progress_bar": "() -> ProgressBar: what takes the place of Lightning's bar on a terminal",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train; two extras may give the same one",
@@ -46,7 +41,6 @@ KINDS = {
     "loggers": "(run) -> list[Logger]: loggers of a run that is about to train",
     "checkpoint_io": "(run) -> CheckpointIO or None: what writes the checkpoints of a run",
     "open_source": "(root, settings) -> DataSource or None: the data set that `root` names, if it is of this kind",
-    "list_images": "(folder, names, pool) -> Files: the images of these class folders, see cait.data.listing.walk",
     "image_order": "(source, settings) -> Order or None: the order of the training images, if settings ask for another",
     "wrap_samples": "(samples, settings) -> Samples: the images of a set in another form, such as small copies",
     "train_pipeline": "(preprocessing, augmentation, settings) -> TrainPipeline or None, in place of timm's transform",
@@ -76,12 +70,10 @@ class Verb:
         function: "module:name", called with (arguments, program): the words after the verb, and what `cait` was
             started with, a `cait.run.program.Program`.
         help: what `cait --help` says of it, at most 80 letters a line.
-        takes: what the shell completes after it: a "run", "files", the settings of "fit", or "run fit" for both.
     """
 
     function: str
     help: str
-    takes: Literal["run", "files", "fit", "run fit"] = "run"
 
     def load(self) -> Any:
         return load(self.function)

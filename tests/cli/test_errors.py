@@ -122,7 +122,6 @@ CONFIGS = {
 VERBS = {
     "fit configs/x.yaml": "what is 'configs/x.yaml'? A configuration comes after --config: --config configs/x.yaml",
     "fit --config": "--config needs a value",
-    "fit --help=models": "there is no --help=models",
     "train --config digits.yaml": "unknown verb 'train'; did you mean fit?",
     "zo": "unknown verb 'zo'; did you mean zoo?",
     "runs nowhere": "there is no folder nowhere",

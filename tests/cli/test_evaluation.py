@@ -130,9 +130,10 @@ def test_without_extras_loss_and_accuracy_are_scored(
     assert "--trust-config" in capsys.readouterr().out
 
 
-def test_every_setting_can_be_listed(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("words", ["eval --help=all", "fit --help", "fit --help=all"])
+def test_every_setting_can_be_listed(words: str, inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["eval", "--help=all"])
+        main(words.split())
     assert not stop.value.code
     shown = capsys.readouterr().out
     assert "--model.weights" in shown

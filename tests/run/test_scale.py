@@ -291,7 +291,7 @@ def test_the_overlays_run(overlay: str, cait: Cait, tmp_path: Path) -> None:
     assert (run / "throughput.csv").exists() or overlay == "profile"
     if overlay == "profile":
         assert "ProfilerStep*" in (table := (run / "fit-profile.txt").read_text())
-        assert table.split("ProfilerStep*")[1].split("\n")[0].split()[-1] == "20"
+        assert table.split("ProfilerStep*")[1].split("\n")[0].split()[-1] == "3"
         assert len(list(run.glob("fit-profile*.pt.trace.json"))) == 1
 
 

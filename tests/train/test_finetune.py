@@ -104,7 +104,7 @@ def known(tmp_path: Path) -> Path:
         "pytorch-lightning_version": "2.6.6",
         "state_dict": {f"model.{key}": value for key, value in raw.items()},
         "callbacks": {"EMA": ema},
-        "ImageNetDataModule": {"class_names": CLASSES},
+        "ImageNetDataModule": {"class_names": CLASSES, "depends_on": {}},
     }
     torch.save(checkpoint, tmp_path / "known.ckpt")
     return tmp_path / "known.ckpt"

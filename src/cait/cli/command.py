@@ -26,23 +26,16 @@ Train CaiT, "Going deeper with Image Transformers", with PyTorch Lightning.
 
 """
 FOOT = """
-`cait fit --help` lists the settings that runs use most, `cait fit --help=all` every one,
-`cait fit --help=model` the fields of the network; `cait VERB --help` the options of a verb.
+`cait fit --help` lists every setting, `cait VERB --help` the options of a verb.
 `cait fit --config FILE --print_config` shows what a run would use. You can give everything
 in a YAML file on the command line too: --model.lr 1e-3
 """
 
 # A verb's module is imported only when it is asked for: `cait --help` never waits for Lightning.
 VERBS = {
-    "fit": Verb(
-        "cait.cli.fit:fit", "train:              cait fit --config configs/digits.yaml --run_name NAME", takes="fit"
-    ),
-    "resume": Verb(
-        "cait.cli.fit:resume", "continue a run:     cait resume NAME [--trainer.max_epochs 100 ...]", takes="run fit"
-    ),
-    "eval": Verb(
-        "cait.cli.evaluate:evaluate", "score a run:        cait eval NAME [--ema.decay null ...]", takes="run fit"
-    ),
+    "fit": Verb("cait.cli.fit:fit", "train:              cait fit --config configs/digits.yaml --run_name NAME"),
+    "resume": Verb("cait.cli.fit:resume", "continue a run:     cait resume NAME [--trainer.max_epochs 100 ...]"),
+    "eval": Verb("cait.cli.evaluate:evaluate", "score a run:        cait eval NAME [--ema.decay null ...]"),
     "predict": Verb(
         "cait.cli.predict:predict",
         "classify images: cait predict NAME FILE|DIR ... [--format table|csv|jsonl]\n"
@@ -154,8 +147,6 @@ def _run(argv: list[str], program: Program) -> None:
     sys.argv[1:] = argv  # the processes that Lightning starts for DDP repeat this command line
     for processes in plugins.of_kind("PROCESSES"):
         program.processes = plugins.load(processes)()
-    for check in plugins.of_kind("check_arguments"):
-        check(name, rest, program)
     with cores.importing():
         function = known[name].load()
     function(rest, program)

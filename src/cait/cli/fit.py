@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cait import cores, plugins
+from cait import cores
 from cait.cli.options import asks_for_help, check_one_name, replaced, split_run, split_trust
 from cait.errors import UserError, to_type
 from cait.run import rundir
@@ -24,9 +24,6 @@ the path of a folder. What you give now wins over the run's own settings.
 def fit(arguments: list[str], program: Program) -> None:
     """Train. Extras may replace arguments first, such as a row of a table by its settings."""
     if any(argument.split("=")[0] in ("-h", "--help") for argument in arguments):
-        if text := "".join(explain(arguments) for explain in plugins.of_kind("fit_help")):
-            print(text)
-            return
         arguments = ["--help"]
     check_one_name(arguments)
     settings = replaced("fit", arguments, program)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cait import disk, plugins, signature
+from cait import disk, signature
 from cait.guards import configurations
 from cait.run import rundir
 from cait.settings import Settings, flatten
@@ -18,7 +18,7 @@ PARTS = {"model": {"name": str, "fields?": dict}, "data": {"root": str}, "traine
 
 
 def read(path: Path, text: str | None = None) -> dict[str, Any]:
-    """The settings in a run's config.yaml, after what extras change in it.
+    """The settings in a run's config.yaml.
 
     Args:
         text: what it holds, if that has been read already.
@@ -26,10 +26,7 @@ def read(path: Path, text: str | None = None) -> dict[str, Any]:
     Raises:
         UserError: it is no configuration.
     """
-    config = configurations.settings(path, text)
-    for update in plugins.of_kind("update_config"):
-        config = update(config)
-    return config
+    return configurations.settings(path, text)
 
 
 def without_absent(

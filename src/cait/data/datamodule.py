@@ -30,8 +30,8 @@ from cait.settings import Given, flat, values
 PIXELS = "pixels by"
 ORDER = "order of the images"
 STORED = "stored training images"
-EARLIER = {ORDER: "published", STORED: "unchanged"}
-"""What is so of checkpoints that lack these keys."""
+UNCHANGED = "unchanged"
+"""What `stored` says of images that are as their files."""
 CHECKED_IMAGES = 20_000
 """In data sets up to this size every file's header is checked before training, which takes about a second."""
 
@@ -173,7 +173,7 @@ class ImageNetDataModule(LightningDataModule):
     @property
     def stored(self) -> str:
         """How the source has changed the training images."""
-        return getattr(self.source, "stored", EARLIER[STORED])
+        return getattr(self.source, "stored", UNCHANGED)
 
     def prepare_data(self) -> None:
         """Write the embedded data set, or unpack ImageNet's archives; any number of processes may call it."""
@@ -234,7 +234,7 @@ class ImageNetDataModule(LightningDataModule):
     def summary(self) -> str:
         """The data set in a line."""
         train, val = len(self.source.train), len(self.source.val)
-        changed = f" ({self.stored})" if self.stored != EARLIER[STORED] else ""
+        changed = f" ({self.stored})" if self.stored != UNCHANGED else ""
         left_out = not_listed(getattr(self.source, "left_out", {}))
         images = f"{train:,} training{changed} and {val:,} validation images"
         return f"{self.root}: {images}, {self.num_classes} classes{left_out}"
@@ -303,7 +303,7 @@ class ImageNetDataModule(LightningDataModule):
         if not self.check_resume or self.trainer is None or not self.trainer.training:
             return
         for name, value in self.state_dict()["depends_on"].items():
-            saved = state_dict["depends_on"].get(name, EARLIER.get(name, value))
+            saved = state_dict["depends_on"].get(name, value)
             if name == PIXELS and saved != value == "timm" and self.loading.backend == "auto":
                 rank_zero_info(f"the run's pixels were by {saved}, an extra that is gone; timm's are nearly the same")
             elif saved != value:

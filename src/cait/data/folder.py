@@ -6,7 +6,6 @@ import filecmp
 import os
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -197,8 +196,7 @@ def scan_flat(root: Path) -> Files:
     if not root.is_dir():
         what = "is a file; name the folder that it is in" if root.is_file() else "is no folder"
         raise UserError(f"the folder {root} {what if root.exists() else 'does not exist'}")
-    with ThreadPoolExecutor(1) as pool:
-        found = walk(root, [""], pool)[0]
+    found = walk(root, [""])
     paths = sorted(Path(path) for path, _ in found)
     if not paths:
         raise UserError(f"no images below {root}{not_listed(found.left_out)}")

@@ -6,12 +6,11 @@ import os
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from heapq import heappop, heappush
 from importlib.util import find_spec
 from pathlib import Path
 
-from cait import plugins
 from cait.errors import UserError
 
 HEIF = (".heic", ".heif")
@@ -21,8 +20,6 @@ EXTENSIONS = (*TORCHVISIONS, ".gif", ".avif", *(HEIF if find_spec("pillow_heif")
 """Suffixes of image names, in lower case. Only the first frame of a GIF file is read."""
 THREADS = 8  # a server in the network answers many at a time; a local disk loses half a second in a million files
 
-Times = list[tuple[str, int]]
-"""Folders and when each changed last, in nanoseconds."""
 Identity = tuple[int, int]
 """Device and number of a file or folder, the same whatever leads to it."""
 Folders = dict[Identity, tuple[int, str]]
@@ -89,9 +86,7 @@ def list_images(folder: Path, names: Sequence[str]) -> Files:
     Raises:
         UserError: a folder cannot be listed, or a folder or file lies under two classes.
     """
-    with ThreadPoolExecutor(THREADS) as pool:
-        offers = plugins.of_kind("list_images")
-        files = offers[0](folder, names, pool) if offers else walk(folder, names, pool)[0]
+    files = walk(folder, names)
     with os.scandir(folder) as entries:
         for entry in entries:
             what = {IMAGE: BESIDE, FOLDER: NOTHING, OTHER: NOTHING}.get(found := entry_kind(entry), found)
@@ -100,27 +95,27 @@ def list_images(folder: Path, names: Sequence[str]) -> Files:
     return files
 
 
-def walk(folder: Path, names: Sequence[str], pool: Executor) -> tuple[Files, Times]:
-    """The images as `list_images` gives them, and when each folder below `folder` changed last."""
+def walk(folder: Path, names: Sequence[str]) -> Files:
+    """The images as `list_images` gives them, without a look at what lies beside the class folders."""
     order = sorted(range(len(names)), key=lambda label: names[label])
     start = len(os.path.join(folder, ""))
-    times, folders, left_out = Times(), Folders(), LeftOut(list)
+    folders, left_out = Folders(), LeftOut(list)
     numbers, links = array("Q"), set[int]()
 
     def samples() -> Iterator[tuple[str, int]]:
-        listed = pool.map(_Tree, [os.path.join(folder, names[label]) for label in order])
-        for label, tree in zip(order, listed, strict=True):
-            times.extend((inner[start:], when) for inner, when in tree.times)
-            join(folders, {identity: (label, inner) for identity, inner in tree.folders.items()})
-            for kind, paths in tree.left_out.items():
-                left_out[kind] += [path[start:] for path in paths]
-            for inner, images in sorted(tree.images.items()):
-                below, first = os.path.join(inner, "")[start:], len(numbers)
-                names_here = sorted(images)
-                if linked := tree.links.get(inner):
-                    links.update(first + place for place, name in enumerate(names_here) if name in linked)
-                numbers.extend(map(images.__getitem__, names_here))
-                yield from ((below + name, label) for name in names_here)
+        with ThreadPoolExecutor(THREADS) as pool:
+            listed = pool.map(_Tree, [os.path.join(folder, names[label]) for label in order])
+            for label, tree in zip(order, listed, strict=True):
+                join(folders, {identity: (label, inner) for identity, inner in tree.folders.items()})
+                for kind, paths in tree.left_out.items():
+                    left_out[kind] += [path[start:] for path in paths]
+                for inner, images in sorted(tree.images.items()):
+                    below, first = os.path.join(inner, "")[start:], len(numbers)
+                    names_here = sorted(images)
+                    if linked := tree.links.get(inner):
+                        links.update(first + place for place, name in enumerate(names_here) if name in linked)
+                    numbers.extend(map(images.__getitem__, names_here))
+                    yield from ((below + name, label) for name in names_here)
 
     files = Files(samples(), str(folder))
     if again := _again(files, numbers, links) if links else None:
@@ -128,7 +123,7 @@ def walk(folder: Path, names: Sequence[str], pool: Executor) -> tuple[Files, Tim
         kept = [(path[start:], label) for index, (path, label) in enumerate(files) if index not in again]
         files = Files(kept, str(folder))
     files.left_out, files.folders = left_out, folders
-    return files, times
+    return files
 
 
 def join(folders: Folders, more: Folders) -> None:
@@ -173,7 +168,6 @@ class _Tree:
 
     def __init__(self, folder: str) -> None:
         self.folders: dict[Identity, str] = {}
-        self.times: Times = []
         self.left_out = LeftOut(list)
         self.images = defaultdict[str, dict[str, int]](dict)
         """The name of each image in a folder, and its number on the device."""
@@ -191,7 +185,6 @@ class _Tree:
         if self.folders.setdefault(_identity(status), folder) != folder:
             self.left_out[AGAIN].append(folder)
             return
-        self.times.append((folder, status.st_mtime_ns))
         images = self.images[folder]
         with os.scandir(folder) as entries:  # it tells folders from files without asking for each
             for entry in entries:

@@ -16,7 +16,6 @@ VERBS = {
     "crossval": Verb(
         "cait.extras.annotations.crossval:crossval",
         "train on every fold, give the mean and its interval: cait crossval NAME --data.root DIR",
-        takes="fit",
     )
 }
 
@@ -56,7 +55,6 @@ class Annotations:
 LEARNT = ("data.labels",)
 DATA_SETTINGS = "cait.extras.annotations:Annotations"
 MULTI_LABEL = "multi_label"
-REPLACED = ()
 TASKS = {MULTI_LABEL: "cait.extras.annotations.several:MultiLabel"}
 
 

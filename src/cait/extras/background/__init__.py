@@ -12,7 +12,6 @@ SETTINGS = [
         "Write checkpoints in a thread while training goes on; takes twice a checkpoint's size of host memory.",
     )
 ]
-MOVED = {"cait.callbacks.background": "cait.extras.background.checkpoint_io"}
 
 
 def checkpoint_io(run: Run) -> Any:

@@ -6,6 +6,5 @@ VERBS = {
     "imagenet-check": Verb(
         "cait.extras.datacheck.check:imagenet_check",
         "count a data folder, decode a sample: cait imagenet-check DIR [--images 2000]",
-        takes="files",
     )
 }

@@ -33,7 +33,7 @@ def imagenet_check(arguments: list[str], program: Program) -> None:
     options = Options("imagenet-check", "Count the images of a data folder and decode some.")
     options.add_argument("root", metavar="DIR", type=Path, help="with train/<class>/ and val/<class>/")
     many = "how many to decode, over all classes; default 2000"
-    options.add_argument("--images", "--pictures", type=int, default=2000, metavar="N", help=many)
+    options.add_argument("--images", type=int, default=2000, metavar="N", help=many)
     given = options.parse_args(arguments)
     root = given.root
     if given.images < 0:

@@ -4,6 +4,6 @@ from cait.plugins import Verb
 
 RATE, BATCH = "draw the loss over a rising learning rate", "the largest batch that fits into memory"
 VERBS = {
-    "find-lr": Verb("cait.extras.find.verb:find_lr", f"{RATE}: cait find-lr --config FILE", "fit"),
-    "find-batch": Verb("cait.extras.find.verb:find_batch", f"{BATCH}: cait find-batch --config FILE", "fit"),
+    "find-lr": Verb("cait.extras.find.verb:find_lr", f"{RATE}: cait find-lr --config FILE"),
+    "find-batch": Verb("cait.extras.find.verb:find_batch", f"{BATCH}: cait find-batch --config FILE"),
 }

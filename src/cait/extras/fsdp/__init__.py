@@ -10,4 +10,3 @@ VERBS = {
 }
 STRATEGIES = {"fsdp2": "cait.extras.fsdp.strategy:FullyShardedStrategy"}
 CHECKPOINT_FOLDERS = "cait.extras.fsdp.sharded"
-MOVED = {"cait.callbacks.fsdp": "cait.extras.fsdp.strategy"}

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 CALLBACK_SETTINGS = {"monitor": "cait.extras.monitor.callback:Monitor"}
-MOVED = {"cait.callbacks.monitor": "cait.extras.monitor.callback"}
 FILE = "monitor.csv"
 """In the folder of a run; its columns are step, layer, part, name and value."""
 

@@ -6,16 +6,14 @@ from cait.plugins import Setting, Verb
 from cait.run.program import Program
 
 VERBS = {
-    "zoo": Verb("cait.extras.paper.zoo:show", "list the paper's models, their size and cost [--json]", takes="files"),
+    "zoo": Verb("cait.extras.paper.zoo:show", "list the paper's models, their size and cost [--json]"),
     "paper": Verb(
         "cait.extras.paper.verb:show",
         "list the rows of the paper's tables, each a run: cait paper [TABLE] [--json]\n"
         "`cait fit --paper table1/layerscale-36` trains a row, any of its settings overridden",
-        takes="files",
     ),
 }
 SETTINGS = [Setting("paper_row", str | None, None, "Row of the paper to compare the run with; --paper sets it.")]
-REPLACED = ("paper",)
 LEARNT = ("paper_row",)
 
 

@@ -40,14 +40,13 @@ class OwnImages:
 
 
 DATA_SETTINGS = "cait.extras.recipe:OwnImages"
-REPLACED = ("from", "minutes")
 
 
 def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:
     """Put the recipe of a folder in front of the settings given beside it."""
     if verb != "fit" or program.module or program.data:  # the rules know the settings of the package's own classes
         return arguments
-    asking = {"--data", "--data.root", *(f"--{name}" for name in REPLACED)}
+    asking = {"--data", "--data.root", "--from", "--minutes"}
     if asking.isdisjoint(argument.partition("=")[0] for argument in arguments):
         return arguments
     from cait.extras.recipe.arguments import replace_folder

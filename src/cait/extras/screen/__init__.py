@@ -7,11 +7,6 @@ from typing import Any
 
 from cait.plugins import Run
 
-MOVED = {
-    "cait.callbacks.progress": "cait.extras.screen.progress",
-    "cait.run.progress": "cait.extras.screen.progress",
-}
-
 
 def quieten() -> None:
     """Hide what Lightning says at every start."""

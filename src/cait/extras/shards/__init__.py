@@ -15,7 +15,6 @@ VERBS = {
     "shards": Verb(
         "cait.extras.shards.verb:shards",
         "pack a data set into chunks, to train from a folder or S3: cait shards DIR OUT",
-        takes="files",
     )
 }
 

@@ -6,6 +6,5 @@ VERBS = {
     "study": Verb(
         "cait.extras.study.verb:study",
         "train LayerScale and its rivals at several depths: cait study [--size full]",
-        takes="files",
     )
 }

@@ -9,7 +9,6 @@ VERBS = {
     "sweep": Verb(
         "cait.extras.sweep.verb:sweep",
         "search settings for the best run, in trials: cait sweep SPACE.yaml [--jobs N] [--show]",
-        takes="files",
     )
 }
 VARIABLE = "CAIT_TRIAL"

@@ -12,7 +12,6 @@ SETTINGS = [
         "Steps between rows of throughput.csv; null takes trainer.log_every_n_steps.",
     )
 ]
-MOVED = {"cait.callbacks.throughput": "cait.extras.throughput.log"}
 
 
 def callbacks(run: Run) -> list[Any]:

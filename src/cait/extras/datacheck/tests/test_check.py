@@ -29,8 +29,8 @@ def test_a_folder_without_fault(mixed_root: Path, capsys: pytest.CaptureFixture[
     assert f"{mixed_root}/val: 3 classes, 15 images" in said
     assert "decoded 51 images" in said
     assert "ImageNet" not in said
-    # Class folders alone; the option by its earlier name.
-    assert run(mixed_root / "train", "--pictures", "7") == 0
+    # Class folders alone.
+    assert run(mixed_root / "train", "--images", "7") == 0
     assert "decoded 7 images" in capsys.readouterr().out
 
 
