@@ -24,40 +24,62 @@ STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "acc1_macro")
 NAME = re.compile(r"\w[\w.-]*")
 """Names of metrics that metrics.csv and every tracker take."""
 
-HIGHER = {"acc", "accuracy", "top", "f1", "fbeta", "map", "ap", "precision", "recall", "sensitivity", "specificity"}
-HIGHER |= {
-    "auc",
-    "auroc",
-    "auprc",
-    "aupr",
-    "iou",
-    "miou",
-    "jaccard",
-    "dice",
-    "kappa",
-    "mcc",
-    "score",
-    "r2",
-    "psnr",
-    "ssim",
-}
-LOWER = {
-    "loss",
-    "nll",
-    "ce",
-    "bce",
-    "entropy",
-    "perplexity",
-    "ppl",
-    "error",
-    "errors",
-    "err",
-    "mae",
-    "mse",
-    "rmse",
-    "ece",
-}
-LOWER |= {"mce", "brier", "divergence", "distance", "fpr", "fnr", "eer"}
+HIGHER = set(
+    [
+        "acc",
+        "accuracy",
+        "top",
+        "f1",
+        "fbeta",
+        "map",
+        "ap",
+        "precision",
+        "recall",
+        "sensitivity",
+        "specificity",
+        "auc",
+        "auroc",
+        "auprc",
+        "aupr",
+        "iou",
+        "miou",
+        "jaccard",
+        "dice",
+        "kappa",
+        "mcc",
+        "score",
+        "r2",
+        "psnr",
+        "ssim",
+    ]
+)
+LOWER = set(
+    [
+        "loss",
+        "nll",
+        "ce",
+        "bce",
+        "entropy",
+        "perplexity",
+        "ppl",
+        "error",
+        "errors",
+        "err",
+        "mae",
+        "mse",
+        "rmse",
+        "ece",
+        "mce",
+        "brier",
+        "divergence",
+        "distance",
+        "fpr",
+        "fnr",
+        "eer",
+        "wer",
+        "cer",
+    ]
+)
 """Words in the name of a metric whose largest value, or whose smallest, is the best."""
 
 
