@@ -67,8 +67,9 @@ class NonFiniteGuard(Callback):
         if skipped and trainer.is_global_zero:
             print(f"The last {skipped} steps were left out: their gradients were not finite", flush=True)
         for callback in trainer.early_stopping_callbacks:
-            if trainer.should_stop and not callback.verbose:  # else it has said it; what it stops by may be no number
-                rank_zero_info(f"stopped early: {callback.stopping_reason_message}")
+            reason = callback.stopping_reason_message
+            if trainer.should_stop and reason and not callback.verbose:  # else Lightning has said it
+                rank_zero_info(f"stopped early: {reason}")
 
     def _give_up(self, trainer: Trainer, batch: tuple[Tensor, Tensor]) -> None:
         path = self.folder / NONFINITE

@@ -73,7 +73,7 @@ def check_callbacks(given: Any) -> None:
     named = given if isinstance(given, list) else [given]
     for path in (callback.class_path for callback in named if hasattr(callback, "class_path")):
         module, _, name = path.rpartition(".")
-        for base in getattr(sys.modules[module], name).__mro__:
+        for base in getattr(getattr(sys.modules.get(module), name, None), "__mro__", ()):  # it may be a function
             if base.__module__.startswith("lightning.") and base.__name__ in REPLACED:
                 raise UserError(f"--trainer.callbacks {name}: {REPLACED[base.__name__]}")
 

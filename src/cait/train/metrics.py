@@ -24,40 +24,14 @@ STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "acc1_macro")
 NAME = re.compile(r"\w[\w.-]*")
 """Names of metrics that metrics.csv and every tracker take."""
 
-HIGHER = {"acc", "accuracy", "top", "f1", "fbeta", "map", "ap", "precision", "recall", "sensitivity", "specificity"}
-HIGHER |= {
-    "auc",
-    "auroc",
-    "auprc",
-    "aupr",
-    "iou",
-    "miou",
-    "jaccard",
-    "dice",
-    "kappa",
-    "mcc",
-    "score",
-    "r2",
-    "psnr",
-    "ssim",
-}
-LOWER = {
-    "loss",
-    "nll",
-    "ce",
-    "bce",
-    "entropy",
-    "perplexity",
-    "ppl",
-    "error",
-    "errors",
-    "err",
-    "mae",
-    "mse",
-    "rmse",
-    "ece",
-}
-LOWER |= {"mce", "brier", "divergence", "distance", "fpr", "fnr", "eer"}
+HIGHER = re.compile(
+    r"f1|r2|(acc|accuracy|top|map|ap|precision|recall|sensitivity|specificity|auc|auroc|auprc|aupr|iou|miou|jaccard|dice"
+    r"|fbeta|kappa|mcc|score|psnr|ssim)\d*"
+)
+LOWER = re.compile(
+    r"(loss|nll|ce|bce|entropy|perplexity|ppl|errors?|err|mae|mse|rmse|ece|mce|brier|divergence|distance|fpr|fnr|eer"
+    r"|wer|cer)\d*"
+)
 """Words in the name of a metric whose largest value, or whose smallest, is the best."""
 
 
@@ -246,13 +220,11 @@ def best_mode(metric: str, own: Mapping[str, Any]) -> Literal["max", "min"] | No
     """
     is_better = _higher_is_better(own.get(metric.rpartition("/")[2]))
     if is_better is None:
-        found = [
-            word if word in HIGHER else word.rstrip("0123456789") for word in re.findall(r"[^\W_]+", metric.lower())
-        ]
-        higher, lower = not HIGHER.isdisjoint(found), not LOWER.isdisjoint(found)
+        words = re.findall(r"[^\W_]+", metric.lower())
+        higher, lower = (any(map(known.fullmatch, words)) for known in (HIGHER, LOWER))
         if higher != lower:
             is_better = higher
-        elif found and found[-1] in LOWER:  # as in top1_error
+        elif lower and LOWER.fullmatch(words[-1]):  # as in top1_error
             is_better = False
     return None if is_better is None else "max" if is_better else "min"
 
