@@ -176,7 +176,8 @@ class Scoring:
             source.hold_out_all()
         scored, total = len(source.val), len({path for path, _ in (*source.train, *source.val)})
         folder = source.split_folders()[1]
-        why = "" if scored == total else f": those in {folder}" if folder else ": the rest is for training"
+        why = f": those in {folder}" if folder else ": a run trains on the others, by their names"
+        why = why if scored < total else ""
         if self.trainer.is_global_zero:
             print(f"{scored:,} of {total:,} images of {root} are scored{why}")
 

@@ -105,7 +105,7 @@ class FolderSource:
         return self.split_folders()[1] is None
 
     def hold_out_all(self) -> None:
-        """Where validation would take images from the class folders, let it take all, because nothing is to train."""
+        """Validate on all images of class folders without a split, because nothing is to be trained."""
         self.holds_out_all = True
         self.left_out.clear()
         self.__dict__.pop("sets", None)
@@ -268,7 +268,7 @@ def list_classes(folder: Path, names: list[str]) -> Files:
     empty = set(range(len(names))) - set(files.labels)
     if empty:
         lacking = [folder / places.get(names[label], names[label]) for label in sorted(empty)]
-        heif = any(path.lower().endswith(HEIF) for path in files.left_out[OTHER])
+        heif = any(path.lower().endswith(HEIF) for path in files.left_out.get(OTHER, []))
         why = (f"; {NEEDS_HEIF}" if heif else "") + not_listed(files.left_out)
         raise UserError(f"no images in the class folder {abbreviate([*map(str, lacking)])}{why}")
     return files
