@@ -137,7 +137,11 @@ def opened(path: Path) -> list[str]:
         if not isinstance(node, ast.Call):
             continue
         holder, _, name = ast.unparse(node.func).rpartition(".")
-        reads = name in OPENS and holder not in ("disk", "configurations", "beside", "tarfile")
+        reads = (
+            name in OPENS
+            and holder not in ("disk", "configurations", "beside", "tarfile")
+            and bool(holder or name == "open")
+        )
         reads |= (name in ("load", "compose") and holder in READERS) or name == "load_file"
         call = ast.unparse(node)
         if reads and not any(word in call for word in ("O_WRONLY", "os.devnull", "'wb'")):

@@ -92,7 +92,7 @@ def check_shape(value: Any, shape: Any, path: Path, name: str = "") -> None:
     Raises:
         UserError: it names the file and the field.
     """
-    kind: Any = type(shape) if isinstance(shape, dict | list) else shape
+    kind: Any = dict if isinstance(shape, dict) else (list, tuple) if isinstance(shape, list) else shape
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         found = "missing" if value is None else f"{one_line(repr(value))[:40]}"
         raise UserError(f"{path}: {name or 'its content'} cannot be used: it is {found}")

@@ -349,6 +349,22 @@ DAMAGED: dict[str, tuple[str, Mend, str]] = {
         "class_names[0]",
     ),
     "weights: callbacks": ("resume", lambda bad: rewrite(bad, lambda c: c.update(callbacks=[1])), "callbacks"),
+    "weights: an average": (
+        "eval",
+        lambda bad: rewrite(bad, lambda c: c["callbacks"].update(EMA={"x": 1})),
+        "the moving average in logs/bad/checkpoints/best.ckpt cannot be used",
+    ),
+    "weights: averages": (
+        "resume",
+        lambda bad: rewrite(bad, lambda c: c["callbacks"].update(EMA=[1])),
+        "last.ckpt cannot",
+    ),
+    "scores: no thresholds": ("card", scores(lambda found: found["raw"].update(thresholds=None, extra=None)), ""),
+    "scores: several": (
+        "card",
+        scores(lambda found: found["raw"].update(multi_label={})),
+        "raw.multi_label.average_pre",
+    ),
     "weights: loops": ("resume", lambda bad: rewrite(bad, lambda c: c["loops"].update(fit_loop=[1])), "last.ckpt"),
     "weights: optimizer": ("resume", lambda bad: rewrite(bad, lambda c: c.update(optimizer_states=[1])), "last.ckpt"),
     "weights: schedule": ("resume", lambda bad: rewrite(bad, lambda c: c.update(lr_schedulers=[1])), "last.ckpt"),

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from cait import ckpt
-from cait.errors import UserError
+from cait.errors import UserError, one_line
 
 
 class EMA(Callback):
@@ -67,7 +67,11 @@ class EMA(Callback):
         self.average = average._apply(_precise).eval().requires_grad_(False)
         self._buffers = averaged_buffers(network)
         if self._loaded:
-            self.average.load_state_dict(self._loaded)
+            try:
+                self.average.load_state_dict(self._loaded)
+            except (RuntimeError, TypeError) as error:
+                path = f"the moving average in {pl_module.trainer.ckpt_path}"
+                raise UserError(f"{path} cannot be used: {one_line(error)[:200]}") from error
             self._loaded = {}
         self.metrics = pl_module.new_metrics().to(pl_module.device)
 

@@ -100,7 +100,9 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
         raise UserError(f"the teacher {path} does not exist")
     checkpoint = ckpt.read_checkpoint(path, without=("optimizer_states", "callbacks"))
     hparams = checkpoint.get("hyper_parameters", {})
-    disk.check_shape(hparams, ckpt.NETWORK | {"mean": [float], "std": [float]}, Path(path), "hyper_parameters")
+    disk.check_shape(
+        hparams, ckpt.NETWORK | {"mean": [(int, float)], "std": [(int, float)]}, Path(path), "hyper_parameters"
+    )
     name = hparams["name"]
     signed = references.paths_in(signature.own_text(Path(path).absolute().parent.parent / "config.yaml"))
     if references.is_path(name) and name not in (student, *signed):  # the file may be a stranger's
