@@ -444,7 +444,10 @@ def test_a_closed_pipe_is_no_error() -> None:
         ("cait predict nothing x.png >&- <&-", "standard output is closed; send it to a file or to /dev/null"),
         ("cait nothing <&-", "unknown verb 'nothing'; `cait --help` lists them"),
         ("cait runs > /dev/full", "cannot use the disk: No space left on device"),
-        ("PYTHONIOENCODING=ascii cait zoo > zoo.txt; cait nothing", "unknown verb 'nothing'; `cait --help` lists them"),
+        (
+            "PYTHONIOENCODING=ascii cait paper > paper.txt && cait nothing",
+            "unknown verb 'nothing'; `cait --help` lists them",
+        ),
         ("mkdir gone; cd gone; rmdir ../gone; cait runs", "the working folder has been removed; change to another one"),
     ],
 )

@@ -63,8 +63,6 @@ def load_teacher(settings: DistillationSettings, student: NetworkSettings, stude
         UserError: there is no such teacher, its weights cannot be loaded, or it knows other classes.
     """
     name, path, fields = settings.teacher, settings.teacher_path, settings.teacher_fields or {}
-    if path is not None:
-        ckpt.check_weights(Path(path))
     known, img_size = student.num_classes, settings.teacher_img_size
     own: Normalization = [[*each] * (fields.get("in_chans", 3) // len(each)) for each in students]
     if name.endswith(".ckpt"):
