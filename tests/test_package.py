@@ -92,16 +92,27 @@ def test_an_installed_package_finds_its_configurations_from_an_empty_folder(inst
     found = run(tmp_path, installed.with_name("python"), "-c", where).strip()
     assert Path(found).is_relative_to(installed.parents[1].resolve())
     assert "`cait resume NAME`" in run(tmp_path, installed, "resume", status=2)
-    # Refused only once the file was found and read.
-    for name in ("digits.yaml", "configs/digits.yaml", "imagenet/xxs24_224.yaml"):
-        refused = run(tmp_path, installed, "fit", "--config", name, "--model.lrr=1", status=2)
-        assert refused == "cait: error: there is no option --model.lrr; did you mean --model.lr?\n"
-    for name, near in (("digit.yaml", "configs/digits.yaml"), ("trainer/gpus.yaml", "configs/trainer/gpu.yaml")):
-        refused = run(tmp_path, installed, "fit", "--config", name, status=2)
-        assert refused == f"cait: error: --config {name}: there is no such file; did you mean {near}?\n"
-    (tmp_path / "digits.yaml").write_text("model: {lrr: 1}\n")
-    refused = run(tmp_path, installed, "fit", "--config=digits.yaml", status=2)
-    assert refused == "cait: error: digits.yaml: there is no setting model.lrr; did you mean --model.lr?\n"
+    (tmp_path / "own.yaml").write_text("model: {lrr: 1}\n")
+    (tmp_path / "base.yaml").symlink_to("own.yaml")  # a file of one's own comes before the package's
+    unknown = "there is no option --model.lrr; did you mean --model.lr?"  # only once the file was found and read
+    missing = "--config {}: there is no such file; did you mean configs/{}?"
+    told = {
+        "digits.yaml": unknown,
+        "configs/digits.yaml": unknown,
+        "imagenet/xxs24_224.yaml": unknown,
+        "digit.yaml": missing.format("digit.yaml", "digits.yaml"),
+        "trainer/gpus.yaml": missing.format("trainer/gpus.yaml", "trainer/gpu.yaml"),
+        "base.yaml": "base.yaml: there is no setting model.lrr; did you mean --model.lr?",
+    }
+    more = [["--model.lrr=1"] if line == unknown else [] for line in told.values()]
+    code = (
+        f"import contextlib; from {SOURCE.name}.cli import main\n"
+        f"for words in {[['fit', '--config', name, *end] for name, end in zip(told, more, strict=True)]}:\n"
+        "    with contextlib.suppress(SystemExit):\n"
+        "        main(words)"
+    )
+    lines = run(tmp_path, installed.with_name("python"), "-c", code).splitlines()
+    assert lines == [f"cait: error: {line}" for line in told.values()]
 
 
 @pytest.mark.skipif(not (SOURCE / "extras/paper").exists(), reason="an extra, which may be removed")

@@ -6,6 +6,7 @@ import errno
 import os
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import loopback
@@ -168,7 +169,8 @@ def test_a_run_says_what_it_reads_and_does_not_go_on_with_other_pixels(root: Pat
     assert "20 training (JPEG of quality 95, at most 40 pixels a side) and 20 validation images" in small.summary()
     assert whole.state_dict() == module(root).state_dict()
     saved = whole.state_dict()
-    whole.trainer = small.trainer = type("Training", (), dict(training=True, world_size=1, accumulate_grad_batches=1))()
+    state = dict(training=True, global_rank=0, world_size=1, accumulate_grad_batches=1, callbacks=[])
+    whole.trainer = small.trainer = SimpleNamespace(**state)
     whole.load_state_dict(saved)
     with pytest.raises(UserError, match="stored training images was unchanged, is JPEG of quality 95, at most 40"):
         small.load_state_dict(saved)
