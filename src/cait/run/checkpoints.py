@@ -93,7 +93,7 @@ def newest_whole(folder: Path) -> Path | None:
 class LastCheckpoint(Checkpoint):
     """Save `last.ckpt` at intervals and after every epoch, and keep the one before as `previous.ckpt`.
 
-    At SIGTERM, SIGINT or SIGUSR1 the process finishes the running step, saves, and exits with 128 + the
+    At SIGTERM, SIGINT, SIGUSR1 or SIGHUP the process finishes the running step, saves, and exits with 128 + the
     signal's number. Several processes train on for about a second, until all have agreed.
 
     Only whole optimizer steps are saved, because a checkpoint holds no accumulated gradients. A save that is due before
