@@ -411,10 +411,7 @@ def test_a_metric_has_no_name_that_a_tracker_refuses(name: str) -> None:
         *((name, None, "min") for name in ("val/top1-error", "val/RMSE", "val/nll", "val/f1_loss", "val/ece")),
         *((name, None, "max") for name in ("val/acc1", "val/acc5", "val/acc1_macro", "val_ema/acc1", "train/acc1")),
         *((name, None, "max") for name in ("val/mAP", "val/mAP50", "val/f1", "val/balanced_accuracy", "val/top5")),
-        *(
-            (name, None, None)
-            for name in ("val/answer", "lr", "train/grad_norm", "val/error_score", "val/dataloss", "")
-        ),
+        *((name, None, None) for name in ("val/answer", "lr", "train/grad_norm", "val/score", "val/dataloss", "")),
         ("val/x", "torchmetrics.classification:MulticlassF1Score", "max"),
         ("val_ema/x", "torchmetrics.classification:MulticlassCalibrationError", "min"),
         ("val/x", "torchmetrics.classification:MulticlassHammingDistance", "min"),

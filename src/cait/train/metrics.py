@@ -26,7 +26,7 @@ NAME = re.compile(r"\w[\w.-]*")
 
 HIGHER = re.compile(
     r"f1|r2|(acc|accuracy|top|map|ap|precision|recall|sensitivity|specificity|auc|auroc|auprc|aupr|iou|miou|jaccard|dice"
-    r"|fbeta|kappa|mcc|score|psnr|ssim)\d*"
+    r"|fbeta|kappa|mcc|psnr|ssim)\d*"
 )
 LOWER = re.compile(
     r"(loss|nll|ce|bce|entropy|perplexity|ppl|errors?|err|mae|mse|rmse|ece|mce|brier|divergence|distance|fpr|fnr|eer"
