@@ -237,7 +237,7 @@ def _row(columns: Sequence[str], cells: Sequence[str], where: str) -> dict[str, 
     for column, cell in row.items():
         if column != "path" and not is_text(cell):
             raise UserError(f"{where}: the {column} {printable(cell)} is not UTF-8; save the table as UTF-8")
-    return {column: _plain(cell) for column, cell in row.items()}
+    return {column: plain(cell) for column, cell in row.items()}
 
 
 def is_text(name: str) -> bool:
@@ -248,7 +248,7 @@ def is_text(name: str) -> bool:
     return False
 
 
-def _plain(cell: str) -> str:
+def plain(cell: str) -> str:
     """A cell before `cells`."""
     return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from modules import loader, module, trainer
 
-from cait.progress import Position, total_steps
+from cait.progress import Position, continue_run, total_steps
 
 PEAK, LOW, WARMUP = 1e-2, 1e-4, 3
 
@@ -33,10 +33,17 @@ class Rates(Callback):
         trainer.should_stop |= trainer.fit_loop.epoch_loop.batch_progress.total.ready >= self.stop
 
 
+class Continued(Callback):
+    """Sets the counters as `LastCheckpoint` does."""
+
+    def on_load_checkpoint(self, trainer: Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        continue_run(checkpoint, trainer)
+
+
 def leg(path: Path, batches: int, stop: float = math.inf, start: bool = False, **settings: Any) -> Rates:
     rates, others = Rates(stop), settings.pop("callbacks", [])
     shape = {"schedule": settings.pop("schedule", "cosine")}
-    fit = trainer(callbacks=[rates, *others], **dict(max_epochs=4) | settings)
+    fit = trainer(callbacks=[rates, *others, Continued()], **dict(max_epochs=4) | settings)
     net = module(lr=PEAK, min_lr=LOW, warmup_epochs=0.5, **shape)
     fit.fit(net, loader(4 * batches), ckpt_path=path if start else None)
     fit.save_checkpoint(path)

@@ -18,7 +18,7 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from cait import ckpt, disk
+from cait import ckpt, disk, progress
 from cait.errors import UserError, to_type
 from cait.run.rundir import BEST, LAST, PREVIOUS
 from cait.run.signals import StopSignals
@@ -119,6 +119,12 @@ class LastCheckpoint(Checkpoint):
         self._due, self._stop = False, 0
         self._wants_to_stop = self._brought_forward = False
         self._patience: list[tuple[EarlyStopping, dict[str, Any]]] = []
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn == "fit":  # by now the data module has refused a checkpoint of other data
+            images = getattr(trainer.datamodule, "world_batch_size", 1)  # type: ignore[attr-defined]
+            before = (ckpt.data_state(checkpoint) or {}).get("world_batch_size", images)
+            progress.continue_run(checkpoint, trainer, before, images)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last_step = trainer.global_step

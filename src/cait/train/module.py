@@ -377,5 +377,3 @@ class CaiTModule(LightningModule):
         if states := checkpoint.get("optimizer_states"):
             before = checkpoint.get("hyper_parameters", {})
             self.optimizer_settings.apply(states, before, self.model, self.schedule.lr)
-        images = getattr(trainer.datamodule, "world_batch_size", 1)
-        progress.continue_run(checkpoint, trainer, data.get("world_batch_size", images), images)

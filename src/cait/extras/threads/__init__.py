@@ -1,0 +1,10 @@
+"""One thread for a small network on the CPU, which is faster there."""
+
+from typing import Any
+
+
+def step_callbacks(data: Any) -> list[Any]:
+    """Always there; it looks at the network when training begins."""
+    from cait.extras.threads.callback import CPUThreads
+
+    return [CPUThreads(data)]

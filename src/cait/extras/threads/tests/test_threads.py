@@ -1,0 +1,60 @@
+"""A small network trains with one thread on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import SMALL
+from lightning.pytorch import Callback
+
+from cait.cli import main
+from cait.extras.threads.callback import SMALL as SMALL_NETWORK
+
+
+class Threads(Callback):
+    """Print how many threads a step runs with, and fail if asked to."""
+
+    def __init__(self, fail: bool = False) -> None:
+        self.fail = fail
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        print("threads:", torch.get_num_threads())
+        if self.fail:
+            raise ZeroDivisionError
+
+
+@pytest.fixture
+def fit(digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A step of a network whose batch holds 64 × 16 × 32 numbers, in a process of three threads."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    step = ["--trainer.fast_dev_run=1", "--data.num_workers=0", "--trainer.callbacks+=test_threads.Threads"]
+    yield ["fit", *SMALL, *step, f"--data.root={digits_root}"]
+    torch.set_num_threads(before)
+
+
+def test_one_thread_while_it_trains_and_as_before_afterwards(fit: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    main(fit)
+    assert "threads: 1\n" in capfd.readouterr().out
+    assert torch.get_num_threads() == 3
+    with pytest.raises(ZeroDivisionError):
+        main([*fit, "--trainer.callbacks.fail=true"])
+    assert torch.get_num_threads() == 3
+
+
+def test_a_larger_batch_and_a_number_that_is_given_keep_the_threads(
+    fit: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tokens = 16 * 32
+    main([*fit, f"--data.batch_size={SMALL_NETWORK // tokens}"])
+    main([*fit, f"--data.batch_size={SMALL_NETWORK // tokens + 2}"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    main(fit)
+    lines = capfd.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("threads:")] == ["threads: 1", "threads: 3", "threads: 3"]
