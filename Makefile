@@ -86,7 +86,7 @@ bench-input: $(READY) ## Time decoding, augmentation and loaders beside timm's a
 	@$(BIN)/python benchmarks/input.py --out benchmarks $(ARGS)
 
 .PHONY: bench-gpu
-bench-gpu: $(READY) ## Run the tests and the measurements that want a GPU, in five stages of nine minutes
+bench-gpu: $(READY) ## Run the tests and the measurements that want a GPU, in four stages of nine minutes
 	@$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 .PHONY: docs-check

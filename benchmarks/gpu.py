@@ -1,13 +1,12 @@
-"""Everything that wants a GPU, in five stages of under nine minutes each, into one folder and one archive.
+"""Everything that wants a GPU, in four stages of under nine minutes each, into one folder and one archive.
 
-    python benchmarks/gpu.py [--stage choice tests kernels steps runs] [--out FOLDER] [--dry]
+    python benchmarks/gpu.py [--stage tests kernels steps runs] [--out FOLDER] [--dry]
 
-"choice" says in under seven minutes which attention is the fastest for each of the ten models, and times inference.
-"tests" holds the kernels against the reference, "kernels" times a batch's augmentation and a layer by every backend,
-and tunes the tiles, "steps" times whole training steps with them beside timm's, "runs" what a run adds to them: FSDP2,
-saving in the background, the watch of the processes, the choice whether to compile. Needs torch, timm, lightning and
-pytest; run `benchmarks/gpu.ipynb` where there is a notebook and no shell. `--dry` runs the same commands without a GPU,
-on small shapes under Triton's interpreter: it shows that they run, its figures mean nothing.
+"tests" holds the kernels against the reference. "kernels" times a layer by every backend and tunes the tiles. "steps"
+times whole training steps beside timm's. "runs" times what a run adds to them (FSDP2, saving in the background, the
+watch of the processes), and inference. Needs torch, timm, lightning and pytest; run `benchmarks/gpu.ipynb` where there
+is a notebook and no shell. `--dry` runs the same commands without a GPU, on small shapes under Triton's interpreter: it
+shows that they run, its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from report import REPO, file_name
 
 SECONDS = 500
 FUSED = "src/cait/extras/fused/tests/test_fused.py"
-AUGMENT = "src/cait/extras/fast_input/tests/test_on_device.py"
 TESTS = [FUSED, "tests/model/test_model.py", "tests/test_gpu.py"]
 WATCH = "src/cait/extras/watch/tests/test_gpu_watch.py"
 BACKENDS = ["fused", "recompute", "reference"]
@@ -38,38 +36,28 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
     """The commands of each stage with the seconds that each may take at most, the most wanted first."""
     files, tilings = ["--out", str(out)], out / "tilings.json"
     spread = ["-n", "12"] if importlib.util.find_spec("xdist") and not dry else []
-    choice, lines = "benchmarks/attention_choice.py", ["--out", str(out / "choice.md")]
     kernel, step, profile = "benchmarks/kernel.py", "benchmarks/step.py", "benchmarks/profile_step.py"
     tax = ["benchmarks/tax.py", "--tilings", str(tilings), "--backend", *BACKENDS[: 1 if dry else 3], *files]
-    tuned = ["--tilings", str(tilings), *files]
     runs, inference = ["--out", str(out / "runs.md")], "benchmarks/inference.py"
-    sharding, saving, blocks = "benchmarks/sharding.py", "benchmarks/saving.py", [choice, "--blocks"]
+    sharding, saving = "benchmarks/sharding.py", "benchmarks/saving.py"
     if dry:
         tiny = ["--batch", "1", "--rounds", "1"]
-        small = ["--models", "xxs24", "--sizes", "32", "--batch", "1", "--dtype", "float16"]
         return {
-            "choice": [
-                (300, [choice, *small, *lines]),
-                (300, [inference, "--models", "xxs24", "--batch", "1", "--rounds", "1"]),
-            ],
-            "tests": [
-                (300, ["-m", "pytest", *TESTS, AUGMENT, "-k", "bits_twice or no_image or gpu or follow_each_other"])
-            ],
+            "tests": [(300, ["-m", "pytest", *TESTS, "-k", "bits_twice or no_image or gpu"])],
             "kernels": [
-                (300, ["benchmarks/augment.py", "--batch", "2", "--img_size", "16", "--rounds", "1"]),
                 (300, [kernel, "--shapes", "2x20", *tiny, "--backends", *BACKENDS, "timm", "sdpa", *files]),
                 (300, [kernel, "--shapes", "2x20", *tiny, "--backends", "fused", "--tune", str(tilings)]),
             ],
             "steps": [
                 (300, [*tax, "--cases", "xxs24-32", *tiny]),
-                (300, [step, "--cases", "xxs24-32", *tiny, *tuned]),
-                (300, [profile, "--case", "xxs24-32", *tiny, *tuned]),
+                (300, [step, "--cases", "xxs24-32", *tiny, *files]),
+                (300, [profile, "--case", "xxs24-32", *tiny, *files]),
             ],
             "runs": [
                 (300, [sharding, "--model", "xxs24", "--img_size", "32", "--steps", "8", *tiny, *runs]),
                 (300, [saving, "--models", "xxs24", "--img_size", "32", *tiny, *runs]),
                 (300, ["-m", "pytest", WATCH]),
-                (300, [*blocks, *small, *runs]),
+                (300, [inference, "--models", "xxs24", *tiny]),
             ],
         }
     whole = ["--rounds", "7"]
@@ -77,19 +65,12 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
     if not importlib.util.find_spec("jsonargparse"):
         torture = []
     return {
-        "choice": [
-            (190, [choice, *lines]),
-            (190, [choice, "--compile", *lines]),
-            (100, [inference, "--batch", "1", "32", "256", "--compiled", "--out", str(out / "inference.md")]),
-        ],
         "tests": [
             (300, ["-m", "pytest", *spread, "-m", "", "-k", "not 16-", *TESTS]),
             (170, ["-m", "pytest", *spread, "-m", "", "-k", "16-", FUSED]),
-            (60, ["-m", "pytest", *spread, "-m", "", "-k", "from_the_kernel", AUGMENT]),
             *torture,
         ],
         "kernels": [
-            (60, ["benchmarks/augment.py", "--out", str(out / "augment.md")]),
             (200, [kernel, *files]),
             (240, [kernel, "--backends", "fused", "--tune", str(tilings), *files, "--tag", "tuned"]),
             (200, [kernel, "--shapes", "16x196", "6x196", "16x576", "--batch", "128", *files, "--tag", "others"]),
@@ -97,16 +78,16 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
         "steps": [
             (150, [*tax, "--batch", "128", "--cases", "s24-224-compiled", *whole, "--tag", "224"]),
             (150, [*tax, "--batch", "32", "--cases", "s24-384-compiled", *whole, "--tag", "384"]),
-            (120, [step, "--batch", "128", "--cases", "s24-224", "s24-224-compiled", *whole, *tuned, "--tag", "224"]),
-            (120, [step, "--batch", "32", "--cases", "s24-384", "s24-384-compiled", *whole, *tuned, "--tag", "384"]),
-            (60, [profile, "--batch", "128", *tuned]),
+            (120, [step, "--batch", "128", "--cases", "s24-224", "s24-224-compiled", *whole, *files, "--tag", "224"]),
+            (120, [step, "--batch", "32", "--cases", "s24-384", "s24-384-compiled", *whole, *files, "--tag", "384"]),
+            (60, [profile, "--batch", "128", *files]),
         ],
         "runs": [
             (120, [sharding, "--batch", "64", *runs]),
             (100, [sharding, "--model", "m48", "--img_size", "448", "--batch", "1", "--rounds", "1", *runs]),
             (110, [saving, "--models", "s24", "m48", "--img_size", "224", "--batch", "32", *runs]),
             (60, ["-m", "pytest", WATCH]),
-            (110, [*blocks, "--models", "xxs24", "s24", *runs]),
+            (100, [inference, "--batch", "1", "32", "256", "--compiled", "--out", str(out / "inference.md")]),
         ],
     }
 
@@ -140,7 +121,7 @@ def run(command: list[str], seconds: float, environment: dict[str, str], log: Te
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = ["choice", "tests", "kernels", "steps", "runs"]
+    names = ["tests", "kernels", "steps", "runs"]
     parser.add_argument("--stage", nargs="+", default=names, choices=names)
     parser.add_argument("--out", type=Path, help="folder for the results; the archive is put beside it")
     parser.add_argument("--dry", action="store_true", help="without a GPU, on small shapes")

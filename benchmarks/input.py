@@ -97,20 +97,15 @@ SHARDS = [
 TREE = [
     "Crops have the same distribution on all sides. RandAugment is timm's in our rows and in timm's; DALI's, and",
     "torchvision's, which SPDL's row uses too, have other operations and bilinear warps. FFCV has none, writes JPEG",
-    "files anew at quality 95, and resizes by OpenCV's area filter. Where the device augments, its own time comes on",
-    "top.",
+    "files anew at quality 95, and resizes by OpenCV's area filter.",
 ]
 WAYS: dict[str, dict[str, tuple[str, str]]] = {
     "tree": {
         "ours": ("ours", "folder"),
         "ours, 3 repeats decoded once": ("repeated", "folder"),
-        "ours, augmented on the device": ("device", "folder"),
-        "ours, on the device, 3 repeats decoded once": ("device-repeated", "folder"),
         "ours, from shards": ("ours", "shards"),
         "ours, from shards of at most 400 pixels": ("ours", "small"),
-        "ours, of at most 400 pixels, on the device": ("device", "small"),
         "ours, from raw shards": ("ours", "raw"),
-        "ours, from raw shards, on the device": ("device", "raw"),
         "timm, for its prefetcher": ("timm", "folder"),
         "torchvision's reference over tensors": ("torchvision", "folder"),
         "DALI on the CPU": ("dali", "folder"),

@@ -59,16 +59,8 @@ def ours(root: Path, batch: int, workers: int, recipe: bool, **settings: Any) ->
     return counted(lambda: loader)
 
 
-def device(*given: Any, **settings: Any) -> Pass:
-    return ours(*given, augment_on="device", **settings)
-
-
 def repeated(*given: Any) -> Pass:
     return ours(*given, repeats=3, decode_once=True)
-
-
-def device_repeated(*given: Any) -> Pass:
-    return device(*given, repeats=3, decode_once=True)
 
 
 def timms(root: Path, batch: int, workers: int, recipe: bool) -> Pass:
@@ -209,9 +201,7 @@ def ffcvs_raw(*given: Any) -> Pass:
 
 SIDES: dict[str, Callable[..., Pass]] = {
     "ours": ours,
-    "device": device,
     "repeated": repeated,
-    "device-repeated": device_repeated,
     "timm": timms,
     "torchvision": torchvisions,
     "dali": dalis,

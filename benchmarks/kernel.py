@@ -34,9 +34,9 @@ from triton.compiler import ASTSource
 
 from cait.extras.fused import attention, kernels
 from cait.extras.fused.attention import Tile, Tiling
-from cait.extras.fused.recompute import heads_first, padded, scaled_product
 from cait.model.attention import merge_heads
-from cait.model.talking_heads import Backends
+from cait.model.recompute import heads_first, padded, scaled_product
+from cait.model.talking_heads import attend
 
 SHAPES = ["8x196", "4x196", "8x576", "4x576"]
 """Heads × tokens of S-24 and XXS-24, at 224 and at 384."""
@@ -196,7 +196,6 @@ class Layer:
         place = dict(device=DEVICE, dtype=dtype)
         self.qkv = torch.randn(batch, self.tokens, 3, self.heads, K, **place).requires_grad_()
         self.d_out = torch.randn(batch, self.tokens, self.heads * K, **place)
-        self.backends = Backends()
         self.proj_l, self.proj_w = (nn.Linear(self.heads, self.heads, device=DEVICE) for _ in range(2))
         self.timm = timm.models.cait.TalkingHeadAttn(self.heads * K, self.heads).to(DEVICE)
         self.timm.qkv, self.timm.proj = Held(self.qkv), nn.Identity()  # the attention alone, as ours
@@ -208,7 +207,7 @@ class Layer:
                 return merge_heads(F.scaled_dot_product_attention(*self.qkv.permute(2, 0, 3, 1, 4).unbind(0)))
             if backend.startswith("timm"):
                 return (self.compiled if "compiled" in backend else self.timm)(self.d_out)  # for its shape
-            return self.backends.attend(self.qkv, self.proj_l, self.proj_w, K**-0.5, backend)
+            return attend(self.qkv, self.proj_l, self.proj_w, K**-0.5, backend)
 
     def times(self, backend: str, rounds: int) -> dict[str, float]:
         """ms of a forward pass as in inference, of a backward pass, and MiB at the peak of both."""

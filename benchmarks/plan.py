@@ -26,8 +26,6 @@ BATCH = 128
 EPOCHS = 400
 SECONDS_A_GB = 2.0
 """To write a checkpoint, in processor time: docs/resume.md. The disk's own time comes on top."""
-BANDWIDTH, FLOAT64 = 3.35e12, 34e12
-"""Of an H100 SXM by its data sheet: bytes a second, and operations a second in float64."""
 HAS = {"cores": 96, "storage": 2e9, "network": 100e9 / 8}
 """What a node is assumed to have: cores for loaders, and bytes a second that it reads and that it sends."""
 
@@ -50,12 +48,11 @@ class Loading:
 
 WAYS = {
     "whole files": "ours",
-    "whole files, augmented on the device": "ours, augmented on the device",
-    "at most 400 pixels, on the device": "ours, of at most 400 pixels, on the device",
-    "raw pixels, on the device": "ours, from raw shards, on the device",
+    "at most 400 pixels": "ours, from shards of at most 400 pixels",
+    "raw pixels": "ours, from raw shards",
 }
 """Ways to read images, as rows of `benchmarks/input.py`."""
-SHARDS = {"ours, of at most 400 pixels, on the device": "small", "ours, from raw shards, on the device": "raw"}
+SHARDS = {"ours, from shards of at most 400 pixels": "small", "ours, from raw shards": "raw"}
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ def loadings(path: Path) -> dict[str, Loading]:
     record = json.loads(path.read_text())
     decode = next(row for row in record["levels"]["decode"] if row["side"] == "nvImageCodec, the crop")["seconds"]
     spent = {row["side"]: row["seconds"] for row in record["levels"]["tree"]}
-    rest = spent["ours, augmented on the device"] - decode  # header, crop, resize, hand-over
+    rest = spent["ours"] - decode  # header, crop, resize, RandAugment, hand-over
     found = {}
     for way, side in WAYS.items():
         kilobytes = record["kilobytes"][SHARDS[side]] if side in SHARDS else record["kilobytes_a_file"]
@@ -114,36 +111,6 @@ def need(parameters: int, gmacs: float, images: int, nodes: int, flops: float) -
     )
 
 
-@dataclass(frozen=True)
-class Device:
-    """What `--data.augment_on device` adds to a step on a GPU, counted from its two kernels."""
-
-    img_size: int
-    layers: int = 2
-    """Operations that RandAugment may do on an image, each with probability 1/2."""
-
-    @property
-    def launches(self) -> int:
-        return 2 * self.layers
-
-    @property
-    def bytes(self) -> float:
-        """Read and written for a batch: all pixels by each layer, and those of 3 operations of 15 for a histogram."""
-        pixels = BATCH * 3 * self.img_size**2
-        # Each of the three programs of an image reads all of it: its channel lies in the same sectors as the others'.
-        return self.layers * pixels * (2 + 3 * 0.5 * 3 / 15)
-
-    @property
-    def flops(self) -> float:
-        """In float64: 5 operations of 15 are warps, with 5 polynomials of 14 operations in each channel."""
-        return self.layers * BATCH * 0.5 * 5 / 15 * self.img_size**2 * (3 * 5 * 14 + 20)
-
-    @property
-    def seconds(self) -> float:
-        """At half the bandwidth and a quarter of the peak in float64 of an H100, and with 4 µs a launch."""
-        return self.bytes / (0.5 * BANDWIDTH) + self.flops / (0.25 * FLOAT64) + self.launches * 4e-6
-
-
 def lines(mfu: float, ways: dict[str, Loading], source: str) -> Iterator[str]:
     """The plan in Markdown."""
     yield "# Training CaiT on 8 and on 64 GPUs, on paper"
@@ -166,7 +133,7 @@ def lines(mfu: float, ways: dict[str, Loading], source: str) -> Iterator[str]:
         "processor time for a GB."
     )
     yield (
-        f"The last four columns say how many cores a node needs for loaders, how many GB/s it reads if it caches "
+        f"The last three columns say how many cores a node needs for loaders, how many GB/s it reads if it caches "
         f"nothing, and what breaks first where a node has {HAS['cores']} cores for loaders, reads "
         f"{HAS['storage'] / 1e9:.0f} GB/s and sends {HAS['network'] / 1e9:.1f} GB/s, with the share of the GPUs' speed "
         "that is left."
@@ -176,7 +143,6 @@ def lines(mfu: float, ways: dict[str, Loading], source: str) -> Iterator[str]:
             for gpu, peak in PEAK.items():
                 yield from ["", f"## {data}, {nodes} × {GPUS_A_NODE} {gpu}", ""]
                 yield from _table(images, classes, nodes, mfu * peak, ways)
-    yield from _device(mfu)
 
 
 def _table(images: int, classes: int, nodes: int, flops: float, ways: dict[str, Loading]) -> Iterator[str]:
@@ -196,22 +162,6 @@ def _table(images: int, classes: int, nodes: int, flops: float, ways: dict[str, 
             *(wants.breaks_first(row["img_size"], way) for way in ways.values()),
         ]
         yield f"| {' | '.join(cells)} |"
-
-
-def _device(mfu: float) -> Iterator[str]:
-    """The device's augmentation beside a step on an H100."""
-    yield from ["", "## What augmenting on the device adds to a step on an H100", ""]
-    yield (
-        f"RandAugment of two operations on {BATCH} images: two kernels an operation. Time: bytes at half of "
-        f"{BANDWIDTH / 1e12:.2f} TB/s, warps in float64 at a quarter of {FLOAT64 / 1e12:.0f} TFLOPS, 4 µs a launch."
-    )
-    yield from ["", "| model | launches | MB moved | GFLOP | ms | step, ms | share |", "|---|---|---|---|---|---|---|"]
-    for row in zoo():
-        adds = Device(row["img_size"])
-        step = BATCH * 6e9 * row["gmacs"] / (mfu * PEAK["H100 or H200 SXM"])
-        cells = [f"{row['model']} @{row['img_size']}", f"{adds.launches}", f"{adds.bytes / 1e6:.0f}"]
-        cells += [f"{adds.flops / 1e9:.2f}", f"{1e3 * adds.seconds:.2f}", f"{1e3 * step:.1f}"]
-        yield f"| {' | '.join(cells)} | {adds.seconds / step:.1%} |"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from report import DEVICE, file_name, stamp, use_tilings
+from report import DEVICE, file_name, stamp
 from step import Case, optimizer_of, seconds, stepper
 from torch import Tensor, nn
 
@@ -69,10 +69,8 @@ def main() -> None:
     parser.add_argument("--case", default="s24-224")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--tilings", type=Path, help="tiles for the fused attention, as kernel.py --tune writes them")
     parser.add_argument("--out", type=Path, help="folder for a Markdown file")
     options = parser.parse_args()
-    use_tilings(options.tilings)
     case = Case(options.case)
     models = {which: case.build(which).train() for which in ("timm", "ours")}
     sides = {which: parts(model, options.batch) for which, model in models.items()}

@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import timm
 import torch
 import torch.nn.functional as F
-from report import DEVICE, file_name, stamp, use_tilings, write
+from report import DEVICE, file_name, stamp, write
 from report import device as device_name
 from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
@@ -93,11 +93,6 @@ def stepper(case: Case, which: str, batch: int) -> dict[str, Callable[[], Any]]:
     def autocast() -> Any:
         return torch.autocast(DEVICE, dtype=case.dtype, enabled=case.dtype != torch.float32)
 
-    if DEVICE == "cuda" and which == "ours":
-        from cait.extras.fused.measure import settle
-
-        for found in settle(model, DEVICE, case.dtype, batch, case.compiled, context=autocast):
-            print(f"attention {found}", flush=True)
     if case.compiled and which == "ours":
         model.compile_blocks()
     elif case.compiled:
@@ -153,9 +148,8 @@ def resident(what: str) -> float:
     return next(int(line.split()[1]) / 2**10 for line in lines if line.startswith(what))
 
 
-def peak_memory(case: str, which: str, batch: int, tilings: Path | None, out: Any) -> None:
+def peak_memory(case: str, which: str, batch: int, out: Any) -> None:
     """Put the MiB that training steps need, weights and optimiser included."""
-    use_tilings(tilings)
     before = resident("VmRSS")
     step = stepper(Case(case), which, batch)["step"]
     for _ in range(2):  # the second has the optimiser's moments
@@ -186,7 +180,7 @@ def model_flops(case: Case, batch: int) -> float:
     return 3 * batch * counter.get_total_flops()
 
 
-def measure(name: str, batch: int, rounds: int, tilings: Path | None = None) -> dict[str, Any]:
+def measure(name: str, batch: int, rounds: int) -> dict[str, Any]:
     case = Case(name)
     sides = {which: stepper(case, which, batch) for which in ("timm", "ours")}
     found: dict[str, Any] = {"case": name, "batch": batch}
@@ -201,7 +195,7 @@ def measure(name: str, batch: int, rounds: int, tilings: Path | None = None) -> 
     if tflops and case.dtype == torch.bfloat16:
         for which in ("timm", "ours"):
             found[f"mfu_{which}"] = model_flops(case, batch) / (found[f"step_{which}_ms"] / 1e3) / (tflops * 1e12)
-    memory = [in_a_process(name, which, batch, tilings) for which in ("timm", "ours")]
+    memory = [in_a_process(name, which, batch) for which in ("timm", "ours")]
     found["memory_timm_mib"], found["memory_ours_mib"] = memory
     found["memory_ratio"] = memory[1] / memory[0]
     return found
@@ -228,14 +222,12 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=CASES)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--tilings", type=Path, help="tiles for the fused attention, as kernel.py --tune writes them")
     parser.add_argument("--out", type=Path, help="folder for a Markdown and a JSON file")
     parser.add_argument("--tag", help="a word for the files' names")
     options = parser.parse_args()
-    use_tilings(options.tilings)
     rows = []
     for name in options.cases:
-        rows.append(measure(name, options.batch, options.rounds, options.tilings))
+        rows.append(measure(name, options.batch, options.rounds))
         print(*table(rows)[-1:], sep="\n", flush=True)
     if options.out:
         title = [

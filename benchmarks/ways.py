@@ -1,4 +1,4 @@
-"""Whether a network learns as well from smaller files, from raw pixels and with the device's augmentation.
+"""Whether a network learns as well from smaller files and from raw pixels.
 
     python benchmarks/ways.py FOLDER --max_side 96 [--seeds 3] [--epochs 8] [--out benchmarks/ways.md]
 
@@ -51,10 +51,8 @@ def main() -> None:
         # all ways read shards of one division into training and validation
         ways = {
             "default": ["whole"],
-            "on the device": ["whole", "--data.augment_on=device"],
             f"at most {given.max_side} pixels": ["smaller"],
             "raw": ["raw"],
-            "raw, on the device": ["raw", "--data.augment_on=device"],
         }
         chosen = {name: how for name, how in ways.items() if not given.ways or name.startswith(tuple(given.ways))}
         for name, (place, *settings) in chosen.items():

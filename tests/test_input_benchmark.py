@@ -59,4 +59,4 @@ def test_the_processor_time_of_all_processes_is_counted(tmp_path: Path) -> None:
     assert sizes["raw"] == pytest.approx(3 * 500 * 375 / 1e3, rel=0.01)
 
 
-OWN = ("ours", "device", "repeated", "device-repeated", "timm", "torchvision")
+OWN = ("ours", "repeated", "timm", "torchvision")

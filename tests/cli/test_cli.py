@@ -457,18 +457,28 @@ def test_what_a_shell_hands_over_may_be_closed_full_or_gone(command: str, told: 
     assert (done.returncode, done.stderr) == (2, f"cait: error: {told}\n")
 
 
-def test_too_many_open_files_are_no_error_of_the_program(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "too many open files: raise the limit"),
+        (
+            RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"),
+            "unable to allocate shared memory: enlarge /dev/shm",
+        ),
+    ],
+)
+def test_a_limit_of_the_system_is_no_error_of_the_program(
+    error: Exception, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def opens(*_: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
+        raise error
 
     monkeypatch.setattr(sys, "argv", ["cait"])
     monkeypatch.setattr("cait.cli.fit.resume", opens)
     with pytest.raises(SystemExit) as stop:
         main(["resume"])
     assert stop.value.code == 2
-    assert "too many open files: raise the limit" in capsys.readouterr().err
+    assert told in capsys.readouterr().err
 
 
 def test_a_run_that_lies_elsewhere(

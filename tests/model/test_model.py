@@ -1,6 +1,5 @@
 """The network against timm's, which loads the released weights."""
 
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from cait import plugins
 from cait.errors import UserError
 from cait.model.config import VARIANTS
 from cait.model.residual import DropPath, draw_samples, scaled_linear
-from cait.model.talking_heads import Backends, Shape
+from cait.model.talking_heads import Shape, attend
 
 # Parameters at 224 with 1,000 classes, as measured on the released code.
 PARAMETERS = {
@@ -290,8 +289,6 @@ def test_a_small_gamma_does_not_vanish_in_float16() -> None:
 class SlowBackend:
     """What an extra may add."""
 
-    everywhere = False
-
     def refusal(self, shape: Shape) -> str | None:
         return "at least 2 heads" if shape.heads < 2 else None
 
@@ -308,36 +305,26 @@ def test_an_extra_adds_a_backend(slow_backend: None) -> None:
     fields = dict(patch_size=8, embed_dim=32, num_heads=2, depth=1)
     network = cait.create_model("xxs24", 16, 10, attention_backend="slow", **fields)
     given = attention_case(2, 5, torch.float32)[:3]
-    assert torch.equal(Backends().attend(*given, 0.5, "slow"), 2 * given[0][:, :, 2].flatten(2))
+    assert torch.equal(attend(*given, 0.5, "slow"), 2 * given[0][:, :, 2].flatten(2))
     assert {block.attn.backend for block in network.blocks} == {"slow"}
     with pytest.raises(UserError, match="attention_backend slow needs at least 2 heads; take auto or reference"):
-        Backends().attend(*attention_case(1, 5, torch.float32)[:3], 0.5, "slow")
+        attend(*attention_case(1, 5, torch.float32)[:3], 0.5, "slow")
 
 
-def test_auto_takes_what_is_settled_for_a_shape_and_else_what_is_good_everywhere(
-    slow_backend: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network = cait.create_model("xxs24", 16, 10, patch_size=8, embed_dim=32, num_heads=2, depth=2)
-    (backends,) = {block.attn.backends for block in (*network.blocks, *deepcopy(network).blocks)}
-    shape = Shape("cpu", torch.float32, 4, 2, 16)
-    assert backends.choose(*shape) == "reference"
-    plain = network(torch.ones(1, 3, 16, 16))
-    backends.settled[shape] = "slow"
-    assert backends.choose(*shape) == "slow"
-    assert backends.choose(*shape._replace(N=5)) == "reference"
-    assert not torch.equal(network(torch.ones(1, 3, 16, 16)), plain)
-    given, settled = attention_case(2, 4, torch.float32)[:3], Backends()
-    settled.settled[Shape("cpu", torch.float32, 4, 2, given[0].shape[4])] = "slow"  # asked for nothing before
-    assert torch.equal(settled.attend(*given, 0.5), 2 * given[0][:, :, 2].flatten(2))
-    monkeypatch.setattr(SlowBackend, "everywhere", True)
-    assert Backends().choose(*shape) == "slow"
+def test_auto_recomputes_but_for_what_is_exported_or_has_no_numbers() -> None:
+    qkv, proj_l, proj_w, _ = attention_case(2, 5, torch.float32)
+    given = qkv, proj_l, proj_w, 0.5
+    assert attend(*given).grad_fn.name() == "TalkingHeadsBackward"
+    assert torch.equal(attend(*given), attend(*given, "recompute"))
+    assert "TalkingHeads" not in attend(*given, "reference").grad_fn.name()
+    meta = [part.to("meta") for part in given[:3]]
+    assert "TalkingHeads" not in attend(*meta, 0.5).grad_fn.name()
 
 
 def test_a_backend_of_an_absent_extra_gives_way_to_auto(slow_backend: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "merged", lambda kind: {})
     fields = dict(patch_size=8, embed_dim=32, num_heads=2, depth=1)
-    with pytest.warns(UserWarning, match="attention_backend gone is none of auto, reference: auto takes its place"):
+    with pytest.warns(UserWarning, match="gone is none of auto, reference, recompute: auto takes its place"):
         network = cait.create_model("xxs24", 16, 10, attention_backend="gone", **fields)
     assert network.config.attention_backend == "auto"
     network(torch.zeros(1, 3, 16, 16))
-    assert network.blocks[0].attn.backends.choose(*Shape("cpu", torch.float32, 4, 2, 16)) == "reference"

@@ -184,14 +184,9 @@ def test_the_plan_is_the_arithmetic_done_by_hand() -> None:
     assert wants.breaks_first(224, measured) == "5 · 0.2 · GPUs"  # 2,498.4 / 500 cores, 0.24984 GB/s
     crawls = dataclasses.replace(measured, seconds_an_image=0.1, file_bytes=1e6)
     assert wants.breaks_first(224, crawls) == "250 · 2.5 · cores at 38%"
-    adds = plan.Device(224)
-    assert adds.launches == 4
-    assert adds.bytes == pytest.approx(2 * 128 * 150_528 * 2.3)
-    assert adds.flops == pytest.approx(2 * 128 * 50_176 * 230 / 6)
-    assert adds.seconds == pytest.approx(88.63e6 / 1.675e12 + 0.4924e9 / 8.5e12 + 16e-6, rel=1e-3)
     record = max(plan.HERE.glob("input-*-decode-tree-*.json"))
     text = "\n".join(plan.lines(0.3, plan.loadings(record), record.with_suffix(".md").name))
-    assert text.count("| m48 @448 |") == 2 * 2 * 2 + 1
+    assert text.count("| m48 @448 |") == 2 * 2 * 2
     assert (plan.HERE / "plan.md").read_text() == f"{text}\n"
 
 

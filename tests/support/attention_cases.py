@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cait.model.talking_heads import Backends
+from cait.model.talking_heads import attend
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -23,6 +23,6 @@ def attention_case(heads: int, N: int, dtype: torch.dtype, width: int = 48, batc
 def attention_results(case: tuple, backend: str) -> list[torch.Tensor]:
     """Output and every gradient."""
     qkv, proj_l, proj_w, d_out = case
-    out = Backends().attend(qkv, proj_l, proj_w, qkv.shape[-1] ** -0.5, backend)
+    out = attend(qkv, proj_l, proj_w, qkv.shape[-1] ** -0.5, backend)
     leaves = (qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias)
     return [out.detach(), *torch.autograd.grad(out, leaves, d_out)]

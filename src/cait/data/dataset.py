@@ -116,8 +116,6 @@ class TrainImages(Dataset[tuple[Any, int]]):
 
     def __getitems__(self, keys: list[Key]) -> list[tuple[Any, int]]:
         """The images of a batch; repeats that follow each other share one decoding."""
-        if ahead := getattr(self.samples, "ahead", None):  # which an extra may add
-            ahead([index for _, index, _ in keys])
         items = []
         for index, repeats in ((index, list(group)) for index, group in groupby(keys, key=lambda key: key[1])):
             opened = None

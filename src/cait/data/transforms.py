@@ -210,9 +210,6 @@ class TrainPipeline(Protocol):
     def __call__(self, opened: Any) -> tuple[Tensor, Erased | None]:
         """Augmented pixels, uint8 [S, S, 3], and what to erase when the batch is normalised."""
 
-    def augment(self, images: Tensor, steps: Tensor) -> Tensor:
-        """Augment images uint8 [B, S, S, 3] on their device, if `__call__` gives steps to do there as a third part."""
-
     def how_read(self, samples: Samples) -> str:
         """What decodes these images, in a few words."""
 

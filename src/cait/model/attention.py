@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cait.model import talking_heads
 from cait.model.config import CaiTConfig
 from cait.model.residual import scalar_bias, scaled_linear
-from cait.model.talking_heads import Backends, mixed_softmax
+from cait.model.talking_heads import mixed_softmax
 
 COSINE_EPS = 1e-6
 
@@ -21,12 +22,12 @@ class SelfAttention(nn.Module):
     The maps are mixed over the heads before the softmax (proj_l) and after it (proj_w).
     """
 
-    def __init__(self, config: CaiTConfig, backends: Backends) -> None:
+    def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
         d, self.num_heads = config.embed_dim, config.num_heads
         self.scale = (d // self.num_heads) ** -0.5
         self.cosine = config.attention == "cosine"
-        self.talking_heads, self.backend, self.backends = config.talking_heads, config.attention_backend, backends
+        self.talking_heads, self.backend = config.talking_heads, config.attention_backend
         self.bias_qkv, self.bias_proj = scalar_bias(config), scalar_bias(config)
         self.qkv = nn.Linear(d, d * 3, bias=config.qkv_bias)
         self.proj = nn.Linear(d, d)
@@ -37,7 +38,7 @@ class SelfAttention(nn.Module):
         """γ · attention(x); no γ means 1."""
         qkv = self._qkv(x)
         if self.talking_heads and not self.cosine:
-            out = self.backends.attend(qkv, self.proj_l, self.proj_w, self.scale, self.backend)
+            out = talking_heads.attend(qkv, self.proj_l, self.proj_w, self.scale, self.backend)
         else:
             q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
             out = self._weights(q, k) @ v if self.talking_heads else attend(q, k, v, self.scale, self.cosine)

@@ -21,7 +21,7 @@ from cait.model import initialization, residual
 from cait.model.attention import ClassAttention, SelfAttention
 from cait.model.config import CaiTConfig, stems
 from cait.model.residual import Sample, scalar_bias, scaled_linear
-from cait.model.talking_heads import Backends, known_backend
+from cait.model.talking_heads import known_backend
 
 
 class PatchEmbed(nn.Module):
@@ -93,8 +93,8 @@ class Block(nn.Module):
 class SelfAttentionBlock(Block):
     """x + drop_path(γ₁ · attention(norm(x))), then x + drop_path(γ₂ · mlp(norm(x))), on tokens [B, N, d]."""
 
-    def __init__(self, config: CaiTConfig, drop_path_rate: float, backends: Backends) -> None:
-        super().__init__(config, SelfAttention(config, backends), drop_path_rate)
+    def __init__(self, config: CaiTConfig, drop_path_rate: float) -> None:
+        super().__init__(config, SelfAttention(config), drop_path_rate)
 
     def forward(self, x: Tensor, *samples: Sample) -> Tensor:
         """`samples` are the draws of stochastic depth for the two branches; if not given, they are drawn here."""
@@ -173,8 +173,8 @@ class CaiT(nn.Module):
         positions = config.num_patches + (config.num_class_tokens if config.class_token_at == 0 else 0)
         self.pos_embed = nn.Parameter(torch.zeros(1, positions, d))
         self.patch_embed = plugins.load(stems()[config.stem])(config)
-        rates, backends = residual.drop_path_rates(config), Backends()
-        self.blocks = nn.Sequential(*(SelfAttentionBlock(config, rate, backends) for rate in rates))
+        rates = residual.drop_path_rates(config)
+        self.blocks = nn.Sequential(*(SelfAttentionBlock(config, rate) for rate in rates))
         self.blocks_token_only = nn.ModuleList(ClassAttentionBlock(config) for _ in range(config.depth_token_only))
         self.norm = norm_layer(config)
         self.head = nn.Linear(d, config.num_classes)

@@ -130,7 +130,7 @@ def _is_number(value: object) -> bool:
 
 def attention_backends() -> list[str]:
     """The values of `attention_backend`: the core's, then those of extras."""
-    return ["auto", "reference", *plugins.merged("ATTENTION_BACKENDS")]
+    return ["auto", "reference", "recompute", *plugins.merged("ATTENTION_BACKENDS")]
 
 
 def stems() -> dict[str, str]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,8 +52,8 @@ class NetworkSettings:
     fields: dict[str, Any] | None = None
     """Further arguments of the network, as {"patch_size": 8}; for the paper's models the fields of
     `cait.model.config.CaiTConfig`."""
-    compile: bool | Literal["auto"] = False
-    """Compile the blocks with torch.compile, see `CaiT.compile_blocks`; "auto": if an extra finds it faster."""
+    compile: bool = False
+    """Compile the blocks with torch.compile, see `CaiT.compile_blocks`."""
     grad_checkpointing: bool = False
     """Compute activations again in the backward pass instead of saving them; for the largest models and
     resolutions."""
@@ -68,7 +68,7 @@ class NetworkSettings:
         if self.grad_checkpointing:
             _checkpoint_activations(built, self.name)
         if self.compile:
-            require(built, self.name, "compile_blocks", f"model.compile {str(self.compile).lower()}")
+            require(built, self.name, "compile_blocks", "model.compile true")
         return built
 
 

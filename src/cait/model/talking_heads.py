@@ -1,4 +1,4 @@
-"""Attention with talking heads: the plain formula, and the door to faster backends.
+"""Attention with talking heads, by one of several backends.
 
 "Talking-Heads Attention", Shazeer et al., arXiv 2003.02436. The maps of attention are mixed over the heads
 before and after the softmax. All backends compute the same function.
@@ -17,13 +17,11 @@ from torch import Tensor, nn
 from cait import plugins
 from cait.errors import UserError
 from cait.model.config import attention_backends
+from cait.model.recompute import TalkingHeads
 
 
 class Backend(Protocol):
     """A backend that an extra adds, under the kind ATTENTION_BACKENDS; the class is called without arguments."""
-
-    everywhere: bool
-    """Whether it runs on any device and is never slower than the plain formula: then "auto" need not measure it."""
 
     def refusal(self, shape: Shape) -> str | None:
         """What the backend needs and does not have here, or None."""
@@ -35,7 +33,7 @@ class Backend(Protocol):
 
 
 class Shape(NamedTuple):
-    """What the speed of a backend depends on, besides the number of images."""
+    """What a backend is asked for, besides the number of images."""
 
     device: str  # its type, such as "cuda"
     dtype: torch.dtype
@@ -44,58 +42,43 @@ class Shape(NamedTuple):
     k: int
 
 
-class Backends:
-    """The backends of one network, which its blocks and its copies share, and what "auto" takes of them."""
+def attend(qkv: Tensor, proj_l: nn.Linear, proj_w: nn.Linear, scale: float, backend: str = "auto") -> Tensor:
+    """Attention among all tokens. proj_l mixes the heads before the softmax, proj_w after it.
 
-    def __init__(self) -> None:
-        self._made: dict[str, Backend] = {}
-        self.settled: dict[Shape, str] = {}
-        """What "auto" takes, say because it was measured to be the fastest."""
-        added = plugins.merged("ATTENTION_BACKENDS")
-        self._everywhere = next((name for name in added if self._make(name).everywhere), "reference")
+    Args:
+        qkv: queries, keys and values, [B, N, 3, h, k].
+        backend: one of `cait.model.config.attention_backends`; "auto" is "recompute".
 
-    def __deepcopy__(self, memo: Any) -> Backends:
-        return self
+    Returns:
+        [B, N, h·k].
 
-    def attend(self, qkv: Tensor, proj_l: nn.Linear, proj_w: nn.Linear, scale: float, backend: str = "auto") -> Tensor:
-        """Attention among all tokens. proj_l mixes the heads before the softmax, proj_w after it.
-
-        Args:
-            qkv: queries, keys and values, [B, N, 3, h, k].
-            backend: one of `cait.model.config.attention_backends`; what "auto" takes, `choose` says.
-
-        Returns:
-            [B, N, h·k].
-
-        Raises:
-            UserError: the backend that is asked for cannot run here.
-        """
+    Raises:
+        UserError: the backend that is asked for cannot run here.
+    """
+    if torch.compiler.is_exporting() or qkv.is_meta:  # only operators that every format knows; no backward pass
+        backend = "reference"
+    parameters = proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias
+    if backend in ("auto", "recompute"):
+        return TalkingHeads.apply(qkv, *parameters, scale)
+    if backend != "reference":
         shape = qkv.device.type, qkv.dtype, qkv.shape[1], qkv.shape[3], qkv.shape[4]  # torch.compile takes no Shape
-        if torch.compiler.is_exporting() or qkv.is_meta:  # only operators that every format knows; no backward pass
-            backend = "reference"
-        elif backend == "auto":
-            backend = self.choose(*shape)
-        elif reason := self.refusal(backend, *shape):
+        if reason := _refusal(backend, *shape):
             raise UserError(f"attention_backend {backend} needs {reason}; take auto or reference")
-        if backend != "reference":
-            return self._make(backend)(qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias, scale)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
-        return (mixed_softmax((q * scale) @ k.transpose(-2, -1), proj_l, proj_w) @ v).transpose(1, 2).flatten(2)
+        return _added[backend](qkv, *parameters, scale)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
+    return (mixed_softmax((q * scale) @ k.transpose(-2, -1), proj_l, proj_w) @ v).transpose(1, 2).flatten(2)
 
-    @torch.compiler.assume_constant_result  # torch.compile need not trace it
-    def choose(self, *shape: Any) -> str:
-        """What is settled for the fields of a `Shape`, or the first backend that is good everywhere."""
-        return self.settled.get(Shape(*shape), self._everywhere)
 
-    @torch.compiler.assume_constant_result
-    def refusal(self, name: str, *shape: Any) -> str | None:
-        """What a backend needs for the fields of a `Shape` and does not have, or None."""
-        return None if name == "reference" else self._make(name).refusal(Shape(*shape))
+_added: dict[str, Backend] = {}
+"""The backends of extras that have been asked for."""
 
-    def _make(self, name: str) -> Backend:
-        if name not in self._made:
-            self._made[name] = plugins.load(plugins.merged("ATTENTION_BACKENDS")[name])()
-        return self._made[name]
+
+@torch.compiler.assume_constant_result  # torch.compile need not trace it
+def _refusal(name: str, *shape: Any) -> str | None:
+    """What a backend of an extra needs for the fields of a `Shape` and does not have, or None."""
+    if name not in _added:
+        _added[name] = plugins.load(plugins.merged("ATTENTION_BACKENDS")[name])()
+    return _added[name].refusal(Shape(*shape))
 
 
 def mixed_softmax(scores: Tensor, proj_l: nn.Linear, proj_w: nn.Linear) -> Tensor:

@@ -155,7 +155,7 @@ class CaiTModule(LightningModule):
         if stage != "fit":
             return
         self.schedule = replace(self.schedule, lr=self.hparams["lr"])  # Lightning's tuner may have changed it
-        if self.architecture.compile is True:
+        if self.architecture.compile:
             self.model.compile_blocks()  # type: ignore[operator]
         if self.loss_settings.class_weights is not None:
             data = self.trainer.datamodule  # type: ignore[attr-defined]

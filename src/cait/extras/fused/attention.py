@@ -22,7 +22,7 @@ import triton
 from torch import Tensor
 
 from cait.extras.fused import kernels
-from cait.extras.fused.recompute import heads_first, no_autocast, padded, scaled_product
+from cait.model.recompute import heads_first, no_autocast, padded, scaled_product
 
 
 class Tile(NamedTuple):

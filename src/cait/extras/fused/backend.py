@@ -11,8 +11,6 @@ from cait.model.talking_heads import Shape
 class Fused:
     """See `cait.model.talking_heads.Backend`. Triton is imported on first use, because not every machine has it."""
 
-    everywhere = False
-
     def refusal(self, shape: Shape) -> str | None:
         """What the kernels need and do not have here, or None."""
         try:

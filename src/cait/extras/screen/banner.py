@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import rich
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelSummary
 from rich.filesize import decimal
@@ -79,7 +78,7 @@ class Banner(ModelSummary):
         scaled = f" = {schedule.lr:.3g} × {images:,} / {schedule.lr_base_size}" if schedule.lr_base_size else ""
         epochs = f"{trainer.max_epochs} epochs, " if trainer.max_steps < 0 else ""
         steps, peak = int(total_steps(trainer)), peak_rate(trainer)
-        backends = attention_in_use(pl_module.model, pl_module.device)
+        backends = attention_in_use(pl_module.model)
         name = network_name(pl_module.name, pl_module.hparams.get("fields"))
         rows = {
             "model": f"{name}, {parameters:,} parameters{cost}",
@@ -136,17 +135,11 @@ def schedule_row(settings: ScheduleSettings, trainer: Trainer) -> str:
     return f"{settings.schedule}: the peak, and from step {start:,} to {steps:,} a cooldown to {settings.min_lr:g}"
 
 
-def attention_in_use(network: nn.Module, device: torch.device) -> str:
-    """The backends of attention with talking heads on `device`; empty without any, "auto" where a GPU is measured."""
-    names: set[str] = set()
-    for layer in network.modules():
-        if isinstance(layer, SelfAttention) and layer.talking_heads and not layer.cosine:
-            if layer.backend == "auto" and device.type == "cpu":
-                k = layer.qkv.in_features // layer.num_heads
-                names.add(layer.backends.choose("cpu", layer.qkv.weight.dtype, 1, layer.num_heads, k))
-            else:
-                names.add(layer.backend)
-    return ", ".join(sorted(names))
+def attention_in_use(network: nn.Module) -> str:
+    """The backends of attention with talking heads; empty without any."""
+    layers = [layer for layer in network.modules() if isinstance(layer, SelfAttention)]
+    names = {layer.backend for layer in layers if layer.talking_heads and not layer.cosine}
+    return ", ".join(sorted({"recompute" if name == "auto" else name for name in names}))
 
 
 def show(rows: dict[str, str], title: str) -> None:

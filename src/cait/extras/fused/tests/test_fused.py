@@ -7,10 +7,8 @@ process of their own, which `test_the_kernels_under_the_interpreter` starts.
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-import warnings
 from typing import Any
 
 import pytest
@@ -21,8 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import cait
 from cait.errors import UserError
-from cait.extras.fused.measure import Case, difference, measure
-from cait.model.talking_heads import Backends, Shape
+from cait.model.talking_heads import attend
 
 pytest.importorskip("triton", reason="Triton is not on this platform")
 
@@ -78,7 +75,7 @@ def results(given: list[Tensor], backend: str) -> list[Tensor]:
     proj_l, proj_w = (torch.nn.Linear(len(bias_l), len(bias_l), device=DEVICE) for _ in range(2))
     proj_l.weight, proj_l.bias = torch.nn.Parameter(weight_l), torch.nn.Parameter(bias_l)
     proj_w.weight, proj_w.bias = torch.nn.Parameter(weight_w), torch.nn.Parameter(bias_w)
-    out = Backends().attend(qkv, proj_l, proj_w, qkv.shape[-1] ** -0.5, backend)
+    out = attend(qkv, proj_l, proj_w, qkv.shape[-1] ** -0.5, backend)
     leaves = (qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias)
     return [out.detach(), *torch.autograd.grad(out, leaves, given[5])]
 
@@ -282,46 +279,6 @@ def test_without_triton_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("cait.extras.fused.attention", raising=False)
     with pytest.raises(UserError, match="attention_backend fused needs Triton"):
         results(case(2, 5, torch.float32, 8), "fused")
-
-
-@pytest.fixture
-def capability(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-
-
-LAYER = Case(Shape(DEVICE, torch.float16, 33, 4, 8), images=1, parameters=torch.float16)
-
-
-@runs
-def test_it_is_measured_beside_the_others(capability: None) -> None:
-    before = torch.get_rng_state()
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "Conversion of an array", DeprecationWarning)  # Triton 3.7's, to numpy
-        assert 0 < difference(Backends(), "fused", LAYER) < LAYER.bound
-        found = measure(LAYER, lambda step, device: float(step() is None))
-    assert found.ms == {"fused": 1, "recompute": 1, "reference": 1}
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@runs
-@pytest.mark.parametrize(
-    ("name", "kernel", "words"),
-    [
-        ("mix", lambda *_: None, r"it differs by \d.* from float64, 3.9e-03 is allowed"),
-        ("mix", lambda *_: 1 / 0, "ZeroDivisionError: division by zero"),
-        ("mix_backward", lambda maps, *_: maps.new_full((2, 4, 4), float("nan")), "it differs by nan"),
-    ],
-)
-def test_it_is_left_out_if_it_is_wrong(
-    name: str, kernel: Any, words: str, capability: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from cait.extras.fused import attention
-
-    monkeypatch.setattr(attention, name, kernel)
-    found = measure(LAYER, lambda step, device: 1.0)
-    assert found.ms.keys() == {"recompute", "reference"}
-    assert re.match(words, found.left_out["fused"])
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")

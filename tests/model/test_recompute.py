@@ -8,9 +8,9 @@ import pytest
 import torch
 from attention_cases import DEVICE, attention_case, attention_results
 
-from cait.extras.fused import recompute
-from cait.extras.fused.recompute import TalkingHeads, padded
-from cait.model.talking_heads import Backends
+from cait.model import recompute
+from cait.model.recompute import TalkingHeads, padded
+from cait.model.talking_heads import attend
 
 
 @pytest.mark.parametrize("heads", [4, 6, 8, 16])
@@ -87,7 +87,7 @@ def test_recomputing_keeps_one_map() -> None:
 
         qkv, proj_l, proj_w, _ = case
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), torch.autocast(DEVICE, torch.bfloat16):
-            Backends().attend(qkv * 1, proj_l.float(), proj_w.float(), 0.1, backend)
+            attend(qkv * 1, proj_l.float(), proj_w.float(), 0.1, backend)
         kept[backend] = sum(size for size in sizes.values() if size >= 2 * 4 * 196 * 196 * 2)
     one = 2 * 4 * 196 * 196 * 2  # a map of bfloat16
     assert kept["recompute"] == one

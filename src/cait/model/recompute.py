@@ -12,22 +12,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cait.model.talking_heads import Shape
-
-
-class Recompute:
-    """See `cait.model.talking_heads.Backend`."""
-
-    everywhere = True
-
-    def refusal(self, shape: Shape) -> str | None:
-        return None
-
-    def __call__(
-        self, qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
-    ) -> Tensor:
-        return TalkingHeads.apply(qkv, weight_l, bias_l, weight_w, bias_w, scale)
-
 
 class TalkingHeads(torch.autograd.Function):
     """Talking-heads attention that saves one of its four N×N maps and recomputes the others.
