@@ -5,7 +5,7 @@
 "choice" says in under seven minutes which attention is the fastest for each of the ten models, and times inference.
 "tests" holds the kernels against the reference, "kernels" times a batch's augmentation and a layer by every backend,
 and tunes the tiles, "steps" times whole training steps with them beside timm's, "runs" what a run adds to them: FSDP2,
-saving in the background, the watch of the processes, the choice whether to compile. Needs torch, timm, lightning and
+the choice whether to compile. Needs torch, timm, lightning and
 pytest; run `benchmarks/gpu.ipynb` where there is a notebook and no shell. `--dry` runs the same commands without a GPU,
 on small shapes under Triton's interpreter: it shows that they run, its figures mean nothing.
 """
@@ -30,7 +30,6 @@ SECONDS = 500
 FUSED = "src/cait/extras/fused/tests/test_fused.py"
 AUGMENT = "src/cait/extras/fast_input/tests/test_on_device.py"
 TESTS = [FUSED, "tests/model/test_model.py", "tests/test_gpu.py"]
-WATCH = "src/cait/extras/watch/tests/test_gpu_watch.py"
 BACKENDS = ["fused", "recompute", "reference"]
 
 
@@ -43,7 +42,7 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
     tax = ["benchmarks/tax.py", "--tilings", str(tilings), "--backend", *BACKENDS[: 1 if dry else 3], *files]
     tuned = ["--tilings", str(tilings), *files]
     runs, inference = ["--out", str(out / "runs.md")], "benchmarks/inference.py"
-    sharding, saving, blocks = "benchmarks/sharding.py", "benchmarks/saving.py", [choice, "--blocks"]
+    sharding, blocks = "benchmarks/sharding.py", [choice, "--blocks"]
     if dry:
         tiny = ["--batch", "1", "--rounds", "1"]
         small = ["--models", "xxs24", "--sizes", "32", "--batch", "1", "--dtype", "float16"]
@@ -67,8 +66,6 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
             ],
             "runs": [
                 (300, [sharding, "--model", "xxs24", "--img_size", "32", "--steps", "8", *tiny, *runs]),
-                (300, [saving, "--models", "xxs24", "--img_size", "32", *tiny, *runs]),
-                (300, ["-m", "pytest", WATCH]),
                 (300, [*blocks, *small, *runs]),
             ],
         }
@@ -104,8 +101,6 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
         "runs": [
             (120, [sharding, "--batch", "64", *runs]),
             (100, [sharding, "--model", "m48", "--img_size", "448", "--batch", "1", "--rounds", "1", *runs]),
-            (110, [saving, "--models", "s24", "m48", "--img_size", "224", "--batch", "32", *runs]),
-            (60, ["-m", "pytest", WATCH]),
             (110, [*blocks, "--models", "xxs24", "s24", *runs]),
         ],
     }
