@@ -52,8 +52,8 @@ FALSE_ALARMS = (
 """Warnings of Lightning at a resume."""
 VERBS = {"fit": "fit", "validate": "eval"}
 """The verbs of `cait` by those of LightningCLI that do their work."""
-OWN = {"--config", "--ckpt_path", "--data.root", "--data.num_workers", "--trainer.default_root_dir"}
-"""Settings that may differ from machine to machine of a run."""
+OWN = ("ckpt_path", "data.root", "data.num_workers", "_dir")
+"""How settings end that may differ from machine to machine of a run."""
 
 
 class SaveConfig(SaveConfigCallback):
@@ -353,10 +353,10 @@ class CaiTCLI(LightningCLI):
     def _facts(self) -> dict[str, str]:
         """What all processes of a run must have alike, on whatever machines."""
         saved = self._parser("fit").dump(self.config.fit, skip_none=False)
-        settings = {f"--{name}": str(value) for name, value in flatten(yaml.safe_load(saved)).items()}
-        start = {} if self.checkpoint is None else {"checkpoint": f"{self.checkpoint} at step {self.checkpoint_step}"}
-        code = {"the code": _code_version(), "torch": torch.__version__}
-        return self.datamodule.facts() | code | start | {name: settings[name] for name in settings.keys() - OWN}
+        settings = flatten(yaml_reader.load(saved, "the settings"))
+        start = f"{Path(self.checkpoint or '').name} at step {self.checkpoint_step}"
+        facts = self.datamodule.facts() | {"code": _code_version(), "torch": torch.__version__, "checkpoint": start}
+        return facts | {f"--{name}": str(value) for name, value in settings.items() if not name.endswith(OWN)}
 
     def _parts_of_a_run(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
         """Lock the folder of the run, and make its loggers and callbacks."""
