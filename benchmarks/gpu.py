@@ -3,10 +3,9 @@
     python benchmarks/gpu.py [--stage tests kernels steps runs] [--out FOLDER] [--dry]
 
 "tests" holds the kernels against the reference. "kernels" times a layer by every backend and tunes the tiles. "steps"
-times whole training steps beside timm's. "runs" times what a run adds to them (FSDP2, saving in the background, the
-watch of the processes), and inference. Needs torch, timm, lightning and pytest; run `benchmarks/gpu.ipynb` where there
-is a notebook and no shell. `--dry` runs the same commands without a GPU, on small shapes under Triton's interpreter: it
-shows that they run, its figures mean nothing.
+times whole training steps beside timm's. "runs" times what FSDP2 adds to them, and inference. Needs torch, timm,
+lightning and pytest; run `benchmarks/gpu.ipynb` where there is a notebook and no shell. `--dry` runs the same commands
+without a GPU, on small shapes under Triton's interpreter: it shows that they run, its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from report import REPO, file_name
 SECONDS = 500
 FUSED = "src/cait/extras/fused/tests/test_fused.py"
 TESTS = [FUSED, "tests/model/test_model.py", "tests/test_gpu.py"]
-WATCH = "src/cait/extras/watch/tests/test_gpu_watch.py"
 BACKENDS = ["fused", "recompute", "reference"]
 
 
@@ -39,7 +37,7 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
     kernel, step, profile = "benchmarks/kernel.py", "benchmarks/step.py", "benchmarks/profile_step.py"
     tax = ["benchmarks/tax.py", "--tilings", str(tilings), "--backend", *BACKENDS[: 1 if dry else 3], *files]
     runs, inference = ["--out", str(out / "runs.md")], "benchmarks/inference.py"
-    sharding, saving = "benchmarks/sharding.py", "benchmarks/saving.py"
+    sharding = "benchmarks/sharding.py"
     if dry:
         tiny = ["--batch", "1", "--rounds", "1"]
         return {
@@ -55,8 +53,6 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
             ],
             "runs": [
                 (300, [sharding, "--model", "xxs24", "--img_size", "32", "--steps", "8", *tiny, *runs]),
-                (300, [saving, "--models", "xxs24", "--img_size", "32", *tiny, *runs]),
-                (300, ["-m", "pytest", WATCH]),
                 (300, [inference, "--models", "xxs24", *tiny]),
             ],
         }
@@ -85,8 +81,6 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
         "runs": [
             (120, [sharding, "--batch", "64", *runs]),
             (100, [sharding, "--model", "m48", "--img_size", "448", "--batch", "1", "--rounds", "1", *runs]),
-            (110, [saving, "--models", "s24", "m48", "--img_size", "224", "--batch", "32", *runs]),
-            (60, ["-m", "pytest", WATCH]),
             (100, [inference, "--batch", "1", "32", "256", "--compiled", "--out", str(out / "inference.md")]),
         ],
     }

@@ -2,7 +2,7 @@
 
     python benchmarks/torture.py --kills 50 [--processes 2] [--accelerator gpu] [--seed 0] [--out benchmarks/torture.md]
 
-Other options, such as `--save_async true`, are settings of the killed runs; the run left alone does not have them.
+Other options, such as `--data.num_workers 0`, are settings of the killed runs; the run left alone does not have them.
 
 The run is the digits configuration, shorter, with loader workers, Mixup and CutMix, stochastic
 depth, a moving average, accumulated gradients and a checkpoint every few steps. A kill is SIGKILL,
@@ -10,7 +10,7 @@ to the main process or to its whole group, at a moment drawn over the length of 
 as a checkpoint is being written. Every other interruption is no kill: a callback ends training at a
 random batch by `trainer.should_stop`, in one of three hooks, or raises an error. A run that ends before
 its interruption is compared, and another begun. Compared are weights, moving average, optimiser,
-schedule, counters, `metrics.csv` and TensorBoard's scalars but the throughput, all to the last bit; of
+schedule, counters, `metrics.csv` and TensorBoard's scalars, all to the last bit; of
 a run that was stopped, and so validated once more, all but the validations. On GPUs the runs are made
 with --trainer.deterministic true.
 """
@@ -139,7 +139,7 @@ def outcome(run: Path, validations: bool = True) -> dict[str, Any]:
 
     checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("throughput/")]  # which measure time
+    tags = events.Tags()["scalars"]
     scalars = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
     if not validations:
         scalars = {tag: points for tag, points in scalars.items() if tag.startswith(("train/", "lr"))}

@@ -11,15 +11,13 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from cait.errors import UserError, one_line
-
-Shared = TypeVar("Shared")
 
 GROUP = "cait.extras"
 FOLDER = Path(__file__).parent / "extras"
@@ -36,10 +34,9 @@ KINDS = {
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
     "quieten": "() -> None: before a verb trains or scores, to hide some of Lightning's messages",
     "progress_bar": "() -> ProgressBar: what takes the place of Lightning's bar on a terminal",
-    "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train; two extras may give the same one",
+    "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
     "step_callbacks": "(data) -> list[Callback]: what decides how steps are computed, in training and when repeated",
     "loggers": "(run) -> list[Logger]: loggers of a run that is about to train",
-    "checkpoint_io": "(run) -> CheckpointIO or None: what writes the checkpoints of a run",
     "open_source": "(root, settings) -> DataSource or None: the data set that `root` names, if it is of this kind",
     "image_order": "(source, settings) -> Order or None: the order of the training images, if settings ask for another",
     "wrap_samples": "(samples, settings) -> Samples: the images of a set in another form, such as small copies",
@@ -50,7 +47,6 @@ KINDS = {
     "TASKS": 'dict[str, str]: {"name": "module:Task"}: what the labels of an image are; see cait.train.metrics',
     "STRATEGIES": 'dict[str, str]: {"name": "module:Strategy"}: strategies of the Trainer, made without arguments',
     "CHECKPOINT_FOLDERS": '"module": its read(folder, without) and is_whole(folder) serve checkpoints that are folders',
-    "PROCESSES": '"module:class": the subclass of cait.run.program.Processes that connects several processes',
     "figures": "(folder) -> dict[str, Figure]: figures of a run for `cait plot`; a UserError says why there are none",
     "results": "(folder) -> Results or None: what a run is compared with, for its summary, its card and its page",
     "suggest": "(run) -> list[(what, command)]: what to type after training, for the summary",
@@ -128,7 +124,6 @@ class Run:
         program: what `cait` was started with, a `cait.run.program.Program`.
         arguments: the words of the command line, after extras have replaced some.
         best_mode: "max" or "min", which value of `config.best_metric` is the best.
-        shared: what `share` has made, by its class.
     """
 
     config: Any
@@ -140,13 +135,6 @@ class Run:
     program: Any
     arguments: Sequence[str]
     best_mode: str = "max"
-    shared: dict[type, Any] = field(default_factory=dict)
-
-    def share(self, kind: type[Shared]) -> Shared:
-        """The one object of a class that all extras use in this run, made without arguments on first use."""
-        if kind not in self.shared:
-            self.shared[kind] = kind()
-        return self.shared[kind]
 
 
 @functools.cache

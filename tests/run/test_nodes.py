@@ -7,25 +7,30 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
 import torch.distributed as dist
-from harness import KIND, LIMIT, SMALL, Cait, checkpoint, environment, rows, start
+from harness import KIND, LIMIT, SMALL, Cait, checkpoint, ended, environment, free_port, link_digits, rows, start
 from lightning.pytorch import Callback, Trainer
 from modules import loader, module, trainer
-from runs import ENDLESS, slurm_task, wait_for_steps
+from runs import ENDLESS, RECIPE, TWO, apart, assert_same, slurm_task, torchrun, wait_for_steps
 
 from cait.errors import UserError
 from cait.guards.run_lock import RunLock
 from cait.model.network import create_model
+from cait.run import program
 from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
+from cait.run.program import Processes
 from cait.run.signals import StopSignals
 
 
@@ -57,6 +62,106 @@ def test_all_processes_hear_the_same_after_the_same_step_however_far_apart_they_
     assert any(save for _, save in heard[0])
     assert all(other == heard[0] for other in heard[1:])
     assert len(heard[0]) < 2000
+
+
+class Cluster(NamedTuple):
+    """A launcher, as far as the processes ask it."""
+
+    rank: int
+    port: int = 0
+    size: int = 3
+    main_address: str = "127.0.0.1"
+
+    def global_rank(self) -> int:
+        return self.rank
+
+    def world_size(self) -> int:
+        return self.size
+
+    @property
+    def main_port(self) -> int:
+        return self.port
+
+
+def together(main: Callable[[Processes, int], Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What each of three processes gets by `main`, a UserError's text among it; threads stand for them."""
+    store, found = dist.HashStore(), [None] * 3
+
+    def process(rank: int) -> None:
+        processes = Processes()
+        processes._store = store
+        monkeypatch.setattr(processes, "cluster", lambda: Cluster(rank))
+        try:
+            found[rank] = main(processes, rank)
+        except UserError as error:
+            found[rank] = str(error)
+
+    threads = [threading.Thread(target=process, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=LIMIT)
+    return found
+
+
+def told_by_one(processes: Processes, rank: int) -> list[str]:
+    if rank == 2:
+        processes.tell("no such file")
+        raise UserError("no such file")
+    processes.agree()
+    return processes.agree()
+
+
+HOST = socket.gethostname()
+SAME = "all processes of a run need the same data, code and settings"
+ODD = f"process 1 on {HOST} has --model.lr 0.1, process 0 on {HOST} 0.2: {SAME}"
+LACKS = f"process 1 on {HOST} has checkpoint None, process 0 on {HOST} last.ckpt: {SAME}"
+
+
+@pytest.mark.parametrize(
+    ("main", "expected"),
+    [
+        (lambda processes, rank: processes.agree(str(rank)), [["0", "1", "2"]] * 3),
+        (
+            lambda processes, rank: [processes.agree(f"{n} {rank}")[1] for n in range(9)],
+            [[f"{n} 1" for n in range(9)]] * 3,
+        ),
+        (lambda processes, rank: processes.of_first(lambda: f"of {rank}"), ["of 0"] * 3),
+        (lambda processes, rank: processes.compare({"--model.lr": "0.1"}), [None] * 3),
+        (lambda processes, rank: processes.compare({"--model.lr": "0.1" if rank else "0.2"}), [ODD] * 3),
+        (lambda processes, rank: processes.compare({} if rank == 1 else {"checkpoint": "last.ckpt"}), [LACKS] * 3),
+        (
+            lambda processes, rank: processes.agree(trouble="full" if rank == 1 else ""),
+            [f"process 1 on {HOST}: full"] * 3,
+        ),
+        (told_by_one, [f"process 2 on {HOST}: no such file"] * 2 + ["no such file"]),
+    ],
+)
+def test_processes_agree_before_they_train(main: Any, expected: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert together(main, monkeypatch) == expected
+
+
+def test_after_a_restart_nobody_takes_the_store_of_the_start_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's own store still says where the killed process 0 served another."""
+    torchruns = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    torchruns.set("cait/port", free_port())
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_PORT", str(torchruns.port))
+    monkeypatch.setattr(program, "PATIENCE", timedelta(seconds=0.5))
+    opened: dict[int, Any] = {}
+
+    def open_store(rank: int) -> None:
+        opened[rank] = program._open_store(cast(Any, Cluster(rank, torchruns.port)), timedelta(seconds=LIMIT))
+
+    other = threading.Thread(target=open_store, args=(1,))
+    other.start()
+    time.sleep(1)  # by now it has tried
+    open_store(0)
+    other.join(LIMIT)
+    opened[0].set("word", "heard")
+    assert opened[1].get("word") == b"heard"
+    assert os.environ["MASTER_PORT"] == str(opened[0].port) != str(torchruns.port)
+    assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "False"  # torch takes the same
 
 
 def test_the_answers_are_cleared_from_the_store() -> None:
@@ -228,6 +333,128 @@ def test_two_tasks_of_slurm(cait: Cait, tmp_path: Path) -> None:
     assert [job.returncode for job in tasks] == [138, 138], outputs
     assert "make resume RUN=cut" in outputs[0]
     assert checkpoint(tmp_path / "logs/cut")["global_step"] >= 3
+
+
+DIFFERS = {
+    "folder": (
+        [],
+        r"process 1 on \S+: logs/cut is not the folder of process .*; all nodes must share it",
+    ),
+    "images": ([], rf"process 1 on \S+ has training images 1,436 \(\w+\), process 0 on \S+ 1,437 \(\w+\): {SAME}"),
+    "setting": (["--model.lr=0.5"], rf"process 1 on \S+ has --model.lr 0.5, process 0 on \S+ 0.002: {SAME}"),
+    "start": (["--data.root=nowhere"], r"the data folder nowhere does not exist"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DIFFERS)
+def test_a_node_that_differs_ends_the_run_of_all_before_its_first_step(
+    kind: str, tmp_path: Path, digits_root: Path
+) -> None:
+    more, says = DIFFERS[kind]
+    command = apart(tmp_path, digits_root, *more)
+    if kind != "folder":
+        (tmp_path / "node0/logs").mkdir()
+        (tmp_path / "node1/logs").symlink_to(tmp_path / "node0/logs")
+    if kind == "images":
+        (data := tmp_path / "node1/data/digits").unlink()
+        shutil.copytree(digits_root, data)
+        next((data / "train/3").iterdir()).unlink()
+    assert re.search(says, error_of(start(tmp_path, "fit", *ENDLESS, "--run_name=cut", command=command)))
+    assert not (tmp_path / "node0/logs/cut").exists()  # its name stays free
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("no run", "there is no run logs/cut; .*; all nodes must share logs/"),
+        ("older", r"process 1 on \S+ has checkpoint last.ckpt at step 4, process 0 on \S+ last.ckpt at step 5: "),
+        ("torn", "logs/cut/checkpoints/last.ckpt is not a whole checkpoint of a run"),
+    ],
+)
+def test_a_node_that_sees_another_run_ends_the_resume_of_all(
+    kind: str, says: str, tmp_path: Path, digits_root: Path
+) -> None:
+    command = apart(tmp_path, digits_root)
+    short = [*ENDLESS, "--trainer.devices=1", "--data.batch_size=64", "--run_name=cut", "--save_every_n_steps=2"]
+    job = start(tmp_path / "node0", "fit", *short, "--trainer.max_steps=5", "--trainer.limit_val_batches=1")
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 0, output
+    run, other = tmp_path / "node0/logs/cut", tmp_path / "node1/logs/cut"
+    if kind != "no run":
+        (other / "checkpoints").mkdir(parents=True)
+        shutil.copy(run / "config.yaml", other)
+        (other / ".owner").hardlink_to(run / ".owner")  # so the lock takes the folders for one
+        shutil.copy(run / "checkpoints/previous.ckpt", last := other / "checkpoints/last.ckpt")
+        if kind == "torn":
+            last.write_bytes(last.read_bytes()[:-5000])
+    assert re.search(says, error_of(start(tmp_path, "resume", "cut", *TWO, "--trainer.max_steps=7", command=command)))
+    assert checkpoint(run)["global_step"] == 5
+
+
+def error_of(job: subprocess.Popen[str]) -> str:
+    """The error of all processes that came to say one: as one of them said it, or with that one's name in front."""
+    output = job.communicate(timeout=LIMIT)[0]
+    lines = [line.removeprefix("cait: error: ") for line in output.splitlines() if line.startswith("cait: error:")]
+    assert lines, output
+    assert job.returncode != 0
+    assert "cait/cli" not in output  # no traceback of ours; torchrun shows its own
+    shortest = min(lines, key=len)
+    assert all(line.endswith(shortest) for line in lines), lines
+    return max(lines, key=len)
+
+
+@pytest.mark.slow
+def test_the_first_process_alone_needs_the_key_that_signed_the_run(tmp_path: Path, digits_root: Path) -> None:
+    link_digits(tmp_path, digits_root)
+    (tmp_path / "own_net.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, img_size, num_classes):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(3 * img_size ** 2, num_classes))\n"
+    )
+    settings = [*ENDLESS, "--model.name=own_net:Net", "--model.fields=null", "--trainer.limit_val_batches=1"]
+    alone = ["--trainer.devices=1", "--data.batch_size=64", "--trainer.max_steps=2", "--run_name=own"]
+    job = start(tmp_path, "fit", *settings, *alone, env=environment() | {"XDG_CONFIG_HOME": str(tmp_path / "home0")})
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 0, output
+    script = tmp_path / "homes.sh"
+    script.write_text(f'XDG_CONFIG_HOME={tmp_path}/home$RANK exec {sys.executable} "$@"\n')
+    command = (*torchrun("--standalone", "--no_python"), "bash", str(script))
+    again = start(tmp_path, "resume", "own", *TWO, "--trainer.max_steps=4", command=command)
+    output = again.communicate(timeout=LIMIT)[0]
+    assert again.returncode == 0, output
+    assert checkpoint(tmp_path / "logs/own")["global_step"] == 4
+
+
+@pytest.mark.slow
+def test_both_tasks_of_slurm_end_if_the_name_of_the_run_is_taken(tmp_path: Path, digits_root: Path) -> None:
+    link_digits(tmp_path, digits_root)
+    (tmp_path / "logs/cut/checkpoints").mkdir(parents=True)
+    (tmp_path / "logs/cut/checkpoints/last.ckpt").touch()
+    tasks = [slurm_task(tmp_path, rank, "fit", *ENDLESS, "--run_name=cut") for rank in range(2)]
+    outputs = [job.communicate(timeout=LIMIT)[0] for job in tasks]
+    assert [job.returncode for job in tasks] == [2, 2], outputs
+    for output, said in zip(outputs, ("logs/cut", r"process 0 on \S+: logs/cut"), strict=True):
+        assert re.search(rf"^cait: error: {said} holds a run", output, re.M), output
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_run_again_that_lost_a_process(cait: Cait, tmp_path: Path, place: Path) -> None:
+    # Saved by the clock, and inside SLURM, which started torchrun as its one task.
+    recipe = [*RECIPE, *TWO, "--save_every_n_steps=null", "--save_every_n_minutes=0.005"]
+    slurm = dict(SLURM_NTASKS="1", SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_PROCID="0", SLURM_LOCALID="0")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--max-restarts=1", "--standalone")
+    job = start(tmp_path, "fit", *recipe, "--run_name=cut", command=torchrun, env=environment() | slurm)
+    run = tmp_path / "logs/cut"
+    wait_for_steps(run, 26, job)
+    workers = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True).stdout.split()
+    os.kill(int(workers[1]), signal.SIGKILL)
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 0, output
+    assert "nothing to do" not in output
+    assert_same(run, ended(place, "two", [*RECIPE, *TWO]))
 
 
 @pytest.fixture

@@ -283,7 +283,6 @@ def test_the_overlays_run(overlay: str, cait: Cait, tmp_path: Path) -> None:
     done = cait("fit", "--config", str(REPO / "configs/digits.yaml"), *overlays, "--trainer.max_epochs=1")
     assert done.returncode == 0, done.stderr
     run = tmp_path / "logs/digits"
-    assert (run / "throughput.csv").exists() or overlay == "profile"
     if overlay == "profile":
         assert "ProfilerStep*" in (table := (run / "fit-profile.txt").read_text())
         assert table.split("ProfilerStep*")[1].split("\n")[0].split()[-1] == "3"

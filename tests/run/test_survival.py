@@ -51,12 +51,9 @@ def whole_of_two(place: Path) -> Path:
     return ended(place, "two", [*RECIPE, *TWO])
 
 
-@pytest.mark.parametrize("saving", ["--save_async=false", *slow("--save_async=true")])
-def test_killed_amid_an_epoch_and_with_the_newest_checkpoint_torn(
-    saving: str, cait: Cait, tmp_path: Path, whole: Path
-) -> None:
+def test_killed_amid_an_epoch_and_with_the_newest_checkpoint_torn(cait: Cait, tmp_path: Path, whole: Path) -> None:
     run = tmp_path / "logs/cut"
-    job = start(tmp_path, "fit", *RECIPE, saving, "--run_name=cut")
+    job = start(tmp_path, "fit", *RECIPE, "--run_name=cut")
     wait_for_steps(run, 30, job)
     os.killpg(job.pid, signal.SIGKILL)
     job.wait()

@@ -54,10 +54,6 @@ def slow(*values: Any) -> list[Any]:
     ]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name != "test_watch.py")  # they wait: at the end all would wait for them
-
-
 @pytest.fixture(autouse=True)
 def nothing_of_the_test_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a call leaves behind: a console as wide as it was then, folders to import from, variables as MLflow sets."""

@@ -121,19 +121,6 @@ class StepRecorder(Callback):
         self.batch += 1
 
 
-class Fails(Callback):
-    """Process `rank` fails before step `step`: it raises, or gets a signal, as "SIGSTOP"."""
-
-    def __init__(self, rank: int, step: int = 5, how: str = "raise") -> None:
-        self.rank, self.step, self.how = rank, step, how
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        if trainer.global_rank == self.rank and trainer.global_step == self.step:
-            if self.how == "raise":
-                raise ValueError("no such luck")
-            os.kill(os.getpid(), getattr(signal, self.how))
-
-
 class FailsTwice(Callback):
     """An error in the answer to an error, as a full disk gives."""
 

@@ -102,13 +102,14 @@ def torchrun(*options: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", *options)
 
 
-def apart(tmp_path: Path, digits_root: Path) -> tuple[str, ...]:
-    """A launcher whose process 1 works in another folder, as on a node with a disk of its own."""
+def apart(tmp_path: Path, digits_root: Path, *more: str) -> tuple[str, ...]:
+    """A launcher whose process 1 works in another folder, as on a node with a disk of its own, and gets `more`."""
     for name in ("node0", "node1"):
         (tmp_path / name / "data").mkdir(parents=True)
         (tmp_path / name / "data/digits").symlink_to(digits_root)
     script = tmp_path / "apart.sh"
-    script.write_text(f'cd {tmp_path}/node$RANK && exec {sys.executable} "$@"\n')
+    own = f'[ $RANK = 1 ] && set -- "$@" {" ".join(more)}\n'
+    script.write_text(f'{own}cd {tmp_path}/node$RANK && exec {sys.executable} "$@"\n')
     return (*torchrun("--standalone", "--no_python"), "bash", str(script))
 
 

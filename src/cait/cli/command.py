@@ -104,14 +104,11 @@ def main(
         raise
     except Exception as error:
         line = _line(error)
-        if argv[:1] in (["fit"], ["resume"]):
-            try:
-                line = program.processes.fail(error, line)
-            except Exception as second:  # the launcher's variables may be what is wrong
-                line = line or _line(second)
         if line is None:
             raise
         print(f"cait: error: {line}", file=sys.stderr, flush=True)
+        if argv[:1] in (["fit"], ["resume"]):
+            program.processes.tell(line)
         raise SystemExit(2) from None
 
 
@@ -145,8 +142,6 @@ def _run(argv: list[str], program: Program) -> None:
 
         rest = files_first(rest)
     sys.argv[1:] = argv  # the processes that Lightning starts for DDP repeat this command line
-    for processes in plugins.of_kind("PROCESSES"):
-        program.processes = plugins.load(processes)()
     with cores.importing():
         function = known[name].load()
     function(rest, program)

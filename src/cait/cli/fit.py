@@ -43,8 +43,9 @@ def resume(arguments: list[str], program: Program) -> None:
         folder, given = split_run("resume", given)
         arguments = _continue(folder, given, program)
     except UserError as error:
-        if program.processes.several():
-            raise UserError(f"{error}; all nodes must share {rundir.LOGS}/") from error
+        shared = f"; all nodes must share {rundir.LOGS}/"
+        if program.processes.several() and not str(error).endswith(shared):  # as another process has told this one
+            raise UserError(f"{error}{shared}") from error
         raise
     with cores.importing():
         from cait.cli.lightning import CaiTCLI

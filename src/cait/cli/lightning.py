@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from jsonargparse import ArgumentError, get_loader, set_loader
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -21,6 +23,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
+import cait
 from cait import ckpt, disk, plugins, signature, yaml_reader
 from cait.cli.options import SETTINGS
 from cait.data.datamodule import ImageNetDataModule
@@ -33,6 +36,7 @@ from cait.run.checkpoints import BestCheckpoint, DurableCheckpointIO, LastCheckp
 from cait.run.loggers import run_loggers
 from cait.run.program import Program
 from cait.run.signals import output_may_go
+from cait.settings import flatten
 from cait.train.ema import EMA
 from cait.train.metrics import known_mode
 from cait.train.module import CaiTModule
@@ -48,6 +52,8 @@ FALSE_ALARMS = (
 """Warnings of Lightning at a resume."""
 VERBS = {"fit": "fit", "validate": "eval"}
 """The verbs of `cait` by those of LightningCLI that do their work."""
+OWN = ("ckpt_path", "data.root", "data.num_workers", "_dir")
+"""How settings end that may differ from machine to machine of a run."""
 
 
 class SaveConfig(SaveConfigCallback):
@@ -310,7 +316,6 @@ class CaiTCLI(LightningCLI):
             trainer = super().instantiate_trainer(**kwargs, callbacks=[*_listed(given.callbacks), *callbacks])
             if self.subcommand == "fit":
                 self.datamodule.share_batch(trainer)  # before other processes are started
-                self.processes.connect(trainer, self.config.fit)
         except (ValueError, TypeError, ImportError) as error:  # Lightning's, about settings that do not fit together
             raise UserError(one_line(error)) from error
         trainer_checks.check_trainer(trainer, self.model, self.subcommand == "fit", bool(given.sync_batchnorm))
@@ -333,18 +338,25 @@ class CaiTCLI(LightningCLI):
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Train, in LightningCLI's place."""
+        if self.processes.several():
+            self.processes.compare(self._facts())
         try:
             with output_may_go():
                 self.trainer.fit(*args, **kwargs)
-        except BaseException as error:
+        except BaseException:
             # An error while another is handled, as on a full disk, keeps the Trainer from ending the loader's
             # workers. They ignore SIGTERM, so Python would wait for them for ever.
             with contextlib.suppress(Exception):
                 self.trainer.fit_loop.teardown()
-            if isinstance(error, SystemExit | KeyboardInterrupt):  # all processes stop, as they have agreed
-                self.processes.disconnect()
             raise
-        self.processes.disconnect()
+
+    def _facts(self) -> dict[str, str]:
+        """What all processes of a run must have alike, on whatever machines."""
+        saved = self._parser("fit").dump(self.config.fit, skip_none=False)
+        settings = flatten(yaml_reader.load(saved, "the settings"))
+        start = f"{Path(self.checkpoint or '').name} at step {self.checkpoint_step}"
+        facts = self.datamodule.facts() | {"code": _code_version(), "torch": torch.__version__, "checkpoint": start}
+        return facts | {f"--{name}": str(value) for name, value in settings.items() if not name.endswith(OWN)}
 
     def _parts_of_a_run(self, given: Any, kwargs: dict[str, Any]) -> list[Callback]:
         """Lock the folder of the run, and make its loggers and callbacks."""
@@ -370,18 +382,24 @@ class CaiTCLI(LightningCLI):
         if given.logger is not False:
             named = [] if given.logger is True else _listed(given.logger)
             kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *named, *loggers]
-        added = [callback for make in plugins.of_kind("callbacks") for callback in make(run)]
-        callbacks += {id(callback): callback for callback in added}.values()  # two extras may share one
+        callbacks += [callback for make in plugins.of_kind("callbacks") for callback in make(run)]
         callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
         callbacks.append(UnreadableReport(self.datamodule))
         callbacks += [callback for make in plugins.of_kind("step_callbacks") for callback in make(self.datamodule)]
         if given.enable_checkpointing is not False and not given.fast_dev_run:
             folder = self.run_dir / rundir.CHECKPOINTS
-            writers = [writer for make in plugins.of_kind("checkpoint_io") if (writer := make(run))]
-            kwargs["plugins"] += writers or [DurableCheckpointIO()]
+            kwargs["plugins"].append(DurableCheckpointIO())
             callbacks.append(BestCheckpoint(folder, config.best_metric, best_mode))
             callbacks.append(LastCheckpoint(folder, config.save_every_n_steps, config.save_every_n_minutes))
         return callbacks
+
+
+def _code_version() -> str:
+    """The package's version, with a digest of its source."""
+    source = Path(cait.__file__).parent
+    files = [path for path in sorted(source.rglob("*.py")) if "tests" not in path.relative_to(source).parts]
+    digest = hashlib.sha256("".join(map(disk.read_text, files)).encode())
+    return f"{cait.__version__} ({digest.hexdigest()[:16]})"
 
 
 def _listed(value: Any) -> list[Any]:

@@ -324,13 +324,24 @@ class ImageNetDataModule(LightningDataModule):
 
     @cached_property
     def _digest(self) -> str:
-        """Digest of the training images' names below `root`; it takes a second for ImageNet."""
+        return self._digest_of(self.source.train)
+
+    def _digest_of(self, samples: Samples) -> str:
+        """Digest of images' names below `root`; it takes a second for ImageNet."""
         start = len(str(self.root)) + 1
         digest = hashlib.sha256(getattr(self.source, "digest", b""))
-        samples = self.source.train
         for index in range(len(samples)):
             digest.update(f"{samples.name(index)[start:]}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()[:16]
+
+    def facts(self) -> dict[str, str]:
+        """Classes and images in words that differ if the data differ; processes on several machines compare them."""
+        train, val = self.source.train, self.source.val
+        return {
+            "classes": f"{self.num_classes:,} ({hashlib.sha256(str(self.class_names).encode()).hexdigest()[:16]})",
+            "training images": f"{len(train):,} ({self._digest})",
+            "validation images": f"{len(val):,} ({self._digest_of(val)})",
+        }
 
     def train_dataloader(self) -> TrainLoader:
         self._write_held_out()  # not earlier: by now a checkpoint of other data has been refused

@@ -51,9 +51,6 @@ class DurableCheckpointIO(TorchCheckpointIO):
             self.error = f"cannot write {path}: {disk.cause_of(error)}"
             beside.unlink(missing_ok=True)
 
-    def finish(self) -> None:
-        """Wait until every save is on the disk. Here it is already; a subclass may have to wait."""
-
     def load_checkpoint(self, path: Any, *arguments: Any, **settings: Any) -> dict[str, Any]:
         """Read a file, or a folder that a sharded run wrote, with whole tensors."""
         if Path(path).is_dir():
@@ -204,7 +201,7 @@ class LastCheckpoint(Checkpoint):
             self._leave(trainer, stop)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish(trainer)
+        self._raise_error(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.signals.restore()
@@ -225,14 +222,7 @@ class LastCheckpoint(Checkpoint):
             advice = f"; the checkpoint before is whole: continue from it with `{resume}`" if kept else ""
             raise UserError(f"{error}{advice}")
 
-    def _finish(self, trainer: Trainer) -> None:
-        """Wait for what is still being written."""
-        if isinstance(io := trainer.strategy.checkpoint_io, DurableCheckpointIO):
-            io.finish()
-        self._raise_error(trainer)
-
     def _leave(self, trainer: Trainer, signum: int) -> None:
-        self._finish(trainer)
         # Lightning kills a job at once if a process that it started fails, so such processes exit with 0.
         launcher: Any = trainer.strategy.launcher
         started = isinstance(launcher, _SubprocessScriptLauncher) and trainer.local_rank > 0

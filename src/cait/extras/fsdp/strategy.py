@@ -61,7 +61,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         if sync_batchnorm:
             raise UserError("--trainer.sync_batchnorm true: fsdp2 leaves batch norms as they are; take ddp")
         if type(self.checkpoint_io) not in (DurableCheckpointIO, TorchCheckpointIO):
-            raise UserError("fsdp2 writes checkpoints itself: leave out --save_async true and plugins that write them")
+            raise UserError("fsdp2 writes checkpoints itself: leave out plugins that write them")
         if self.root_device.type not in ("cpu", "cuda"):
             raise UserError(f"fsdp2 needs GPUs of NVIDIA or AMD, or the CPU, not {self.root_device.type}")
 

@@ -32,13 +32,13 @@ def callbacks(run: Run) -> list[Any]:
     from cait.extras.screen.progress import EpochLines
     from cait.extras.screen.summary import RunSummary
 
-    shown: list[Any] = [clock := run.share(Clock)]
+    shown: list[Any] = [clock := Clock()]
     if run.trainer.enable_progress_bar is not False:
         shown.append(EpochLines(clock, console().width if sys.stdout.isatty() else None))
     if run.trainer.enable_model_summary is not False:
         run.data.announces = False
         folder = None if run.trainer.fast_dev_run else run.folder
-        shown.append(Banner(run.data, folder, clock, run.share(ForwardCost), run))
+        shown.append(Banner(run.data, folder, clock, ForwardCost(), run))
         shown.append(Findings())
     keeps_nothing = run.trainer.logger is False and run.trainer.enable_checkpointing is False
     if not (run.trainer.fast_dev_run or keeps_nothing):
