@@ -38,16 +38,16 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(6700, 6700),
-    "lines of all source without tests": Limit(26100, 19000),
-    "modules that `fit` of one step loads": Limit(111, 55),
-    "of them in the core": Limit(55, 55),
+    "lines of model, data, train, run and cli": Limit(7850, 6700),
+    "lines of all source without tests": Limit(25630, 19000),
+    "modules that `fit` of one step loads": Limit(105, 55),
+    "of them in the core": Limit(58, 55),
     "files of a batch": Limit(12, 12),
     "lines of a batch": Limit(2000, 2000),
     "files of a step": Limit(12, 12),
-    "lines of a step": Limit(1700, 1700),
+    "lines of a step": Limit(1840, 1700),
     "files of a checkpoint and its resume": Limit(14, 14),
-    "lines of a checkpoint and its resume": Limit(2600, 2600),
+    "lines of a checkpoint and its resume": Limit(2860, 2600),
     "file names in two rooms of the core": Limit(0, 0),
     "constructors with more than 20 parameters": Limit(0, 0),
 }
