@@ -39,8 +39,8 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "lines of model, data, train, run and cli": Limit(7850, 6700),
-    "lines of all source without tests": Limit(25630, 19000),
-    "modules that `fit` of one step loads": Limit(105, 55),
+    "lines of all source without tests": Limit(25770, 19000),
+    "modules that `fit` of one step loads": Limit(106, 55),
     "of them in the core": Limit(58, 55),
     "files of a batch": Limit(12, 12),
     "lines of a batch": Limit(2000, 2000),

@@ -41,6 +41,7 @@ KINDS = {
     "image_order": "(source, settings) -> Order or None: the order of the training images, if settings ask for another",
     "wrap_samples": "(samples, settings) -> Samples: the images of a set in another form, such as small copies",
     "train_pipeline": "(preprocessing, augmentation, settings) -> TrainPipeline or None, in place of timm's transform",
+    "collate": "(workers, ready, size) -> what collates: each worker has so many batches ready, of so many bytes",
     "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module:Backend"}; see `cait.model.talking_heads.Backend`',
     "STEMS": 'dict[str, str]: {"name": "module:factory"}: (CaiTConfig) -> module of images to tokens [B, N, d]',
     "fold": "(network, portable) -> network: for inference alone, changed in place; portable: for other programs too",

@@ -13,12 +13,13 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from cait import cores, disk, plugins, progress, seeds
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages, known_labels
 from cait.data.folder import FolderSource, Splits, abbreviate, copies, not_listed, scan_flat
 from cait.data.listing import Files
-from cait.data.loader import Loader, Loading, TrainLoader, batches_a_step, collate, images_a_batch, init_worker
+from cait.data.loader import Loader, Loading, TrainLoader, batches_a_step, images_a_batch, init_worker
 from cait.data.reading import UnreadableImages, check_headers
 from cait.data.sampler import Order, Published, ShardSampler, TrainBatchSampler
 from cait.data.source import DataSource, open_source
@@ -351,7 +352,7 @@ class ImageNetDataModule(LightningDataModule):
         if len(sampler) == 0:
             lacks = f"do not fill one batch of {self.batch_size} on {world_size} process(es); lower --data.batch_size"
             raise UserError(f"{len(self.train_images)} training images {lacks}")
-        settings = self._loading(self.train_images)
+        settings = self._loading(self.train_images, self.batch_size, 1 if self.train_transform is self.pipeline else 4)
         return TrainLoader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
 
     def class_counts(self) -> list[int]:
@@ -385,7 +386,7 @@ class ImageNetDataModule(LightningDataModule):
         rank, world_size = self.rank_and_world()
         if len(images) < world_size:  # a process without a batch would not join in adding up the metrics
             raise UserError(f"{len(images)} {purpose} images cannot be shared out over {world_size} processes")
-        settings = dict(batch_size=self.eval_batch_size) | self._loading(images)
+        settings = dict(batch_size=self.eval_batch_size) | self._loading(images, self.eval_batch_size)
         return Loader(images, sampler=ShardSampler(len(images), rank, world_size), **settings)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -434,15 +435,17 @@ class ImageNetDataModule(LightningDataModule):
         """Loader processes for each of the `processes` that train on this node."""
         return self.num_workers if self.num_workers is not None else min(16, cores.share(processes))
 
-    def _loading(self, images: Any) -> dict[str, Any]:
-        """Settings of a loader of `images`."""
+    def _loading(self, images: Any, batch_size: int, bytes_a_value: int = 1) -> dict[str, Any]:
+        """Settings of a loader of images in uint8; `bytes_a_value` is 4 for float32."""
         workers = self.workers(self.trainer.num_devices if self.trainer else 1)
         start = cores.worker_start(self.loading.worker_start, self.trainer, images) if workers else None
+        size = batch_size * 3 * self.img_size**2 * bytes_a_value
+        collates = [offer(workers, self.loading.prefetch, size) for offer in plugins.of_kind("collate")]
         return dict(
             num_workers=workers,
             multiprocessing_context=start,
             worker_init_fn=partial(init_worker, under_trainer=self.trainer is not None),
-            collate_fn=collate,
+            collate_fn=next(iter(collates), default_collate),
             prefetch_factor=self.loading.prefetch if workers else None,
             finish=None if self.trainer is not None else self._labelled,
             persistent_workers=workers > 0,

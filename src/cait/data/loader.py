@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities import rank_zero_info
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from cait import cores
 from cait.data.sampler import TrainBatchSampler
@@ -151,16 +151,6 @@ class TrainLoader(Loader):
         assert isinstance(sampler, TrainBatchSampler)
         sampler.epoch, sampler.first_batch = self.position()
         yield from super().__iter__()
-
-
-def collate(samples: list[tuple[Any, int]]) -> tuple[Any, ...]:
-    """Images [B, ...] and labels [B]; if images came with boxes to erase, also a list of (place in the batch, box)."""
-    images, labels = map(list, zip(*samples, strict=True))
-    rest = []
-    if isinstance(images[0], tuple):
-        images, boxes = map(list, zip(*images, strict=True))
-        rest = [[(place, box) for place, box in enumerate(boxes) if box]]
-    return default_collate(images), default_collate(labels), *rest
 
 
 def init_worker(worker_id: int, under_trainer: bool) -> None:
