@@ -40,9 +40,9 @@ MORE = {
     "runs": [],
 }
 """What verbs need beyond the name of a run."""
-VERBS = {
-    name: [name, *MORE.get(name, [BAD])] for name, verb in command.verbs().items() if verb.takes in ("run", "run fit")
-}
+WITHOUT = {"fit", "crossval", "find-batch", "find-lr", "imagenet-check", "paper", "shards", "study", "sweep", "zoo"}
+"""Verbs that take no run."""
+VERBS = {name: [name, *MORE.get(name, [BAD])] for name in command.verbs() if name not in WITHOUT}
 """The command lines of all verbs that take a run, and of those that read one by an option."""
 VERBS["fit --from"] = ["fit", "--data.root=data/digits", "--from", BAD, "--trainer.fast_dev_run=true"]
 FAST = [name for name in VERBS if name not in ("demo", "export", "push")]

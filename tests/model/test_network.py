@@ -366,7 +366,7 @@ class Value(Metric):
         ("high", "one number.* got a str"),
         (None, "one number.* got a NoneType"),
         ([0.1, 0.2], "one number.* got a list"),
-        ("not made", r"the metric m fails: RuntimeError: no such luck at all \(.*test_network.py:\d+\)"),
+        ("not made", r"cannot make .*:Value: RuntimeError: no such luck at all \(.*test_network.py:\d+\)"),
         ("not updated", "the metric m fails: ValueError: .*at all"),
         ("not computed", "the metric m fails: KeyError: .*at all"),
     ],

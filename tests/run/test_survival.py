@@ -356,14 +356,14 @@ def test_an_image_on_a_failing_disk_is_named_with_its_machine_at_once(
         root=str(jpegs), img_size=16, batch_size=16, num_workers=0, repeats=1, backend=backend
     )
     data.unreadable_path = jpegs / "unreadable.csv"
-    opened, bad = open, [str(path) for path in sorted(jpegs.glob("train/class0/*"))[:2]]
+    opened, bad = os.open, [str(path) for path in sorted(jpegs.glob("train/class0/*"))[:2]]
 
-    def fails(file: object, *arguments: object, **settings: object) -> object:
+    def fails(file: object, *arguments: object, **settings: object) -> int:
         if str(file) in bad:
             raise OSError(errno.EIO, os.strerror(errno.EIO), file)
         return opened(file, *arguments, **settings)
 
-    monkeypatch.setattr("builtins.open", fails)
+    monkeypatch.setattr("os.open", fails)
     data.setup("fit")
     assert sum(len(batch[0]) for batch in data.train_dataloader()) > 0
     reasons = {path: f"cannot read the image {path}: Input/output error on {socket.gethostname()}" for path in bad}
