@@ -124,7 +124,7 @@ READERS = {"yaml", "json", "pickle", "np", "torch"}
 
 
 def opened(path: Path) -> list[str]:
-    """The calls in a file that open or parse another, but for `cait.disk` and `cait.yaml_reader`."""
+    """The calls in a file that open or parse another, without those through `cait.disk` and `cait.yaml_reader`."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):

@@ -212,8 +212,8 @@ def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
             reader = csv.reader(file, strict=True)
             columns = [column.strip().lower() for column in next(reader, [])]
             _check_columns(columns, name)
-            for cells in filter(None, reader):
-                yield reader.line_num, _row(columns, cells, f"{name}, line {reader.line_num}")
+            for found in filter(None, reader):
+                yield reader.line_num, _row(columns, found, f"{name}, line {reader.line_num}")
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}") from error
     except csv.Error as error:
@@ -229,11 +229,11 @@ def _check_columns(columns: Sequence[str], name: str) -> None:
         raise UserError(f"{name} has two columns `{printable(twice[0])}`")
 
 
-def _row(columns: Sequence[str], cells: Sequence[str], where: str) -> dict[str, str]:
-    if any(map(str.strip, cells[len(columns) :])):
-        more = f"{len(cells)} cells, the header has {len(columns)}"
+def _row(columns: Sequence[str], found: Sequence[str], where: str) -> dict[str, str]:
+    if any(map(str.strip, found[len(columns) :])):
+        more = f"{len(found)} cells, the header has {len(columns)}"
         raise UserError(f"{where}: {more}; put quotes around a cell with a comma")
-    row = dict(zip_longest(columns, cells[: len(columns)], fillvalue=""))
+    row = dict(zip_longest(columns, found[: len(columns)], fillvalue=""))
     for column, cell in row.items():
         if column != "path" and not is_text(cell):
             raise UserError(f"{where}: the {column} {printable(cell)} is not UTF-8; save the table as UTF-8")

@@ -237,12 +237,12 @@ def known_mode(metric: str, own: Mapping[str, Any]) -> Literal["max", "min"]:
 
 
 def _higher_is_better(metric: Any) -> bool | None:
-    made = locate(metric) if isinstance(metric, str) else metric
+    found = locate(metric) if isinstance(metric, str) else metric
     for size in ("num_classes", "num_labels") if isinstance(metric, str) else ():
-        if not hasattr(made, "higher_is_better"):  # a function that makes the metric
+        if not hasattr(found, "higher_is_better"):  # a function that makes the metric
             with suppress(Exception):
-                made = made(**{size: 2})
-    value = getattr(made, "higher_is_better", None)
+                found = found(**{size: 2})
+    value = getattr(found, "higher_is_better", None)
     return value if isinstance(value, bool) else None
 
 
