@@ -81,6 +81,13 @@ def begin(trainer: Any) -> None:
     trainer.accumulate_grad_batches = accumulated(trainer, position.epoch)
 
 
+def validate(trainer: Any) -> None:
+    """Validate at the start of training, as after an epoch."""
+    trainer.validating = True  # so that Lightning takes the metrics for those of a validation
+    trainer.fit_loop.epoch_loop.val_loop.run()
+    trainer.training = True
+
+
 def accumulation(trainer: Any) -> dict[int, int]:
     """The batches of an optimizer step, by the epoch from which on they count."""
     for callback in trainer.callbacks:

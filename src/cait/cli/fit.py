@@ -66,9 +66,12 @@ def _continue(folder: Path, overrides: list[str], program: Program) -> list[str]
 
         # One process reads the checksums; it alone decides.
         last = program.processes.of_first(lambda: str(newest_whole(folder / rundir.CHECKPOINTS) or ""))
-        if not last:
+        if last:
+            place += ["--ckpt_path", last]
+            sys.argv += place[-2:]  # the processes that Lightning starts continue from the same one
+        elif (folder / rundir.CONFIG).is_file():
+            print(f"{folder} has no checkpoint yet: it starts again", flush=True)
+        else:
             start = to_type("make train", "cait fit --config digits.yaml")
             raise UserError(f"nothing to resume: {folder} has no checkpoint yet; start it with `{start}`")
-        place += ["--ckpt_path", last]
-        sys.argv += place[-2:]  # the processes that Lightning starts continue from the same one
     return ["fit", "--config", str(rundir.config(folder)), *place, *overrides]

@@ -57,7 +57,7 @@ OWN = ("ckpt_path", "data.root", "data.num_workers", "_dir")
 
 
 class SaveConfig(SaveConfigCallback):
-    """Write config.yaml when training begins, so that a refused resume leaves the old one as it was.
+    """Write config.yaml when a run begins; of a resumed run when training begins, so that a refusal leaves it as it was.
 
     The file is whole at any moment. Its signature says that the run is this account's own. A new run's file is
     signed, and the signature holds unless somebody else changes the file.
@@ -66,7 +66,14 @@ class SaveConfig(SaveConfigCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         pass
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.ckpt_path is None:
+            self._write(trainer)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
         path = Path(trainer.default_root_dir) / rundir.CONFIG
         text = self.parser.dump(self.config, skip_none=False)
         if not trainer.is_global_zero or (path.is_file() and disk.read_text(path) == text):

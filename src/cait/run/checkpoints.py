@@ -163,6 +163,7 @@ class LastCheckpoint(Checkpoint):
         else:
             self._note_patience(trainer)
         self._stop_at_a_step(trainer)
+        self._due |= trainer.global_step == 0  # what was done before the first step took time
         if not trainer.is_last_batch and not trainer.fit_loop._should_accumulate():
             self._stop, _ = self.signals.agreed(trainer.global_step, wait=False)
             self._save_and_leave(trainer)
@@ -184,8 +185,9 @@ class LastCheckpoint(Checkpoint):
     def _save_and_leave(self, trainer: Trainer) -> None:
         """Save if it is due, and leave if a signal wants it."""
         if self._due or self._stop:
-            trainer._logger_connector.update_train_step_metrics()
-            trainer.fit_loop.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
+            if trainer.global_step:
+                trainer._logger_connector.update_train_step_metrics()
+                trainer.fit_loop.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
             self.save(trainer)
             if self._stop:
                 self._leave(trainer, self._stop)
@@ -277,6 +279,7 @@ class BestCheckpoint(ModelCheckpoint):
         super().__init__(folder, Path(BEST).stem, monitor, mode=mode, **plain_name)
         self.metric = monitor
         self._is_told = False
+        self._last_global_step_saved = -1  # Lightning would take a validation before the first step for one that is saved
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         if current is None or trainer.strategy.reduce_boolean_decision(bool(current.isfinite())):

@@ -24,6 +24,7 @@ from cait.model import network
 from cait.model.config import VARIANTS
 from cait.model.initialization import difference
 from cait.model.network import InitialWeights, NetworkSettings
+from cait.model.weights import ANEW
 from cait.settings import Given, flat, save_hyperparameters, take_from_data
 from cait.train.losses import DistillationSettings, LossSettings
 from cait.train.metrics import task_named
@@ -79,6 +80,10 @@ class CaiTModule(LightningModule):
     """How a file becomes RGB, a `cait.data.reading.Reading`; None takes the checkpoint's."""
     eval_transform: Any = None
     """A PIL image in RGB to uint8 [3, S, S], or to normalised float32 [3, S, S]; None takes the checkpoint's."""
+    head_is_new: bool = False
+    """Whether the run starts from weights that have no head for its classes."""
+    validates_first: bool = False
+    """Whether to validate before the first step, and save."""
     twin: Any = None
     """What `predict` uses, a `cait.train.prediction.Twin`."""
 
@@ -150,6 +155,7 @@ class CaiTModule(LightningModule):
             own_classes = self._class_names() if self.initial_weights.weights is not None else None
             if notes := self.initial_weights.load(self.model, self.name, own_classes):
                 rank_zero_info("weights from " + "; ".join(notes))
+                self.head_is_new = notes[-1].endswith(ANEW)
         self._at_start = False
         self.task.trains = stage == "fit"
         if stage != "fit":
@@ -174,6 +180,8 @@ class CaiTModule(LightningModule):
 
     def on_train_start(self) -> None:
         progress.begin(self.trainer)
+        if self.validates_first:
+            progress.validate(self.trainer)
 
     def on_fit_start(self) -> None:
         if self.teacher is not None:  # Lightning moves the module after `setup`, and does not know the teacher

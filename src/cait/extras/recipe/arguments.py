@@ -9,7 +9,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Mapping
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from cait.data.reading import Reading
 from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.recipe import duration
-from cait.extras.recipe.duration import Pace
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.survey import Survey, left_out, survey
 from cait.extras.recipe.weights import Weights, initial_weights
@@ -110,17 +108,10 @@ def _chosen(
     source.prepare()
     label_sets = getattr(source, "label_sets", None)
     folder = survey(source.train, source.val, source.class_names, group(Reading, data), label_sets)
+    from cait.extras.recipe.trial import Trial  # here, because a folder that cannot be used is told sooner
 
-    def measured(recipe: Recipe) -> Pace | None:
-        from cait.extras.recipe.trial import measure
-
-        words = program.processes.of_first(
-            lambda: json.dumps(measure(recipe, folder, _devices(recipe)), default=asdict)
-        )
-        pace = json.loads(words)
-        return Pace(**pace) if pace else None
-
-    recipe = choose(folder, duration.this_machine(given), given, weights, minutes, measured)
+    trial = Trial(folder, program.processes.of_first)
+    recipe = choose(folder, duration.this_machine(given), given, trial, weights, minutes)
     for name, value in plugins.merged("RECIPE_SETTINGS").items():
         recipe.take(name, value)
     with contextlib.redirect_stdout(sys.stderr if "print_config" in given else sys.stdout):
@@ -128,11 +119,6 @@ def _chosen(
     words = program.processes.agree(json.dumps(recipe.settings))  # shares of the cores may differ
     os.environ[CHOSEN] = json.dumps({key: json.loads(words[0])})
     return json.loads(words[0])
-
-
-def _devices(recipe: Recipe) -> int:
-    devices = recipe.get("trainer.devices", 1)
-    return devices if isinstance(devices, int) and devices > 0 else 1
 
 
 @rank_zero_only

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
+from cait import plugins
 from cait.errors import UserError
 from cait.extras.clock import duration
 from cait.extras.recipe.anatomy import Anatomy, look
-from cait.extras.recipe.duration import COPIES, MINUTES, Machine, Pace, Work, copied, xxs24
+from cait.extras.recipe.duration import COPIES, MINUTES, Machine, Pace, copied
 from cait.extras.recipe.survey import Survey
 from cait.extras.recipe.weights import Weights
 from cait.model.config import VARIANTS, stems
@@ -24,18 +25,20 @@ from cait.model.config import VARIANTS, stems
 SLOW = "twice the size takes four times as long"
 SMALL = 64
 """Images up to this size, in pixels, are trained on as they are."""
-SIZES = (224, 160, 128, 96, 64)
+SIZES = (224, 192, 160, 128, 96, 64)
 """Sizes that networks other than the recipe's own may see, in pixels."""
+ENOUGH = {"scratch": 25, "weights": 8}
+"""Epochs that should fit in the time at the size that is chosen."""
 RATES = {"muon": 6e-3, "lion": 3e-4, "lamb": 5e-3, "sgd": 0.05, "nesterov": 0.05, "momentum": 0.05}
 """Peak rates of optimizers that are given, by the end of their name; Adam and its like take 1e-3."""
+GENTLE = 1e-4
+"""Peak rate of AdamW after a solved head."""
 HEAD_RATE = 1e-2
-"""Peak rate of AdamW where the head alone learns; 0.001 learned less in trials, and 0.03 hardly more."""
+"""Peak rate of AdamW where the head alone learns by steps; 0.001 learned less in trials, and 0.03 hardly more."""
 FEW = 20
 """With fewer training images of a class than this, more images help more than any setting."""
 LONG = 2
 """From this median aspect ratio on, a square crop shows half of an image at most."""
-LARGE = 100_000
-"""From this many training images on, the published recipe is the right one."""
 FIELDS = "model.fields."
 UNEVEN, RARE = 3.0, 10.0
 """Ratios of the largest class to the smallest from which classes are drawn more evenly, and equally often: at the
@@ -86,28 +89,39 @@ class Recipe:
         return self.get("model.freeze", False) is True
 
     @property
-    def effort(self) -> float:
-        """The share of a training step that is left: without the backward pass a third."""
-        return 1 / 3 if self.trains_head_alone else 1.0
+    def solves_head(self) -> bool:
+        """Whether the run solves its head before the first step, which is an extra's work."""
+        settings = {each.name for path in plugins.of_kind("MODEL_SETTINGS") for each in fields(plugins.load(path))}
+        return self.weights is not None and "solve_head" in settings and self.get("model.solve_head", True)
 
     @property
     def is_cait(self) -> bool:
         return self.get("model.name", "xxs24") in VARIANTS
 
+    def epochs(self, seconds: float, images: int) -> float:
+        """Epochs that fit if an image takes so many seconds; a fifth of the run is for its start and validation."""
+        return 0.8 * 60 * self.minutes / (seconds * images)
 
-Measure = Callable[[Recipe], Pace | None]
-"""Measures the pace of the settings so far; None if they cannot run."""
+
+class Measure(Protocol):
+    """Measures what is chosen so far, on this machine, now."""
+
+    def step(self, recipe: Recipe, size: int) -> float | None:
+        """Seconds to train the network on an image of `size` pixels; None if it does not take such images."""
+
+    def run(self, recipe: Recipe) -> Pace | None:
+        """The pace of the run; None if it cannot run, which the run then reports."""
 
 
 def choose(
     folder: Survey,
     machine: Machine,
     given: Mapping[str, Any],
+    measure: Measure,
     weights: Weights | None = None,
     minutes: float = MINUTES,
-    measure: Measure | None = None,
 ) -> Recipe:
-    """The recipe for a folder. Without `measure` its length is planned by typical speeds.
+    """The recipe for a folder.
 
     Raises:
         UserError: the folder holds too little to learn from.
@@ -117,16 +131,13 @@ def choose(
     if weights:
         start_from(weights, recipe)
     warn_of_crops(folder, recipe)
-    if folder.images >= LARGE and not weights:
-        publish(folder, machine, recipe)
-    else:
-        size, anatomy = resolution(folder, machine, recipe)
-        work = halve(folder, machine, recipe, size)
-        network(machine, recipe, size)
-        augment(folder, recipe)
-        batch = steps(folder, machine, recipe)
-        optimize(recipe, anatomy)
-        length(work, recipe, batch, lambda: cost(recipe, size, anatomy), measure)
+    size, anatomy = resolution(folder, machine, recipe, measure)
+    halve(folder, machine, recipe, size)
+    network(machine, recipe, size)
+    augment(folder, recipe)
+    batch = steps(folder, machine, recipe)
+    optimize(recipe, anatomy)
+    length(folder, machine, recipe, batch, measure)
     balance(folder, recipe)
     return recipe
 
@@ -167,79 +178,70 @@ def start_from(weights: Weights, recipe: Recipe) -> None:
         recipe.note("frozen", f"the patch embedding and {counted(blocks, 'block')}, as given")
 
 
-def publish(folder: Survey, machine: Machine, recipe: Recipe) -> None:
-    """Take the paper's own recipe, as the defaults have it: it pays from a tenth of ImageNet on."""
-    recipe.take("trainer.max_epochs", 400)
-    recipe.take("ema.decay", 0.99996)
-    if machine.fast_bf16:
-        recipe.take("trainer.precision", "bf16-mixed")
-    recipe.note("recipe", f"the paper's, XXS-24 at 224 pixels, because there are {folder.images:,} images; needs GPUs")
-
-
-def resolution(folder: Survey, machine: Machine, recipe: Recipe) -> tuple[int, Anatomy | None]:
+def resolution(folder: Survey, machine: Machine, recipe: Recipe, measure: Measure) -> tuple[int, Anatomy | None]:
     """Keep small images as they are. Shrink photographs while their subject still shows: time grows with the area.
 
     Returns the size, and what a network is made of that is not the recipe's own CaiT.
     """
-    size, anatomy, reason = suitable(folder, machine, recipe)
     is_given = "data.img_size" in recipe.given
-    size = recipe.number("data.img_size", size)
-    if is_given or (anatomy is None and (recipe.weights or not recipe.is_cait)):
-        anatomy = None if recipe.is_cait and not recipe.weights else recipe.look(size)
+    size, reason = suitable(folder, machine, recipe, measure)
     if not recipe.weights:
         recipe.take("data.mean", list(folder.mean))
         recipe.take("data.std", list(folder.std))
     recipe.note("size", f"{size} pixels, {'as given' if is_given else reason}")
-    return size, anatomy
+    return size, None if recipe.is_cait and not recipe.weights else recipe.look(size)
 
 
-def suitable(folder: Survey, machine: Machine, recipe: Recipe) -> tuple[int, Anatomy | None, str]:
-    """The size that suits images, machine and network, the network's anatomy if it matters, and the reason."""
-    small = folder.side <= SMALL
+def suitable(folder: Survey, machine: Machine, recipe: Recipe, measure: Measure) -> tuple[int, str]:
+    """The size that suits images, machine and network, which is then chosen, and the reason."""
     if "data.img_size" in recipe.held():
-        return recipe.number("data.img_size", 1), None, "that of the weights"
+        return recipe.number("data.img_size", 1), "that of the weights"
+    small = folder.side <= SMALL
     if recipe.weights or not recipe.is_cait:
         found = as_they_are(folder, recipe) if small and not recipe.weights else None
-        return found or as_time_allows(folder, machine, recipe)
-    if small:
-        return 8 * max(2, math.ceil(folder.side / 8)), None, "as the images are"  # so that patches of 8 fit
-    return (128, None, "a GPU has the time for it") if machine.gpus else (64, None, SLOW)
+        size, reason = found or as_time_allows(folder, recipe, measure)
+    elif small:
+        size, reason = 8 * max(2, math.ceil(folder.side / 8)), "as the images are"  # so that patches of 8 fit
+    else:
+        size, reason = (128, "a GPU has the time for it") if machine.gpus else (64, SLOW)
+    return recipe.number("data.img_size", size), reason
 
 
-def as_they_are(folder: Survey, recipe: Recipe) -> tuple[int, Anatomy, str] | None:
+def as_they_are(folder: Survey, recipe: Recipe) -> tuple[int, str] | None:
     """The size of small images, or the next that the network takes; with attention at least 6 patches a side."""
     for step in (4, 8, 16, 32):
         size = step * math.ceil(folder.side / step)
         if (anatomy := recipe.look(size)) is None:
             continue
         if not anatomy.attention or size >= 6 * anatomy.patch:
-            return size, anatomy, "as the images are" if step <= 8 else "the next size that the network takes"
-        larger = 6 * anatomy.patch
-        if anatomy := recipe.look(larger):
-            return larger, anatomy, f"because patches of {larger // 6} pixels would be too few"
+            return size, "as the images are" if step <= 8 else "the next size that the network takes"
+        if recipe.look(larger := 6 * anatomy.patch):
+            return larger, f"because patches of {anatomy.patch} pixels would be too few"
     return None
 
 
-def as_time_allows(folder: Survey, machine: Machine, recipe: Recipe) -> tuple[int, Anatomy | None, str]:
-    """The largest size with which enough epochs fit; of small images, and where none fit, the smallest it takes."""
-    seen = "nearer to what the weights have seen is better, but takes longer" if recipe.weights else SLOW
-    small = folder.side <= SMALL and not recipe.weights
-    enough = math.inf if small else 10 if recipe.weights else 25
-    found: tuple[int, Anatomy | None, str] = SIZES[0], None, "the usual size: the network cannot be looked at"
-    for size in SIZES[:-1] if recipe.weights else SIZES:
-        if anatomy := recipe.look(size):
-            found = size, anatomy, "the smallest that the network takes" if small else seen
-            work = Work(folder, machine, halved(folder, recipe, size), True, recipe.minutes)
-            if work.epochs(anatomy.gmacs * recipe.effort) >= enough:
-                break
+def as_time_allows(folder: Survey, recipe: Recipe, measure: Measure) -> tuple[int, str]:
+    """The largest size with which enough epochs fit, or the smallest that the network takes.
+
+    Weights have seen large images, so small ones are enlarged for them, to twice their size at most.
+    """
+    most, enough = (2 * folder.side, ENOUGH["weights"]) if recipe.weights else (max(SIZES), ENOUGH["scratch"])
+    found = SIZES[0], "the usual size: the network cannot be measured"
+    for size in [size for size in SIZES if size <= max(most, 96)]:
+        if (seconds := measure.step(recipe, size)) is None:
+            continue
+        fitting = recipe.epochs(seconds / 3 if recipe.trains_head_alone else seconds, folder.images)
+        found = size, "the smallest that the network takes"
+        if fitting >= (1 if recipe.trains_head_alone else enough):
+            return size, f"at which {fitting:,.0f} epochs would fit" if not recipe.trains_head_alone else "which fits"
     return found
 
 
-def halve(folder: Survey, machine: Machine, recipe: Recipe, size: int) -> Work:
+def halve(folder: Survey, machine: Machine, recipe: Recipe, size: int) -> None:
     """Halve large images as they are read, and keep copies: a photograph takes longer to read than to learn from."""
     shrink = halved(folder, recipe, size)
     if shrink is None:
-        return Work(folder, machine, minutes=recipe.minutes)
+        return
     recipe.take("data.shrink", shrink)
     megabytes = (folder.images + folder.val) * 3 * min(folder.megapixels, copied(shrink))
     fits = megabytes < 1000 * machine.free / 4
@@ -247,7 +249,6 @@ def halve(folder: Survey, machine: Machine, recipe: Recipe, size: int) -> Work:
     without = "no copies are kept" if "data.copies_dir" in recipe.given else "there is no room for copies"
     keeps = f"{place} keeps copies ({megabytes:,.0f} MB)" if place else without
     recipe.note("reading", f"images are halved down to {shrink} pixels; {keeps}")
-    return Work(folder, machine, shrink, bool(place), recipe.minutes)
 
 
 def halved(folder: Survey, recipe: Recipe, size: int) -> int | None:
@@ -293,12 +294,6 @@ def network(machine: Machine, recipe: Recipe, size: int) -> None:
     recipe.note("network", f"CaiT of {blocks}, {width} wide, {count} patches of {patch} × {patch} pixels{after}")
 
 
-def cost(recipe: Recipe, size: int, anatomy: Anatomy | None) -> float:
-    """10⁹ multiply-adds of an image of `size` pixels; a network that cannot be looked at counts as XXS-24."""
-    found = anatomy or recipe.look(size)
-    return recipe.effort * (found.gmacs if found else xxs24(size))
-
-
 def augment(folder: Survey, recipe: Recipe) -> None:
     """Photographs may be mirrored, cropped and recoloured; grey ones not recoloured: brightness is all they have.
 
@@ -308,6 +303,9 @@ def augment(folder: Survey, recipe: Recipe) -> None:
     gently = folder.grey and (folder.side <= SMALL or unevenness(folder) < RARE)
     recipe.take("data.repeats", 1)
     recipe.take("data.erase_prob", 0.0)
+    if recipe.weights:
+        augment_little(folder, recipe)
+        return
     recipe.take("data.cutmix", 1.0)
     recipe.take("data.mixup", 0.2)
     mirror = recipe.take("data.hflip", 0.0 if folder.grey else 0.5)
@@ -318,24 +316,38 @@ def augment(folder: Survey, recipe: Recipe) -> None:
     done = ["crops", "mirror"] if mirror else ["crops"]
     done += ["a little Mixup"] if gently else ["RandAugment", "some Mixup"]
     why = ", because few images are drawn often" if folder.grey and not gently else ""
+    recipe.note("augment", f"{', '.join(done)}{why}; {of_mirror(recipe, mirror)}")
+
+
+def augment_little(folder: Survey, recipe: Recipe) -> None:
+    """A run from weights is a few epochs long, in which nothing is learned by heart."""
+    mirror = recipe.take("data.hflip", 0.0 if folder.grey else 0.5)
+    recipe.take("data.auto_augment", None)
+    recipe.take("data.scale", [0.5, 1.0])
+    recipe.take("data.cutmix", 0.0)
+    recipe.take("data.mixup", 0.0)
+    recipe.take("model.label_smoothing", 0.0)
+    done = "crops and mirror" if mirror else "crops"
+    recipe.note("augment", f"{done} alone, because the run is short; {of_mirror(recipe, mirror)}")
+
+
+def of_mirror(recipe: Recipe, mirror: float) -> str:
     if "data.hflip" in recipe.given:
-        left = "mirror as given" if mirror else "no mirror, as given"
-    elif mirror:
-        left = "--data.hflip 0 if left and right matter"
-    else:
-        left = "no mirror, because grey images may be letters or digits: --data.hflip 0.5 if left and right are alike"
-    recipe.note("augment", f"{', '.join(done)}{why}; {left}")
+        return "mirror as given" if mirror else "no mirror, as given"
+    if mirror:
+        return "--data.hflip 0 if left and right matter"
+    return "no mirror, because grey images may be letters or digits: --data.hflip 0.5 if left and right are alike"
 
 
 def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
-    """Images per step: 64, on a GPU 128; fewer if an epoch would have under 8 steps, because steps are what trains."""
-    wanted = 128 if machine.gpus else 64
+    """Images per step: 64, on a GPU 128, from weights 32; fewer if an epoch would have under 8 steps, which train."""
+    wanted = 32 if recipe.weights else 128 if machine.gpus else 64
     devices = recipe.given.get("trainer.devices")
     pairs = 2 * (devices if isinstance(devices, int) and devices > 0 else 1)  # each process pairs images for Mixup
     batch = recipe.number("data.batch_size", max(1, min(wanted, folder.images // 8) // pairs) * pairs)
     recipe.take("data.global_batch", True)
     recipe.take("data.eval_batch_size", max(16, min(128, folder.val // (4 * machine.cores))))  # so that all cores read
-    if machine.gpus and folder.images < LARGE:
+    if machine.gpus:
         recipe.take("trainer.devices", 1)  # more would gain nothing on so small a network
     if machine.fast_bf16:
         recipe.take("trainer.precision", "bf16-mixed")
@@ -349,6 +361,12 @@ def optimize(recipe: Recipe, anatomy: Anatomy | None) -> None:
     behind steps so large: see benchmark.md.
     """
     recipe.take("model.lr_base_size", None)
+    if recipe.solves_head and "model.optimizer" not in recipe.given:
+        recipe.take("model.freeze_norm", True)
+        rate = recipe.take("model.lr", GENTLE)
+        note = f"the head is solved first; then AdamW at {rate:g}, BatchNorm as the weights have it"
+        recipe.note("optimizer", "none: the head is solved" if recipe.trains_head_alone else note)
+        return
     if recipe.trains_head_alone and "model.optimizer" not in recipe.given:
         rate = recipe.take("model.lr", HEAD_RATE)
         recipe.note("optimizer", f"AdamW at {rate:g}, which suits a head that learns alone")
@@ -375,34 +393,47 @@ def optimize(recipe: Recipe, anatomy: Anatomy | None) -> None:
         recipe.note("optimizer", f"Muon at {rate:g}, which learned twice as fast as AdamW in trials")
 
 
-def length(work: Work, recipe: Recipe, batch: int, gmacs: Callable[[], float], measure: Measure | None) -> None:
+def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure: Measure) -> None:
     """As many epochs as the time allows, up to 200 or 4000 steps: a small folder gains nothing from more.
 
     Validation takes at most 15 % of the time, and comes at most 30 times.
     """
     if recipe.given.keys() & {"trainer.max_steps", "trainer.max_time", "trainer.fast_dev_run"}:
         return
-    folder, machine = work.folder, work.machine
     recipe.take("trainer.log_every_n_steps", max(1, min(10, folder.images // batch)))
-    pace = (measure(recipe) if measure else None) or work.pace(gmacs())
-    most = min(200, max(10, 4000 * batch // folder.images))
-    if recipe.weights:
-        most = min(most, 30)  # the weights know most of it already
-    wanted, validations = pace.plan(recipe.minutes, folder.images, most)
-    epochs = recipe.number("trainer.max_epochs", wanted)
+    pace = measure.run(recipe) or Pace(image=0.01, validation=1.0)
+    most = 30 if recipe.weights else min(200, max(10, 4000 * batch // folder.images))
+    fitting, validations = pace.plan(recipe.minutes, folder.images, most)
+    if fitting < 1 and "trainer.max_epochs" not in recipe.given:
+        shorten(folder, recipe, batch, fitting)
+    epochs = recipe.number("trainer.max_epochs", max(1, int(fitting)))
     # The last epoch must be validated, whatever number was given.
     every = max(count for count in range(1, max(1, epochs // validations) + 1) if epochs % count == 0)
     every = recipe.take("trainer.check_val_every_n_epoch", every)
     recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(epochs / 10, 1))))
     scored = "" if every == 1 else f", validated every {every}"
     on = counted(machine.gpus, "GPU") if machine.gpus else counted(machine.cores, "core")
-    seconds = pace.seconds(epochs, folder.images, epochs / every)
+    if recipe.trains_head_alone and recipe.solves_head:
+        recipe.note("length", f"no epoch: the head is solved on {on}")
+        return
+    seconds = pace.seconds(min(epochs, fitting), folder.images, epochs / every)
     about = duration(10 * max(1, round(seconds / 10)))
     how = "measured just now" if pace.is_measured else "if nothing else runs"
-    recipe.note("length", f"{counted(epochs, 'epoch')}{scored}: about {about} on {on}, {how}")
-    if epochs < 10 and not recipe.weights and "trainer.max_epochs" in recipe.settings:
-        more = f"--minutes {math.ceil(recipe.minutes * 30 / epochs)}"
+    limit = f"; more than {most} were of no use in trials" if epochs == most else ""
+    recipe.note("length", f"{counted(epochs, 'epoch')}{scored}: about {about} on {on}, {how}{limit}")
+    if fitting < 10 and not recipe.weights and "trainer.max_epochs" in recipe.settings:
+        more = f"--minutes {math.ceil(recipe.minutes * 30 / fitting)}"
         recipe.note("warning", f"{folder.images:,} images are many for this machine; {more} would give 30 epochs")
+
+
+def shorten(folder: Survey, recipe: Recipe, batch: int, fitting: float) -> None:
+    """If less than an epoch fits: with a solved head train nothing else, from scratch train a part of an epoch."""
+    if recipe.solves_head:
+        recipe.take("model.freeze", True)
+        more = f"--minutes {math.ceil(recipe.minutes * 5 / fitting)}"
+        recipe.note("frozen", f"all but the head, because not one epoch fits; {more} would give 5")
+    else:
+        recipe.take("trainer.max_steps", max(1, int(fitting * folder.images / batch)))
 
 
 def unevenness(folder: Survey) -> float:

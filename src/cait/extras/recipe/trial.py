@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import os
 import time
 import warnings
+from collections.abc import Callable
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.environments import LightningEnvironment
@@ -20,6 +24,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.extras.recipe.duration import Pace
 from cait.extras.recipe.rules import Recipe
 from cait.extras.recipe.survey import Survey
+from cait.model.network import NetworkSettings
 from cait.settings import flatten
 from cait.train.ema import EMA
 from cait.train.module import CaiTModule
@@ -27,6 +32,8 @@ from cait.train.step_seed import StepSeed
 
 WARM_UP, SECONDS, LIMIT = 3, 3.0, 20.0
 """Steps before the clock starts, seconds of steps that are measured, and seconds after which a slow trial ends."""
+TRIES = (4, 16, 16)
+"""Images of the steps that are timed at a size; the last that takes less than a second counts."""
 WEIGHTS = {"model.weights", "model.weights_ema", "model.pretrained"}
 """Reading them takes long, and changes no pace."""
 
@@ -42,8 +49,6 @@ class Stopwatch(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if pl_module.device.type == "cuda":
-            import torch
-
             torch.cuda.synchronize()
         now = time.monotonic()
         if self._since is not None:
@@ -62,11 +67,29 @@ class Stopwatch(Callback):
             self.first_epoch = self._since - self._epoch_begun
 
 
-def measure(recipe: Recipe, folder: Survey, devices: int = 1) -> Pace | None:
-    """The pace of a run with the settings of the recipe so far; None if they cannot run, which the run then reports.
+class Trial:
+    """Measures a recipe, see `cait.extras.recipe.rules.Measure`; the first process does so for all.
 
     With several devices, one of them does its part of each batch.
     """
+
+    def __init__(self, folder: Survey, of_first: Callable[[Callable[[], str]], str] = lambda make: make()) -> None:
+        self.folder, self.of_first = folder, of_first
+
+    def step(self, recipe: Recipe, size: int) -> float | None:
+        return json.loads(self.of_first(lambda: json.dumps(_quietly(lambda: time_step(recipe.held(), size)))))
+
+    def run(self, recipe: Recipe) -> Pace | None:
+        measured = json.loads(self.of_first(lambda: json.dumps(_quietly(lambda: self._run(recipe)))))
+        return Pace(**measured) if measured else None
+
+    def _run(self, recipe: Recipe) -> dict[str, Any]:
+        devices = recipe.get("trainer.devices", 1)
+        return asdict(_measured(recipe, self.folder, devices if isinstance(devices, int) and devices > 0 else 1))
+
+
+def _quietly(measure: Callable[[], Any]) -> Any:
+    """What is measured; None if it fails, which the run then reports."""
     logs = logging.getLogger("lightning.pytorch"), logging.getLogger("lightning.fabric")
     levels = [log.level for log in logs]
     try:
@@ -74,12 +97,32 @@ def measure(recipe: Recipe, folder: Survey, devices: int = 1) -> Pace | None:
             log.setLevel(logging.ERROR)
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            return _measured(recipe, folder, devices)
+            return measure()
     except Exception:  # of many kinds: settings of any value, networks of the user's own
         return None
     finally:
         for log, level in zip(logs, levels, strict=True):
             log.setLevel(level)
+
+
+def time_step(held: dict[str, Any], size: int) -> float:
+    """Seconds to train the network of the settings on an image of `size` pixels, without the optimizer."""
+    trainer = _trainer(held, [])
+    own = {field.name for field in fields(NetworkSettings)}
+    given = {name: value for name, value in _arguments(held, "model").items() if name in own}
+    network = NetworkSettings(**given | {"img_size": size, "num_classes": 2}).build()
+    device = trainer.strategy.root_device
+    network.to(device).train()
+    for count in TRIES:
+        images = torch.zeros(count, flatten(held).get("model.fields.in_chans", 3), size, size, device=device)
+        begin = time.monotonic()
+        with trainer.precision_plugin.forward_context():
+            loss = network(images).float().sum()
+        loss.backward()
+        loss.item()  # waits for a GPU
+        if (seconds := time.monotonic() - begin) > 1:
+            break
+    return seconds / count
 
 
 def _measured(recipe: Recipe, folder: Survey, devices: int) -> Pace:

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,7 +32,7 @@ from cait.extras.clock import duration
 from cait.extras.recipe import arguments
 from cait.extras.recipe.balance import Balanced, shares
 from cait.extras.recipe.duration import Machine, Pace, this_machine
-from cait.extras.recipe.rules import choose
+from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.survey import Survey, left_out, survey
 from cait.extras.recipe.trial import _arguments
 from cait.extras.recipe.weights import Weights
@@ -43,6 +43,23 @@ from cait.train.metrics import EvalMetrics
 from cait.train.module import CaiTModule
 
 TWO_CORES = Machine(2)
+
+
+@dataclass(frozen=True)
+class Typical:
+    """Measures of a machine that takes so long for an image of 64 pixels, whatever the network."""
+
+    image: float = 4e-3
+    pace: Pace | None = None
+
+    def step(self, recipe: Recipe, size: int) -> float | None:
+        return self.image * (size / 64) ** 2 if recipe.look(size) else None
+
+    def run(self, recipe: Recipe) -> Pace | None:
+        return self.pace or Pace(self.image * (recipe.get("data.img_size", 64) / 64) ** 2, validation=0.5)
+
+
+PUBLISHED = Weights("timm's", {"model.pretrained": True})
 PHOTOGRAPHS = Survey({"cat": 300, "dog": 280}, 60, side=480, megapixels=0.4, grey=False)
 DIGITS = Survey({str(digit): 600 for digit in range(10)}, 600, side=28, megapixels=0.0008, grey=True)
 
@@ -51,7 +68,7 @@ DIGITS = Survey({str(digit): 600 for digit in range(10)}, 600, side=28, megapixe
     ("aspect", "given", "is_warned"), [(4.0, {}, True), (1.5, {}, False), (4.0, {"data.fit": "squash"}, False)]
 )
 def test_a_folder_of_long_images_is_told_of_fit(aspect: float, given: dict, is_warned: bool) -> None:
-    lines = choose(replace(PHOTOGRAPHS, aspect=aspect), TWO_CORES, given).lines
+    lines = choose(replace(PHOTOGRAPHS, aspect=aspect), TWO_CORES, given, Typical()).lines
     told = "half of the images are at least 4.0 times as long as they are wide, and a crop is square; "
     assert [f"{told}--data.fit pad or squash keeps their ends"] * is_warned == [
         text for topic, text in lines if topic == "warning" and "data.fit" in text
@@ -246,7 +263,7 @@ def settings(
     folder: Survey, machine: Machine = TWO_CORES, weights: Weights | None = None, minutes: float = 3, **given
 ) -> dict:
     named = {key.replace("__", "."): value for key, value in given.items()}
-    return choose(folder, machine, named, weights, minutes).settings
+    return choose(folder, machine, named, Typical(), weights, minutes).settings
 
 
 def test_small_grey_images_are_not_mirrored_and_keep_their_size() -> None:
@@ -257,12 +274,12 @@ def test_small_grey_images_are_not_mirrored_and_keep_their_size() -> None:
     assert found["data.auto_augment"] is not None
     found = settings(replace(PHOTOGRAPHS, grey=True))
     assert (found["data.hflip"], found["data.auto_augment"], found["data.scale"]) == (0.0, None, [0.7, 1.0])
-    letters = choose(replace(DIGITS, side=48), TWO_CORES, {})
+    letters = choose(replace(DIGITS, side=48), TWO_CORES, {}, Typical())
     found = letters.settings
     assert (found["data.img_size"], found["data.hflip"]) == (48, 0.0)
     assert 48 // found["model.fields.patch_size"] == 6
     assert "--data.hflip 0.5 if left and right are alike" in dict(letters.lines)["augment"]
-    mirrored = choose(DIGITS, TWO_CORES, {"data.hflip": 0.5})
+    mirrored = choose(DIGITS, TWO_CORES, {"data.hflip": 0.5}, Typical())
     assert dict(mirrored.lines)["augment"] == "crops, mirror, a little Mixup; mirror as given"
 
 
@@ -277,20 +294,22 @@ def test_large_images_are_halved_and_read_once() -> None:
     full = settings(large, replace(TWO_CORES, free=1.0))  # 0.3 GB of copies are more than a quarter of it
     assert full["data.copies_dir"] is None
     for given, words in ((None, "no copies are kept"), ("", "no copies are kept")):
-        recipe = choose(large, TWO_CORES, {"data.copies_dir": given})
+        recipe = choose(large, TWO_CORES, {"data.copies_dir": given}, Typical())
         assert dict(recipe.lines)["reading"].endswith(words)
-        assert recipe.settings["trainer.max_epochs"] == full["trainer.max_epochs"]
-    assert "there is no room for copies" in dict(choose(large, replace(TWO_CORES, free=1.0), {}).lines)["reading"]
+    recipe = choose(large, replace(TWO_CORES, free=1.0), {}, Typical())
+    assert "there is no room for copies" in dict(recipe.lines)["reading"]
     small = replace(PHOTOGRAPHS, side=250, megapixels=0.1)
     assert "data.shrink" not in settings(small)
     assert settings(replace(small, megapixels=2.3))["data.shrink"] == 128  # a few are huge
-    png = settings(replace(large, jpeg=0.0))
-    epochs = [how["trainer.max_epochs"] for how in (found, png, full, unshrunk)]
-    assert epochs[0] > epochs[1] > 2 * epochs[2] > 2 * epochs[3]  # training has half of the time, whatever comes first
+    plans = [Pace(0.01, 1, copying=copying).plan(3, 1000, 200)[0] for copying in (0, 60, 600)]
+    assert plans[0] > plans[1] > plans[2] >= plans[0] // 2  # training has half of the time, whatever comes first
 
 
 def test_images_that_are_slow_to_read_are_validated_by_all_cores_and_less_often() -> None:
-    few, slow = (settings(replace(PHOTOGRAPHS, val=val, megapixels=2.3), data__shrink=None) for val in (128, 512))
+    few, slow = (
+        choose(replace(PHOTOGRAPHS, val=val), TWO_CORES, {}, Typical(pace=Pace(2e-3, validation=val / 50))).settings
+        for val in (128, 512)
+    )
     assert (few["data.eval_batch_size"], slow["data.eval_batch_size"]) == (16, 64)
     assert slow["trainer.max_epochs"] / slow["trainer.check_val_every_n_epoch"] == 2
     assert slow["trainer.max_epochs"] % slow["trainer.check_val_every_n_epoch"] == 0
@@ -340,12 +359,19 @@ def test_a_run_is_as_long_as_the_time_and_the_images_allow() -> None:
     few, many = (replace(PHOTOGRAPHS, counts={"a": count, "b": count}) for count in (20, 20_000))
     assert settings(few)["trainer.max_epochs"] > 150
     assert settings(many)["trainer.max_epochs"] < 15
-    assert settings(many, Machine(16))["trainer.max_epochs"] > settings(many)["trainer.max_epochs"]
     assert settings(few)["data.batch_size"] % 2 == 0
     assert settings(PHOTOGRAPHS, trainer__devices=3)["data.batch_size"] % 6 == 0
-    published = settings(replace(PHOTOGRAPHS, counts={"a": 90_000, "b": 90_000}), Machine(16, 8, True))
-    assert published["ema.decay"] == 0.99996
-    assert "model.fields.depth" not in published
+
+
+def test_minutes_count_for_any_number_of_images() -> None:
+    """There is no step at a number, and an epoch that does not fit is not begun."""
+    for images in (50_000, 99_999, 100_000, 1_281_167):
+        folder, pace = replace(PHOTOGRAPHS, counts={"a": images, "b": 20}), Pace(2e-3, validation=5)
+        recipe = choose(folder, TWO_CORES, {}, Typical(pace=pace))
+        steps = recipe.get("trainer.max_steps", recipe.get("trainer.max_epochs", 1) * images // 64)
+        assert steps * 64 * pace.image < 180
+        assert recipe.settings["model.fields.depth"] == 1
+    assert dict(recipe.lines)["warning"].startswith("1,281,187 images are many")
 
 
 @pytest.mark.parametrize(
@@ -356,12 +382,12 @@ def test_a_run_is_as_long_as_the_time_and_the_images_allow() -> None:
         ("timm/inception_v3", 48, 96, None),  # smaller images vanish in it
         ("timm/vit_tiny_patch16_224", 48, 96, "muon"),  # nine patches would be too few
         ("timm/swin_tiny_patch4_window7_224", 48, 48, "muon"),
-        ("timm/resnet10t", 480, 64, None),
+        ("timm/resnet10t", 480, 96, None),
         ("timm/no_such_network", 48, 224, None),
     ],
 )
 def test_the_rules_look_at_what_a_network_is_made_of(name: str, side: int, size: int, optimizer: str | None) -> None:
-    recipe = choose(replace(PHOTOGRAPHS, side=side), TWO_CORES, {"model.name": name})
+    recipe = choose(replace(PHOTOGRAPHS, side=side), TWO_CORES, {"model.name": name}, Typical())
     found = recipe.settings
     assert (found["data.img_size"], found.get("model.optimizer")) == (size, optimizer)
     assert found["data.mean"] == list(PHOTOGRAPHS.mean)
@@ -369,19 +395,33 @@ def test_the_rules_look_at_what_a_network_is_made_of(name: str, side: int, size:
     assert not any(key.startswith("model.fields") for key in found)
 
 
-def test_weights_choose_the_size_that_they_have_seen() -> None:
-    weights = Weights("timm's", {"model.pretrained": True})
-    recipe = choose(PHOTOGRAPHS, TWO_CORES, {"model.name": "timm/resnet10t"}, weights)
-    assert recipe.settings["data.img_size"] > 64
+@pytest.mark.parametrize(
+    ("image", "side", "size"), [(4e-3, 480, 128), (1e-3, 480, 224), (1e-3, 60, 96), (1e-3, 70, 128), (1.0, 480, 64)]
+)
+def test_weights_see_the_largest_images_for_which_there_is_time(image: float, side: int, size: int) -> None:
+    folder = replace(PHOTOGRAPHS, side=side)
+    recipe = choose(folder, TWO_CORES, {"model.name": "timm/resnet10t"}, Typical(image), PUBLISHED)
+    assert recipe.settings["data.img_size"] == size
     assert "data.mean" not in recipe.settings
-    assert "what the weights have seen" in dict(recipe.lines)["size"]
+
+
+def test_the_head_is_solved_and_the_rest_trains_gently() -> None:
+    recipe = choose(PHOTOGRAPHS, TWO_CORES, {"model.name": "timm/resnet10t"}, Typical(), PUBLISHED)
+    found = recipe.settings
+    assert (found["model.freeze_norm"], found["model.lr"], found["data.mix_prob"]) == (True, 1e-4, 0.0)
+    assert "model.freeze" not in found
+    slow = choose(PHOTOGRAPHS, TWO_CORES, {"model.name": "timm/resnet10t"}, Typical(1.0), PUBLISHED)
+    assert slow.settings["model.freeze"] is True
+    assert "because not one epoch fits" in dict(slow.lines)["frozen"]
+    unsolved = {"model.name": "timm/resnet10t", "model.solve_head": False}
+    assert choose(PHOTOGRAPHS, TWO_CORES, unsolved, Typical(), PUBLISHED).settings["model.lr"] == 3e-4
 
 
 def test_the_measured_pace_sets_the_length_and_the_minutes_are_kept() -> None:
     for minutes in (1, 3, 10):
         for image, validation in ((1e-3, 1.0), (0.05, 20.0), (1e-4, 60.0)):
             pace = Pace(image, validation, copying=5.0, start=15.0, is_measured=True)
-            recipe = choose(PHOTOGRAPHS, TWO_CORES, {}, minutes=minutes, measure=lambda _, pace=pace: pace)
+            recipe = choose(PHOTOGRAPHS, TWO_CORES, {}, Typical(pace=pace), minutes=minutes)
             epochs, every = (recipe.settings[f"trainer.{name}"] for name in ("max_epochs", "check_val_every_n_epoch"))
             seconds = pace.seconds(epochs, PHOTOGRAPHS.images, epochs / every)
             assert seconds <= 60 * minutes or epochs == 1
@@ -392,25 +432,32 @@ def test_the_measured_pace_sets_the_length_and_the_minutes_are_kept() -> None:
 
 def test_a_trial_measures_the_run_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cait.extras.recipe import trial
-    from cait.extras.recipe.trial import measure
 
     monkeypatch.chdir(tmp_path)
     root = fill(tmp_path / "photos", {"a": 40, "b": 40}, size=80)
     folder = surveyed(root, Reading(in_chans=1))
     quick = {"data.num_workers": 0, "trainer.accelerator": "cpu", "data.root": str(root)}
     depths: list[int] = []
+
+    def recipe(name: str) -> Recipe:
+        return Recipe(quick | {"model.name": name})
+
     monkeypatch.setattr(
         trial, "CaiTModule", lambda **settings: depths.append(settings["fields"]["depth"]) or CaiTModule(**settings)
     )
     one = {"depth": 12, "in_chans": 1}
     for given in ({"model.fields.depth": 1, "model.fields.in_chans": 1}, {"model.fields": one}):  # in either spelling
-        recipe = choose(folder, TWO_CORES, quick | given | {"data.shrink": 20, "data.copies_dir": "copies"})
-        pace = measure(recipe, folder)
+        given = quick | given | {"data.shrink": 20, "data.copies_dir": "copies"}
+        pace = trial.Trial(folder).run(choose(folder, TWO_CORES, given, Typical()))
         assert pace is not None
         assert min(pace.image, pace.validation, pace.start) > 0
     assert depths == [1, 12]
     assert [*Path("copies").rglob("*.ppm")]
-    assert measure(choose(folder, TWO_CORES, quick | {"model.optimizer": "nope"}), folder) is None
+    wrong = choose(folder, TWO_CORES, quick | {"model.optimizer": "nope"}, Typical())
+    assert trial.Trial(folder).run(wrong) is None
+    small, large = (trial.Trial(folder).step(recipe("timm/resnet10t"), size) for size in (32, 128))
+    assert 0 < small < large
+    assert trial.Trial(folder).step(recipe("timm/vit_tiny_patch16_224"), 40) is None
 
 
 def test_minutes_are_taken_and_wrong_ones_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,7 +489,7 @@ def test_a_network_with_batchnorm_is_as_good_in_validation_as_with_the_batches_o
     monkeypatch.chdir(tmp_path)
     given = {"model.name": "timm/resnet10t", "model.fields": {"channels": [16, 32, 64, 64], "stem_width": 16}}
     given |= {"data.root": str(digits_root), "data.num_workers": 0, "trainer.max_epochs": 4}
-    recipe = choose(replace(DIGITS, side=16), TWO_CORES, given)
+    recipe = choose(replace(DIGITS, side=16), TWO_CORES, given, Typical())
     data = ImageNetDataModule(**_arguments(recipe.held(), "data"))
     of_images = dict(img_size=16, num_classes=10, mean=data.preprocessing.mean, std=data.preprocessing.std)
     module = CaiTModule(**_arguments(recipe.held(), "model") | of_images)
@@ -482,7 +529,7 @@ def test_uneven_classes_are_balanced_and_chosen_by_their_mean() -> None:
 
 
 def test_each_rule_says_why_and_few_images_are_told() -> None:
-    recipe = choose(replace(PHOTOGRAPHS, counts={"a": 300, "b": 3}), TWO_CORES, {})
+    recipe = choose(replace(PHOTOGRAPHS, counts={"a": 300, "b": 3}), TWO_CORES, {}, Typical())
     said = dict(recipe.lines)
     assert "3 training images in class b: at least 20 are needed" in str(recipe.lines)
     assert said.keys() >= {"size", "network", "augment", "length", "optimizer", "balance"}
@@ -497,16 +544,14 @@ def test_weights_keep_their_network_and_are_trained_gently() -> None:
     assert found["trainer.max_epochs"] < settings(PHOTOGRAPHS)["trainer.max_epochs"]
 
 
-def test_a_head_that_trains_alone_is_cheap_and_takes_a_rate_of_its_own() -> None:
+def test_a_head_alone_is_solved_and_sees_larger_images() -> None:
     """The setting is an extra's. Whether it is here is for the run to say."""
-    weights = Weights("timm's", {"model.pretrained": True})
     whole, frozen, blocks = (
-        choose(PHOTOGRAPHS, TWO_CORES, {"model.name": "timm/resnet10t", "model.freeze": freeze}, weights)
+        choose(PHOTOGRAPHS, TWO_CORES, {"model.name": "timm/resnet10t", "model.freeze": freeze}, Typical(), PUBLISHED)
         for freeze in (False, True, 2)
     )
-    assert whole.settings["model.lr"] == blocks.settings["model.lr"] < frozen.settings["model.lr"]
-    assert "model.layer_decay" not in frozen.settings
-    assert frozen.settings["data.img_size"] >= whole.settings["data.img_size"]
+    assert frozen.settings["data.img_size"] > whole.settings["data.img_size"]
+    assert dict(frozen.lines)["length"] == "no epoch: the head is solved on 2 cores"
     assert "frozen" not in dict(whole.lines)
     assert "all but the head, as given" in dict(frozen.lines)["frozen"]
     assert dict(blocks.lines)["frozen"] == "the patch embedding and 2 blocks, as given"
@@ -709,5 +754,5 @@ def test_a_gpu_that_emulates_bfloat16_trains_in_float32(
     monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda _: True)  # the emulation
     machine = this_machine({})
     assert (machine.gpus, machine.fast_bf16) == (1, fast)
-    chosen = choose(PHOTOGRAPHS, machine, {}).settings
+    chosen = choose(PHOTOGRAPHS, machine, {}, Typical()).settings
     assert chosen.get("trainer.precision") == ("bf16-mixed" if fast else None)

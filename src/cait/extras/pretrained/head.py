@@ -1,0 +1,139 @@
+"""A linear head, solved: regularised logistic regression on the features of the training images.
+
+Fine-tuning from a solved head changes the features less than from one at random ("Fine-Tuning can Distort Pretrained
+Features and Underperform Out-of-Distribution", Kumar et al., ICLR 2022).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+STRENGTHS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)
+"""Values of C as scikit-learn has it: the larger, the weaker the regularisation."""
+USUAL = 0.1
+"""C where no class has enough images to hold some out."""
+HELD_OUT = 5
+"""One image of so many of each class is held out to choose C."""
+WORK = 1_000_000_000
+"""Most images × values × classes that are solved on: about half a minute of a core."""
+ITERATIONS, TOLERANCE = 200, 1e-4
+"""Of L-BFGS, at each C; the second is of the gradient's largest value."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a head is solved on.
+
+    Args:
+        features: float64 [N, D].
+        targets: [N], the class of each row; or [N, C] of 0 and 1, if a row may have several.
+        weights: [N], how much each row counts, 1 in the mean.
+        positive: [C], how much the positive part of each class counts, if a row may have several; None: all alike.
+    """
+
+    features: Tensor
+    targets: Tensor
+    weights: Tensor
+    positive: Tensor | None = None
+
+    def part(self, chosen: Tensor) -> Rows:
+        return Rows(self.features[chosen], self.targets[chosen], self.weights[chosen], self.positive)
+
+    def loss(self, layer: Tensor) -> Tensor:
+        """The mean loss under a layer [D + 1, C]. Its last row is the bias. Of several labels, one against the rest."""
+        logits = torch.addmm(layer[-1], self.features, layer[:-1])
+        if self.targets.ndim == 2:
+            how: Any = dict(reduction="none", pos_weight=self.positive)
+            each = binary_cross_entropy_with_logits(logits, self.targets.to(logits), **how).sum(1)
+        else:
+            each = cross_entropy(logits, self.targets, reduction="none")
+        return (each * self.weights).mean()
+
+
+@dataclass(frozen=True)
+class Head:
+    """A linear layer on features as they are."""
+
+    weight: Tensor
+    """[C, D]."""
+    bias: Tensor
+    """[C]."""
+    strength: float
+    """C that was taken."""
+
+
+def solve(
+    features: Tensor, targets: Tensor, classes: int, weights: Tensor | None = None, positive: Tensor | None = None
+) -> Head:
+    """The best head, with the C that does best on rows which are held out; then on all rows.
+
+    The features are standardised, and the layer is folded so that it takes them as they are. One thread computes, so
+    that the bits do not depend on how many there are.
+
+    Args:
+        features: [N, D].
+        targets: [N] or [N, C], as in `Rows`.
+        classes: C, also with classes that no row has.
+        weights: [N], in any unit; None counts all rows alike.
+        positive: as in `Rows`.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        features = features.double()
+        mean, deviation = features.mean(0), features.std(0, correction=0)
+        deviation = deviation.where(deviation > 0, 1.0)
+        counts = torch.ones(len(features)) if weights is None else weights / weights.mean()
+        rows = Rows((features - mean) / deviation, targets, counts.double(), positive)
+        layer, strength = _chosen(rows, torch.zeros(features.shape[1] + 1, classes, dtype=torch.float64))
+        layer = fit(rows, strength, layer)
+    finally:
+        torch.set_num_threads(threads)
+    weight = layer[:-1].T / deviation
+    return Head(weight.float(), (layer[-1] - weight @ mean).float(), strength)
+
+
+def _chosen(rows: Rows, layer: Tensor) -> tuple[Tensor, float]:
+    """The layer and the C with the least loss on the rows held out, from strong regularisation to weak."""
+    held = held_out(rows.targets)
+    if not held.any():
+        return layer, USUAL
+    seen, unseen = rows.part(~held), rows.part(held)
+    best, chosen = (torch.inf, layer, USUAL), layer
+    for strength in STRENGTHS:
+        chosen = fit(seen, strength, chosen)
+        loss = unseen.loss(chosen).item()
+        if loss >= best[0]:
+            break
+        best = loss, chosen, strength
+    return best[1], best[2]
+
+
+def held_out(targets: Tensor) -> Tensor:
+    """Which rows are held out, bool [N]: one of HELD_OUT of each class, spread evenly over them."""
+    labels = targets.argmax(1) if targets.ndim == 2 else targets
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique():
+        held[(labels == label).nonzero()[HELD_OUT - 1 :: HELD_OUT]] = True
+    return held
+
+
+def fit(rows: Rows, strength: float, start: Tensor) -> Tensor:
+    """The layer [D + 1, C] with the least loss and L2 penalty on all but the bias, from a start of that shape."""
+    layer = start.clone().requires_grad_()
+    how: Any = dict(max_iter=ITERATIONS, tolerance_grad=TOLERANCE, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([layer], **how)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = rows.loss(layer) + layer[:-1].square().sum() / (2 * strength * len(rows.features))
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return layer.detach()

@@ -1,0 +1,136 @@
+"""Before the first step: solve the head of a run that starts from weights, and validate it as step 0."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+
+from cait.extras.pretrained.extract import BATCH, classifiers, evenly, extract
+from cait.extras.pretrained.head import WORK, solve
+
+
+class SolveHead(Callback):
+    """Solves a new head, and validates it before the first step, so that it is the best to beat.
+
+    A run that trains its head alone is done then. All processes take the features of their share of the images; the
+    first solves the head, and the others receive it.
+    """
+
+    def __init__(self) -> None:
+        self.is_solved = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"is_solved": self.is_solved}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.is_solved = state_dict["is_solved"]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if trainer.ckpt_path is None and pl_module.head_is_new and pl_module.hparams["solve_head"]:
+            if reason := unsolvable(trainer, pl_module):
+                rank_zero_info(f"the head is not solved, it starts at random: {reason}")
+            else:
+                self._solve(trainer, pl_module)
+
+    def _solve(self, trainer: Trainer, pl_module: Any) -> None:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        for layer in classifiers(pl_module.model):
+            begin = time.monotonic()
+            seen = gathered(trainer, pl_module, layer)
+            taken = time.monotonic() - begin
+            found = None
+            if trainer.is_global_zero:
+                found = solve(seen.features, seen.targets(data), pl_module.num_classes, *seen.weights(data, pl_module))
+            found = trainer.strategy.broadcast(found)
+            with torch.no_grad():
+                layer.weight.copy_(found.weight)
+                layer.bias.copy_(found.bias)
+            images = f"{len(seen.kept):,} of {len(data.train_images):,} images"
+            seconds = f"features {taken:.1f} s, head {time.monotonic() - begin - taken:.1f} s"
+            rank_zero_info(f"head solved on {images}, C {found.strength:g}: {seconds}")
+        self.is_solved = True
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        # Also after a resume, because the rows of step 0 are not kept.
+        pl_module.validates_first = self.is_solved and trainer.global_step == 0
+        if not pl_module.validates_first:
+            self._end(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            self._end(trainer, pl_module)
+
+    def _end(self, trainer: Trainer, pl_module: Any) -> None:
+        """End a run whose head alone was to be learned."""
+        if self.is_solved and pl_module.hparams["freeze"] is True:
+            trainer.should_stop = True
+
+
+def unsolvable(trainer: Trainer, pl_module: Any) -> str:
+    """Why the head cannot be solved; empty if it can."""
+    layers = classifiers(pl_module.model)
+    if not layers or not all(isinstance(layer, nn.Linear) and layer.bias is not None for layer in layers):
+        return (
+            f"{pl_module.name} ends in {type(layers[0]).__name__ if layers else 'no layer'}, not in Linear with a bias"
+        )
+    if any(hasattr(weight, "full_tensor") for layer in layers for weight in layer.parameters()):
+        return "the network is sharded"
+    if getattr(trainer.datamodule, "train_images", None) is None:  # type: ignore[attr-defined]
+        return "there is no data module whose images it could see"
+    return ""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a layer sees of training images.
+
+    Args:
+        features: float32 [N, D].
+        labels: [N], as the data's samples have them.
+        kept: [N], the indices of the images.
+    """
+
+    features: Tensor
+    labels: Tensor
+    kept: Tensor
+
+    def targets(self, data: Any) -> Tensor:
+        """The class of each image, [N], or rows of 0 and 1, [N, C], if images may have several."""
+        return data._targets(self.labels)
+
+    def weights(self, data: Any, pl_module: Any) -> tuple[Tensor, Tensor | None]:
+        """How much each image counts, [N], and the positive part of each class, [C] or None, as in the run's loss."""
+        drawn = torch.bincount(data.order(torch.Generator().manual_seed(0)), minlength=len(data.train_images))
+        images = torch.bincount(self.labels)
+        share = torch.bincount(self.labels, drawn[self.kept]) / images.clamp(min=1)
+        of_class = getattr(pl_module.loss, "weights", None)
+        if of_class is None or pl_module.task.several:
+            return share[self.labels], of_class
+        return (share * of_class.cpu()[: len(share)])[self.labels], None
+
+
+def gathered(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> Seen:
+    """What a layer sees of the training images, as many as can be solved on.
+
+    Each process takes a share of whole batches, so that the batches are the same for any number of processes.
+    """
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    samples, classes = data.train_images.samples, pl_module.num_classes
+    indices = evenly(len(samples), max(2 * classes, WORK // (layer.in_features * classes)))
+    batches = [indices[start : start + BATCH] for start in range(0, len(indices), BATCH)]
+    own = [index for batch in batches[trainer.global_rank :: trainer.world_size] for index in batch]
+    with trainer.precision_plugin.forward_context():
+        found = extract(pl_module.model, samples, data, pl_module.device, own, head=layer)
+    parts = [(found.features, found.labels, found.kept)] * trainer.world_size
+    if trainer.world_size > 1:
+        torch.distributed.all_gather_object(parts, parts[0])
+    features, labels, kept = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
+    order = kept.argsort()
+    return Seen(features[order], labels[order], kept[order])
