@@ -1,19 +1,88 @@
-"""The parts of a network: its head, the stem and the blocks; and what follows if some are frozen."""
+"""Hold parts of a network as they are while the rest trains, and give the head a rate of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from cait import references
 from cait.errors import UserError
 from cait.model.network import require
 from cait.model.weights import classifier_keys
 
 OF_CLASS_ATTENTION = ("cls_token", "dist_token", "blocks_token_only", "norm")
 """Parts of a CaiT that come after its blocks of self-attention. timm gives them the ids of these blocks."""
+
+
+@dataclass(frozen=True)
+class FreezeSettings:
+    """What keeps the weights that training starts from, and how fast the head learns.
+
+    Raises:
+        UserError: a setting is out of range.
+    """
+
+    freeze: bool | int = False
+    """True trains the head alone. N keeps the patch embedding, the positions and the first N blocks as they are: of
+    CaiT blocks of self-attention, of timm's networks the stages of `group_matcher(coarse=True)`. What is frozen
+    computes as in evaluation, without stochastic depth, and its BatchNorm statistics stay."""
+    freeze_norm: bool = False
+    """BatchNorm keeps the statistics that the weights came with: it computes as in evaluation. Its scale and shift
+    train."""
+    head_lr_factor: float | None = None
+    """The rate of the head is the others' times this factor; with `layer_decay` too. None means 1."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.freeze, bool) and self.freeze < 1:
+            raise UserError(f"freeze must be true, false or a number of blocks from 1 on, got {self.freeze}")
+        if self.head_lr_factor is not None and not self.head_lr_factor > 0:
+            raise UserError(f"head_lr_factor must be above 0 or null, got {self.head_lr_factor}")
+
+
+class Freeze(Callback):
+    """Does nothing unless one of the LightningModule's `FreezeSettings` is given."""
+
+    def __init__(self) -> None:
+        self.held: list[nn.Module] = []
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Freeze. The network has been built, and its weights, shards and optimizer come later."""
+        if stage != "fit":
+            return
+        if (factor := pl_module.hparams.get("head_lr_factor")) is not None:
+            head(pl_module.model, pl_module.name, "model.head_lr_factor")
+            pl_module.model.head_lr_factor = factor
+        if what := pl_module.hparams.get("freeze"):
+            freeze(pl_module.model, pl_module.name, what)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        network, what = pl_module.model, pl_module.hparams.get("freeze")
+        if what:
+            self.held += frozen_parts(network, what is True)
+            weights = list(network.parameters())
+            count = sum(weight.numel() for weight in weights if not weight.requires_grad)
+            rank_zero_info(f"frozen: {count:,} of {sum(weight.numel() for weight in weights):,} parameters")
+        if pl_module.hparams.get("freeze_norm"):
+            norms = [part for part in network.modules() if isinstance(part, _BatchNorm)]
+            self.held += norms
+            rank_zero_info(f"frozen: the statistics of {len(norms)} layers of BatchNorm")
+        start = pl_module.initial_weights
+        begins_anew = trainer.ckpt_path is None and start.weights is None and not start.pretrained
+        if self.held and begins_anew and not references.is_path(pl_module.name):  # one's own may load its weights
+            remedy = "give --model.weights FILE or --model.pretrained true"
+            rank_zero_info(f"warning: what is frozen is random, because the run starts from no weights; {remedy}")
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        for part in self.held:  # in each step, because others put the whole network into training
+            if part.training:
+                part.eval()
 
 
 def head(network: nn.Module, name: str, wanted_by: str) -> list[str]:

@@ -20,8 +20,8 @@ import cait
 from cait import ckpt
 from cait.cli import main
 from cait.errors import UserError
-from cait.extras.freeze import FreezeSettings, parts
-from cait.extras.freeze.callback import Freeze
+from cait.extras.pretrained import freeze as parts
+from cait.extras.pretrained.freeze import Freeze, FreezeSettings
 from cait.model.network import create_model
 from cait.train.module import CaiTModule
 from cait.train.optim import OptimizerSettings
@@ -37,11 +37,11 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
     return images.repeat(1, 3, 1, 1), torch.from_numpy(found.target)
 
 
-def trained(module: CaiTModule, batches: list, folder: Path, **settings: int) -> CaiTModule:
-    """Train a module on batches as they are, in this process."""
+def trained(module: CaiTModule, batches: list, folder: Path, start: Path | None = None, **settings: int) -> CaiTModule:
+    """Train a module on batches as they are, in this process, perhaps from a checkpoint."""
     quiet: dict = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     trainer = Trainer(accelerator="cpu", devices=1, callbacks=[Freeze()], default_root_dir=folder, **quiet, **settings)
-    trainer.fit(module, DataLoader(batches, batch_size=None))
+    trainer.fit(module, DataLoader(batches, batch_size=None), ckpt_path=start)
     return module
 
 
@@ -116,12 +116,6 @@ def test_what_is_frozen_never_moves_and_has_no_moments(whole: Path, place: Path)
     assert [(len(group["params"]), group["lr_scale"]) for group in groups if group["lr_scale"] != 1] == [(1, 5)] * 2
     rates = [float(row["lr"]) for row in rows(whole) if row["lr"]]
     assert rates[0] == pytest.approx(5 * 1e-6)  # the highest rate of a step is the head's; the warm-up begins so
-
-
-@pytest.mark.slow
-def test_such_a_run_is_exported(whole: Path, here: Path) -> None:
-    main(["export", "whole", "--format=torch_export"])
-    assert (whole / "export/model.pt2").exists()
 
 
 def test_such_a_run_is_scored_and_keeps_its_setting(whole: Path, here: Path, capfd) -> None:
@@ -328,3 +322,37 @@ def test_random_frozen_weights_are_said(here: Path, caplog: pytest.LogCaptureFix
     head = sum(weight.numel() for weight in module.model.head.parameters())
     total = sum(weight.numel() for weight in module.model.parameters())
     assert told[0] == f"frozen: {total - head:,} of {total:,} parameters"
+
+
+def test_batch_norm_keeps_its_statistics_while_its_scale_trains(tmp_path: Path) -> None:
+    """timm's BatchNorm with activation among them. A run that goes on from its checkpoint ends with the same bits."""
+    images, labels = digits()
+    images, labels = nn.functional.interpolate(images[:8], size=32), labels[:8]
+
+    def module() -> CaiTModule:
+        torch.manual_seed(0)
+        settings: dict = dict(name="timm/test_efficientnet", img_size=32, num_classes=10, fields={}, lr=0.01)
+        made = CaiTModule(**settings, freeze_norm=True, lr_base_size=None, warmup_epochs=0)
+        for name, value in made.model.named_buffers():
+            if value.is_floating_point():
+                value.uniform_(0.5, 1.5)
+        return made
+
+    first = module()
+    before = {name: value.clone() for name, value in first.model.state_dict().items()}
+    with torch.no_grad():
+        expected = first.model.eval()(images)
+    seen: list[torch.Tensor] = []
+    hook = first.model.register_forward_hook(lambda *given: seen.append((given[0].training, given[-1].detach())))
+    trained(first, [(images, labels)] * 2, tmp_path, max_epochs=2)
+    hook.remove()
+    assert seen[0][0]
+    assert torch.equal(seen[0][1], expected)
+    after = first.model.state_dict()
+    statistics = {name for name, _ in first.model.named_buffers()}
+    assert len(statistics) > 10
+    assert {name for name in before if torch.equal(before[name], after[name])} == statistics
+    trainer = trained(module(), [(images, labels)] * 2, tmp_path, max_epochs=1).trainer
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    second = trained(module(), [(images, labels)] * 2, tmp_path, tmp_path / "half.ckpt", max_epochs=2)
+    assert all(torch.equal(value, after[name]) for name, value in second.model.state_dict().items())

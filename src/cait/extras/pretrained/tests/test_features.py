@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +11,14 @@ import timm
 import torch
 from harness import CLASSES, SMALL, save_classes, save_mixed
 from PIL import Image
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from timm.data import create_transform
 from torch import nn
 
 import cait
 from cait.cli import main
 from cait.errors import UserError
-from cait.extras import probes
-from cait.extras.features import files, images, models
+from cait.extras.pretrained import verb
+from cait.extras.pretrained.extract import classifier, inputs
 
 VIT = "timm/test_vit"
 
@@ -70,9 +66,7 @@ def test_the_file_has_what_the_head_of_a_run_sees(raw: bool, here: Path, capsys:
         logits = module.model.head(torch.from_numpy(found["features"]))
         torch.testing.assert_close(logits, module.model(batch), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found["features"], expected, rtol=1e-4, atol=1e-5)
-    told = capsys.readouterr().out
-    assert "24 × 32 features of xxs24" in told
-    assert "18 images to learn from, 6 to score on" in told
+    assert "24 × 32 features of xxs24" in capsys.readouterr().out
 
 
 def test_weights_of_timm_see_images_as_timm_prepares_them(here: Path) -> None:
@@ -98,47 +92,7 @@ def test_a_folder_without_classes_has_labels_of_minus_one(here: Path, capsys: py
     assert found["labels"].tolist() == [-1] * 3
     assert found["class_names"].tolist() == []
     assert found["names"].tolist() == ["more/0.jpg", "more/1.jpeg", "more/2.png"]
-    told = capsys.readouterr()
-    assert told.err.splitlines()[-1] == "left out, because it cannot be read: broken.jpg"
-    assert "nearest" not in told.out
-
-
-def test_class_folders_are_divided_when_asked_to(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["features", "own", "--images", "photos/train", "--probe"])
-    assert "15 images to learn from, 3 to score on" in capsys.readouterr().out
-    whole, divided = (images.listed(Path("photos/train"), probe) for probe in (False, True))
-    assert (whole.training, divided.training) == (None, 15)
-    assert sorted(whole.names()) == sorted(divided.names())
-
-
-def test_the_table_is_scikit_learns(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 3, 300)
-    rows = (rng.normal(size=(300, 5)) + 0.7 * np.eye(3, 5)[labels]).astype(np.float32)
-    files_of = [f"{index}.png" for index in range(300)]
-    from cait.extras.features.verb import score
-
-    score(files.Features(rows, files_of, labels, CLASSES, 200))
-    linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200)).fit(rows[:200], labels[:200])
-    told = capsys.readouterr().out
-    assert f"{100 * linear.score(rows[200:], labels[200:]):.2f} %" in told
-    assert "6 by their cosine" in told
-
-
-def test_files_are_read_back_as_they_were(tmp_path: Path) -> None:
-    found = files.Features(np.ones((2, 3), np.float32), ["a.png", "odd\udcff\n.png"], np.array([1, -1]), ["x", "y"])
-    files.write(tmp_path / "a.npz", found)
-    assert arrays(str(tmp_path / "a.npz"))["names"].tolist() == ["a.png", "odd��.png"]
-    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
-    if find_spec("pyarrow") is None:
-        return
-    from pyarrow import parquet
-
-    files.write(tmp_path / "a.parquet", found)
-    table = parquet.read_table(tmp_path / "a.parquet")
-    assert table.column_names == ["name", "label", "class", "features"]
-    assert table["class"].to_pylist() == ["y", None]
-    assert table["features"].to_pylist() == [[1.0] * 3] * 2
+    assert capsys.readouterr().err.splitlines()[-1] == "left out, because it cannot be read: broken.jpg"
 
 
 class Conv(nn.Module):
@@ -157,23 +111,22 @@ def test_heads_of_other_kinds_have_features_too() -> None:
     pixels, conv = torch.rand(2, 3, 8, 8), Conv()
     with torch.no_grad():
         expected = conv.body(pixels).mean((2, 3))
-    np.testing.assert_allclose(probes.inputs(conv, probes.classifier(conv), pixels), expected, atol=1e-6)
+    np.testing.assert_allclose(inputs(conv, pixels), expected, atol=1e-6)
     headless = timm.create_model("test_resnet", num_classes=0).eval()
     with torch.no_grad():
         expected = headless(pixels)
-    np.testing.assert_allclose(probes.inputs(headless, probes.classifier(headless), pixels), expected, atol=1e-6)
-    assert probes.classifier(nn.Sequential(nn.Conv2d(3, 4, 1))) is None
+    np.testing.assert_allclose(inputs(headless, pixels), expected, atol=1e-6)
+    assert classifier(nn.Sequential(nn.Conv2d(3, 4, 1))) is None
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["own", "--output=a.npz"], "which images? name a folder with --images"),
+        (["own", "--output=a.npz"], "name a folder with --images and the file to write with --output"),
         (["--images=flat", "--output=a.npz"], "which run?"),
         (["own", "--images=missing", "--output=a.npz"], "the folder missing does not exist"),
         (["own", "--images=empty", "--output=a.npz"], "no images below empty"),
-        (["own", "--images=flat"], "nothing to do: name a file with --output"),
-        (["own", "--images=flat", "--output=a.csv"], "a.csv must end in .npz or .parquet"),
+        (["own", "--images=flat", "--output=a.csv"], "a.csv must end in .npz: name another file"),
         (["own", "--images=flat", "--output=vit.npz"], "vit.npz exists"),
         (["nobody", "--images=flat", "--output=a.npz"], "nobody"),
         (["own", f"--name={VIT}", "--images=flat", "--output=a.npz"], "name a run or a network, not both"),
@@ -201,10 +154,4 @@ def test_what_cannot_be_fetched_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     build = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda *a, **k: fails() if k.get("pretrained") else build(*a, **k))
     with pytest.raises(UserError, match="test_vit could not be fetched from the Hugging Face hub: no way to the hub"):
-        models.named(VIT, None, None)
-
-
-@pytest.mark.skipif(find_spec("pyarrow") is not None, reason="pyarrow is here")
-def test_parquet_says_what_to_install(here: Path) -> None:
-    with pytest.raises(UserError, match=r"pip install pyarrow"):
-        files.check(Path("a.parquet"))
+        verb.named(VIT, None, None)

@@ -1,0 +1,127 @@
+"""`cait features`: what a network's head sees of images, in a file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cait import disk
+from cait.cli import loading
+from cait.cli.options import Options, run_missing
+from cait.data.folder import FolderSource, Splits, folder_names, not_listed, scan_flat
+from cait.data.listing import Files
+from cait.errors import UserError, printable
+from cait.file_lock import tell
+from cait.run.program import Program
+
+if TYPE_CHECKING:
+    from cait.extras.pretrained.extract import Extracted
+
+
+def features(arguments: list[str], program: Program) -> None:
+    """Write the features of images. Those that cannot be read are named on the screen and left out."""
+    given = _options(arguments)
+    checkpoint, folder = (None, None) if given.name else loading.checkpoint_of(given.run, "take features of")
+    files, class_names = listed(given.images)
+    from cait.extras.pretrained.extract import extract
+    from cait.guards import trust
+
+    with trust.only_own(given.trusted):
+        if checkpoint is None:
+            loaded = named(given.name, given.weights, given.img_size)
+        else:
+            parts = given.ema, given.img_size, program.module, program.data
+            loaded = loading.from_checkpoint(checkpoint, folder, *parts)
+        found = extract(loaded.network, files, loaded.data, loading.device(folder))
+    names = [printable(os.path.relpath(path, given.images)) for path, _ in files]
+    for index in sorted({*range(len(files))} - {*found.kept.tolist()}):
+        print(f"left out, because it cannot be read: {names[index]}", file=sys.stderr)
+    if not len(found.kept):
+        raise UserError(f"none of the {len(files):,} images can be read")
+    count, width = found.features.shape
+    write(given.output, found, names, class_names)
+    print(f"{count:,} × {width:,} features of {loaded.name}: {loaded.about}\n{given.output}")
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    options = Options("features", "Write what the head of a network sees of images: [N, d] in float32.")
+    options.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
+    options.add_argument("--name", metavar="MODEL", help="a network in place of a run, as timm/resnet18 or xxs24")
+    options.add_argument("--weights", metavar="FILE", help="its weights; default: those that timm publishes")
+    options.add_argument("--images", type=Path, metavar="DIR", help="class folders, train and val, or any folder")
+    options.add_argument("--output", type=Path, metavar="FILE", help="file to write, .npz")
+    options.add_argument("--img_size", type=int, metavar="PIXELS", help="another resolution: positions are resized")
+    options.add_weights()
+    options.add_trust()
+    given = options.parse_args(arguments)
+    if given.run is None and given.name is None:
+        raise run_missing("features")
+    if given.run is not None and given.name is not None:
+        raise UserError(f"name a run or a network, not both: {given.run} and --name {given.name}")
+    if given.weights and given.name is None:
+        raise UserError("--weights FILE needs the name of its network, as --name timm/resnet18")
+    if given.images is None or given.output is None:
+        raise UserError("name a folder with --images and the file to write with --output")
+    if given.output.suffix != ".npz" or given.output.exists():
+        raise UserError(
+            f"{given.output} {'exists' if given.output.exists() else 'must end in .npz'}: name another file"
+        )
+    disk.check_output(given.output)
+    return given
+
+
+def listed(root: Path) -> tuple[Files, list[str]]:
+    """The images of a folder, those to train on first, and its classes; without classes the labels are -1.
+
+    Raises:
+        UserError: there is no such folder, or no image in it.
+    """
+    source = FolderSource(Splits(root=str(root)))
+    if not root.is_dir() or len(folder_names(source.split_folders()[0])) < 2:
+        return scan_flat(root), []
+    source.hold_out_all()
+    files = source.train if source.holds_out else Files([*source.train, *source.val])
+    if source.left_out:
+        tell(f"{root}{not_listed(source.left_out)}")
+    return files, source.class_names
+
+
+def named(name: str, weights: str | None, img_size: int | None) -> loading.Loaded:
+    """The network `name` with the weights of a file, or None for those that timm publishes.
+
+    Images are prepared as timm has them for these weights, at their size unless `img_size` is given.
+
+    Raises:
+        UserError: there is no such network, or its weights cannot be loaded.
+    """
+    import timm
+
+    from cait.data.datamodule import ImageNetDataModule
+    from cait.model import network
+    from cait.model.config import TIMM, VARIANTS
+    from cait.model.weights import load_pretrained, load_weights, published_entries
+
+    entries = published_entries(name) if name in VARIANTS else {}
+    known = timm.get_pretrained_cfg(entries[min(entries)] if entries else name.removeprefix(TIMM))
+    how: dict[str, Any] = {}
+    if known is not None:
+        how = {key: getattr(known, key) for key in ("mean", "std", "interpolation", "crop_pct")}
+    size = img_size or (known.input_size[-1] if known else 224)
+    built = network.build(name, size, known.num_classes if known else 1000)
+    notes = [weights, *load_weights(built, weights)] if weights else load_pretrained(built, name)
+    notes = [note for note in notes if not note.startswith("the head")]  # no feature depends on it
+    return loading.Loaded(built.eval(), name, "; ".join(notes), [], ImageNetDataModule(img_size=size, **how))
+
+
+def write(path: Path, found: Extracted, names: list[str], class_names: list[str]) -> None:
+    """Arrays `features`, `names`, `labels` and `class_names`, none of them pickled; the file is whole or not there."""
+    import numpy as np
+
+    texts = {"names": [names[index] for index in found.kept], "class_names": [*map(printable, class_names)]}
+    arrays: dict[str, Any] = {key: np.array(words, dtype=np.str_) for key, words in texts.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with disk.whole(path) as beside, beside.open("wb") as file:
+        np.savez(file, features=found.features, labels=found.labels, **arrays)
