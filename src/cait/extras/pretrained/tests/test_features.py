@@ -1,0 +1,157 @@
+"""`cait features`: the file against the network's own forward pass, and its errors in one line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from harness import CLASSES, SMALL, save_classes, save_mixed
+from PIL import Image
+from timm.data import create_transform
+from torch import nn
+
+import cait
+from cait.cli import main
+from cait.errors import UserError
+from cait.extras.pretrained import verb
+from cait.extras.pretrained.extract import classifier, inputs
+
+VIT = "timm/test_vit"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, photographs: list[Image.Image]) -> Path:
+    """A folder with photographs in several layouts, the run `own` on them, and a file of timm's weights."""
+    place = tmp_path_factory.mktemp("features")
+    save_classes(photographs, place / "photos", 6, 2)
+    save_mixed(photographs, place / "flat/more", 3, 20)
+    (place / "flat/broken.jpg").write_bytes(b"no image")
+    (place / "empty").mkdir()
+    torch.manual_seed(0)
+    torch.save(timm.create_model("test_vit", num_classes=7).state_dict(), place / "vit.pth")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setattr(sys, "argv", ["cait"])
+        how = ["--data.crop_pct=0.8", "--data.interpolation=bilinear", "--data.batch_size=4", "--data.num_workers=0"]
+        main(["fit", *SMALL, "--data.root=photos", "--run_name=own", *how, "--trainer.max_steps=2", "--ema.decay=0.5"])
+    return place
+
+
+def arrays(path: str) -> dict[str, np.ndarray]:
+    with np.load(path) as file:  # without pickles, numpy's default
+        return dict(file)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_the_file_has_what_the_head_of_a_run_sees(raw: bool, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = f"own-{raw}.npz"
+    main(["features", "own", "--images", "photos", "--output", output, *["--raw"] * raw])
+    found = arrays(output)
+    assert found.keys() == {"features", "names", "labels", "class_names"}
+    assert (found["features"].dtype, found["labels"].dtype) == (np.float32, np.int64)
+    assert found["class_names"].tolist() == CLASSES
+    assert found["names"].tolist()[:6] == sorted(
+        f"train/cat/{path.name}" for path in Path("photos/train/cat").iterdir()
+    )
+    folders = [Path(name).parent.name for name in found["names"]]
+    assert found["labels"].tolist() == [CLASSES.index(folder) for folder in folders]
+    module = cait.load("logs/own", raw=raw)
+    batch = torch.stack([module.transform(Path("photos", name)) for name in found["names"]])
+    with torch.no_grad():
+        expected = module.model.forward_features(batch)[:, 0]
+        logits = module.model.head(torch.from_numpy(found["features"]))
+        torch.testing.assert_close(logits, module.model(batch), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["features"], expected, rtol=1e-4, atol=1e-5)
+    assert "24 × 32 features of xxs24" in capsys.readouterr().out
+
+
+def test_weights_of_timm_see_images_as_timm_prepares_them(here: Path) -> None:
+    main(["features", "--name", VIT, "--weights", "vit.pth", "--images", "photos/train", "--output", "new/vit.npz"])
+    found = arrays("new/vit.npz")
+    network = timm.create_model("test_vit", num_classes=7).eval()
+    network.load_state_dict(torch.load("vit.pth"))
+    timms = create_transform(**timm.data.resolve_model_data_config(network), is_training=False)
+    rows = [index for index, name in enumerate(found["names"]) if name.endswith((".png", ".JPEG"))]
+    opaque = [index for index in rows if Image.open(Path("photos/train", found["names"][index])).mode == "RGB"]
+    assert len(opaque) == 3
+    batch = torch.stack([timms(Image.open(Path("photos/train", found["names"][index]))) for index in opaque])
+    with torch.no_grad():
+        expected = network.forward_head(network.forward_features(batch), pre_logits=True)
+    np.testing.assert_allclose(found["features"][opaque], expected, rtol=1e-3, atol=1e-4)
+    assert found["class_names"].tolist() == CLASSES
+    assert found["names"][0] == "cat/0.jpg"
+
+
+def test_a_folder_without_classes_has_labels_of_minus_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["features", "own", "--images", "flat", "--output", "flat.npz"])
+    found = arrays("flat.npz")
+    assert found["labels"].tolist() == [-1] * 3
+    assert found["class_names"].tolist() == []
+    assert found["names"].tolist() == ["more/0.jpg", "more/1.jpeg", "more/2.png"]
+    assert capsys.readouterr().err.splitlines()[-1] == "left out, because it cannot be read: broken.jpg"
+
+
+class Conv(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv2d(3, 4, 2, 2), nn.Conv2d(4, 5, 1)
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(images)).mean((2, 3))
+
+
+def test_heads_of_other_kinds_have_features_too() -> None:
+    pixels, conv = torch.rand(2, 3, 8, 8), Conv()
+    with torch.no_grad():
+        expected = conv.body(pixels).mean((2, 3))
+    np.testing.assert_allclose(inputs(conv, pixels), expected, atol=1e-6)
+    headless = timm.create_model("test_resnet", num_classes=0).eval()
+    with torch.no_grad():
+        expected = headless(pixels)
+    np.testing.assert_allclose(inputs(headless, pixels), expected, atol=1e-6)
+    assert classifier(nn.Sequential(nn.Conv2d(3, 4, 1))) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["own", "--output=a.npz"], "name a folder with --images and the file to write with --output"),
+        (["--images=flat", "--output=a.npz"], "which run?"),
+        (["own", "--images=missing", "--output=a.npz"], "the folder missing does not exist"),
+        (["own", "--images=empty", "--output=a.npz"], "no images below empty"),
+        (["own", "--images=flat", "--output=a.csv"], "a.csv must end in .npz: name another file"),
+        (["own", "--images=flat", "--output=vit.npz"], "vit.npz exists"),
+        (["nobody", "--images=flat", "--output=a.npz"], "nobody"),
+        (["own", f"--name={VIT}", "--images=flat", "--output=a.npz"], "name a run or a network, not both"),
+        (["own", "--weights=vit.pth", "--images=flat", "--output=a.npz"], "--weights FILE needs the name"),
+        (["--name=timm/no_net", "--images=flat", "--output=a.npz"], "timm has no model 'no_net'"),
+        (["--name=timm/resnet18", "--weights=vit.pth", "--images=flat", "--output=a.npz"], "is of another network"),
+        (["--name=my_net:Net", "--images=flat", "--output=a.npz"], "my_net"),
+    ],
+)
+def test_errors_are_one_line(arguments: list[str], message: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("vit.npz").touch()
+    with pytest.raises(SystemExit) as stop:
+        main(["features", *arguments])
+    told = capfd.readouterr().err.splitlines()
+    assert stop.value.code == 2
+    assert len(told) == 1
+    assert message in told[0]
+    assert not list(Path().glob("*a.npz*"))
+
+
+def test_what_cannot_be_fetched_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("no way\nto the hub")
+
+    build = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda *a, **k: fails() if k.get("pretrained") else build(*a, **k))
+    with pytest.raises(UserError, match="test_vit could not be fetched from the Hugging Face hub: no way to the hub"):
+        verb.named(VIT, None, None)
