@@ -159,7 +159,7 @@ def outcome(run: Path, validations: bool = True) -> dict[str, Any]:
 def same(a: Any, b: Any) -> bool:
     """Equality to the last bit, a NaN equal to itself."""
     if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and torch.equal(a.view(-1).view(torch.uint8), b.view(-1).view(torch.uint8))
+        return isinstance(b, torch.Tensor) and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
     if isinstance(a, list | tuple):

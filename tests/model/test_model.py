@@ -154,6 +154,11 @@ def test_taking_images_sorts_nothing_and_has_the_bits_that_indexing_had(
     assert all(map(torch.equal, ours, step(network(mode), images, 3)))
 
 
+def test_samples_are_on_the_device_of_the_images() -> None:
+    ((indices, factor),) = draw_samples([DropPath(0.5, "subset")], torch.zeros(4, 2, device="meta"))
+    assert indices.device.type == factor.device.type == "meta"
+
+
 @pytest.mark.parametrize("mode", ["mask", "skip", "subset"])
 def test_expectation_and_variance_of_stochastic_depth(mode: str) -> None:
     torch.manual_seed(0)

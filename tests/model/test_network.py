@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +14,18 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import loader, module, trainer
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassF1Score
+from torture import same
 
 import cait
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.model import network
 from cait.model.weights import classifier_keys, load_weights
+from cait.train.ema import EMA
 from cait.train.metrics import best_mode
 from cait.train.step_seed import StepSeed
 
@@ -73,6 +77,72 @@ def test_a_name_becomes_a_network_of_the_size(name: str, fields: dict, kind: str
     assert classifier_keys(built) == expected
 
 
+def layouts(net: nn.Module, images: Tensor) -> set[bool]:
+    """Whether the outputs of its convolutions are in channels_last; one of a single pixel is in both formats."""
+    found: set[bool] = set()
+
+    def look(_: nn.Module, __: object, output: Tensor) -> None:
+        if output.shape[-1] > 1:
+            found.add(output.is_contiguous(memory_format=torch.channels_last))
+
+    for part in net.modules():
+        if isinstance(part, nn.Conv2d):
+            part.register_forward_hook(look)
+    net.eval()(images)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "channels_last", "fields", "expected"),
+    [
+        ("timm/test_resnet", "auto", {}, {True}),
+        ("timm/test_efficientnet", "auto", {}, {True}),
+        ("timm/test_efficientnet", "auto", dict(in_chans=1), {True}),
+        ("timm/test_efficientnet", False, {}, {False}),
+        ("timm/test_vit", "auto", {}, {False}),
+        ("timm/cait_xxs24_224", "auto", dict(depth=1), {False}),
+        ("xxs24", "auto", dict(depth=1), {False}),
+        (HERE, "auto", {}, {False}),
+        (HERE, True, {}, {True}),
+    ],
+)
+def test_networks_of_convolutions_run_in_channels_last(
+    name: str, channels_last: bool | str, fields: dict, expected: set[bool]
+) -> None:
+    built = network.NetworkSettings(name, 32, 7, fields=fields, channels_last=channels_last).build()
+    settings = dict(name=name, img_size=32, num_classes=7, drop_path_rate=None, fields=fields)
+    again = network.rebuild(settings | {"channels_last": channels_last})
+    other = network.build(name, 32, 7, channels_last=False, **fields).eval()
+    images = torch.randn(2, fields.get("in_chans", 3), 32, 32)
+    for net in (built, again):
+        assert layouts(net, images) == expected
+        other.load_state_dict(net.state_dict())
+        torch.testing.assert_close(net(images), other(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("relaid", [False, True])
+def test_a_run_in_channels_last_resumes_to_the_bit_whatever_format_was_saved(relaid: bool, tmp_path: Path) -> None:
+    path = tmp_path / "x.ckpt"
+
+    def run(epochs: int, start: Path | None = None) -> dict[str, Any]:
+        torch.manual_seed(0)
+        net = module(name="timm/test_efficientnet", fields=None, lr=1e-2, warmup_epochs=0, schedule="constant")
+        fit = trainer(max_epochs=epochs, callbacks=[StepSeed(0), EMA(0.9)])
+        fit.fit(net, loader(), ckpt_path=start)
+        fit.save_checkpoint(path)
+        return torch.load(path, weights_only=True)
+
+    whole, cut = run(2), run(1)
+    weight = "model.conv_stem.weight"
+    assert not cut["state_dict"][weight].is_contiguous()
+    if relaid:
+        torch.save(tree_map_only(Tensor, Tensor.contiguous, cut), path)
+    resumed = run(2, path)
+    for part in ("state_dict", "optimizer_states", "callbacks"):
+        assert same(resumed[part], whole[part]), part
+    assert not torch.equal(cut["state_dict"][weight], whole["state_dict"][weight])
+
+
 @pytest.mark.parametrize(
     ("arguments", "fields", "message"),
     [
@@ -98,6 +168,7 @@ def test_what_is_no_network_is_told_in_one_line(arguments: tuple, fields: dict, 
     [
         (dict(compile=True), "has no compile_blocks.., which model.compile true needs"),
         (dict(grad_checkpointing=True), "cannot checkpoint its activations"),
+        (dict(channels_last="yes"), "channels_last must be one of auto, True, False, got 'yes'"),
         (dict(metrics={"acc1": "x:y"}), "cannot be called acc1"),
         (dict(metrics={"calibration": "x:y"}), "cannot be called calibration"),
         (dict(metrics={"f1": "builtins:dict"}), "must return a torchmetrics.Metric, got dict"),

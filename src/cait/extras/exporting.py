@@ -83,7 +83,7 @@ def export(
         raise UserError(f"{output.name} has to end in {Path(chosen.file).suffix}, as files of {format} do")
     disk.check_output(output, folder)
     shape = input_shape or model.input_shape
-    model = copy.deepcopy(model).float().cpu().eval()
+    model = copy.deepcopy(model).float().cpu().eval().to(memory_format=torch.contiguous_format)
     for module in model.modules():
         if isinstance(module, SelfAttention):
             module.backend = "auto"  # others may need a GPU

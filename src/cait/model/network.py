@@ -19,7 +19,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from cait import plugins, references
 from cait.errors import UserError, did_you_mean, kind_and_place, one_line
 from cait.model.cait import CaiT
 from cait.model.config import TIMM, VARIANTS, variant_config
+from cait.settings import check_choice
 
 NOT_FIELDS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "features_only")
 """Arguments of `timm.create_model` that read files or return something other than a classifier."""
@@ -57,14 +58,20 @@ class NetworkSettings:
     grad_checkpointing: bool = False
     """Compute activations again in the backward pass instead of saving them; for the largest models and
     resolutions."""
+    channels_last: bool | Literal["auto"] = "auto"
+    """Keep the weights of convolutions in torch's format channels_last, in which they are faster; the logits are the
+    same up to rounding. "auto" does so in timm's networks that have more layers of Conv2d than of Linear."""
 
     def __post_init__(self) -> None:
-        for name in {"name", "img_size", "num_classes", "drop_path_rate", "pretrained"} & set(self.fields or {}):
+        beside = {"name", "img_size", "num_classes", "drop_path_rate", "pretrained", "channels_last"}
+        for name in beside & set(self.fields or {}):
             raise UserError(f"{name} is a setting beside `fields`, not one of them")
+        check_choice(self, {"channels_last": ("auto", True, False)})
 
     def build(self) -> nn.Module:
         """Build the network with fresh weights; raise UserError if it does not exist or cannot run in this way."""
-        built = build(self.name, self.img_size, self.num_classes, self.drop_path_rate, **(self.fields or {}))  # type: ignore[arg-type]
+        sizes: Any = (self.img_size, self.num_classes, self.drop_path_rate)
+        built = build(self.name, *sizes, channels_last=self.channels_last, **(self.fields or {}))
         if self.grad_checkpointing:
             _checkpoint_activations(built, self.name)
         if self.compile:
@@ -139,12 +146,38 @@ def create_model(
     return model
 
 
-def build(name: str, img_size: int, num_classes: int, drop_path_rate: float | None = None, **fields: Any) -> nn.Module:
+def build(
+    name: str,
+    img_size: int,
+    num_classes: int,
+    drop_path_rate: float | None = None,
+    *,
+    channels_last: bool | Literal["auto"] = "auto",
+    **fields: Any,
+) -> nn.Module:
     """Build a network with fresh weights; the arguments are those of `NetworkSettings`.
 
     Raises:
         UserError: no network has this name, or it does not take these arguments.
     """
+    return laid_out(_named(name, img_size, num_classes, drop_path_rate, fields), name, channels_last)
+
+
+def laid_out(network: nn.Module, name: str, channels_last: bool | Literal["auto"] = "auto") -> nn.Module:
+    """The network, its weights put in place into the format that `NetworkSettings.channels_last` asks for."""
+    convolutions = [part for part in network.modules() if isinstance(part, nn.Conv2d)]
+    if channels_last == "auto":  # not in a network of one's own: its view() may need the usual format
+        linears = [part for part in network.modules() if isinstance(part, nn.Linear)]
+        channels_last = name.startswith(TIMM) and len(convolutions) > len(linears)
+    if channels_last:
+        for part in convolutions:
+            part.to(memory_format=torch.channels_last)  # its output then is too, whatever format the images have
+    return network
+
+
+def _named(
+    name: str, img_size: int, num_classes: int, drop_path_rate: float | None, fields: dict[str, Any]
+) -> nn.Module:
     hint = "; --model.fields null gives it none of the fields" if fields else ""
     if name in VARIANTS:
         return create_model(name, img_size, num_classes, drop_path_rate, **fields)
@@ -232,8 +265,9 @@ def check_single(network: nn.Module, name: str, image: Tensor, processes: int) -
 
 def rebuild(hyper_parameters: Mapping[str, Any]) -> nn.Module:
     """Build the network of a checkpoint with fresh weights; raise UserError if its hyper-parameters do not say how."""
+    keys = ("name", "img_size", "num_classes", "drop_path_rate", "channels_last")
     try:
-        arguments = {name: hyper_parameters[name] for name in ("name", "img_size", "num_classes", "drop_path_rate")}
+        arguments = {name: hyper_parameters[name] for name in keys}
         fields = hyper_parameters["fields"] or {}
     except KeyError as error:
         raise UserError(f"the checkpoint does not say what its network is: {error} is missing") from error

@@ -99,8 +99,8 @@ def draw_samples(drop_paths: Sequence[DropPath], x: Tensor) -> list[Sample]:
     if not indices:
         return [None] * len(drawn)
     joined = torch.cat(indices)
-    if x.device.type == "cuda":
-        joined = joined.pin_memory().to(x.device, non_blocking=True)
+    on_cuda = x.device.type == "cuda"
+    joined = (joined.pin_memory() if on_cuda else joined).to(x.device, non_blocking=on_cuda)
     parts = iter(joined.split([len(part) for part in indices]))
     factors = {factor: x.new_full((1,), factor) for factor in {draw[1] for draw in drawn if draw}}
     return [(next(parts), factors[draw[1]]) if draw else None for draw in drawn]

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cait import plugins, references
@@ -91,6 +91,17 @@ class OptimizerSettings:
                 raise UserError(f"the checkpoint's optimizer has groups of {old} parameters, not {sizes}; {remedy}")
             for group, new in zip(state["param_groups"], groups, strict=True):
                 group.update({key: new[key] for key in settings & new.keys()})
+            parameters = [parameter for group in groups for parameter in group["params"]]
+            for index, parameter in enumerate(parameters):
+                held = state["state"].get(index, {})
+                held.update({key: _laid_out_as(parameter, value) for key, value in held.items()})
+
+
+def _laid_out_as(parameter: Tensor, value: Any) -> Any:
+    """A moment in its parameter's memory format: the fused AdamW takes the numbers of both as they lie in memory."""
+    if not isinstance(value, Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _plain(value: Any) -> Any:

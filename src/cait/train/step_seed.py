@@ -22,5 +22,5 @@ class StepSeed(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         seed = seeds.training_step(self.seed, trainer.current_epoch, batch_idx, trainer.global_rank)
         torch.default_generator.manual_seed(seed)
-        if pl_module.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+        if pl_module.device.type != "cpu":
+            torch.get_device_module(pl_module.device).manual_seed(seed)

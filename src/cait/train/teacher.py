@@ -121,7 +121,8 @@ def _of_timm(name: str, path: str | None, num_classes: int, fields: dict[str, An
 
     overlay = {"file": path, "num_classes": num_classes} if path else None
     try:
-        return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **fields)
+        teacher = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **fields)
+        return network.laid_out(teacher, TIMM + name)
     except Exception as error:  # the hub's, the file's and the state dict's own errors
         reason = one_line(" ".join(str(error).splitlines()[:2])) or type(error).__name__
         raise UserError(f"the teacher {name} cannot be loaded from {path or 'the hub'}: {reason}") from error

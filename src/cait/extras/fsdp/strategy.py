@@ -159,6 +159,7 @@ def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) ->
     Raises:
         UserError: the network cannot be sharded.
     """
+    network.to(memory_format=torch.contiguous_format)  # FSDP2 takes no other
     for tensor in [*network.parameters(), *network.buffers()]:
         on_device = tensor.detach().to(mesh.device_type).contiguous()
         dist.broadcast(on_device, 0)

@@ -36,7 +36,10 @@ def this_machine(given: Mapping[str, Any]) -> Machine:
     copies = Path(str(given.get("data.copies_dir") or COPIES))
     disk = next(place for place in (copies, *copies.absolute().parents) if place.is_dir())
     free = (shutil.disk_usage(disk).free + sum(path.stat().st_size for path in copies.rglob("*.ppm"))) / 1e9
-    if given.get("trainer.accelerator") == "cpu" or not torch.cuda.is_available():
+    on_cpu, has_mps = given.get("trainer.accelerator") == "cpu", torch.backends.mps.is_available()
+    if has_mps and not on_cpu:  # before CUDA, as Lightning's "auto" looks for it
+        return Machine(share(1), 1, free=free)
+    if on_cpu or not torch.cuda.is_available():
         cpuinfo = Path("/proc/cpuinfo")  # without Intel's units for matrices in bfloat16, it is slow
         has_amx = cpuinfo.is_file() and " amx_bf16" in cpuinfo.read_text(errors="replace")
         return Machine(share(1), fast_bf16=has_amx, free=free)

@@ -48,8 +48,8 @@ class Stopwatch(Callback):
         self._since: float | None = None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if pl_module.device.type == "cuda":
-            torch.cuda.synchronize()
+        if pl_module.device.type != "cpu":
+            torch.accelerator.synchronize()
         now = time.monotonic()
         if self._since is not None:
             self.steps, self.seconds = self.steps + 1, now - self._since

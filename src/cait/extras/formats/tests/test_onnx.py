@@ -15,6 +15,7 @@ from cait import plugins
 from cait.cli import main
 from cait.errors import UserError
 from cait.extras.exporting import export
+from cait.model import network
 
 onnxruntime = pytest.importorskip("onnxruntime")
 PREPARED = dict(mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7], crop_pct=0.9, interpolation="bilinear")
@@ -40,6 +41,16 @@ def test_the_runtime_gives_the_networks_logits(fields: dict, tmp_path: Path) -> 
         (logits,) = session.run(None, {"images": images.numpy()})
         assert (torch.from_numpy(logits) - expected).abs().max() <= 1e-4 * max(1, expected.abs().max())
     assert expected.std() > 1e-2
+
+
+def test_the_file_does_not_depend_on_the_memory_format(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = network.build("timm/test_efficientnet", 32, 7, channels_last=True)
+    usual = network.build("timm/test_efficientnet", 32, 7, channels_last=False)
+    usual.load_state_dict(model.state_dict())
+    for net, name in ((model, "a.onnx"), (usual, "b.onnx")):
+        export(net, tmp_path / name, "onnx", input_shape=(3, 32, 32))
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
 
 
 class Twice(torch.nn.Module):

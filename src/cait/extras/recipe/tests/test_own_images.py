@@ -756,3 +756,16 @@ def test_a_gpu_that_emulates_bfloat16_trains_in_float32(
     assert (machine.gpus, machine.fast_bf16) == (1, fast)
     chosen = choose(PHOTOGRAPHS, machine, {}, Typical()).settings
     assert chosen.get("trainer.precision") == ("bf16-mixed" if fast else None)
+
+
+@pytest.mark.parametrize(("accelerator", "gpus"), [(None, 1), ("mps", 1), ("cpu", 0)])
+def test_apples_gpu_is_planned_for_as_others_are_but_in_float32(
+    accelerator: str | None, gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    given = {"trainer.accelerator": accelerator} if accelerator else {}
+    machine = this_machine(given)
+    assert machine.gpus == gpus
+    chosen = choose(PHOTOGRAPHS, machine, given).settings
+    assert chosen == choose(PHOTOGRAPHS, Machine(machine.cores, gpus, machine.fast_bf16 and not gpus), given).settings
+    assert gpus == 0 or (not machine.fast_bf16 and "trainer.precision" not in chosen)
