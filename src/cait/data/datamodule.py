@@ -192,7 +192,8 @@ class ImageNetDataModule(LightningDataModule):
         if self.num_classes != len(self.source.class_names):
             listed = len(self.source.class_names)
             raise UserError(f"class_names has {self.num_classes} names, {self.root} has {listed} classes; leave it out")
-        self.unreadable = UnreadableImages(self.unreadable_path, self.loading.bad_allowed(len(train) + len(val)))
+        images = len(train) + len(val)
+        self.unreadable = UnreadableImages(self.unreadable_path, self.loading.bad_allowed(images), images)
         held_out = self._wrapped(val)
         self.val_images = self._eval_images(held_out, self.unreadable)
         self.predict_samples = held_out
@@ -201,7 +202,7 @@ class ImageNetDataModule(LightningDataModule):
             open_image = (pipeline if pipeline and transform is pipeline else self.preprocessing).open
             self.train_images = TrainImages(self._wrapped(train), open_image, transform, self.seed, self.unreadable)
         if stage == "fit":
-            if isinstance(train, Files) and isinstance(val, Files) and len(train) + len(val) <= CHECKED_IMAGES:
+            if isinstance(train, Files) and isinstance(val, Files) and images <= CHECKED_IMAGES:
                 check_headers([*train, *val], self.unreadable)
                 self._warn_of_copies(train, val)
             if self.announces:
@@ -374,7 +375,7 @@ class ImageNetDataModule(LightningDataModule):
 
     def extra_val_dataloader(self, samples: Samples) -> Loader:
         """Loader of another evaluation set of the same classes, under the same transform."""
-        unreadable = UnreadableImages(None, self.loading.bad_allowed(len(samples)))
+        unreadable = UnreadableImages(None, self.loading.bad_allowed(len(samples)), len(samples))
         loader = self._eval_loader(self._eval_images(samples, unreadable), "extra validation")
         loader.finish = self._labelled  # here, because the Trainer gets the loader without this data module's hooks
         return loader

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import math
 import socket
 import warnings
 from collections.abc import Iterable, Iterator
@@ -229,10 +230,11 @@ class UnreadableImages:
     Args:
         path: CSV file of image and reason, to which every process appends; None keeps no file.
         limit: how many images may be unreadable before the run fails.
+        images: how many there are; None means as many as the limit.
     """
 
-    def __init__(self, path: Path | None, limit: int) -> None:
-        self.path, self.limit = path, limit
+    def __init__(self, path: Path | None, limit: int, images: int | None = None) -> None:
+        self.path, self.limit, self.images = path, limit, limit if images is None else images
         self.seen: set[str] = set()
         """Names of the unreadable images that this process has met."""
 
@@ -268,5 +270,7 @@ class UnreadableImages:
     def _check(self, count: int, reason: str) -> None:
         if count > self.limit:
             where = f"; they are listed in {self.path}" if self.path else ""
-            allowed = f"{self.limit} are allowed (data.max_bad_share)"
-            raise UserError(f"{count} images cannot be read, {allowed}: {reason}{where}")
+            # Twice as many, because the run has not met all of them yet.
+            share = math.ceil(200 * count / max(1, self.images)) / 100
+            remedy = f"; to go on without them give --data.max_bad_share {share:g}" if share < 1 else ""
+            raise UserError(f"{count} images cannot be read, {self.limit} are allowed: {reason}{where}{remedy}")

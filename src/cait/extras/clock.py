@@ -20,6 +20,8 @@ class Clock(Callback):
         self._fit_start = self._epoch_start = self._batch_end = time.monotonic()
         self._previous_end: float | None = None
         self._waited_before = 0.0
+        self.validated = False
+        """Whether the running epoch has been validated, in this process."""
 
     @classmethod
     def of(cls, trainer: Trainer) -> Clock | None:
@@ -38,6 +40,7 @@ class Clock(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._epoch_start = self._batch_end = time.monotonic()
         self._waited_before = _waited(trainer)
+        self.validated = False
 
     def on_train_batch_end(self, *_: Any) -> None:
         self._batch_end = time.monotonic()
@@ -53,6 +56,7 @@ class Clock(Callback):
         if not trainer.sanity_checking:
             self._validation = time.monotonic() - self._validation_start
             self._validations += self._validation
+            self.validated = True
         self._previous_end = None
 
     @property

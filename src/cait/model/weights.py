@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
+import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,12 @@ ANEW = "it starts anew"
 
 FITTED = ("img_size", "num_classes", "distillation_token", "in_chans")
 """Fields in which a CaiT may differ from the one whose weights it starts from."""
+
+FAMILIES = (
+    *("*efficientnet_lite?", "*efficientnet_b[0-4]", "*efficientnetv2_b?", "mobilenetv[23]_*_100", "resnet*[0-9]"),
+    *("convnext*_tiny", "convnext*_small", "convnext*_base", "deit*_224", "vit_*_patch16_224", "test_*"),
+)
+"""Names of timm's networks that weights are compared with; to build all 1,400 would take minutes."""
 
 
 def read_weights(path: str | Path, ema: bool = False) -> tuple[StateDict, list[str]]:
@@ -82,11 +91,63 @@ def load_weights(
       some of them: rows follow their classes by name, and new classes keep the rows that `model` has.
     - Otherwise no head, or one for another number of classes: it keeps the values that `model` has.
 
-    Returns a line for each exception that was made. Raises UserError if the file is of no use.
+    Returns a line for each exception that was made. Raises UserError if the file is of no use; of weights of another
+    network it names that one if it can be found.
     """
     state, saved_classes = read_weights(path, ema)
     notes = _take_known_classes(model, state, saved_classes, own_classes or [])
-    return _load(model, state, str(path)) + notes
+    try:
+        return _load(model, state, str(path)) + notes
+    except UserError as error:
+        names = [named] if (named := _named(Path(path))) else fitting(read_weights(path, ema)[0])
+        raise UserError(f"{error}{'; it fits ' * bool(names)}{' or '.join(names)}") from error
+
+
+def _named(path: Path) -> str | None:
+    """The network that a file names, or timm's config.json beside it; None if neither does."""
+    with suppress(UserError, OSError):
+        found = disk.read_json(path.with_name("config.json"), {"architecture": str}, path.parent)
+        return TIMM + found["architecture"]
+    content = _read(path)
+    if not isinstance(content, dict):
+        return None
+    own, theirs = content.get("hyper_parameters"), content.get("arch")  # of timm's training script
+    if isinstance(own, dict) and isinstance(own.get("name"), str):
+        return own["name"] + (f" with --model.fields '{json.dumps(own['fields'])}'" if own.get("fields") else "")
+    return TIMM + theirs if isinstance(theirs, str) else None
+
+
+def fitting(state: StateDict) -> list[str]:
+    """The networks that weights fit: the paper's models and those of timm's `FAMILIES`, built without memory.
+
+    Two of timm's may differ in nothing that weights show, as in their padding.
+    """
+    import timm
+
+    names = [TIMM + name for family in FAMILIES for name in timm.list_models(family) if _has_ends(name, state)]
+    if any(key.startswith("blocks_token_only.") for key in state):  # a CaiT's class attention
+        names = [name for name, row in VARIANTS.items() if state["cls_token"].shape[-1] == row["embed_dim"]]
+    return [name for name in dict.fromkeys(names) if _fits(name, state)]
+
+
+def _has_ends(name: str, state: StateDict) -> bool:
+    """Whether weights have the first convolution and the head of timm's network `name`, which it knows unbuilt."""
+    import timm
+
+    config = timm.get_pretrained_cfg(name)
+    return config is not None and all(f"{end}.weight" in state for end in (config.first_conv, config.classifier))
+
+
+def _fits(name: str, state: StateDict) -> bool:
+    from cait.model.network import build
+
+    with suppress(Exception), warnings.catch_warnings():  # timm's networks and filters raise many kinds
+        warnings.simplefilter("ignore")
+        with torch.device("meta"):
+            network = build(name, 224, 1000)
+        _load(network, dict(state), name)
+        return True
+    return False
 
 
 def _take_known_classes(model: nn.Module, state: StateDict, saved: Sequence[str], wanted: Sequence[str]) -> list[str]:

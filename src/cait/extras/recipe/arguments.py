@@ -25,7 +25,7 @@ from cait.errors import UserError
 from cait.extras.recipe import duration
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.survey import Survey, left_out, survey
-from cait.extras.recipe.weights import Weights, initial_weights
+from cait.extras.recipe.weights import Weights, check, initial_weights
 from cait.guards import configurations
 from cait.guards.configurations import configurations_of, is_overlay, options
 from cait.references import is_path
@@ -65,6 +65,8 @@ def replace_folder(arguments: list[str], program: Program) -> list[str]:
         return [*_as_arguments(weights.settings if weights else {}), *arguments]
     for path in files:
         given = flatten(configurations.settings(path)) | given
+    if weights:
+        check(weights.settings | given)
     try:
         recipe = _chosen(Path(root), given, weights, minutes or duration.MINUTES, program)
     except UserError:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from cait import ckpt
 from cait.cli import saved
 from cait.cli.loading import checkpoint_of
 from cait.errors import UserError
 from cait.model.config import VARIANTS
+from cait.model.network import build
+from cait.model.weights import load_weights
 from cait.run import rundir
 
 OF_IMAGES = ("img_size", "mean", "std", "interpolation", "crop_pct", "fit")
+FIELDS = "model.fields."
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,28 @@ class Weights:
     name: str
     settings: dict[str, Any]
     """Such as "model.weights", and those of the weights' network."""
+
+
+def check(settings: Mapping[str, Any]) -> None:
+    """Refuse weights of another network than the settings name, before a trial of it takes time.
+
+    Raises:
+        UserError: the weights do not fit.
+    """
+    path, name = settings.get("model.weights"), settings.get("model.name", "xxs24")
+    fields = {key.removeprefix(FIELDS): value for key, value in settings.items() if key.startswith(FIELDS)}
+    if path is None:
+        return
+    try:
+        with torch.device("meta"):
+            network = build(name, settings.get("data.img_size", 224), 2, None, **fields)
+    except Exception:  # a network of the user's own may do anything, and a run names what is wrong
+        return
+    try:
+        with warnings.catch_warnings(action="ignore"):  # that nothing is copied
+            load_weights(network, path, settings.get("model.weights_ema", False))
+    except UserError as error:
+        raise UserError(f"{error}; --model.name says which network to train, here {name}") from error
 
 
 def initial_weights(source: str) -> Weights:

@@ -7,6 +7,8 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ from cait.guards import configurations
 from cait.run import rundir
 from cait.run.program import Program
 
-BEST = ("val/acc1", "val_ema/acc1")
+SHOWN = ("val/acc1", "val/acc1_macro", "val_ema/acc1", "val_ema/acc1_macro")
+"""Metrics whose values at the best validation are listed, beside the metric that chooses it."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Row:
     """Planned epochs; None if only the steps are given."""
     steps: int
     best: dict[str, float]
-    """Largest top-1 in per cent, by metric."""
+    """Values by metric at the validation that gave best.ckpt, first the metric that chose it."""
     changed: float
     """When the run last logged something, in seconds since 1970."""
     state: str
@@ -73,12 +76,12 @@ def describe(folder: Path) -> Row:
     """Read what a run's folder says. Checkpoints are not opened."""
     damage: list[str] = []
     settings, logged = dict[str, Any](), Logged()
-    try:
+    with _noting(damage):
         disk.check_inside(folder)
+        with _noting(damage):
+            settings = _settings(folder)
+        logged = Logged(*_chosen_by(settings))
         logged.read(folder, damage)
-        settings = _settings(folder)
-    except (UserError, OSError) as error:
-        damage.append(one_line(error))
     trainer, model = settings.get("trainer") or {}, settings.get("model") or {}
     planned, metrics = trainer.get("max_epochs"), folder / rundir.METRICS
     if is_held(folder):
@@ -101,17 +104,42 @@ def describe(folder: Path) -> Row:
     )
 
 
+@contextmanager
+def _noting(damage: list[str]) -> Iterator[None]:
+    """Note what cannot be read, and go on."""
+    try:
+        yield
+    except (UserError, OSError) as error:
+        damage.append(one_line(error))
+
+
 def _settings(folder: Path) -> dict[str, Any]:
     content = configurations.settings(folder / rundir.CONFIG)
     model, trainer = {"name?": str, "fields?": dict}, {"max_epochs?": int}
-    disk.check_shape(content, {"model?": model, "trainer?": trainer, "data?": {"root?": str}}, folder / rundir.CONFIG)
+    best = {"best_metric?": str, "best_mode?": (str, type(None))}
+    shape = {"model?": model, "trainer?": trainer, "data?": {"root?": str}, **best}
+    disk.check_shape(content, shape, folder / rundir.CONFIG)
     return content
+
+
+def _chosen_by(settings: dict[str, Any]) -> tuple[str, str | None]:
+    """The metric that chooses best.ckpt, and whether its largest ("max") or smallest value is; None if nobody knows."""
+    metric, mode = settings.get("best_metric", SHOWN[0]), settings.get("best_mode")
+    if mode is None and metric in SHOWN:
+        return metric, "max"
+    if mode is None:
+        from cait.train.metrics import best_mode  # here, because torch takes seconds to import
+
+        mode = best_mode(metric, {})
+    return metric, mode
 
 
 @dataclass
 class Logged:
-    """Finished epochs and steps, and the best of each metric of `BEST`, from metrics.csv."""
+    """Finished epochs and steps, and the figures of the best validation, from metrics.csv."""
 
+    metric: str = SHOWN[0]
+    mode: str | None = "max"
     epochs: int = 0
     steps: int = 0
     best: dict[str, float] = field(default_factory=dict)
@@ -124,7 +152,7 @@ class Logged:
         path = folder / rundir.METRICS
         names, *lines = disk.read_text(path, within=folder).split("\n")[:-1] or [""] if path.exists() else [""]
         columns = names.rstrip("\r").split(",")
-        places = {name: columns.index(name) for name in ("epoch", "step", *BEST) if name in columns}
+        places = {name: columns.index(name) for name in ("epoch", "step", self.metric, *SHOWN) if name in columns}
         for number, line in enumerate(lines, 2):
             try:
                 self._take(places, line.rstrip("\r").split(","))
@@ -133,10 +161,13 @@ class Logged:
 
     def _take(self, places: dict[str, int], cells: list[str]) -> None:
         row = {name: float(cells[place] or "nan") for name, place in places.items()}
-        scored = {name: row[name] for name in BEST if math.isfinite(row.get(name, math.nan))}
+        figures = {name: row.get(name, math.nan) for name in (self.metric, *SHOWN)}
+        scored = {name: value for name, value in figures.items() if math.isfinite(value)}
         self.epochs = max(self.epochs, int(row["epoch"]) + bool(scored))
         self.steps = max(self.steps, int(row["step"]) + 1)
-        self.best |= {name: max(value, self.best.get(name, value)) for name, value in scored.items()}
+        sign = {"max": 1, "min": -1}.get(self.mode or "", math.nan)
+        if sign * scored.get(self.metric, math.nan) > sign * self.best.get(self.metric, -sign * math.inf):
+            self.best = scored
 
 
 def is_held(folder: Path) -> bool:
@@ -164,8 +195,8 @@ def _print(rows: list[Row]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for title in ("run", "model", "data", "epochs", "val/acc1", "changed", "state"):
-        right = title in ("epochs", "val/acc1")
+    for title in ("run", "model", "data", "epochs", "best", "changed", "state"):
+        right = title in ("epochs", "best")
         table.add_column(title, justify="right" if right else "left", no_wrap=title != "data", overflow="fold")
     for row in rows:
         table.add_row(
@@ -185,7 +216,6 @@ def _print(rows: list[Row]) -> None:
 
 
 def _best(best: dict[str, float]) -> str:
-    if not best:
-        return "-"
-    name = max(best, key=lambda name: best[name])
-    return f"{best[name]:.2f}{' EMA' if name != BEST[0] else ''}"
+    """The figure that chose best.ckpt, and its metric."""
+    name, value = next(iter(best.items()), ("", 0.0))
+    return f"{name} {value:.{2 if 'acc' in name else 4}f}" if name else "-"

@@ -22,7 +22,7 @@ SHOWN = {
     "train/acc1": ("acc1", "{:.1f}%"),
     "lr": ("lr", "{:.1e}"),
     "val/acc1": ("val/acc1", "{:.2f}%"),
-    "val/acc1_macro": ("classes' mean", "{:.2f}%"),
+    "val/acc1_macro": ("val/acc1_macro", "{:.2f}%"),
 }
 NOT_SHOWN = ("val/acc5", "val/loss")
 MEANS = ("train/loss", "train/acc1")
@@ -68,6 +68,12 @@ def shown_metrics(metrics: dict[str, Any]) -> dict[str, str]:
     return {
         label: form.format(float(metrics[name])) for name, (label, form) in (SHOWN | added).items() if name in metrics
     }
+
+
+def of_this_epoch(trainer: Trainer, clock: Clock | None) -> dict[str, Any]:
+    """The logged metrics; those of a validation only if this epoch has had one, because Lightning keeps older ones."""
+    older = clock is not None and not clock.validated
+    return {name: value for name, value in trainer.callback_metrics.items() if not (older and name.startswith("val"))}
 
 
 def fitting(metrics: dict[str, str], room: int) -> dict[str, str]:
@@ -117,7 +123,7 @@ class RunProgressBar(RichProgressBar):
             clock = Clock.of(trainer)
             seconds = clock.left(trainer) if clock else None
             self.left = "" if seconds is None else f"{countdown(seconds)} left"
-            self._metrics = fitting(shown_metrics(trainer.callback_metrics), self._room(trainer))
+            self._metrics = fitting(shown_metrics(of_this_epoch(trainer, clock)), self._room(trainer))
         return self._metrics
 
     def _room(self, trainer: Trainer) -> int:
@@ -168,7 +174,7 @@ class EpochLines(Callback):
         self._batches, self._sum = state_dict["batches"], torch.tensor(state_dict["sum"])
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        means = dict(trainer.callback_metrics)
+        means = of_this_epoch(trainer, self.clock)
         if self._batches:
             mean = self._sum.to(pl_module.device) / self._batches  # a checkpoint's sum is on the host
             mean = trainer.strategy.reduce(mean, reduce_op="mean")

@@ -66,7 +66,9 @@ class RunSummary(Callback):
                 rows.append(("best", f"{callback.monitor} {shown}   {checkpoints / rundir.BEST}"))
         with suppress(UserError):  # a damaged file of an earlier part of the run
             for table in plugins.results(self.run_dir):
-                rows += [(what, f"{figure}   {', '.join(words)}") for what, *words, figure in table.rows]
+                rows += [
+                    (what, f"{table.head[-1]} {figure}   {', '.join(words)}") for what, *words, figure in table.rows
+                ]
                 rows += [("note", table.note)] if table.note else []
         if missed := never_right(trainer, pl_module):
             rows.append(("never right", missed))

@@ -20,7 +20,5 @@ VERBS = {
 
 
 def suggest(run: Run) -> list[tuple[str, str]]:
-    found = [("draw the curves", run.program.command("plot", run.folder))]
-    if hasattr(run.module.model, "maps"):
-        found.insert(0, ("see its mistakes", run.program.command("visualize", run.folder)))
-    return found
+    commands = {"see its mistakes": "visualize", "draw the curves": "plot"}
+    return [(what, run.program.command(verb, run.folder)) for what, verb in commands.items()]

@@ -62,6 +62,11 @@ def saliency(weights: Tensor, size: int) -> Tensor:
     return resized[0, 0].clamp(0, 1)
 
 
+def has_maps(network: Any) -> bool:
+    """Whether the network has attention of class tokens that can be shown."""
+    return hasattr(network, "maps") and bool(getattr(network, "blocks_token_only", True))
+
+
 @torch.no_grad()
 def look(
     network: Any, image: Tensor, blocks: Sequence[int] = (), query: tuple[int, int] | None = None, task: Any = None

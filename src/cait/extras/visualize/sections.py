@@ -45,13 +45,17 @@ def write(loaded: Loaded, folder: Path | None, given: argparse.Namespace, output
     Returns:
         the path of the page.
     """
-    network.require(loaded.network, loaded.name, "maps", "visualize")
     fields = loaded.module.hparams.get("fields") if loaded.module else None
     facts = [
         ("weights", loaded.about),
         ("model", f"{network_name(loaded.name, fields)}, {loaded.data.img_size} × {loaded.data.img_size} pixels"),
     ]
-    parts = [("Attention maps", _images(loaded, given, output))]
+    parts = []
+    if folder is None or given.images or given.self_attention or attention.has_maps(loaded.network):
+        network.require(loaded.network, loaded.name, "maps", "visualize")
+        parts.append(("Attention maps", _images(loaded, given, output)))
+    else:
+        print(f"no attention maps: {loaded.name} has no class attention", flush=True)
     if folder is not None:
         parts.append(("Curves", _curves(folder)))
         parts += [(table.title, _compared(table)) for table in plugins.results(folder)]
