@@ -33,7 +33,7 @@ help: ## Show this list
 	@PYTHONPATH=src $(PYTHON) -m cait --help | grep -E '^  ($(subst $() ,|,$(strip $(PLAIN)))) '
 
 .PHONY: train
-train: $(READY) ## Train on the folder DATA of class folders, or CaiT on the embedded digits; FROM=FILE|timm|RUN
+train: $(READY) ## Train on the folder DATA of class folders, or CaiT on the embedded digits; FROM=FILE|timm|RUN|none
 	@$(BIN)/cait fit $(or $(call option,--paper,$(PAPER)),$(if $(CHOSEN),,$(addprefix --config ,$(CONFIG)))) $(call option,--data.root,$(DATA)) $(call option,--from,$(FROM)) $(call option,--run_name,$(RUN)) $(ARGS)
 
 .PHONY: eval

@@ -17,6 +17,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `cait` has it, before 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several tests run at a time
 # Runs are signed with a key of the tests' own; the user's home may be read-only, and is not theirs to write to.
 os.environ["XDG_CONFIG_HOME"] = (HOME := tempfile.TemporaryDirectory(prefix="cait-tests-")).name
+# No recipe starts from published weights, or waits for the hub, unless a test has it do so.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_CACHE"] = os.path.join(HOME.name, "hub")
 
 import pytest
 import rich

@@ -39,6 +39,8 @@ FAMILIES = (
     *("convnext*_tiny", "convnext*_small", "convnext*_base", "deit*_224", "vit_*_patch16_224", "test_*"),
 )
 """Names of timm's networks that weights are compared with; to build all 1,400 would take minutes."""
+PUBLISHED = "model.safetensors"
+"""The file that timm takes from a repository of the Hugging Face hub."""
 
 
 def read_weights(path: str | Path, ema: bool = False) -> tuple[StateDict, list[str]]:
@@ -174,7 +176,8 @@ def _take_known_classes(model: nn.Module, state: StateDict, saved: Sequence[str]
 def load_pretrained(model: nn.Module, name: str) -> list[str]:
     """Load the weights that timm publishes of the network `name`, one of the paper's or "timm/<name>".
 
-    The paper's are the release's, distilled on ImageNet-1k, at the resolution nearest to the model's.
+    The paper's are the release's, distilled on ImageNet-1k, at the resolution nearest to the model's. What is in the
+    Hugging Face cache is read without asking the hub.
 
     Returns:
         timm's name of the weights, then a line for each thing that was fitted as in `load_weights`.
@@ -190,11 +193,23 @@ def load_pretrained(model: nn.Module, name: str) -> list[str]:
         entry = name.removeprefix(TIMM)
     else:
         raise UserError(f"nobody publishes weights of {name}; start from a file with --model.weights")
+    kept = cached_weights(entry)
     try:
-        state = timm.create_model(entry, pretrained=True).state_dict()
+        overlay = {"file": kept} if kept else None
+        state = timm.create_model(entry, pretrained=True, pretrained_cfg_overlay=overlay).state_dict()
     except Exception as error:
         raise UserError(f"timm's {entry} could not be fetched from the Hugging Face hub: {one_line(error)}") from error
     return [f"timm's {entry}", *_load(model, state, f"timm's {entry}")]
+
+
+def cached_weights(entry: str) -> str | None:
+    """The file with the weights of timm's `entry` in the Hugging Face cache; None if it is not there."""
+    import timm
+    from huggingface_hub import try_to_load_from_cache
+
+    known = timm.get_pretrained_cfg(entry)
+    found = try_to_load_from_cache(known.hf_hub_id, PUBLISHED) if known and known.hf_hub_id else None
+    return found if isinstance(found, str) else None
 
 
 def _published(model: Any, name: str) -> str:

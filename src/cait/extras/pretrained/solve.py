@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from cait.extras.pretrained.extract import BATCH, classifiers, evenly, extract
-from cait.extras.pretrained.head import WORK, solve
+from cait.extras.pretrained.head import WORK, Head, solve
 
 
 class SolveHead(Callback):
@@ -45,10 +45,11 @@ class SolveHead(Callback):
             begin = time.monotonic()
             seen = gathered(trainer, pl_module, layer)
             taken = time.monotonic() - begin
-            found = None
+            found: Head | None = None
             if trainer.is_global_zero:
                 found = solve(seen.features, seen.targets(data), pl_module.num_classes, *seen.weights(data, pl_module))
             found = trainer.strategy.broadcast(found)
+            assert found is not None
             with torch.no_grad():
                 layer.weight.copy_(found.weight)
                 layer.bias.copy_(found.bias)

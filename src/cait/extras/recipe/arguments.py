@@ -9,6 +9,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Mapping
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from cait.errors import UserError
 from cait.extras.recipe import duration
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.survey import Survey, left_out, survey
-from cait.extras.recipe.weights import Weights, check, initial_weights
+from cait.extras.recipe.weights import Weights, check, default_weights, initial_weights, published
 from cait.guards import configurations
 from cait.guards.configurations import configurations_of, is_overlay, options
 from cait.references import is_path
@@ -43,32 +44,26 @@ def replace_folder(arguments: list[str], program: Program) -> list[str]:
     """`arguments` with the recipe chosen for their folder in front; the run is named after the folder.
 
     `arguments` come back unchanged if they name a checkpoint, a configuration that is not an overlay, or no folder of
-    class folders. `--from FILE|timm|RUN` is always replaced by the settings of the weights. `--minutes N` says how long
-    a chosen run may take.
+    class folders. `--from FILE|timm|RUN|none` is always replaced by the settings of the weights. `--minutes N` says how
+    long a chosen run may take.
 
     Raises:
         UserError: the folder, the weights or the minutes cannot be used.
     """
     given = _settings(arguments)
-    weights = None
-    minutes = _minutes(given)
-    arguments = _without(arguments, MINUTES)
-    if FROM in given:
-        weights = initial_weights(str(given.pop(FROM)))
-        arguments = _without(arguments, FROM)
+    minutes, source = _minutes(given), str(given.pop(FROM, ""))
+    arguments = _without(_without(arguments, MINUTES), FROM)
     root = given.get("data.root")
     files = [Path(path) for path in configurations_of(arguments)]
     settled = "ckpt_path" in given or not all(map(is_overlay, files))
     if settled or asks_for_help(arguments) or not isinstance(root, str) or not _is_folder(root):
         if minutes:
             raise UserError("--minutes is for a folder of images without a configuration: give --trainer.max_time")
-        return [*_as_arguments(weights.settings if weights else {}), *arguments]
+        return [*_as_arguments(initial_weights(source).settings if source not in ("", "none") else {}), *arguments]
     for path in files:
         given = flatten(configurations.settings(path)) | given
-    if weights:
-        check(weights.settings | given)
     try:
-        recipe = _chosen(Path(root), given, weights, minutes or duration.MINUTES, program)
+        recipe = _chosen(Path(root), given, source, minutes or duration.MINUTES, program)
     except UserError:
         raise
     except (TypeError, ValueError):  # a value of the wrong type; the parser reports it
@@ -95,11 +90,9 @@ def _minutes(given: dict[str, Any]) -> float | None:
     return minutes
 
 
-def _chosen(
-    root: Path, given: dict[str, Any], weights: Weights | None, minutes: float, program: Program
-) -> dict[str, Any]:
+def _chosen(root: Path, given: dict[str, Any], from_: str, minutes: float, program: Program) -> dict[str, Any]:
     """The settings of the recipe, the same in all processes of the run; the first one prints the reasons."""
-    key = json.dumps([str(root), given, minutes], default=str, sort_keys=True)
+    key = json.dumps([str(root), given, from_, minutes], default=str, sort_keys=True)
     chosen = json.loads(os.environ.get(CHOSEN, "{}"))
     if "LOCAL_RANK" in os.environ and key in chosen and not program.processes.several():  # Lightning started this one
         return chosen[key]
@@ -108,19 +101,41 @@ def _chosen(
     source = open_source(str(root), **data)
     assert isinstance(source, FolderSource)
     source.prepare()
+    machine = duration.this_machine(given)
+    weights, reason = _weights(from_, given, (len(source.train), minutes, machine.gpus > 0), program)
+    if weights:
+        check(weights.settings | given)
     label_sets = getattr(source, "label_sets", None)
     folder = survey(source.train, source.val, source.class_names, group(Reading, data), label_sets)
     from cait.extras.recipe.trial import Trial  # here, because a folder that cannot be used is told sooner
 
     trial = Trial(folder, program.processes.of_first)
-    recipe = choose(folder, duration.this_machine(given), given, trial, weights, minutes)
+    recipe = choose(folder, machine, given, trial, weights, minutes)
     for name, value in plugins.merged("RECIPE_SETTINGS").items():
         recipe.take(name, value)
+    recipe.lines[:0] = [("weights", reason)] if reason else []
     with contextlib.redirect_stdout(sys.stderr if "print_config" in given else sys.stdout):
         _report(source, folder, recipe)
     words = program.processes.agree(json.dumps(recipe.settings))  # shares of the cores may differ
     os.environ[CHOSEN] = json.dumps({key: json.loads(words[0])})
     return json.loads(words[0])
+
+
+def _weights(
+    source: str, given: dict[str, Any], plan: tuple[int, float, bool], program: Program
+) -> tuple[Weights | None, str]:
+    """The weights of the run, in all processes those of the first, which alone asks the hub; if none, the reason."""
+    if source == "none":
+        return None, ""
+    if source and source != "timm":
+        return initial_weights(source, str(given.get("model.name", "xxs24"))), ""
+
+    def found() -> str:
+        weights, reason = (published(given, *plan), "") if source else default_weights(given, *plan)
+        return json.dumps([weights and asdict(weights), reason])
+
+    weights, reason = json.loads(program.processes.of_first(found))
+    return weights and Weights(**weights), reason
 
 
 @rank_zero_only

@@ -1,25 +1,41 @@
-"""`--from FILE|timm|RUN`: the weights that a run starts from, and the settings that must match them."""
+"""The weights that a run starts from, by default or by `--from FILE|timm|RUN|none`, and the settings that match them.
+
+Whatever timm publishes comes from the Hugging Face cache, or from the hub if that answers within `WAIT` seconds.
+"""
 
 from __future__ import annotations
 
+import sys
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from cait import ckpt
 from cait.cli import saved
 from cait.cli.loading import checkpoint_of
-from cait.errors import UserError
-from cait.model.config import VARIANTS
+from cait.errors import UserError, one_line
+from cait.model.config import TIMM, VARIANTS
 from cait.model.network import build
-from cait.model.weights import load_weights
+from cait.model.weights import PUBLISHED, cached_weights, load_weights, published_entries
 from cait.run import rundir
+
+Result = TypeVar("Result")
 
 OF_IMAGES = ("img_size", "mean", "std", "interpolation", "crop_pct", "fit")
 FIELDS = "model.fields."
+WAIT = 3.0
+"""Seconds that the hub has to answer."""
+ON_CPU, ON_GPU, LARGER = "timm/tf_efficientnet_lite0.in1k", "xxs24", "s24"
+"""Networks whose published weights a run starts from where nothing is named; the first was measured, on 2 cores."""
+LONG, PER_MINUTE = 10, 600
+"""A GPU takes the larger one from this many minutes on, and with fewer images for each of them: ten epochs then fit
+at 100 images a second."""
+OTHERWISE = "FROM=FILE (--from FILE) starts from a file"
 
 
 @dataclass(frozen=True)
@@ -28,7 +44,12 @@ class Weights:
 
     name: str
     settings: dict[str, Any]
-    """Such as "model.weights", and those of the weights' network."""
+    """Such as "model.weights", and those of the weights' network. The size of the images only if a run of ours had
+    it."""
+    img_size: int | None = None
+    """Side in pixels of the images that timm's were learned with."""
+    by_default: bool = False
+    """Whether nobody asked for them."""
 
 
 def check(settings: Mapping[str, Any]) -> None:
@@ -53,10 +74,11 @@ def check(settings: Mapping[str, Any]) -> None:
         raise UserError(f"{error}; --model.name says which network to train, here {name}") from error
 
 
-def initial_weights(source: str) -> Weights:
+def initial_weights(source: str, name: str | None = None) -> Weights:
     """The weights that `source` names: "timm", a file, or a run of this project.
 
-    A run gives the moving average of its weights if it kept one, and its network's and images' settings.
+    A run gives the moving average of its weights if it kept one, and its network's and images' settings. A file gives
+    what timm says of images for the network `name`.
 
     Raises:
         UserError: there are no such weights, or the run's network is code of its own.
@@ -67,7 +89,9 @@ def initial_weights(source: str) -> Weights:
 
     path, folder = checkpoint_of(source, "start from")
     if folder is None or path.suffix != ".ckpt":
-        return Weights(source, {"model.weights": source})
+        known = of_timm(name) if name else None
+        prepared = f", its images prepared as for timm's {entry(known)}" if known else ""
+        return Weights(source + prepared, {"model.weights": source} | preparation(known))
     config = saved.of_run(folder)
     model, data, name = config["model"], saved.data_settings(folder), config["model"]["name"]
     if name not in VARIANTS and not name.startswith("timm/"):
@@ -81,3 +105,130 @@ def initial_weights(source: str) -> Weights:
     settings |= {f"model.fields.{key}": value for key, value in fields.items()}
     settings |= {f"data.{key}": data[key] for key in OF_IMAGES if key in data}
     return Weights(str(path), settings)
+
+
+def default_weights(given: Mapping[str, Any], images: int, minutes: float, has_gpu: bool) -> tuple[Weights | None, str]:
+    """The published weights that a run with the settings `given` starts from unless it says otherwise.
+
+    Returns:
+        The weights, or None and the reason; no reason where the settings name weights themselves.
+    """
+    if given.keys() & {"model.weights", "model.pretrained"}:
+        return None, ""
+    fields = {name for name in given if name.startswith("model.fields.")} - {"model.fields.in_chans"}
+    if fields:
+        return None, f"none, because --{min(fields)} changes the network"
+    try:
+        return published(given, images, minutes, has_gpu, by_default=True), ""
+    except UserError as error:
+        return None, f"none, because {error}"
+
+
+def published(
+    given: Mapping[str, Any], images: int, minutes: float, has_gpu: bool, by_default: bool = False
+) -> Weights:
+    """timm's weights of the network that `given` names, or of the one that suits the machine. They are in the cache
+    afterwards. By default fetching them may take a third of the minutes.
+
+    Raises:
+        UserError: there are none, or they cannot be fetched.
+    """
+    name, why = (str(given["model.name"]), "") if "model.name" in given else suitable(given, images, minutes, has_gpu)
+    size = given.get("data.img_size", 224)
+    known = of_timm(name, size if isinstance(size, int) else 224)
+    if known is None or not known.hf_hub_id:
+        what = (
+            "are not on the Hugging Face hub; --model.pretrained true takes them"
+            if known
+            else "are published by nobody"
+        )
+        raise UserError(f"weights of {name} {what}; {OTHERWISE}")
+    try:
+        came = fetched(known, 20 * minutes if by_default else None)
+    except UserError as error:
+        raise UserError(f"{error}; {OTHERWISE}") from error
+    settings = {"model.pretrained": True} | preparation(known) | ({} if "model.name" in given else {"model.name": name})
+    about = f"timm's {entry(known)}{why}; {came}, licence {known.license or 'unknown'}"
+    return Weights(about, settings, known.input_size[-1], by_default)
+
+
+def suitable(given: Mapping[str, Any], images: int, minutes: float, has_gpu: bool) -> tuple[str, str]:
+    """The network whose published weights suit the machine, and why."""
+    size = given.get("data.img_size", 224)
+    if not has_gpu or not isinstance(size, int) or size % 16:  # of the patches
+        return ON_CPU, ", small enough for a CPU" if not has_gpu else ", which takes any size of images"
+    if minutes >= LONG and images < PER_MINUTE * minutes:
+        return LARGER, ", because there is time for it"
+    return ON_GPU, ", the smallest CaiT, on a GPU"
+
+
+def of_timm(name: str, img_size: int = 224) -> Any:
+    """timm's configuration of the published weights of `name`, at the nearest resolution; None if there are none."""
+    import timm
+
+    entries = published_entries(name) if name in VARIANTS else {}
+    if entries:
+        name = TIMM + entries[min(entries, key=lambda size: abs(size - img_size))]
+    known = timm.get_pretrained_cfg(name.removeprefix(TIMM)) if name.startswith(TIMM) else None
+    return known if known and known.has_weights else None
+
+
+def entry(known: Any) -> str:
+    return ".".join(filter(None, (known.architecture, known.tag)))
+
+
+def preparation(known: Any) -> dict[str, Any]:
+    """The settings of images that suit the weights of one of timm's configurations."""
+    if known is None:
+        return {}
+    settings = {name: getattr(known, name) for name in ("mean", "std", "interpolation", "crop_pct")}
+    return {f"data.{name}": [*value] if isinstance(value, tuple) else value for name, value in settings.items()}
+
+
+def fetched(known: Any, limit: float | None) -> str:
+    """Have the weights in the Hugging Face cache, and say where they came from. Downloading may take `limit` seconds.
+
+    Raises:
+        UserError: the hub does not answer, or not with such weights.
+    """
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from safetensors import safe_open
+
+    came, path = "from the Hugging Face cache", cached_weights(entry(known))
+    if path is None:
+        url = hf_hub_url(known.hf_hub_id, PUBLISHED)
+        found = within(WAIT, lambda: get_hf_file_metadata(url, timeout=WAIT), f"{constants.ENDPOINT} did not answer")
+        if not (found.commit_hash and found.size):
+            raise UserError(f"what answers at {constants.ENDPOINT} is no Hugging Face hub")
+        came = f"{found.size / 1e6:,.1f} MB from {constants.ENDPOINT}"
+        print(f"fetching timm's {entry(known)}, {came}", file=sys.stderr, flush=True)
+        path = within(limit, lambda: hf_hub_download(known.hf_hub_id, PUBLISHED), "the download did not end")
+    try:
+        with safe_open(path, "pt"):
+            return came
+    except Exception as error:
+        raise UserError(f"{path} is damaged, {one_line(error)}: remove it") from error
+
+
+def within(seconds: float | None, make: Callable[[], Result], late: str) -> Result:
+    """What `make` gives, in a thread that is left alone after so many seconds: looking up a name knows no limit.
+
+    Raises:
+        UserError: it fails, or is `late`.
+    """
+    answer: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(make())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError as error:
+        raise UserError(f"{late} within {seconds:g} seconds") from error
+    except Exception as error:
+        why = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UserError(f"the Hugging Face hub cannot be used: {why}") from error
