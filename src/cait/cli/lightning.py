@@ -57,7 +57,7 @@ OWN = ("ckpt_path", "data.root", "data.num_workers", "_dir")
 
 
 class SaveConfig(SaveConfigCallback):
-    """Write config.yaml when a run begins; of a resumed run when training begins, so that a refusal leaves it as it was.
+    """Write config.yaml when a run begins; of a resumed one when training begins, so that a refusal leaves it alone.
 
     The file is whole at any moment. Its signature says that the run is this account's own. A new run's file is
     signed, and the signature holds unless somebody else changes the file.

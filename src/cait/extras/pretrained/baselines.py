@@ -17,7 +17,7 @@ from cait.extras.pretrained import probes
 from cait.extras.pretrained.extract import evenly, extract
 from cait.model.config import TIMM, VARIANTS
 from cait.plugins import Results, Run
-from cait.run.checkpoints import LastCheckpoint
+from cait.run.checkpoints import BestCheckpoint, LastCheckpoint
 from cait.run.rundir import CONFIG
 
 FILE = "baselines.json"
@@ -27,9 +27,10 @@ LONGER = 10
 """Minutes that a run gets next whose baselines are better, if it was shorter."""
 SHOWN = 0.01
 """Points that the table tells apart; a run logs its accuracy in float32."""
+NAMES = {"acc1": "top-1", "acc1_macro": "mean of the classes"}
 NUMBER: Any = (int, float)
 SHAPE = {
-    **{"step": int, "metric": str, "run": NUMBER},
+    **{"metric": str, "run": NUMBER, "how": str},
     "baselines": [{"name": str, "how": str, "seconds": NUMBER, "score": NUMBER}],
 }
 Scores = dict[str, Any]
@@ -63,9 +64,8 @@ class Baselines(Callback):
         print(f"scoring baselines on {images}; --baselines false leaves this out", flush=True)
         found = [extract(pl_module.model, each, data, device, evenly(len(each), MOST), pixels=True) for each in sets]
         train, val = (each.where(each.labels != NO_LABEL) for each in found)
-        by_class = "acc1_macro" in str(self.run.config.best_metric) and "val/acc1_macro" in trainer.callback_metrics
-        metric = "acc1_macro" if by_class else "acc1"
         saves = [each for each in trainer.checkpoint_callbacks if isinstance(each, LastCheckpoint)]
+        metric, run, how = _of_run(trainer)
         rows = []
         for row in probes.scores(train, val, data.num_classes):
             rows.append(row | {"score": row[metric]})
@@ -73,13 +73,20 @@ class Baselines(Callback):
                 print("no further baselines: the run is to stop", flush=True)
                 return
         scored = {
-            "step": trainer.global_step,
-            "metric": "mean of the classes" if by_class else "top-1",
-            "run": float(trainer.callback_metrics[f"val/{metric}"]),
+            **{"metric": NAMES[metric], "run": run, "how": how},
             "baselines": rows,
         }
         with disk.whole(file) as beside:
             beside.write_text(json.dumps(scored, indent=1) + "\n", encoding="utf-8")
+
+
+def _of_run(trainer: Trainer) -> tuple[str, float, str]:
+    """The accuracy that the run is judged by, its value, and whose it is."""
+    for callback in trainer.checkpoint_callbacks:
+        metric = getattr(callback, "metric", "").removeprefix("val/")
+        if metric in NAMES and isinstance(callback, BestCheckpoint) and callback.best_model_score is not None:
+            return metric, float(callback.best_model_score), "its best.ckpt"
+    return "acc1", float(trainer.callback_metrics["val/acc1"]), "its last weights"
 
 
 def read(folder: Path) -> Scores | None:
@@ -92,7 +99,7 @@ def read(folder: Path) -> Scores | None:
 
 def table(found: Scores) -> Results:
     """The run and its baselines, the best first."""
-    entries = [("this run", f"its weights after step {found['step']:,}", found["run"])]
+    entries = [("this run", found["how"], found["run"])]
     entries += [(row["name"], f"{row['how']}, {row['seconds']:.1f} s", row["score"]) for row in found["baselines"]]
     entries.sort(key=lambda entry: -entry[2])
     better, points = entries[0][0], entries[0][2] - found["run"]

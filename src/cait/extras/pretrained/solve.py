@@ -65,8 +65,13 @@ class SolveHead(Callback):
             self._end(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if not trainer.sanity_checking:
-            self._end(trainer, pl_module)
+        if trainer.sanity_checking:
+            return
+        if pl_module.validates_first and trainer.global_step == 0:
+            scores = [(name, trainer.callback_metrics.get(name)) for name in ("val/acc1", "val/acc1_macro")]
+            shown = [f"{name} {float(score):.2f} %" for name, score in scores if score is not None]
+            rank_zero_info(f"step 0, the solved head: {', '.join(shown)}")
+        self._end(trainer, pl_module)
 
     def _end(self, trainer: Trainer, pl_module: Any) -> None:
         """End a run whose head alone was to be learned."""

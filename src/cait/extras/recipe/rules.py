@@ -25,8 +25,8 @@ from cait.model.config import VARIANTS, stems
 SLOW = "twice the size takes four times as long"
 SMALL = 64
 """Images up to this size, in pixels, are trained on as they are."""
-SIZES = (224, 192, 160, 128, 96, 64)
-"""Sizes that networks other than the recipe's own may see, in pixels."""
+SIZES, LEAST = (224, 192, 160, 128, 96, 64), 96
+"""Sizes that networks other than the recipe's own may see, in pixels; the least for weights."""
 ENOUGH = {"scratch": 25, "weights": 8}
 """Epochs that should fit in the time at the size that is chosen."""
 RATES = {"muon": 6e-3, "lion": 3e-4, "lamb": 5e-3, "sgd": 0.05, "nesterov": 0.05, "momentum": 0.05}
@@ -112,6 +112,9 @@ class Measure(Protocol):
     def run(self, recipe: Recipe) -> Pace | None:
         """The pace of the run; None if it cannot run, which the run then reports."""
 
+    def domain(self, recipe: Recipe) -> tuple[float, float] | None:
+        """Top-1 of logistic regressions on the features of the weights and on the pixels; None if there are none."""
+
 
 def choose(
     folder: Survey,
@@ -126,10 +129,13 @@ def choose(
     Raises:
         UserError: the folder holds too little to learn from.
     """
+    weights, judged = weigh(folder, given, weights, measure)
     recipe = Recipe(given, weights, minutes)
     warn(folder, recipe)
     if weights:
         start_from(weights, recipe)
+    if judged:
+        recipe.note("weights", judged)
     warn_of_crops(folder, recipe)
     size, anatomy = resolution(folder, machine, recipe, measure)
     halve(folder, machine, recipe, size)
@@ -140,6 +146,24 @@ def choose(
     length(folder, machine, recipe, batch, measure)
     balance(folder, recipe)
     return recipe
+
+
+def weigh(
+    folder: Survey, given: Mapping[str, Any], weights: Weights | None, measure: Measure
+) -> tuple[Weights | None, str]:
+    """Leave weights that tell less of the images than the pixels do, unless they were asked for; and say so.
+
+    They were learned on photographs. From a drawing, a letter or a microscope's image a network of its own learns more.
+    """
+    recipe = Recipe(given, weights, settings=dict(weights.settings) if weights else {})
+    if weights is None or not recipe.solves_head or folder.several is not None or "data.img_size" in weights.settings:
+        return weights, ""  # a run of ours has learned from such images
+    if (found := measure.domain(recipe)) is None or found[0] >= found[1]:
+        return weights, ""
+    less = f"logistic regression reaches {found[0]:.0f} % on their features, and {found[1]:.0f} % on the pixels"
+    if weights.by_default and "model.name" not in given:
+        return None, f"none: of {weights.name} {less}, so the network starts from scratch"
+    return weights, f"{less}: from scratch (FROM=none) a run is likely to end higher"
 
 
 def warn(folder: Survey, recipe: Recipe) -> None:
@@ -223,18 +247,32 @@ def as_they_are(folder: Survey, recipe: Recipe) -> tuple[int, str] | None:
 def as_time_allows(folder: Survey, recipe: Recipe, measure: Measure) -> tuple[int, str]:
     """The largest size with which enough epochs fit, or the smallest that the network takes.
 
-    Weights have seen large images, so small ones are enlarged for them, to twice their size at most.
+    Weights have seen large images, so small ones are enlarged for them, to twice their size at most. A head that is
+    solved needs one pass without gradients, a third of an epoch.
     """
-    most, enough = (2 * folder.side, ENOUGH["weights"]) if recipe.weights else (max(SIZES), ENOUGH["scratch"])
-    found = SIZES[0], "the usual size: the network cannot be measured"
-    for size in [size for size in SIZES if size <= max(most, 96)]:
-        if (seconds := measure.step(recipe, size)) is None:
-            continue
-        fitting = recipe.epochs(seconds / 3 if recipe.trains_head_alone else seconds, folder.images)
-        found = size, "the smallest that the network takes"
-        if fitting >= (1 if recipe.trains_head_alone else enough):
-            return size, f"at which {fitting:,.0f} epochs would fit" if not recipe.trains_head_alone else "which fits"
-    return found
+    sizes, enough = SIZES, ENOUGH["scratch"]
+    if recipe.weights:
+        sizes = tuple(size for size in SIZES if LEAST <= size <= max(LEAST, 2 * folder.side))
+        enough = 1 / 3 if recipe.trains_head_alone else ENOUGH["weights"]
+    fitting: dict[int, float] = {}
+    for size in sizes:
+        if (seconds := measure.step(recipe, size)) is not None:
+            fitting[size] = recipe.epochs(seconds, folder.images)
+            if fitting[size] >= enough:
+                return size, f"the largest at which {math.ceil(enough)} epochs fit"
+    if not fitting:
+        return SIZES[0], "the usual size: the network cannot be measured"
+    if recipe.solves_head and fitting[min(fitting)] < 1:
+        leave_at_head(recipe, fitting[min(fitting)])
+        return max((size for size in fitting if fitting[size] >= 1 / 3), default=min(fitting)), "enough for the head"
+    return min(fitting), "the smallest that the network takes"
+
+
+def leave_at_head(recipe: Recipe, fitting: float) -> None:
+    """Train nothing but the head, because less than an epoch of the rest fits."""
+    if recipe.take("model.freeze", True) is True and "model.freeze" not in recipe.given:
+        more = f"--minutes {math.ceil(recipe.minutes * 5 / fitting)}"
+        recipe.note("frozen", f"all but the head, because not one epoch fits; {more} would give 5")
 
 
 def halve(folder: Survey, machine: Machine, recipe: Recipe, size: int) -> None:
@@ -404,8 +442,10 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     pace = measure.run(recipe) or Pace(image=0.01, validation=1.0)
     most = 30 if recipe.weights else min(200, max(10, 4000 * batch // folder.images))
     fitting, validations = pace.plan(recipe.minutes, folder.images, most)
-    if fitting < 1 and "trainer.max_epochs" not in recipe.given:
-        shorten(folder, recipe, batch, fitting)
+    if fitting < 1 and recipe.solves_head:
+        leave_at_head(recipe, fitting)
+    elif fitting < 1 and "trainer.max_epochs" not in recipe.given:
+        recipe.take("trainer.max_steps", max(1, int(fitting * folder.images / batch)))
     epochs = recipe.number("trainer.max_epochs", max(1, int(fitting)))
     # The last epoch must be validated, whatever number was given.
     every = max(count for count in range(1, max(1, epochs // validations) + 1) if epochs % count == 0)
@@ -420,20 +460,12 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     about = duration(10 * max(1, round(seconds / 10)))
     how = "measured just now" if pace.is_measured else "if nothing else runs"
     limit = f"; more than {most} were of no use in trials" if epochs == most else ""
-    recipe.note("length", f"{counted(epochs, 'epoch')}{scored}: about {about} on {on}, {how}{limit}")
+    part = recipe.settings.get("trainer.max_steps")
+    what = f"{part:,} steps, less than an epoch" if part else f"{counted(epochs, 'epoch')}{scored}"
+    recipe.note("length", f"{what}: about {about} on {on}, {how}{limit}")
     if fitting < 10 and not recipe.weights and "trainer.max_epochs" in recipe.settings:
         more = f"--minutes {math.ceil(recipe.minutes * 30 / fitting)}"
         recipe.note("warning", f"{folder.images:,} images are many for this machine; {more} would give 30 epochs")
-
-
-def shorten(folder: Survey, recipe: Recipe, batch: int, fitting: float) -> None:
-    """If less than an epoch fits: with a solved head train nothing else, from scratch train a part of an epoch."""
-    if recipe.solves_head:
-        recipe.take("model.freeze", True)
-        more = f"--minutes {math.ceil(recipe.minutes * 5 / fitting)}"
-        recipe.note("frozen", f"all but the head, because not one epoch fits; {more} would give 5")
-    else:
-        recipe.take("trainer.max_steps", max(1, int(fitting * folder.images / batch)))
 
 
 def unevenness(folder: Survey) -> float:

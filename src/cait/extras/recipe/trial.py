@@ -14,6 +14,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
@@ -32,6 +33,8 @@ from cait.train.step_seed import StepSeed
 
 WARM_UP, SECONDS, LIMIT = 3, 3.0, 20.0
 """Steps before the clock starts, seconds of steps that are measured, and seconds after which a slow trial ends."""
+PROBED, SAMPLE = 128, 500
+"""Side of the images in pixels, and how many, on which features and pixels are compared."""
 TRIES = (4, 16, 16)
 """Images of the steps that are timed at a size; the last that takes less than a second counts."""
 WEIGHTS = {"model.weights", "model.weights_ema", "model.pretrained"}
@@ -83,6 +86,10 @@ class Trial:
         measured = json.loads(self.of_first(lambda: json.dumps(_quietly(lambda: self._run(recipe)))))
         return Pace(**measured) if measured else None
 
+    def domain(self, recipe: Recipe) -> tuple[float, float] | None:
+        """Top-1 of logistic regressions on the weights' features and on the pixels; None if they cannot be had."""
+        return json.loads(self.of_first(lambda: json.dumps(_quietly(lambda: compare(recipe.held())))))
+
     def _run(self, recipe: Recipe) -> dict[str, Any]:
         devices = recipe.get("trainer.devices", 1)
         return asdict(_measured(recipe, self.folder, devices if isinstance(devices, int) and devices > 0 else 1))
@@ -103,6 +110,29 @@ def _quietly(measure: Callable[[], Any]) -> Any:
     finally:
         for log, level in zip(logs, levels, strict=True):
             log.setLevel(level)
+
+
+def compare(held: dict[str, Any]) -> tuple[float, float]:
+    """Top-1, in per cent, of logistic regressions on a network's features and on the pixels.
+
+    Both learn from a sample of the training images at `PROBED` pixels, and answer a fifth of it.
+    """
+    from cait.extras.pretrained import probes  # an extra, which a run that solves its head has
+    from cait.extras.pretrained.extract import evenly, extract
+
+    data = ImageNetDataModule(**_arguments(held, "data") | {"img_size": PROBED})
+    data.announces = False
+    data.setup("validate")
+    module = CaiTModule(**_arguments(held, "model") | {"img_size": PROBED, "num_classes": data.num_classes})
+    module.initial_weights.load(module.model, module.name)
+    device = _trainer(held, []).strategy.root_device
+    seen = extract(module.model, data.source.train, data, device, evenly(len(data.source.train), SAMPLE), pixels=True)
+    asked = np.arange(len(seen.kept)) % 5 == 4
+    scores = []
+    for rows in (seen.features, seen.pixels[..., ::2, ::2].reshape(len(asked), -1)):
+        answers, _ = probes.regression(rows[~asked], rows[asked], seen.labels[~asked], data.num_classes)
+        scores.append(100 * float((answers == seen.labels[asked]).mean()))
+    return scores[0], scores[1]
 
 
 def time_step(held: dict[str, Any], size: int) -> float:

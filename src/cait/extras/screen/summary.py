@@ -56,7 +56,7 @@ class RunSummary(Callback):
     def _results(self, trainer: Trainer, pl_module: LightningModule) -> list[tuple[str, str]]:
         checkpoints, step = self.run_dir / rundir.CHECKPOINTS, trainer.global_step
         rows = [("trained", f"to step {step:,} in {duration(self.clock.total)}")]
-        if step == self.run.first_step:
+        if step == self.run.first_step > 0:
             rows = [("nothing to do", f"the run had finished its {step:,} steps")]
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, BestCheckpoint) and callback.best_model_score is not None:
@@ -94,6 +94,8 @@ class RunSummary(Callback):
 def further(trainer: Trainer) -> list[str]:
     """The options of a resume that trains on: twice each limit that ended the run; none if the patience did."""
     position, callbacks = Position.of(trainer), trainer.callbacks  # type: ignore[attr-defined]
+    if position.step == 0:
+        return []
     limits = [("max_epochs", trainer.max_epochs, position.epoch), ("max_steps", trainer.max_steps, position.step)]
     options = [f"--trainer.{name} {2 * end}" for name, end, done in limits if end and 0 < end <= done]
     for timer in (callback for callback in callbacks if isinstance(callback, Timer)):
