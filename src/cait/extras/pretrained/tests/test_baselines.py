@@ -79,10 +79,10 @@ def test_features_are_what_the_head_of_any_network_sees(digits_root: Path) -> No
         cait.create_model("xxs24", img_size=32, num_classes=10, embed_dim=32, depth=1, num_heads=2, drop_path_rate=0.5),
     ]
     for network in networks:
-        network.train().get_classifier().eval()  # a part that its owner has put into evaluation
+        extract.classifier(network.train()).eval()  # a part that its owner has put into evaluation
         whole, found = (extract.extract(network, data.val_images.samples, data, CPU, most) for most in (None, 100))
         assert network.training
-        assert not network.get_classifier().training
+        assert not extract.classifier(network).training
         assert found.kept.tolist() == [index * 360 // 100 for index in range(100)]
         features = torch.from_numpy(whole.features)
         assert np.allclose(features[found.kept], found.features, atol=1e-5)
@@ -90,7 +90,7 @@ def test_features_are_what_the_head_of_any_network_sees(digits_root: Path) -> No
             seen = network.eval().forward_features(pixels)
             expected = network.forward_head(seen, pre_logits=True) if network is networks[0] else seen[:, 0]
             assert torch.allclose(features[:100], expected, atol=1e-5)
-            assert torch.allclose(network.get_classifier()(features[:100]), network(pixels), atol=1e-5)
+            assert torch.allclose(extract.classifier(network)(features[:100]), network(pixels), atol=1e-5)
 
 
 def test_the_probes_are_scikit_learns() -> None:
