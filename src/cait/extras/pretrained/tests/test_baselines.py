@@ -19,6 +19,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -28,16 +29,18 @@ from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras import pretrained
 from cait.extras.pretrained import baselines, extract, probes
+from cait.train.module import CaiTModule
 
+CPU = torch.device("cpu")
 FEW = ["--trainer.max_epochs=2", "--data.num_workers=0", "--model.fields.depth=1", *DEVICES]
 
 
 def images(root: str, most: int | None = None, size: int = 8) -> list:
     data = ImageNetDataModule(root=root, img_size=size, crop_pct=1.0, num_workers=0, batch_size=2)
     data.setup()
-    network, cpu = timm.create_model("test_resnet", num_classes=10), torch.device("cpu")
+    network = timm.create_model("test_resnet", num_classes=10)
     sets = data.train_images.samples, data.val_images.samples
-    return [extract.extract(network, samples, data, cpu, most, pixels=True) for samples in sets]
+    return [extract.extract(network, samples, data, CPU, most, pixels=True) for samples in sets]
 
 
 def test_the_regression_is_scikit_learns_on_the_digits_themselves(digits_root: Path) -> None:
@@ -76,19 +79,18 @@ def test_features_are_what_the_head_of_any_network_sees(digits_root: Path) -> No
         cait.create_model("xxs24", img_size=32, num_classes=10, embed_dim=32, depth=1, num_heads=2, drop_path_rate=0.5),
     ]
     for network in networks:
-        network.train().get_classifier().eval()  # a part that its owner has put into evaluation
-        found = extract.extract(network, data.val_images.samples, data, torch.device("cpu"), 100)
+        extract.classifier(network.train()).eval()  # a part that its owner has put into evaluation
+        whole, found = (extract.extract(network, data.val_images.samples, data, CPU, most) for most in (None, 100))
         assert network.training
-        assert not network.get_classifier().training
+        assert not extract.classifier(network).training
         assert found.kept.tolist() == [index * 360 // 100 for index in range(100)]
-        features = torch.from_numpy(
-            extract.extract(network, data.val_images.samples, data, torch.device("cpu")).features
-        )
+        features = torch.from_numpy(whole.features)
         assert np.allclose(features[found.kept], found.features, atol=1e-5)
         with torch.inference_mode():
-            expected = network.eval().forward_head(network.forward_features(pixels), pre_logits=True)
+            seen = network.eval().forward_features(pixels)
+            expected = network.forward_head(seen, pre_logits=True) if network is networks[0] else seen[:, 0]
             assert torch.allclose(features[:100], expected, atol=1e-5)
-            assert torch.allclose(network.get_classifier()(features[:100]), network(pixels), atol=1e-5)
+            assert torch.allclose(extract.classifier(network)(features[:100]), network(pixels), atol=1e-5)
 
 
 def test_the_probes_are_scikit_learns() -> None:
@@ -187,7 +189,7 @@ def test_a_better_baseline_is_said_with_what_to_try(tmp_path: Path) -> None:
 def ended(folder: Path, settings: dict) -> SimpleNamespace:
     """A run of these settings that has just ended."""
     (folder / "config.yaml").touch()
-    module = CaiTModule(img_size=8, num_classes=10, **settings)
+    module = CaiTModule(**settings)
     names = SimpleNamespace(config=SimpleNamespace(baselines=True), data=SimpleNamespace(root="my photos"))
     return SimpleNamespace(folder=folder, module=module, program=SimpleNamespace(script=None), **vars(names))
 
@@ -213,9 +215,8 @@ LITE = "--model.name timm/test_efficientnet"
     ],
 )
 def test_what_to_try_is_weights_first_and_keeps_them(
-    settings: dict, weights_first: str | None, longer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict, weights_first: str | None, longer: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(CaiTModule, "_load_initial_weights", lambda self: None, raising=False)
     (tmp_path / baselines.FILE).write_text(json.dumps(found(50.0, 62.5)))
     run = ended(tmp_path, settings)
     first = [("try", f"make train {weights_first}")] if weights_first else []

@@ -331,9 +331,11 @@ def test_batch_norm_keeps_its_statistics_while_its_scale_trains(tmp_path: Path) 
 
     def module() -> CaiTModule:
         torch.manual_seed(0)
-        settings: dict = dict(name="timm/test_efficientnet", img_size=32, num_classes=10, fields={}, lr=0.01)
+        settings: dict = dict(
+            name="timm/test_efficientnet", img_size=32, num_classes=10, lr=0.01, min_lr=0.01, drop_path_rate=0
+        )
         made = CaiTModule(**settings, freeze_norm=True, lr_base_size=None, warmup_epochs=0)
-        for name, value in made.model.named_buffers():
+        for value in made.model.buffers():
             if value.is_floating_point():
                 value.uniform_(0.5, 1.5)
         return made
@@ -342,7 +344,8 @@ def test_batch_norm_keeps_its_statistics_while_its_scale_trains(tmp_path: Path) 
     before = {name: value.clone() for name, value in first.model.state_dict().items()}
     with torch.no_grad():
         expected = first.model.eval()(images)
-    seen: list[torch.Tensor] = []
+    first.model.train()
+    seen: list = []
     hook = first.model.register_forward_hook(lambda *given: seen.append((given[0].training, given[-1].detach())))
     trained(first, [(images, labels)] * 2, tmp_path, max_epochs=2)
     hook.remove()
