@@ -33,6 +33,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.data.digits import write_digits
 from cait.data.folder import copies
 from cait.data.listing import TORCHVISIONS, Files
+from cait.data.loader import Loading
 from cait.data.reading import AS_SEEN, PUBLISHED, Reading, UnreadableImages, check_headers, load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError
@@ -726,5 +727,24 @@ def test_one_damaged_image_of_a_small_folder_does_not_end_the_run(
         data.unreadable.note("another", "cannot read it")
     strict = ImageNetDataModule(**settings, max_bad_share=0)
     strict.setup("fit")
-    with pytest.raises(UserError, match="1 images cannot be read, 0 are allowed"):
+    with pytest.raises(UserError, match="1 images cannot be read, 0 are allowed") as refused:
         list(strict.train_dataloader())
+    share = float(str(refused.value).rpartition("--data.max_bad_share ")[2])
+    lenient = ImageNetDataModule(**settings, max_bad_share=share)
+    lenient.setup("fit")
+    assert sum(len(labels) for _, labels in lenient.train_dataloader()) == len(lenient.train_images)
+
+
+@pytest.mark.parametrize(
+    ("bad", "images", "share"),
+    [(2, 174, 0.03), (8, 713, 0.03), (1, 1_281_167, 0.01), (29, 100, 0.58), (5, 11, 0.91), (6, 11, None)],
+)
+def test_a_run_that_too_many_images_end_names_a_share_that_suffices(bad: int, images: int, share: float | None) -> None:
+    unreadable = UnreadableImages(None, bad - 1, images)
+    for number in range(bad - 1):
+        unreadable.note(str(number), "cannot read it")
+    with pytest.raises(UserError) as refused:
+        unreadable.note("the last", "cannot read it")
+    _, named, value = str(refused.value).partition("; to go on without them give --data.max_bad_share ")
+    assert (float(value) if named else None) == share
+    assert share is None or Loading(max_bad_share=share).bad_allowed(images) >= bad

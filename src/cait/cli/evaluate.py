@@ -235,9 +235,9 @@ class Scoring:
         standard = ("loss", "acc1", "acc5", "acc1_macro")
         logged = [key.removeprefix("val/") for key in self.trainer.callback_metrics if key.startswith("val/")]
         return [
-            Row("top-1 (acc1)", "{:.2f} %", ("acc1",), "acc1"),
-            Row("top-5 (acc5)", "{:.2f} %", ("acc5",)),
-            Row("mean of the classes (acc1_macro)", "{:.2f} %", ("acc1_macro",)),
+            Row("top-1", "{:.2f} %", ("acc1",), "acc1"),
+            Row("top-5", "{:.2f} %", ("acc5",)),
+            Row("mean of the classes", "{:.2f} %", ("acc1_macro",)),
             Row("loss", "{:.4f}", ("loss",)),
             *(Row(name, "{:.4f}", (name,)) for name in logged if name not in standard),
             Row("images", "{:,}", ("images",)),

@@ -216,6 +216,7 @@ def _mistakes(loaded: Loaded, facts: list[tuple[str, str]], output: Path) -> lis
     print(result)
     facts.append(("scored now", result))
     if isinstance(loaded.data.source, FolderSource):
+        output.mkdir(parents=True, exist_ok=True)
         labels.write(output / labels.TABLE, loaded.data.source, scored)
         print(os.path.relpath(output / labels.TABLE))
         facts.append(("labels", f"{os.path.relpath(output / labels.TABLE)}, the most doubtful first"))

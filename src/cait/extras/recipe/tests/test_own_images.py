@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import timm
 import torch
 import yaml
 from harness import LIMIT, REPO, checkpoint, rows, start
@@ -37,6 +38,7 @@ from cait.extras.recipe.survey import Survey, left_out, survey
 from cait.extras.recipe.trial import _arguments
 from cait.extras.recipe.weights import Weights
 from cait.model.config import stems
+from cait.model.network import create_model
 from cait.run.program import Program
 from cait.train.losses import LossSettings
 from cait.train.metrics import EvalMetrics
@@ -698,6 +700,52 @@ def test_the_mean_over_the_classes_leaves_out_those_without_images() -> None:
     assert value == pytest.approx(100 * balanced_accuracy_score(labels[seen], predicted[seen]), rel=1e-4)
 
 
+def _weights(kind: str) -> dict:
+    """The content of files with the weights of test_resnet, as several programs write them."""
+    state = timm.create_model("test_resnet", num_classes=3).state_dict()
+    fields = {"depth": 1, "embed_dim": 32}
+    return {
+        "bare": state,
+        "foreign": {"a.weight": torch.zeros(3)},
+        "timm": {"arch": "resnet18", "state_dict": state},
+        "cait": create_model("xs24", img_size=32, num_classes=3).state_dict(),
+        "run": {"pytorch-lightning_version": "2", "hyper_parameters": {"name": "xxs24", "fields": fields}}
+        | {
+            "state_dict": {f"model.{key}": value for key, value in create_model("xxs24", **fields).state_dict().items()}
+        },
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        ("bare", None, "; it fits timm/test_resnet; --model.name says which network to train, here xxs24"),
+        ("bare", "timm/test_vit", "; it fits timm/test_resnet; "),
+        ("foreign", None, "in the model; --model.name says which"),
+        ("timm", None, "; it fits timm/resnet18; "),
+        ("cait", None, "; it fits xs24; "),
+        ("run", None, """; it fits xxs24 with --model.fields '{"depth": 1, "embed_dim": 32}'; """),
+        ("config", None, "; it fits timm/a_name; "),
+    ],
+)
+def test_weights_of_another_network_are_refused_before_anything_is_measured(
+    kind: str, name: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "photos", {"a": 12, "b": 12})
+    torch.save(_weights("bare" if kind == "config" else kind), "w.pth")
+    if kind == "config":
+        Path("config.json").write_text('{"architecture": "a_name"}')
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "--data.root=photos", "--from=w.pth", *([f"--model.name={name}"] if name else [])])
+    out, err = capfd.readouterr()
+    assert (stop.value.code, out) == (2, "")  # not a line of the recipe, which a trial measures
+    assert err.startswith("cait: error: w.pth is of another network: ")
+    assert words in err
+    assert err.count("\n") == 1
+    assert not Path("logs").exists()
+
+
 BRIEF = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", "--data.num_workers=0", "--model.fields.depth=1"]
 
 
@@ -708,9 +756,9 @@ def fit(folder: Path, *arguments: str) -> str:
     return output
 
 
-def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(tmp_path: Path) -> None:
+def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(tmp_path: Path, capsys) -> None:
     fill(tmp_path / "my photos", {"it's": 24, "ä ö": 6})
-    output = fit(tmp_path, "--data.root", "my photos", *BRIEF)
+    output = trained = fit(tmp_path, "--data.root", "my photos", *BRIEF)
     chosen = output[: output.index("Any setting")]
     assert max(map(len, chosen.splitlines())) <= 80
     assert "balance" in chosen
@@ -735,7 +783,13 @@ def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(tmp
     scored = start(tmp_path, "eval", "my-photos")
     output = scored.communicate(timeout=LIMIT)[0]
     assert scored.returncode == 0, output
-    assert json.loads((run / "evaluation.json").read_text())["raw"]["images"] == 3
+    scores = json.loads((run / "evaluation.json").read_text())["raw"]
+    assert scores["images"] == 3
+    best = {name: pytest.approx(scores[name.removeprefix("val/")]) for name in ("val/acc1_macro", "val/acc1")}
+    assert f"val/acc1_macro {scores['acc1_macro']:.2f} %" in trained
+    assert "mean of the classes 50.00 % always the class" in " ".join(trained.split())  # chance
+    main(["runs", str(tmp_path / "logs"), "--json"])
+    assert json.loads(capsys.readouterr().out)[0]["best"] == best
 
     fill(tmp_path / "my photos", {"new": 6})
     weighted = ["--model.class_weights=balanced", "--data.balance=null"]

@@ -11,6 +11,7 @@ import pytest
 from filelock import FileLock
 
 from cait.cli import main
+from cait.extras.runs.verb import _best, describe
 
 
 def write_run(folder: Path, name: str, metrics: str, changed: float, checkpoint: bool = True, epochs: int = 3) -> Path:
@@ -27,6 +28,34 @@ def write_run(folder: Path, name: str, metrics: str, changed: float, checkpoint:
         (run / "checkpoints").mkdir()
         (run / "checkpoints/last.ckpt").touch()
     return run
+
+
+ROWS = "0,,8,,50.5,7.5,2.5,20.5\n1,1e-3,14,2.0,,,,\n1,,17,,70.5,7.25,1.5,30.5\n2,,26,,60.5,7.75,1.75,40.5\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "first", "acc1"),
+    [
+        ("", "val/acc1 70.50", 70.5),
+        ("best_metric: val/acc1_macro", "val/acc1_macro 40.50", 60.5),
+        ("best_metric: val_ema/acc1", "val_ema/acc1 7.75", 60.5),
+        ("best_metric: val/loss", "val/loss 1.5000", 70.5),
+        ("best_metric: val/acc1\nbest_mode: min", "val/acc1 50.50", 50.5),
+        ("best_metric: val/loss\nbest_mode: max", "val/loss 2.5000", 50.5),
+        ("best_metric: val/unknown", "-", None),
+        ("best_metric: [1]", "val/acc1 70.50", 70.5),
+    ],
+)
+def test_the_best_is_what_chose_the_checkpoint(
+    config: str, first: str, acc1: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(tmp_path, "a", "", 1e9)
+    names = "epoch,lr,step,train/loss,val/acc1,val_ema/acc1,val/loss,val/acc1_macro"
+    (folder / "metrics.csv").write_text(f"{names}\n{ROWS}")
+    with (folder / "config.yaml").open("a") as file:
+        file.write(config)
+    row = describe(folder)
+    assert (_best(row.best), row.best.get("val/acc1"), row.epochs) == (first, acc1, 3)
 
 
 def test_the_runs_are_listed(
@@ -57,6 +86,6 @@ def test_the_runs_are_listed(
     assert rows[running.name]["model"] == "CaiT 6×96"
     assert rows["broken"]["model"] is None
     assert [line.split()[0] for line in shown.splitlines()[1:]] == list(rows)
-    assert re.search(r"^cut +xxs24 +data/digits +1/3 +40\.50 .* stopped", shown, re.M)
+    assert re.search(r"^cut +xxs24 +data/digits +1/3 +val/acc1 40\.50 .* stopped", shown, re.M)
     main(["runs", "--json"])
     assert json.loads(capsys.readouterr().out)[1]["state"] == "stopped"

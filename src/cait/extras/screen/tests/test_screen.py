@@ -26,7 +26,7 @@ from cait.extras.screen.banner import Banner, attention_in_use, schedule_row
 from cait.extras.screen.defaults import PLAIN, on_by_default
 from cait.extras.screen.doubts import checkpoint_bytes, doubts, shortage
 from cait.extras.screen.findings import Findings, findings
-from cait.extras.screen.progress import EpochLines, fitting
+from cait.extras.screen.progress import EpochLines, fitting, of_this_epoch, shown_metrics
 from cait.extras.screen.summary import never_right
 from cait.model.network import create_model
 from cait.run.checkpoints import BestCheckpoint
@@ -280,6 +280,20 @@ def test_the_epochs_line_has_the_means_of_the_epoch(capsys) -> None:
     for line, part in zip(lines, (losses[:6], losses[6:]), strict=True):
         assert f"loss: {sum(part) / 6:.3f}  " in line
         assert re.search(r" s, waited \d+\.\d s of \d+\.\d s for images \(\d+%\)$", line)
+
+
+def test_an_epoch_without_a_validation_shows_none(capsys) -> None:
+    bars: list[dict[str, Any]] = []
+    measure = Clock()
+    bar = LambdaCallback(on_train_batch_end=lambda run, *_: bars.append(shown_metrics(of_this_epoch(run, measure))))
+    run = trainer(max_epochs=5, check_val_every_n_epoch=2, callbacks=[measure, bar, EpochLines(measure)])
+    run.fit(module(lr=1e-2, per_class=True), loader(), loader(8))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    for name in ("val/acc1: ", "val/acc1_macro: "):
+        assert [name in line for line in lines] == [False, True, False, True, False]
+    assert "val/acc1" in shown_metrics(run.callback_metrics)  # Lightning keeps it
+    assert len(bars) == 30
+    assert not [shown for shown in bars if "val/acc1" in shown]
 
 
 def test_the_epochs_line_says_how_long_its_steps_waited(

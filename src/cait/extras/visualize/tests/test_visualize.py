@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from harness import NO_TEXT, SMALL, python, save_mixed, slow
+from harness import NO_TEXT, REPO, SMALL, python, save_mixed, slow
 from matplotlib.axes import Axes
 from PIL import Image, ImageDraw
 from safetensors.torch import save_file
@@ -586,6 +586,28 @@ def test_the_images_held_out_stay_the_same_when_the_folder_grows(trained: Path, 
     capfd.readouterr()
     main(["visualize", "flat"])
     assert f" % of {held} validation images\n" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        ["--config", str(REPO / "configs/base.yaml"), "--model.name=timm/test_resnet"],
+        [*SMALL, "--model.fields.depth_token_only=0", "--model.fields.class_token_at=0"],
+    ],
+)
+def test_a_network_without_maps_has_a_page_of_mistakes(network: list[str], trained: Path, capfd: Capture) -> None:
+    train = ["fit", *network, "--data.root=mixed", "--data.img_size=32", "--data.num_workers=0", "--data.batch_size=4"]
+    main([*train, "--trainer.devices=1", "--trainer.max_epochs=1", "--run_name=plain"])
+    assert "see its mistakes" in capfd.readouterr().out
+    main(["visualize", "plain"])
+    first, result, table, last = capfd.readouterr().out.splitlines()
+    assert first.startswith("no attention maps: ")
+    assert re.match(r"top-1 \d+\.\d\d % of 10 validation images$", result)
+    assert (table, last) == ("logs/plain/visualize/labels.csv", "logs/plain/visualize/index.html")
+    text, _ = check_page(Path(last))
+    assert text.index("Worst mistakes") < text.index("Curves")
+    assert "Attention maps" not in text
+    assert re.search("has no (maps|class-attention block)", refused(["plain", "--images", "mixed/val/owl"], capfd))
 
 
 def test_a_name_that_is_no_text_is_drawn(trained: Path, capfd: Capture) -> None:
