@@ -123,7 +123,7 @@ class CaiTCLI(LightningCLI):
             super().__init__(
                 program.module or CaiTModule,
                 program.data or ImageNetDataModule,
-                save_config_callback=SaveConfig,
+                save_config_callback=None,  # a run has `SaveConfig` before other callbacks
                 # The data module divides the images, exactly.
                 trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 1},
                 seed_everything_default=0,
@@ -314,7 +314,6 @@ class CaiTCLI(LightningCLI):
         if self.subcommand == "fit":
             callbacks += self._parts_of_a_run(given, kwargs)
         else:
-            self.save_config_callback = None
             kwargs.update(logger=False, enable_checkpointing=False)
             kwargs["plugins"].append(DurableCheckpointIO())  # it reads folders too
         if isinstance(cluster := self.processes.cluster(), SLURMEnvironment):
@@ -381,6 +380,7 @@ class CaiTCLI(LightningCLI):
         kwargs["default_root_dir"] = self.run_dir
         callbacks: list[Callback] = [self.lock] if self.lock else []
         if not given.fast_dev_run:
+            callbacks.append(SaveConfig(self._parser("fit"), config))
             self.datamodule.unreadable_path = self.run_dir / rundir.UNREADABLE
             self.datamodule.validation_path = self.run_dir / rundir.VALIDATION
         if given.max_steps > 0:  # a trial of a few steps logs metrics too

@@ -305,7 +305,10 @@ class BestCheckpoint(ModelCheckpoint):
                         callback.save(trainer)
             names = ", ".join(sorted(metrics))
             raise UserError(f"--best_metric {self.metric}: there is no such metric, only {names}")
-        super().on_validation_end(trainer, pl_module)
+        if trainer.state.fn == "fit" and trainer.global_step == 0 and not trainer.sanity_checking:
+            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))  # before the first epoch has begun
+        else:
+            super().on_validation_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         before, now = state_dict["dirpath"], str(self.dirpath)

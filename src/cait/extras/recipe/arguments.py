@@ -125,6 +125,7 @@ def _weights(
     source: str, given: dict[str, Any], plan: tuple[int, float, bool], program: Program
 ) -> tuple[Weights | None, str]:
     """The weights of the run, in all processes those of the first, which alone asks the hub; if none, the reason."""
+    source = source or str(given.get("model.weights") or "")
     if source == "none":
         return None, ""
     if source and source != "timm":

@@ -40,7 +40,7 @@ def images(root: str, most: int | None = None, size: int = 8) -> list:
     data.setup()
     network = timm.create_model("test_resnet", num_classes=10)
     sets = data.train_images.samples, data.val_images.samples
-    return [extract.extract(network, samples, data, CPU, most, pixels=True) for samples in sets]
+    return [extract.extract(network, each, data, CPU, most and range(most), pixels=True) for each in sets]
 
 
 def test_the_regression_is_scikit_learns_on_the_digits_themselves(digits_root: Path) -> None:
@@ -79,10 +79,11 @@ def test_features_are_what_the_head_of_any_network_sees(digits_root: Path) -> No
         cait.create_model("xxs24", img_size=32, num_classes=10, embed_dim=32, depth=1, num_heads=2, drop_path_rate=0.5),
     ]
     for network in networks:
-        extract.classifier(network.train()).eval()  # a part that its owner has put into evaluation
-        whole, found = (extract.extract(network, data.val_images.samples, data, CPU, most) for most in (None, 100))
+        extract.classifiers(network.train())[0].eval()  # a part that its owner has put into evaluation
+        few = extract.evenly(360, 100)
+        whole, found = (extract.extract(network, data.val_images.samples, data, CPU, which) for which in (None, few))
         assert network.training
-        assert not extract.classifier(network).training
+        assert not extract.classifiers(network)[0].training
         assert found.kept.tolist() == [index * 360 // 100 for index in range(100)]
         features = torch.from_numpy(whole.features)
         assert np.allclose(features[found.kept], found.features, atol=1e-5)
@@ -90,7 +91,7 @@ def test_features_are_what_the_head_of_any_network_sees(digits_root: Path) -> No
             seen = network.eval().forward_features(pixels)
             expected = network.forward_head(seen, pre_logits=True) if network is networks[0] else seen[:, 0]
             assert torch.allclose(features[:100], expected, atol=1e-5)
-            assert torch.allclose(extract.classifier(network)(features[:100]), network(pixels), atol=1e-5)
+            assert torch.allclose(extract.classifiers(network)[0](features[:100]), network(pixels), atol=1e-5)
 
 
 def test_the_probes_are_scikit_learns() -> None:

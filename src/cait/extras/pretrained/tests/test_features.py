@@ -18,7 +18,7 @@ import cait
 from cait.cli import main
 from cait.errors import UserError
 from cait.extras.pretrained import verb
-from cait.extras.pretrained.extract import classifier, inputs
+from cait.extras.pretrained.extract import classifiers, inputs
 
 VIT = "timm/test_vit"
 
@@ -111,12 +111,12 @@ def test_heads_of_other_kinds_have_features_too() -> None:
     pixels, conv = torch.rand(2, 3, 8, 8), Conv()
     with torch.no_grad():
         expected = conv.body(pixels).mean((2, 3))
-    np.testing.assert_allclose(inputs(conv, pixels), expected, atol=1e-6)
+    np.testing.assert_allclose(inputs(conv, *classifiers(conv), pixels), expected, atol=1e-6)
     headless = timm.create_model("test_resnet", num_classes=0).eval()
     with torch.no_grad():
         expected = headless(pixels)
-    np.testing.assert_allclose(inputs(headless, pixels), expected, atol=1e-6)
-    assert classifier(nn.Sequential(nn.Conv2d(3, 4, 1))) is None
+    np.testing.assert_allclose(inputs(headless, *classifiers(headless), pixels), expected, atol=1e-6)
+    assert classifiers(nn.Sequential(nn.Conv2d(3, 4, 1))) == []
 
 
 @pytest.mark.parametrize(

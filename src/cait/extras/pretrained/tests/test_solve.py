@@ -1,0 +1,127 @@
+"""A run from weights: its head is solved, validated as step 0, and resumed from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from harness import checkpoint, rows
+from torch import nn
+
+import cait
+from cait.cli import main
+from cait.data.datamodule import ImageNetDataModule
+from cait.extras.pretrained import extract, solve
+from cait.extras.pretrained.head import solve as solved
+from cait.train.module import CaiTModule
+
+NET = "timm/test_efficientnet"
+FEW = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", "--data.num_workers=0", "--trainer.log_every_n_steps=1"]
+FEW += ["--data.img_size=32", "--data.batch_size=64", "--data.global_batch=true", "--data.mixup=0", "--data.cutmix=0"]
+FEW += ["--model.lr=1e-4", "--model.lr_base_size=null", "--model.warmup_epochs=0", "--model.freeze_norm=true"]
+
+
+class ConvHead(nn.Module):
+    """A network whose classifier is a convolution."""
+
+    def __init__(self, img_size: int, num_classes: int) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, num_classes, 1)
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(images)).mean((2, 3))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with weights of 1,000 classes."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    torch.save(timm.create_model(NET.removeprefix("timm/")).state_dict(), "net.pth")
+    return tmp_path
+
+
+def fit(root: Path, name: str, *arguments: str) -> Path:
+    main(["fit", f"--data.root={root}", f"--run_name={name}", *FEW, *arguments])
+    return Path("logs", name)
+
+
+def killed(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_the_head_is_solved_validated_as_step_0_and_the_best_to_beat(
+    digits_root: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = [f"--model.name={NET}", "--model.weights=net.pth"]
+    whole = fit(digits_root, "whole", *weights)
+    before = next(row for row in rows(whole) if row["val/acc1"])
+    assert (before["step"], before["train/loss"]) == ("0", "")
+    assert float(before["val/acc1"]) > 80  # chance is 10
+    head = fit(digits_root, "head", *weights, "--model.freeze=true")
+    kept = checkpoint(head)
+    assert (kept["global_step"], len(rows(head))) == (0, 1)
+    assert rows(head)[0]["val/acc1"] == before["val/acc1"]
+    assert (head / "checkpoints/best.ckpt").is_file()
+    network = CaiTModule.load_from_checkpoint(head / "checkpoints/last.ckpt").model
+    start = torch.load("net.pth")
+    assert all(torch.equal(value, start[name]) for name, value in network.state_dict().items() if "class" not in name)
+
+    main(["resume", "head"])  # a run whose head alone was wanted is done
+    assert checkpoint(head)["global_step"] == 0
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(CaiTModule, "training_step", killed)
+        fit(digits_root, "cut", *weights)
+    assert checkpoint(Path("logs/cut"))["global_step"] == 0
+    main(["resume", "cut"])
+    for key, value in checkpoint(whole)["state_dict"].items():
+        assert torch.equal(value, checkpoint(Path("logs/cut"))["state_dict"][key]), key
+    assert rows(Path("logs/cut")) == rows(whole)
+
+
+def test_a_run_that_is_killed_before_its_first_checkpoint_starts_again(
+    digits_root: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = [f"--model.name={NET}", "--model.weights=net.pth", "--model.freeze=true"]
+    whole = fit(digits_root, "whole", *weights)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(solve, "gathered", killed)
+        fit(digits_root, "cut", *weights)
+    assert not list(Path("logs/cut").rglob("*.ckpt"))
+    main(["resume", "cut"])
+    for key, value in checkpoint(whole)["state_dict"].items():
+        assert torch.equal(value, checkpoint(Path("logs/cut"))["state_dict"][key]), key
+
+
+@pytest.mark.parametrize("distillation_token", [False, True])
+def test_each_head_of_a_cait_is_solved_on_what_it_sees(distillation_token: bool, digits_root: Path, here: Path) -> None:
+    fields: dict = dict(embed_dim=32, depth=1, num_heads=2, distillation_token=distillation_token)
+    torch.manual_seed(0)
+    network = cait.create_model("xxs24", 32, 10, **fields)
+    torch.save({name: value for name, value in network.state_dict().items() if "head" not in name}, "cait.pth")
+    run = fit(digits_root, "solved", f"--model.fields={fields}", "--model.freeze=true", "--model.weights=cait.pth")
+    module = CaiTModule.load_from_checkpoint(run / "checkpoints/last.ckpt")
+    data = ImageNetDataModule(root=str(digits_root), img_size=32, num_workers=0)
+    data.setup("fit")
+    layers = extract.classifiers(module.model)
+    assert len(layers) == 1 + distillation_token
+    for layer in layers:
+        found = extract.extract(module.model, data.train_images.samples, data, torch.device("cpu"), head=layer)
+        expected = solved(torch.from_numpy(found.features), torch.from_numpy(found.labels), 10)
+        assert torch.allclose(layer.weight, expected.weight, atol=1e-4)
+
+
+def test_a_head_that_is_no_linear_layer_is_told_in_a_line(
+    digits_root: Path, here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.save({name: value for name, value in ConvHead(32, 5).state_dict().items() if "body" in name}, "conv.pth")
+    named = [f"--model.name={__name__}:ConvHead", "--model.fields=null", "--model.weights=conv.pth"]
+    run = fit(digits_root, "conv", *named, "--trainer.max_steps=1")
+    told = "the head is not solved, it starts at random: test_solve:ConvHead ends in Conv2d, not in Linear with a bias"
+    assert told in caplog.text
+    assert checkpoint(run)["global_step"] == 1
