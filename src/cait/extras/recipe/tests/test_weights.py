@@ -58,7 +58,8 @@ class Hub(socketserver.StreamRequestHandler):
         elif manner in ("html", "noise"):
             self.wfile.write(HTML if manner == "html" else b"\x00\xff garbage\r\n\r\n")
         else:
-            body = {"lying": bytes(len(content)), "breaking": content[:1000], "stopping": content[:1000]}.get(manner, content)
+            part = content[:1000]
+            body = {"lying": bytes(len(content)), "breaking": part, "stopping": part}.get(manner, content)
             self.wfile.write(whole + (b"" if is_head else body))
             if manner == "stopping" and not is_head:
                 time.sleep(LIMIT)
