@@ -58,7 +58,8 @@ class Hub(socketserver.StreamRequestHandler):
         elif manner in ("html", "noise"):
             self.wfile.write(HTML if manner == "html" else b"\x00\xff garbage\r\n\r\n")
         else:
-            body = {"lying": bytes(len(content)), "breaking": content[:1000]}.get(manner, content)
+            part = content[:1000]
+            body = {"lying": bytes(len(content)), "breaking": part, "stopping": part}.get(manner, content)
             self.wfile.write(whole + (b"" if is_head else body))
             if manner == "stopping" and not is_head:
                 time.sleep(LIMIT)
@@ -84,7 +85,7 @@ def hub(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     """A hub, and a cache that is empty."""
     server: Any = Server(("127.0.0.1", 0), Hub)
     server.manner, server.content, server.asked = "good", content, []
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     use(f"http://127.0.0.1:{server.server_address[1]}", tmp_path, monkeypatch)
     monkeypatch.setattr(weights, "WAIT", LIMIT)  # machines are slow at times
     yield server
