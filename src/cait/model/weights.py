@@ -28,8 +28,8 @@ ONLY_IN_TRAINING = (
 )
 """Fields that the output of a trained CaiT does not depend on."""
 
-ANEW = "it starts anew"
-"""How the note about a head ends that no weights were for."""
+ANEW = (" anew", " new")
+"""How the note about a head ends that has no weights for some classes."""
 
 FITTED = ("img_size", "num_classes", "distillation_token", "in_chans")
 """Fields in which a CaiT may differ from the one whose weights it starts from."""
@@ -239,10 +239,10 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
     try:
         notes = _fit(model, state)
         if heads and state.keys().isdisjoint(heads):  # a backbone, as DINOv3's
-            notes.append(f"there is no head in them; {ANEW}")
+            notes.append("there is no head in them; it starts anew")
             state.update({key: weights[key] for key in heads})
         elif any(key in state and len(state[key]) != len(weights[key]) for key in heads):
-            notes.append(f"the head's {len(state[heads[0]])} classes left out; {ANEW}")
+            notes.append(f"the head's {len(state[heads[0]])} classes left out; it starts anew")
             state.update({key: weights[key] for key in heads})
         for key in state.keys() & weights.keys():
             if state[key].ndim == 4 and state[key].shape[1] == 3 and weights[key].shape == state[key][:, :1].shape:

@@ -155,7 +155,7 @@ class CaiTModule(LightningModule):
             own_classes = self._class_names() if self.initial_weights.weights is not None else None
             if notes := self.initial_weights.load(self.model, self.name, own_classes):
                 rank_zero_info("weights from " + "; ".join(notes))
-                self.head_is_new = notes[-1].endswith(ANEW)
+                self.head_is_new = any(note.endswith(ANEW) for note in notes)
         self._at_start = False
         self.task.trains = stage == "fit"
         if stage != "fit":

@@ -36,9 +36,10 @@ class FreezeSettings:
     freeze_norm: bool = False
     """BatchNorm keeps the statistics that the weights came with: it computes as in evaluation. Its scale and shift
     train."""
-    solve_head: bool = True
+    solve_head: bool = False
     """If the run starts from weights and its head is new, solve the head on the features of the training images before
-    the first step, and validate it as step 0. With `freeze` true the run is done then."""
+    the first step, and validate it as step 0. With `freeze` true the run is done then. A recipe chosen for a folder
+    sets it."""
     head_lr_factor: float | None = None
     """The rate of the head is the others' times this factor; with `layer_decay` too. None means 1."""
 

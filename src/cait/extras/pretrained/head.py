@@ -19,8 +19,8 @@ USUAL = 0.1
 """C where no class has enough images to hold some out."""
 HELD_OUT = 5
 """One image of so many of each class is held out to choose C."""
-WORK = 1_000_000_000
-"""Most images × values × classes that are solved on: about half a minute of a core."""
+WORK, VALUES = 1_000_000_000, 100_000_000
+"""Most images × values × classes that are solved on, about half a minute of a core; and most images × values, 2 GB."""
 ITERATIONS, TOLERANCE = 200, 1e-4
 """Of L-BFGS, at each C; the second is of the gradient's largest value."""
 

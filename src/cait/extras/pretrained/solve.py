@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from cait.extras.pretrained.extract import BATCH, classifiers, evenly, extract
-from cait.extras.pretrained.head import WORK, Head, solve
+from cait.extras.pretrained.head import VALUES, WORK, Head, solve
 
 
 class SolveHead(Callback):
@@ -33,7 +33,8 @@ class SolveHead(Callback):
         self.is_solved = state_dict["is_solved"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        if trainer.ckpt_path is None and pl_module.head_is_new and pl_module.hparams["solve_head"]:
+        wanted = pl_module.head_is_new and pl_module.hparams["solve_head"]
+        if wanted and trainer.ckpt_path is None and not trainer.fast_dev_run:
             if reason := unsolvable(trainer, pl_module):
                 rank_zero_info(f"the head is not solved, it starts at random: {reason}")
             else:
@@ -61,7 +62,7 @@ class SolveHead(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         # Also after a resume, because the rows of step 0 are not kept.
         pl_module.validates_first = self.is_solved and trainer.global_step == 0
-        if not pl_module.validates_first:
+        if not pl_module.validates_first or not trainer.enable_validation:
             self._end(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -129,12 +130,13 @@ def gathered(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> Seen:
     """
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     samples, classes = data.train_images.samples, pl_module.num_classes
-    indices = evenly(len(samples), max(2 * classes, WORK // (layer.in_features * classes)))
+    indices = evenly(len(samples), max(2 * classes, min(WORK // classes, VALUES) // layer.in_features))
     batches = [indices[start : start + BATCH] for start in range(0, len(indices), BATCH)]
     own = [index for batch in batches[trainer.global_rank :: trainer.world_size] for index in batch]
     with trainer.precision_plugin.forward_context():
-        found = extract(pl_module.model, samples, data, pl_module.device, own, head=layer)
-    parts = [(found.features, found.labels, found.kept)] * trainer.world_size
+        found = extract(pl_module.model, samples, data, pl_module.device, own or indices[:1], head=layer)
+    mine = slice(None if own else 0)  # with fewer batches than processes some have none
+    parts = [(found.features[mine], found.labels[mine], found.kept[mine])] * trainer.world_size
     if trainer.world_size > 1:
         torch.distributed.all_gather_object(parts, parts[0])
     features, labels, kept = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))

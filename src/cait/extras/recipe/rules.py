@@ -399,6 +399,8 @@ def optimize(recipe: Recipe, anatomy: Anatomy | None) -> None:
     behind steps so large: see benchmark.md.
     """
     recipe.take("model.lr_base_size", None)
+    if recipe.solves_head:
+        recipe.take("model.solve_head", True)
     if recipe.solves_head and "model.optimizer" not in recipe.given:
         recipe.take("model.freeze_norm", True)
         rate = recipe.take("model.lr", GENTLE)

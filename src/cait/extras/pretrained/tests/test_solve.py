@@ -21,7 +21,13 @@ from cait.train.module import CaiTModule
 NET = "timm/test_efficientnet"
 FEW = ["--trainer.accelerator=cpu", "--trainer.max_steps=44", "--data.num_workers=0", "--trainer.log_every_n_steps=1"]
 FEW += ["--data.img_size=32", "--data.batch_size=64", "--data.global_batch=true", "--data.mixup=0", "--data.cutmix=0"]
-FEW += ["--model.lr=1e-4", "--model.lr_base_size=null", "--model.warmup_epochs=0", "--model.freeze_norm=true"]
+FEW += [
+    "--model.lr=1e-4",
+    "--model.lr_base_size=null",
+    "--model.warmup_epochs=0",
+    "--model.freeze_norm=true",
+    "--model.solve_head=true",
+]
 
 
 class ConvHead(nn.Module):
