@@ -34,7 +34,7 @@ class SolveHead(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         wanted = pl_module.head_is_new and pl_module.hparams["solve_head"]
-        if wanted and trainer.ckpt_path is None and not trainer.fast_dev_run:
+        if wanted and trainer.ckpt_path is None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             if reason := unsolvable(trainer, pl_module):
                 rank_zero_info(f"the head is not solved, it starts at random: {reason}")
             else:
