@@ -171,8 +171,8 @@ class Bench:
 def regress(settings: Path) -> dict[str, float]:
     """Accuracies of logistic regression on all images and pixels that these settings of the data give."""
     from cait.data.datamodule import ImageNetDataModule
-    from cait.extras.pretrained import probes
-    from cait.extras.pretrained.extract import extract
+    from cait.extras import probes
+    from cait.extras.extract import extract
 
     data = ImageNetDataModule(**json.loads(settings.read_text()))
     data.setup()

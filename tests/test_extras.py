@@ -39,6 +39,7 @@ SMALL = [
     "--trainer.log_every_n_steps=1",
 ]
 OTHERS = {"background": "colour", "fused": "AdamW", "runs": "a plural", "logger": "the Trainer's setting"}
+OTHERS["pretrained"] = "timm's word for published weights"
 """Words of the core that an extra has for a name or a setting, and what they mean there."""
 
 

@@ -141,12 +141,15 @@ def _has_ends(name: str, state: StateDict) -> bool:
 
 
 def _fits(name: str, state: StateDict) -> bool:
-    from cait.model.network import build
+    import timm
+
+    from cait.model.cait import CaiT
 
     with suppress(Exception), warnings.catch_warnings():  # timm's networks and filters raise many kinds
         warnings.simplefilter("ignore")
         with torch.device("meta"):
-            network = build(name, 224, 1000)
+            is_ours = name in VARIANTS
+            network = CaiT(variant_config(name)) if is_ours else timm.create_model(name.removeprefix(TIMM))
         _load(network, dict(state), name)
         return True
     return False

@@ -13,8 +13,8 @@ from lightning.pytorch import Callback, Trainer
 from cait import disk
 from cait.data.dataset import NO_LABEL
 from cait.errors import one_line, to_type
-from cait.extras.pretrained import probes
-from cait.extras.pretrained.extract import evenly, extract
+from cait.extras import probes
+from cait.extras.extract import evenly, extract
 from cait.model.config import TIMM, VARIANTS
 from cait.plugins import Results, Run
 from cait.run.checkpoints import BestCheckpoint, LastCheckpoint
@@ -123,9 +123,7 @@ def suggestions(run: Run) -> list[tuple[str, str]]:
 
 def _command(root: str, source: str, options: str) -> str:
     root, source = shlex.quote(root), source and shlex.quote(source)
-    make, cait = f"make train DATA={root}", f"cait fit --data.root {root}"
+    command = to_type("make train DATA=", "cait fit --data.root ") + root
     if source:
-        make, cait = f"{make} FROM={source}", f"{cait} --from {source}"
-    if options:
-        make, cait = f'{make} ARGS="{options}"', f"{cait} {options}"
-    return to_type(make, cait)
+        command += to_type(" FROM=", " --from ") + source
+    return command + (to_type(f' ARGS="{options}"', f" {options}") if options else "")

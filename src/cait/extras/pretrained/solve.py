@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from cait.extras.pretrained.extract import BATCH, classifiers, evenly, extract
+from cait.extras.extract import BATCH, classifiers, evenly, extract
 from cait.extras.pretrained.head import VALUES, WORK, Head, solve
 
 

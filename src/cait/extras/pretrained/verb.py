@@ -18,7 +18,7 @@ from cait.file_lock import tell
 from cait.run.program import Program
 
 if TYPE_CHECKING:
-    from cait.extras.pretrained.extract import Extracted
+    from cait.extras.extract import Extracted
 
 
 def features(arguments: list[str], program: Program) -> None:
@@ -26,7 +26,7 @@ def features(arguments: list[str], program: Program) -> None:
     given = _options(arguments)
     checkpoint, folder = (None, None) if given.name else loading.checkpoint_of(given.run, "take features of")
     files, class_names = listed(given.images)
-    from cait.extras.pretrained.extract import extract
+    from cait.extras.extract import extract
     from cait.guards import trust
 
     with trust.only_own(given.trusted):

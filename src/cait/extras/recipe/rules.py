@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from cait import plugins
-from cait.errors import UserError
+from cait.errors import UserError, to_type
 from cait.extras.clock import duration
 from cait.extras.recipe.anatomy import Anatomy, look
 from cait.extras.recipe.duration import COPIES, MINUTES, Machine, Pace, copied
@@ -163,7 +163,7 @@ def weigh(
     less = f"logistic regression reaches {found[0]:.0f} % on their features, and {found[1]:.0f} % on the pixels"
     if weights.by_default and "model.name" not in given:
         return None, f"none: of {weights.name} {less}, so the network starts from scratch"
-    return weights, f"{less}: from scratch (FROM=none) a run is likely to end higher"
+    return weights, f"{less}: from scratch ({to_type('FROM=none', '--from none')}) a run is likely to end higher"
 
 
 def warn(folder: Survey, recipe: Recipe) -> None:

@@ -117,8 +117,8 @@ def compare(held: dict[str, Any]) -> tuple[float, float]:
 
     Both learn from a sample of the training images at `PROBED` pixels, and answer a fifth of it.
     """
-    from cait.extras.pretrained import probes  # an extra, which a run that solves its head has
-    from cait.extras.pretrained.extract import evenly, extract
+    from cait.extras import probes
+    from cait.extras.extract import evenly, extract
 
     data = ImageNetDataModule(**_arguments(held, "data") | {"img_size": PROBED})
     data.announces = False

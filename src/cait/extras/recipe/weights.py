@@ -18,7 +18,7 @@ import torch
 from cait import ckpt
 from cait.cli import saved
 from cait.cli.loading import checkpoint_of
-from cait.errors import UserError, one_line
+from cait.errors import UserError, one_line, to_type
 from cait.model.config import TIMM, VARIANTS
 from cait.model.network import build
 from cait.model.weights import PUBLISHED, cached_weights, load_weights, published_entries
@@ -35,7 +35,6 @@ ON_CPU, ON_GPU, LARGER = "timm/tf_efficientnet_lite0.in1k", "xxs24", "s24"
 LONG, PER_MINUTE = 10, 600
 """A GPU takes the larger one from this many minutes on, and with fewer images for each of them: ten epochs then fit
 at 100 images a second."""
-OTHERWISE = "FROM=FILE (--from FILE) starts from a file"
 
 
 @dataclass(frozen=True)
@@ -142,14 +141,18 @@ def published(
             if known
             else "are published by nobody"
         )
-        raise UserError(f"weights of {name} {what}; {OTHERWISE}")
+        raise UserError(f"weights of {name} {what}; {otherwise()}")
     try:
         came = fetched(known, 20 * minutes if by_default else None)
     except UserError as error:
-        raise UserError(f"{error}; {OTHERWISE}") from error
+        raise UserError(f"{error}; {otherwise()}") from error
     settings = {"model.pretrained": True} | preparation(known) | ({} if "model.name" in given else {"model.name": name})
     about = f"timm's {entry(known)}{why}; {came}, licence {known.license or 'unknown'}"
     return Weights(about, settings, known.input_size[-1], by_default)
+
+
+def otherwise() -> str:
+    return f"{to_type('FROM=FILE', '--from FILE')} starts from a file"
 
 
 def suitable(given: Mapping[str, Any], images: int, minutes: float, has_gpu: bool) -> tuple[str, str]:
@@ -197,7 +200,9 @@ def fetched(known: Any, limit: float | None) -> str:
     came, path = "from the Hugging Face cache", cached_weights(entry(known))
     if path is None:
         url = hf_hub_url(known.hf_hub_id, PUBLISHED)
-        found = within(WAIT, lambda: get_hf_file_metadata(url, timeout=WAIT), f"{constants.ENDPOINT} did not answer")
+        found = within(
+            WAIT, lambda: get_hf_file_metadata(url, timeout=2 * WAIT), f"{constants.ENDPOINT} did not answer"
+        )
         if not (found.commit_hash and found.size):
             raise UserError(f"what answers at {constants.ENDPOINT} is no Hugging Face hub")
         came = f"{found.size / 1e6:,.1f} MB from {constants.ENDPOINT}"

@@ -17,8 +17,8 @@ from torch import nn
 import cait
 from cait.cli import main
 from cait.errors import UserError
+from cait.extras.extract import classifiers, inputs
 from cait.extras.pretrained import verb
-from cait.extras.pretrained.extract import classifiers, inputs
 
 VIT = "timm/test_vit"
 

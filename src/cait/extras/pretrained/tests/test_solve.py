@@ -19,7 +19,8 @@ from torch import nn
 import cait
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
-from cait.extras.pretrained import extract, solve
+from cait.extras import extract
+from cait.extras.pretrained import solve
 from cait.extras.pretrained.head import solve as solved
 from cait.train.module import CaiTModule
 

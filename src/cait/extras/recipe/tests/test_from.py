@@ -153,7 +153,7 @@ def test_without_a_good_hub_a_run_starts_from_scratch_soon(
     found, reason = default(**{"minutes": 0.05} if manner == "stopping" else {})
     assert found is None
     assert words in reason
-    assert reason.endswith("FROM=FILE (--from FILE) starts from a file")
+    assert reason.endswith("FROM=FILE starts from a file")
     assert "\n" not in reason
     if manner != "stopping":  # nobody hurries a download that was asked for
         with pytest.raises(UserError, match=words):

@@ -416,7 +416,7 @@ def test_weights_see_the_largest_images_for_which_there_is_time(image: float, si
     [
         (True, (90.0, 40.0), True, ""),
         (True, (48.0, 80.0), False, "so the network starts from scratch"),
-        (False, (48.0, 80.0), True, "from scratch (FROM=none) a run is likely to end higher"),
+        (False, (48.0, 80.0), True, "a run is likely to end higher"),
         (True, None, True, ""),
     ],
 )

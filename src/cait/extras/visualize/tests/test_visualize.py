@@ -682,7 +682,7 @@ def test_published_weights_come_through_timm(
     torch.manual_seed(0)
     theirs = timm.create_model("cait_xxs24_224").eval()
     real = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda entry, pretrained: theirs if pretrained else real(entry))
+    monkeypatch.setattr(timm, "create_model", lambda entry, pretrained, **_: theirs if pretrained else real(entry))
     photographs[0].save(tmp_path / "china.png")
     monkeypatch.chdir(tmp_path)
     main(["visualize", "xxs24", "--pretrained", "--images", "china.png"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cait.extras.pretrained.extract import Extracted, evenly
+from cait.extras.extract import Extracted, evenly
 
 WORK, ITERATIONS = 400_000_000, 200
 """Bounds of a regression: images × values of each × classes (10 or more), and passes over them. Together about 20
