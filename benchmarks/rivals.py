@@ -28,11 +28,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import timm
 import torch
@@ -77,18 +77,16 @@ def cnn(img_size: int, num_classes: int, width: int = 32) -> nn.Module:
 
 
 @dataclass
-class Bench:
-    """The folders, and the rows so far.
-
-    Args:
-        cores: one for each job that runs now; None stands for all of them.
-    """
+class Rows:
+    """The finished runs, one a row of the CSV file `rows`. A row that is there is not made again."""
 
     folders: Path
     scratch: Path
     rows: Path
     minutes: float
-    cores: queue.Queue[int | None]
+
+    fields: ClassVar[tuple[str, ...]] = FIELDS
+    keys: ClassVar[tuple[str, ...]] = ("folder", "learner", "seed")
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
@@ -98,19 +96,36 @@ class Bench:
                 self.done = {self._key(row): row for row in csv.DictReader(file)}
 
     def _key(self, row: Row) -> tuple[str, ...]:
-        return row["folder"], row["learner"], row["seed"]
+        return tuple(row[name] for name in self.keys)
 
     def add(self, **row: Any) -> Row:
         """Keep a row, at once."""
-        cells = {name: str(row.get(name, "")) for name in FIELDS}
+        cells = {name: str(row.get(name, "")) for name in self.fields}
         with self.lock:
             self.done[self._key(cells)] = cells
             with disk.whole(self.rows) as beside, beside.open("w", newline="") as file:
-                writer = csv.DictWriter(file, FIELDS)
+                writer = csv.DictWriter(file, self.fields)
                 writer.writeheader()
                 writer.writerows(self.done.values())
             print(" ".join(cells.values()), flush=True)
         return cells
+
+    def failed(self, command: Sequence[str], log: Path) -> SystemExit:
+        """What ends the benchmark when a run has failed. Its output is kept beside the rows."""
+        kept = self.rows.with_suffix(".failed.txt")
+        kept.write_text(log.read_text())
+        return SystemExit(f"failed, see {kept}: {' '.join(map(str, command))}")
+
+
+@dataclass
+class Bench(Rows):
+    """The learners that start from nothing, on the folders.
+
+    Args:
+        cores: one for each job that runs now; None stands for all of them.
+    """
+
+    cores: queue.Queue[int | None]
 
     def run(self, command: Sequence[str], log: Path) -> float:
         """Seconds that a command took, whose output goes to `log`. Raises SystemExit if it failed."""
@@ -126,9 +141,7 @@ class Bench:
         finally:
             self.cores.put(core)
         if done.returncode:
-            kept = self.rows.with_suffix(".failed.txt")
-            kept.write_text(log.read_text())
-            raise SystemExit(f"failed, see {kept}: {' '.join(map(str, command))}")
+            raise self.failed(command, log)
         return time.monotonic() - begin
 
     def train(self, folder: str, learner: str, seed: int) -> Path:
@@ -183,22 +196,33 @@ def regress(settings: Path) -> dict[str, float]:
     return probes.accuracies(answers, val.labels)
 
 
-def table(done: Sequence[Row], folders: Sequence[str]) -> Iterator[str]:
-    """A row for each learner: mean ± standard deviation of val/acc1 on each folder, and their mean."""
+def spread(values: Sequence[float], mark: str = "") -> str:
+    """Mean, between two marks, ± standard deviation."""
+    return f"{mark}{statistics.mean(values):.1f}{mark}" + (
+        f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    )
+
+
+def taken(rows: Sequence[Row]) -> str:
+    return f"{statistics.mean(float(row['seconds']) for row in rows):.0f} s"
+
+
+def table(
+    done: Sequence[Row],
+    folders: Sequence[str],
+    learners: Sequence[str] = LEARNERS,
+    aside: Callable[[Sequence[Row]], str] = taken,
+) -> Iterator[str]:
+    """A row for each learner: on each folder val/acc1 and in brackets what `aside` says of its runs, and the mean."""
     yield f"| | {' | '.join(folders)} | mean |"
     yield f"|---|{'---|' * (len(folders) + 1)}"
-    for learner in (name for name in LEARNERS if any(row["learner"] == name for row in done)):
+    for learner in (name for name in learners if any(row["learner"] == name for row in done)):
         cells, means = [], []
         for folder in folders:
             rows = [row for row in done if (row["folder"], row["learner"]) == (folder, learner) and row["acc1"]]
             scores = [float(row["acc1"]) for row in rows]
-            if not scores:
-                cells.append("")
-                continue
-            means.append(statistics.mean(scores))
-            spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
-            taken = statistics.mean(float(row["seconds"]) for row in rows)
-            cells.append(f"**{means[-1]:.1f}**{spread} ({taken:.0f} s)")
+            means += [statistics.mean(scores)] if scores else []
+            cells.append(f"{spread(scores, '**')} ({aside(rows)})" if scores else "")
         overall = f"{statistics.mean(means):.1f}" if len(means) == len(folders) else ""
         yield f"| {learner} | {' | '.join(cells)} | {overall} |"
 

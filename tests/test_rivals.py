@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from pathlib import Path
 
+import pretrained
 import pytest
 import rivals
 import torch
@@ -39,3 +40,23 @@ def test_rows_are_kept_and_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
     row = next(line for line in rivals.table(rows, ["a"]) if line.startswith("| ViT"))
     assert row == "| ViT | **85.0** ± 5.0 (66 s) | 85.0 |"
     assert rivals.punctuality(rows) == "2 of 3 runs took within 15 % of what they said; the furthest +20 %."
+
+
+def test_from_the_same_weights_as_many_epochs_as_fit_and_as_many_for_the_next_seed(tmp_path: Path) -> None:
+    known = tmp_path, tmp_path, tmp_path / "rows.csv", 3, "net", tmp_path / "net.pth", {}
+    trials, tried = pretrained.Trials(*known), []
+
+    def run(epochs: int, place: Path) -> dict[str, float]:
+        tried.append(epochs)
+        return {"seconds": 20 + 10 * epochs, "pace": 10 if epochs > 2 else 12}
+
+    row = dict(zip(pretrained.KEYS, ("a", "timm", "3", "net", "0"), strict=True))
+    found, place = trials.fitted(row, tmp_path, run)
+    assert (tried, found["epochs"], place.name) == ([2, 13, 16], 16, "16")
+    trials.add(**row, **found, acc1=80, acc1_macro=70)
+    again = pretrained.Trials(*known)
+    again.fitted(row | {"seed": "1"}, tmp_path, run)
+    assert tried[3:] == [16]
+    again.add(**row | {"seed": "1"}, acc1=90, acc1_macro=80, step0=60)
+    table = [*rivals.table(list(again.done.values()), ["a"], ["timm"], pretrained.classes)]
+    assert table[-1] == "| timm | **85.0** ± 7.1 (75.0 ± 7.1; step 0: 60.0) | 85.0 |"
