@@ -90,9 +90,10 @@ class Recipe:
 
     @property
     def solves_head(self) -> bool:
-        """Whether the run solves its head before the first step, which is an extra's work."""
+        """Whether the run solves a head before the first step, which is an extra's work. A run of ours brings one."""
         settings = {each.name for path in plugins.of_kind("MODEL_SETTINGS") for each in fields(plugins.load(path))}
-        return self.weights is not None and "solve_head" in settings and self.get("model.solve_head", True)
+        is_new = self.weights is not None and "data.img_size" not in self.weights.settings
+        return is_new and "solve_head" in settings and self.get("model.solve_head", True)
 
     @property
     def is_cait(self) -> bool:
@@ -156,8 +157,8 @@ def weigh(
     They were learned on photographs. From a drawing, a letter or a microscope's image a network of its own learns more.
     """
     recipe = Recipe(given, weights, settings=dict(weights.settings) if weights else {})
-    if weights is None or not recipe.solves_head or folder.several is not None or "data.img_size" in weights.settings:
-        return weights, ""  # a run of ours has learned from such images
+    if weights is None or not recipe.solves_head or folder.several is not None:
+        return weights, ""
     if (found := measure.domain(recipe)) is None or found[0] >= found[1]:
         return weights, ""
     less = f"logistic regression reaches {found[0]:.0f} % on their features, and {found[1]:.0f} % on the pixels"
@@ -270,7 +271,8 @@ def as_time_allows(folder: Survey, recipe: Recipe, measure: Measure) -> tuple[in
 
 def leave_at_head(recipe: Recipe, fitting: float) -> None:
     """Train nothing but the head, because less than an epoch of the rest fits."""
-    if recipe.take("model.freeze", True) is True and "model.freeze" not in recipe.given:
+    if "model.freeze" not in recipe.held():
+        recipe.take("model.freeze", True)
         more = f"--minutes {math.ceil(recipe.minutes * 5 / fitting)}"
         recipe.note("frozen", f"all but the head, because not one epoch fits; {more} would give 5")
 
