@@ -171,7 +171,7 @@ class Bench:
 def regress(settings: Path) -> dict[str, float]:
     """Accuracies of logistic regression on all images and pixels that these settings of the data give."""
     from cait.data.datamodule import ImageNetDataModule
-    from cait.extras.pretrained import probes
+    from cait.extras.pretrained import baselines
     from cait.extras.pretrained.extract import extract
 
     data = ImageNetDataModule(**json.loads(settings.read_text()))
@@ -179,8 +179,8 @@ def regress(settings: Path) -> dict[str, float]:
     cpu, network = torch.device("cpu"), cnn(data.img_size, data.num_classes)  # its features are not used
     sets = data.train_images.samples, data.val_images.samples
     train, val = (extract(network, samples, data, cpu, pixels=True) for samples in sets)
-    answers, _ = probes.on_pixels(train, val, data.num_classes, sys.maxsize, 1000)
-    return probes.accuracies(answers, val.labels)
+    answers, _ = baselines.on_pixels(train, val, data.num_classes, sys.maxsize, 1000)
+    return baselines.accuracies(answers, val.labels)
 
 
 def table(done: Sequence[Row], folders: Sequence[str]) -> Iterator[str]:

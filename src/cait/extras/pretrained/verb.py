@@ -97,23 +97,17 @@ def named(name: str, weights: str | None, img_size: int | None) -> loading.Loade
     Raises:
         UserError: there is no such network, or its weights cannot be loaded.
     """
-    import timm
-
     from cait.data.datamodule import ImageNetDataModule
     from cait.model import network
-    from cait.model.config import TIMM, VARIANTS
-    from cait.model.weights import load_pretrained, load_weights, published_entries
+    from cait.model.weights import load_pretrained, load_weights, preparation, timm_config
 
-    entries = published_entries(name) if name in VARIANTS else {}
-    known = timm.get_pretrained_cfg(entries[min(entries)] if entries else name.removeprefix(TIMM))
-    how: dict[str, Any] = {}
-    if known is not None:
-        how = {key: getattr(known, key) for key in ("mean", "std", "interpolation", "crop_pct")}
+    known = timm_config(name)
     size = img_size or (known.input_size[-1] if known else 224)
     built = network.build(name, size, known.num_classes if known else 1000)
     notes = [weights, *load_weights(built, weights)] if weights else load_pretrained(built, name)
     notes = [note for note in notes if not note.startswith("the head")]  # no feature depends on it
-    return loading.Loaded(built.eval(), name, "; ".join(notes), [], ImageNetDataModule(img_size=size, **how))
+    data = ImageNetDataModule(img_size=size, **preparation(known))
+    return loading.Loaded(built.eval(), name, "; ".join(notes), [], data)
 
 
 def write(path: Path, found: Extracted, names: list[str], class_names: list[str]) -> None:

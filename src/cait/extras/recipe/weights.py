@@ -13,21 +13,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
-
 from cait import ckpt
 from cait.cli import saved
 from cait.cli.loading import checkpoint_of
 from cait.errors import UserError, one_line
+from cait.extras.recipe.anatomy import without_weights
 from cait.model.config import TIMM, VARIANTS
-from cait.model.network import build
-from cait.model.weights import PUBLISHED, cached_weights, load_weights, published_entries
+from cait.model.weights import PUBLISHED, cached_weights, load_weights, preparation, timm_config
 from cait.run import rundir
 
 Result = TypeVar("Result")
 
 OF_IMAGES = ("img_size", "mean", "std", "interpolation", "crop_pct", "fit")
-FIELDS = "model.fields."
 WAIT = 3.0
 """Seconds that the hub has to answer."""
 ON_CPU, ON_GPU, LARGER = "timm/tf_efficientnet_lite0.in1k", "xxs24", "s24"
@@ -46,8 +43,6 @@ class Weights:
     settings: dict[str, Any]
     """Such as "model.weights", and those of the weights' network. The size of the images only if a run of ours had
     it."""
-    img_size: int | None = None
-    """Side in pixels of the images that timm's were learned with."""
     by_default: bool = False
     """Whether nobody asked for them."""
 
@@ -59,13 +54,7 @@ def check(settings: Mapping[str, Any]) -> None:
         UserError: the weights do not fit.
     """
     path, name = settings.get("model.weights"), settings.get("model.name", "xxs24")
-    fields = {key.removeprefix(FIELDS): value for key, value in settings.items() if key.startswith(FIELDS)}
-    if path is None:
-        return
-    try:
-        with torch.device("meta"):
-            network = build(name, settings.get("data.img_size", 224), 2, None, **fields)
-    except Exception:  # a network of the user's own may do anything, and a run names what is wrong
+    if path is None or (network := without_weights(settings, settings.get("data.img_size", 224))) is None:
         return
     try:
         with warnings.catch_warnings(action="ignore"):  # that nothing is copied
@@ -89,17 +78,16 @@ def initial_weights(source: str, name: str | None = None) -> Weights:
 
     path, folder = checkpoint_of(source, "start from")
     if folder is None or path.suffix != ".ckpt":
-        known = of_timm(name) if name else None
+        known = timm_config(name) if name else None
         prepared = f", its images prepared as for timm's {entry(known)}" if known else ""
-        return Weights(source + prepared, {"model.weights": source} | preparation(known))
+        return Weights(source + prepared, {"model.weights": source} | image_settings(known))
     config = saved.of_run(folder)
     model, data, name = config["model"], saved.data_settings(folder), config["model"]["name"]
-    if name not in VARIANTS and not name.startswith("timm/"):
+    if name not in VARIANTS and not name.startswith(TIMM):
         raise UserError(f"the network of {folder} is code, {name}: give --model.weights {path}")
-    settings: dict[str, Any] = {"model.weights": str(path)}
+    settings: dict[str, Any] = {"model.weights": str(path), "model.name": name}
     if ckpt.average(ckpt.read_checkpoint(path, without=["optimizer_states"])):
         settings["model.weights_ema"] = True
-    settings["model.name"] = name
     fields = {"model": {"fields": model.get("fields") or {}}}
     fields = trust.as_data(fields, (), rundir.config(folder), (), own=False, builds=True)["model"]["fields"]
     settings |= {f"model.fields.{key}": value for key, value in fields.items()}
@@ -133,67 +121,55 @@ def published(
     Raises:
         UserError: there are none, or they cannot be fetched.
     """
-    name, why = (str(given["model.name"]), "") if "model.name" in given else suitable(given, images, minutes, has_gpu)
-    size = given.get("data.img_size", 224)
-    known = of_timm(name, size if isinstance(size, int) else 224)
-    if known is None or not known.hf_hub_id:
-        what = (
-            "are not on the Hugging Face hub; --model.pretrained true takes them"
-            if known
-            else "are published by nobody"
-        )
-        raise UserError(f"weights of {name} {what}; {OTHERWISE}")
+    size = given.get("data.img_size")
+    size = size if isinstance(size, int) else 224
+    name, why = (str(given["model.name"]), "") if "model.name" in given else suitable(size, images, minutes, has_gpu)
+    known = timm_config(name, size)
     try:
-        came = fetched(known, 20 * minutes if by_default else None)
+        if known is None or not known.has_weights:
+            raise UserError(f"weights of {name} are published by nobody")
+        came = fetched(name, known, 20 * minutes if by_default else None)
     except UserError as error:
         raise UserError(f"{error}; {OTHERWISE}") from error
-    settings = {"model.pretrained": True} | preparation(known) | ({} if "model.name" in given else {"model.name": name})
+    settings = {"model.pretrained": True, **image_settings(known)}
+    if "model.name" not in given:
+        settings["model.name"] = name
     about = f"timm's {entry(known)}{why}; {came}, licence {known.license or 'unknown'}"
-    return Weights(about, settings, known.input_size[-1], by_default)
+    return Weights(about, settings, by_default)
 
 
-def suitable(given: Mapping[str, Any], images: int, minutes: float, has_gpu: bool) -> tuple[str, str]:
+def suitable(size: int, images: int, minutes: float, has_gpu: bool) -> tuple[str, str]:
     """The network whose published weights suit the machine, and why."""
-    size = given.get("data.img_size", 224)
-    if not has_gpu or not isinstance(size, int) or size % 16:  # of the patches
-        return ON_CPU, ", small enough for a CPU" if not has_gpu else ", which takes any size of images"
+    if not has_gpu:
+        return ON_CPU, ", small enough for a CPU"
+    if size % 16:  # of the patches
+        return ON_CPU, ", which takes any size of images"
     if minutes >= LONG and images < PER_MINUTE * minutes:
         return LARGER, ", because there is time for it"
     return ON_GPU, ", the smallest CaiT, on a GPU"
-
-
-def of_timm(name: str, img_size: int = 224) -> Any:
-    """timm's configuration of the published weights of `name`, at the nearest resolution; None if there are none."""
-    import timm
-
-    entries = published_entries(name) if name in VARIANTS else {}
-    if entries:
-        name = TIMM + entries[min(entries, key=lambda size: abs(size - img_size))]
-    known = timm.get_pretrained_cfg(name.removeprefix(TIMM)) if name.startswith(TIMM) else None
-    return known if known and known.has_weights else None
 
 
 def entry(known: Any) -> str:
     return ".".join(filter(None, (known.architecture, known.tag)))
 
 
-def preparation(known: Any) -> dict[str, Any]:
-    """The settings of images that suit the weights of one of timm's configurations."""
-    if known is None:
-        return {}
-    settings = {name: getattr(known, name) for name in ("mean", "std", "interpolation", "crop_pct")}
-    return {f"data.{name}": [*value] if isinstance(value, tuple) else value for name, value in settings.items()}
+def image_settings(known: Any) -> dict[str, Any]:
+    """How images are prepared for the weights of one of timm's configurations, as settings of the command line."""
+    found = preparation(known).items()
+    return {f"data.{name}": [*value] if isinstance(value, tuple) else value for name, value in found}
 
 
-def fetched(known: Any, limit: float | None) -> str:
+def fetched(name: str, known: Any, limit: float | None) -> str:
     """Have the weights in the Hugging Face cache, and say where they came from. Downloading may take `limit` seconds.
 
     Raises:
-        UserError: the hub does not answer, or not with such weights.
+        UserError: they are not on the hub, or it does not answer with such weights.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
     from safetensors import safe_open
 
+    if not known.hf_hub_id:
+        raise UserError(f"weights of {name} are not on the Hugging Face hub; --model.pretrained true takes them")
     came, path = "from the Hugging Face cache", cached_weights(entry(known))
     if path is None:
         url = hf_hub_url(known.hf_hub_id, PUBLISHED)

@@ -28,7 +28,8 @@ from cait import plugins
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras import pretrained
-from cait.extras.pretrained import baselines, extract, probes
+from cait.extras.pretrained import baselines, extract
+from cait.model.weights import classifiers
 from cait.train.module import CaiTModule
 
 CPU = torch.device("cpu")
@@ -52,16 +53,16 @@ def test_the_regression_is_scikit_learns_on_the_digits_themselves(digits_root: P
     pixels = np.round(digits.data * (255 / 16)).astype(np.float32)
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200)).fit(pixels[kept], digits.target[kept])
     score = 100 * model.score(pixels[held_out], digits.target[held_out])
-    answers, how = probes.on_pixels(train, val, 10)
+    answers, how = baselines.on_pixels(train, val, 10)
     assert how == "scikit-learn, on the pixels"
-    assert probes.accuracies(answers, val.labels)["acc1"] == pytest.approx(score, abs=0.3)  # one image of 360
-    assert probes.accuracies(probes.chance(train, val, 10)[0], val.labels)["acc1"] == pytest.approx(100 / 10, abs=1)
+    assert baselines.accuracies(answers, val.labels)["acc1"] == pytest.approx(score, abs=0.3)  # one image of 360
+    assert baselines.accuracies(baselines.chance(train, val, 10)[0], val.labels)["acc1"] == pytest.approx(100 / 10, abs=1)
 
 
 def test_accuracies_are_scikit_learns() -> None:
     rng = np.random.default_rng(0)
     labels, answers = rng.integers(0, 4, 50), rng.integers(0, 4, 50)
-    assert probes.accuracies(answers, labels) == pytest.approx(
+    assert baselines.accuracies(answers, labels) == pytest.approx(
         {
             "acc1": 100 * accuracy_score(labels, answers),
             "acc1_macro": 100 * balanced_accuracy_score(labels, answers),
@@ -79,11 +80,11 @@ def test_features_are_what_the_head_of_any_network_sees(digits_root: Path) -> No
         cait.create_model("xxs24", img_size=32, num_classes=10, embed_dim=32, depth=1, num_heads=2, drop_path_rate=0.5),
     ]
     for network in networks:
-        extract.classifiers(network.train())[0].eval()  # a part that its owner has put into evaluation
+        classifiers(network.train())[0].eval()  # a part that its owner has put into evaluation
         few = extract.evenly(360, 100)
         whole, found = (extract.extract(network, data.val_images.samples, data, CPU, which) for which in (None, few))
         assert network.training
-        assert not extract.classifiers(network)[0].training
+        assert not classifiers(network)[0].training
         assert found.kept.tolist() == [index * 360 // 100 for index in range(100)]
         features = torch.from_numpy(whole.features)
         assert np.allclose(features[found.kept], found.features, atol=1e-5)
@@ -91,7 +92,7 @@ def test_features_are_what_the_head_of_any_network_sees(digits_root: Path) -> No
             seen = network.eval().forward_features(pixels)
             expected = network.forward_head(seen, pre_logits=True) if network is networks[0] else seen[:, 0]
             assert torch.allclose(features[:100], expected, atol=1e-5)
-            assert torch.allclose(extract.classifiers(network)[0](features[:100]), network(pixels), atol=1e-5)
+            assert torch.allclose(classifiers(network)[0](features[:100]), network(pixels), atol=1e-5)
 
 
 def test_the_probes_are_scikit_learns() -> None:
@@ -99,17 +100,17 @@ def test_the_probes_are_scikit_learns() -> None:
     labels = rng.integers(0, 3, 300)
     rows = (rng.normal(size=(300, 5)) + 0.7 * np.eye(3, 5)[labels]).astype(np.float32)
     whole = extract.Extracted(rows, labels, np.arange(300), np.zeros((300, 3, 0, 0)))
-    train, val = whole.where(whole.kept < 200), whole.where(whole.kept >= 200)
+    train, val = whole.at(whole.kept < 200), whole.at(whole.kept >= 200)
     linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200)).fit(rows[:200], labels[:200])
-    assert probes.linear_probe(train, val, 3)[0].tolist() == linear.predict(rows[200:]).tolist()
+    assert baselines.linear_probe(train, val, 3)[0].tolist() == linear.predict(rows[200:]).tolist()
     near = KNeighborsClassifier(6, weights="distance", metric="cosine").fit(rows[:200], labels[:200])
-    assert probes.neighbours(train, val, 3)[0].tolist() == near.predict(rows[200:]).tolist()
+    assert baselines.neighbours(train, val, 3)[0].tolist() == near.predict(rows[200:]).tolist()
 
 
 def test_a_large_set_is_thinned_evenly_and_says_so(digits_root: Path) -> None:
     train, val = images(str(digits_root), most=100)
     assert np.bincount(train.labels).tolist() == pytest.approx([10] * 10, abs=2)
-    _, how = probes.on_pixels(train, val, 10, work=50 * 64 * 10)
+    _, how = baselines.on_pixels(train, val, 10, work=50 * 64 * 10)
     assert how == "scikit-learn, on the pixels of 50 of 100 images"
 
 
@@ -131,14 +132,13 @@ def run(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
 
 def test_a_run_on_a_folder_has_them_in_its_file_and_its_summary(run: Path, tmp_path, capsys) -> None:
     found = json.loads((run / baselines.FILE).read_text())
-    assert [entry["name"] for entry in found["baselines"]] == list(probes.ANSWERS)
+    assert [entry["name"] for entry in found["baselines"]] == list(baselines.ANSWERS)
     assert found["baselines"][1]["acc1"] > 90 > 20 > found["baselines"][0]["acc1"]
     shutil.copytree(run, tmp_path / "own")
     (tmp_path / "own" / baselines.FILE).write_text("stale")
     main(["resume", str(tmp_path / "own"), "--trainer.max_epochs=3"])
     out = capsys.readouterr().out
     again = json.loads((tmp_path / "own" / baselines.FILE).read_text())
-    assert again["step"] > found["step"]
     assert again["baselines"][1]["acc1"] == found["baselines"][1]["acc1"]
     assert f"{again['baselines'][1]['acc1']:.2f} %   scikit-learn, on the pixels" in out
     assert re.search(
@@ -162,7 +162,7 @@ def test_a_failure_is_a_line_and_the_run_ends_well(run, tmp_path, monkeypatch, c
     def fails(*_: object) -> None:
         raise ValueError("no room\nfor this")
 
-    monkeypatch.setitem(probes.ANSWERS, "logistic regression", fails)
+    monkeypatch.setitem(baselines.ANSWERS, "logistic regression", fails)
     main(["resume", str(tmp_path / "own"), "--trainer.max_epochs=3"])
     out = capsys.readouterr().out
     assert "no baselines: no room" in out
@@ -173,7 +173,7 @@ def test_a_failure_is_a_line_and_the_run_ends_well(run, tmp_path, monkeypatch, c
 def found(run_acc1: float, best: float) -> dict:
     scores = {"how": "so", "seconds": 1.0}
     rows = [{"name": "chance", "score": 10.0, **scores}, {"name": "<regression>", "score": best, **scores}]
-    return {"step": 7, "metric": "top-1", "run": run_acc1, "baselines": rows}
+    return {"metric": "top-1", "run": run_acc1, "baselines": rows}
 
 
 def test_a_better_baseline_is_said_with_what_to_try(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ import cait
 from cait.cli import main
 from cait.errors import UserError
 from cait.extras.pretrained import verb
-from cait.extras.pretrained.extract import classifiers, inputs
+from cait.extras.pretrained.extract import inputs
+from cait.model.weights import classifiers
 
 VIT = "timm/test_vit"
 

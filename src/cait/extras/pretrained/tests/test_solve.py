@@ -16,6 +16,7 @@ from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras.pretrained import extract, solve
 from cait.extras.pretrained.head import solve as solved
+from cait.model.weights import classifiers
 from cait.train.module import CaiTModule
 
 NET = "timm/test_efficientnet"
@@ -121,7 +122,7 @@ def test_each_head_of_a_cait_is_solved_on_what_it_sees(distillation_token: bool,
     module = CaiTModule.load_from_checkpoint(run / "checkpoints/last.ckpt")
     data = ImageNetDataModule(root=str(digits_root), img_size=32, num_workers=0)
     data.setup("fit")
-    layers = extract.classifiers(module.model)
+    layers = classifiers(module.model)
     assert len(layers) == 1 + distillation_token
     for layer in layers:
         found = extract.extract(module.model, data.train_images.samples, data, torch.device("cpu"), head=layer)

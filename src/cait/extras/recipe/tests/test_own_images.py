@@ -31,11 +31,12 @@ from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.clock import duration
 from cait.extras.recipe import arguments
+from cait.extras.recipe.anatomy import arguments as arguments_of
 from cait.extras.recipe.balance import Balanced, shares
 from cait.extras.recipe.duration import Machine, Pace, this_machine
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.survey import Survey, left_out, survey
-from cait.extras.recipe.trial import _arguments
+from cait.extras.recipe.trial import Trial
 from cait.extras.recipe.weights import Weights
 from cait.model.config import stems
 from cait.model.network import create_model
@@ -48,7 +49,7 @@ TWO_CORES = Machine(2)
 
 
 @dataclass(frozen=True)
-class Typical:
+class Typical(Trial):
     """Measures of a machine that takes so long for an image of 64 pixels, whatever the network."""
 
     image: float = 4e-3
@@ -255,16 +256,6 @@ def test_the_survey_reads_the_images_as_the_run_will(tmp_path: Path) -> None:
     assert grey.mean[0] == pytest.approx(np.dot(coloured.mean, (0.299, 0.587, 0.114)), abs=0.005)
 
 
-def test_the_survey_tells_megapixels_in_jpeg_files_from_others(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        for number in range(4):
-            Image.new("RGB", (1000, 500)).save(tmp_path / name / f"{number}.{'jpg' if number == 1 else 'png'}")
-    found = surveyed(tmp_path)
-    assert (found.images, found.megapixels) == (6, pytest.approx(0.5))
-    assert found.jpeg == pytest.approx(0.5 / 3)  # the third of each class is held out
-
-
 def settings(
     folder: Survey, machine: Machine = TWO_CORES, weights: Weights | None = None, minutes: float = 3, **given
 ) -> dict:
@@ -290,11 +281,11 @@ def test_small_grey_images_are_not_mirrored_and_keep_their_size() -> None:
 
 
 def test_large_images_are_halved_and_read_once() -> None:
-    large = replace(PHOTOGRAPHS, counts={"cat": 900, "dog": 900}, val=200, side=3000, megapixels=12.0, jpeg=12.0)
+    large = replace(PHOTOGRAPHS, counts={"cat": 900, "dog": 900}, val=200, side=3000, megapixels=12.0)
     found = settings(large)
     assert (found["data.shrink"], found["data.copies_dir"]) == (128, "data/cache/copies")
     assert settings(large, data__img_size=96)["data.shrink"] == 192
-    assert settings(replace(large, megapixels=0.09, jpeg=0.0)).keys().isdisjoint({"data.shrink", "data.copies_dir"})
+    assert settings(replace(large, megapixels=0.09)).keys().isdisjoint({"data.shrink", "data.copies_dir"})
     unshrunk = settings(large, data__shrink=None)
     assert "data.copies_dir" not in unshrunk
     full = settings(large, replace(TWO_CORES, free=1.0))  # 0.3 GB of copies are more than a quarter of it
@@ -423,7 +414,7 @@ def test_weights_see_the_largest_images_for_which_there_is_time(image: float, si
 def test_weights_that_tell_less_than_the_pixels_are_left(
     by_default: bool, scores: tuple[float, float] | None, starts: bool, words: str
 ) -> None:
-    weights = Weights("timm's", {"model.pretrained": True, "model.name": "timm/resnet10t"}, 224, by_default)
+    weights = Weights("timm's", {"model.pretrained": True, "model.name": "timm/resnet10t"}, by_default)
     recipe = choose(PHOTOGRAPHS, TWO_CORES, {}, Typical(scores=scores), weights)
     assert recipe.settings.get("model.pretrained", False) is starts
     assert words in " ".join(text for topic, text in recipe.lines if topic == "weights")
@@ -516,9 +507,9 @@ def test_a_network_with_batchnorm_is_as_good_in_validation_as_with_the_batches_o
     given = {"model.name": "timm/resnet10t", "model.fields": {"channels": [16, 32, 64, 64], "stem_width": 16}}
     given |= {"data.root": str(digits_root), "data.num_workers": 0, "trainer.max_epochs": 4}
     recipe = choose(replace(DIGITS, side=16), TWO_CORES, given, Typical())
-    data = ImageNetDataModule(**_arguments(recipe.held(), "data"))
+    data = ImageNetDataModule(**arguments_of(recipe.held(), "data"))
     of_images = dict(img_size=16, num_classes=10, mean=data.preprocessing.mean, std=data.preprocessing.std)
-    module = CaiTModule(**_arguments(recipe.held(), "model") | of_images)
+    module = CaiTModule(**arguments_of(recipe.held(), "model") | of_images)
     fit = Trainer(accelerator="cpu", max_epochs=4, logger=False, enable_checkpointing=False, enable_progress_bar=False)
     fit.fit(module, datamodule=data)
     batches = [data.on_after_batch_transfer(batch, 0) for batch in data.val_dataloader()]
