@@ -22,11 +22,7 @@ OF_CLASS_ATTENTION = ("cls_token", "dist_token", "blocks_token_only", "norm")
 
 @dataclass(frozen=True)
 class FreezeSettings:
-    """What keeps the weights that training starts from.
-
-    Raises:
-        UserError: a setting is out of range.
-    """
+    """What keeps the weights that training starts from."""
 
     freeze: bool | int = False
     """True trains the head alone. N keeps the patch embedding, the positions and the first N blocks as they are: of
@@ -65,10 +61,9 @@ class Freeze(Callback):
         if pl_module.hparams.get("freeze_norm"):
             self.held += [part for part in network.modules() if isinstance(part, _BatchNorm)]
         start = pl_module.initial_weights
-        begins_anew = trainer.ckpt_path is None and start.weights is None and not start.pretrained
-        if self.held and begins_anew and not references.is_path(pl_module.name):  # one's own may load its weights
-            remedy = "give --model.weights FILE or --model.pretrained true"
-            rank_zero_info(f"warning: what is frozen is random, because the run starts from no weights; {remedy}")
+        has_weights = trainer.ckpt_path or start.weights or start.pretrained
+        if self.held and not has_weights and not references.is_path(pl_module.name):  # one's own may load its weights
+            rank_zero_info("warning: what is frozen is random: give --model.weights FILE or --model.pretrained true")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         for part in self.held:  # in each step, because others put the whole network into training
@@ -101,8 +96,7 @@ def _of_one_child(names: list[str]) -> list[str]:
 def freeze(network: nn.Module, name: str, what: bool | int) -> None:
     """Let no gradient reach the weights of all but the head (True), or of the stem and the first blocks (a number).
 
-    Raises:
-        UserError: the network has no head, no order of its blocks, or too few of them.
+    Raises UserError if the network has no head, no order of its blocks, or too few of them.
     """
     if what is True:
         if not (trained := classifier_keys(network)):

@@ -85,9 +85,8 @@ def unsolvable(trainer: Trainer, pl_module: Any) -> str:
     """Why the head cannot be solved; empty if it can."""
     layers = classifiers(pl_module.model)
     if not layers or not all(isinstance(layer, nn.Linear) and layer.bias is not None for layer in layers):
-        return (
-            f"{pl_module.name} ends in {type(layers[0]).__name__ if layers else 'no layer'}, not in Linear with a bias"
-        )
+        last = type(layers[0]).__name__ if layers else "no layer"
+        return f"{pl_module.name} ends in {last}, not in Linear with a bias"
     if any(hasattr(weight, "full_tensor") for layer in layers for weight in layer.parameters()):
         return "the network is sharded"
     if getattr(trainer.datamodule, "train_images", None) is None:  # type: ignore[attr-defined]

@@ -74,11 +74,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def listed(root: Path) -> tuple[Files, list[str]]:
-    """The images of a folder, those to train on first, and its classes; without classes the labels are -1.
-
-    Raises:
-        UserError: there is no such folder, or no image in it.
-    """
+    """The images of a folder, those to train on first, and its classes; without classes the labels are -1."""
     source = FolderSource(Splits(root=str(root)))
     if not root.is_dir() or len(folder_names(source.split_folders()[0])) < 2:
         return scan_flat(root), []
@@ -93,9 +89,6 @@ def named(name: str, weights: str | None, img_size: int | None) -> loading.Loade
     """The network `name` with the weights of a file, or None for those that timm publishes.
 
     Images are prepared as timm has them for these weights, at their size unless `img_size` is given.
-
-    Raises:
-        UserError: there is no such network, or its weights cannot be loaded.
     """
     from cait.data.datamodule import ImageNetDataModule
     from cait.model import network

@@ -41,8 +41,8 @@ FEW = 20
 """With fewer training images of a class than this, more images help more than any setting."""
 LONG = 2
 """From this median aspect ratio on, a square crop shows half of an image at most."""
-LITTLE = {"data.auto_augment": None, "data.scale": [0.5, 1.0], "data.cutmix": 0.0, "data.mixup": 0.0}
-LITTLE |= {"model.label_smoothing": 0.0}
+PLAIN = {"data.auto_augment": None, "data.cutmix": 0.0, "data.mixup": 0.0, "model.label_smoothing": 0.0}
+LITTLE = PLAIN | {"data.scale": [0.5, 1.0]}
 MIXED = {"data.cutmix": 1.0, "data.mixup": 0.2, "model.label_smoothing": 0.1}
 MILD = MIXED | {"data.auto_augment": None, "data.scale": [0.7, 1.0], "data.mix_prob": 0.2}
 STRONG = MIXED | {"data.auto_augment": "rand-m6-mstd0.5-inc1", "data.scale": [0.35, 1.0], "data.mix_prob": 0.3}
@@ -113,11 +113,7 @@ def choose(
     weights: Weights | None = None,
     minutes: float = MINUTES,
 ) -> Recipe:
-    """The recipe for a folder.
-
-    Raises:
-        UserError: the folder holds too little to learn from.
-    """
+    """The recipe for a folder. Raises UserError if it holds too little to learn from."""
     recipe = Recipe(given, weights, minutes)
     start(recipe)
     recipe = weigh(folder, recipe, measure)
@@ -141,10 +137,6 @@ def start(recipe: Recipe) -> None:
         recipe.take(setting, value)
     taken = "; its network and normalisation are taken too" if "model.name" in recipe.weights.settings else ""
     recipe.note("weights", f"{recipe.weights.name}{taken}")
-    if recipe.trains_head_alone:
-        recipe.note("frozen", "all but the head, as given: no gradient is computed for the rest")
-    elif blocks := recipe.get("model.freeze", False):
-        recipe.note("frozen", f"the patch embedding and {counted(blocks, 'block')}, as given")
 
 
 def weigh(folder: Survey, recipe: Recipe, measure: Trial) -> Recipe:

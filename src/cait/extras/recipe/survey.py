@@ -42,7 +42,6 @@ class Survey:
     """Mean of each channel, of pixels in [0, 1]."""
     std: tuple[float, ...] = (0.25, 0.25, 0.25)
     """Standard deviation of each channel, likewise."""
-
     several: int | None = None
     """Training images, if they may have several classes."""
 
@@ -54,13 +53,10 @@ class Survey:
 def survey(
     train: Files, val: Files, names: Sequence[str], reading: Reading = AS_SEEN, label_sets: Any = None
 ) -> Survey:
-    """Count the images, and open a sample as `reading` says.
+    """Count the images, and open a sample as `reading` says. Raises UserError if not one of it can be read.
 
     Args:
         label_sets: rows of 0 and 1, the classes that each label stands for if it may be several.
-
-    Raises:
-        UserError: not one image of the sample can be read.
     """
     counted = Counter(train.labels)
     if label_sets is not None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +31,7 @@ from cait.train.ema import EMA
 from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
 
+Measured = TypeVar("Measured")
 WARM_UP, SECONDS, LIMIT = 3, 3.0, 20.0
 """Steps before the clock starts, seconds of steps that are measured, and seconds after which a slow trial ends."""
 PROBED, SAMPLE = 128, 500
@@ -64,46 +64,33 @@ class Stopwatch(Callback):
 
 
 class Trial:
-    """Measures what a recipe has chosen so far, on this machine, now; the first process does so for all.
+    """Measures what a recipe has chosen so far, on this machine, now. With several devices, one does its part."""
 
-    With several devices, one of them does its part of each batch.
-    """
-
-    def __init__(self, folder: Survey, of_first: Callable[[Callable[[], str]], str] = lambda make: make()) -> None:
-        self.folder, self.of_first = folder, of_first
+    def __init__(self, folder: Survey) -> None:
+        self.folder = folder
 
     def step(self, recipe: Recipe, size: int) -> float | None:
         """Seconds to train the network on an image of `size` pixels; None if it does not take such images."""
-        return self._found(lambda: time_step(recipe.held(), size))
+        return quietly(lambda: time_step(recipe.held(), size))
 
     def run(self, recipe: Recipe) -> Pace | None:
         """The pace of the run; None if it cannot run, which the run then reports."""
-        measured = self._found(lambda: asdict(time_run(recipe.held(), self.folder)))
-        return Pace(**measured) if measured else None
+        return quietly(lambda: time_run(recipe.held(), self.folder))
 
     def domain(self, recipe: Recipe) -> tuple[float, float] | None:
         """Top-1 of logistic regressions on the features of the weights and on the pixels; None if there are none."""
-        return self._found(lambda: compare(recipe.held()))
-
-    def _found(self, measure: Callable[[], Any]) -> Any:
-        def found() -> str:
-            try:
-                with quiet():
-                    return json.dumps(measure())
-            except Exception:  # of many kinds: settings of any value, networks of the user's own
-                return "null"
-
-        return json.loads(self.of_first(found))
+        return quietly(lambda: compare(recipe.held()))
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Nothing but errors comes on the screen."""
+def quietly(measure: Callable[[], Measured]) -> Measured | None:
+    """What is measured; None if it fails."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
-            yield
+            return measure()
+    except Exception:  # of many kinds: settings of any value, networks of the user's own
+        return None
     finally:
         logging.disable(before)
 

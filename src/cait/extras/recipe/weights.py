@@ -1,7 +1,4 @@
-"""The weights that a run starts from, by default or by `--from FILE|timm|RUN|none`, and the settings that match them.
-
-Whatever timm publishes comes from the Hugging Face cache, or from the hub if that answers within `WAIT` seconds.
-"""
+"""The weights that a run starts from, by default or by `--from FILE|timm|RUN|none`, and the settings for them."""
 
 from __future__ import annotations
 
@@ -41,18 +38,13 @@ class Weights:
 
     name: str
     settings: dict[str, Any]
-    """Such as "model.weights", and those of the weights' network. The size of the images only if a run of ours had
-    it."""
+    """Such as "model.weights", and those of its network. The size of the images only if a run of ours had it."""
     by_default: bool = False
     """Whether nobody asked for them."""
 
 
 def check(settings: Mapping[str, Any]) -> None:
-    """Refuse weights of another network than the settings name, before a trial of it takes time.
-
-    Raises:
-        UserError: the weights do not fit.
-    """
+    """Raise UserError if weights are of another network than the settings name, before a trial of it takes time."""
     path, name = settings.get("model.weights"), settings.get("model.name", "xxs24")
     if path is None or (network := without_weights(settings, settings.get("data.img_size", 224))) is None:
         return
@@ -67,10 +59,7 @@ def initial_weights(source: str, name: str | None = None) -> Weights:
     """The weights that `source` names: "timm", a file, or a run of this project.
 
     A run gives the moving average of its weights if it kept one, and its network's and images' settings. A file gives
-    what timm says of images for the network `name`.
-
-    Raises:
-        UserError: there are no such weights, or the run's network is code of its own.
+    what timm says of images for the network `name`. Raises UserError if there are no such weights.
     """
     if source == "timm":
         return Weights("timm's, as published", {"model.pretrained": True})
@@ -96,11 +85,7 @@ def initial_weights(source: str, name: str | None = None) -> Weights:
 
 
 def default_weights(given: Mapping[str, Any], images: int, minutes: float, has_gpu: bool) -> tuple[Weights | None, str]:
-    """The published weights that a run with the settings `given` starts from unless it says otherwise.
-
-    Returns:
-        The weights, or None and the reason; no reason where the settings name weights themselves.
-    """
+    """The published weights that a run starts from unless the settings `given` name others; if none, the reason."""
     if given.keys() & {"model.weights", "model.pretrained"}:
         return None, ""
     fields = {name for name in given if name.startswith("model.fields.")} - {"model.fields.in_chans"}
@@ -115,11 +100,9 @@ def default_weights(given: Mapping[str, Any], images: int, minutes: float, has_g
 def published(
     given: Mapping[str, Any], images: int, minutes: float, has_gpu: bool, by_default: bool = False
 ) -> Weights:
-    """timm's weights of the network that `given` names, or of the one that suits the machine. They are in the cache
-    afterwards. By default fetching them may take a third of the minutes.
+    """timm's weights of the network that `given` names, or of the one that suits the machine, in the cache.
 
-    Raises:
-        UserError: there are none, or they cannot be fetched.
+    By default fetching them may take a third of the minutes. Raises UserError if they cannot be had.
     """
     size = given.get("data.img_size")
     size = size if isinstance(size, int) else 224
@@ -160,10 +143,9 @@ def image_settings(known: Any) -> dict[str, Any]:
 
 
 def fetched(name: str, known: Any, limit: float | None) -> str:
-    """Have the weights in the Hugging Face cache, and say where they came from. Downloading may take `limit` seconds.
+    """Have weights in the Hugging Face cache, at most `limit` seconds of downloading later, and say where they were.
 
-    Raises:
-        UserError: they are not on the hub, or it does not answer with such weights.
+    Raises UserError if they are not on the hub, or it does not answer within `WAIT` seconds, or not with such weights.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
     from safetensors import safe_open
@@ -189,8 +171,7 @@ def fetched(name: str, known: Any, limit: float | None) -> str:
 def within(seconds: float | None, make: Callable[[], Result], late: str) -> Result:
     """What `make` gives, in a thread that is left alone after so many seconds: looking up a name knows no limit.
 
-    Raises:
-        UserError: it fails, or is `late`.
+    Raises UserError if it fails or is `late`.
     """
     answer: Future[Result] = Future()
 

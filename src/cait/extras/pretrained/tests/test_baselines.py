@@ -36,12 +36,12 @@ CPU = torch.device("cpu")
 FEW = ["--trainer.max_epochs=2", "--data.num_workers=0", "--model.fields.depth=1", *DEVICES]
 
 
-def images(root: str, most: int | None = None, size: int = 8) -> list:
+def images(root: str, most: int = 10_000, size: int = 8) -> list:
     data = ImageNetDataModule(root=root, img_size=size, crop_pct=1.0, num_workers=0, batch_size=2)
     data.setup()
     network = timm.create_model("test_resnet", num_classes=10)
     sets = data.train_images.samples, data.val_images.samples
-    return [extract.extract(network, each, data, CPU, most and range(most), pixels=True) for each in sets]
+    return [extract.extract(network, each, data, CPU, extract.evenly(len(each), most), pixels=True) for each in sets]
 
 
 def test_the_regression_is_scikit_learns_on_the_digits_themselves(digits_root: Path) -> None:
@@ -56,7 +56,9 @@ def test_the_regression_is_scikit_learns_on_the_digits_themselves(digits_root: P
     answers, how = baselines.on_pixels(train, val, 10)
     assert how == "scikit-learn, on the pixels"
     assert baselines.accuracies(answers, val.labels)["acc1"] == pytest.approx(score, abs=0.3)  # one image of 360
-    assert baselines.accuracies(baselines.chance(train, val, 10)[0], val.labels)["acc1"] == pytest.approx(100 / 10, abs=1)
+    assert baselines.accuracies(baselines.chance(train, val, 10)[0], val.labels)["acc1"] == pytest.approx(
+        100 / 10, abs=1
+    )
 
 
 def test_accuracies_are_scikit_learns() -> None:
