@@ -50,14 +50,12 @@ def extract(
 ) -> Extracted:
     """Read images once, under the evaluation transform of a data module, and take their features.
 
+    Raises UserError if the network has no classifier, does not call it, or gives features that are not finite.
+
     Args:
         network: is put on the device and into evaluation, and left as it was.
         chosen: the indices of the images to read; None reads all.
-        pixels: keep the pixels too.
         head: the layer whose inputs are the features; None takes the first of `classifiers`.
-
-    Raises:
-        UserError: the network has no classifier, does not call it, or gives features that are not finite.
     """
     unreadable = UnreadableImages(None, len(samples))
     images = EvalImages(samples, data.eval_transform, unreadable, data.preprocessing.reading)
@@ -87,11 +85,7 @@ def extract(
 
 @torch.inference_mode()
 def inputs(network: nn.Module, head: nn.Module | None, images: Tensor) -> np.ndarray:
-    """What the head sees of images [B, 3, S, S]: float32 [B, D], a mean over tokens or places if it sees several.
-
-    Raises:
-        UserError: there is no head, or the network does not call it.
-    """
+    """What the head sees of images [B, 3, S, S]: float32 [B, D], a mean over tokens or places if it sees several."""
     if head is None:
         raise UserError("the network has no classifier, whose input would be the features: give it get_classifier()")
     seen: list[Tensor] = []

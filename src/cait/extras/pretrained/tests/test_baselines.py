@@ -175,7 +175,7 @@ def test_a_failure_is_a_line_and_the_run_ends_well(run, tmp_path, monkeypatch, c
 def found(run_acc1: float, best: float) -> dict:
     scores = {"how": "so", "seconds": 1.0}
     rows = [{"name": "chance", "score": 10.0, **scores}, {"name": "<regression>", "score": best, **scores}]
-    return {"metric": "top-1", "run": run_acc1, "baselines": rows}
+    return {"metric": "top-1", "run": run_acc1, "how": "its best.ckpt", "baselines": rows}
 
 
 def test_a_better_baseline_is_said_with_what_to_try(tmp_path: Path) -> None:

@@ -489,17 +489,6 @@ def test_minutes_are_taken_and_wrong_ones_are_told(tmp_path: Path, monkeypatch: 
         arguments.replace_folder(["--config", str(REPO / "configs/digits.yaml"), "--minutes=2"], Program())
 
 
-def test_processes_that_lightning_starts_take_the_recipe_of_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = str(fill(tmp_path / "photos", {"a": 6, "b": 6}))
-    monkeypatch.setenv(arguments.CHOSEN, "{}")
-    first = arguments.replace_folder(["--data.root", root, "--trainer.max_steps=2"], Program())
-    monkeypatch.setattr(arguments, "survey", None)  # nothing is looked at again
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert arguments.replace_folder(["--data.root", root, "--trainer.max_steps=2"], Program()) == first
-
-
 def test_a_network_with_batchnorm_is_as_good_in_validation_as_with_the_batches_own_statistics(
     digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
