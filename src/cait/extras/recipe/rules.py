@@ -114,6 +114,8 @@ def choose(
     minutes: float = MINUTES,
 ) -> Recipe:
     """The recipe for a folder. Raises UserError if it holds too little to learn from."""
+    if folder.images < 4:
+        raise UserError(f"{folder.images} training images are too few to learn from; collect {FEW} of each class")
     recipe = Recipe(given, weights, minutes)
     start(recipe)
     recipe = weigh(folder, recipe, measure)
@@ -161,8 +163,6 @@ def weigh(folder: Survey, recipe: Recipe, measure: Trial) -> Recipe:
 def warn(folder: Survey, recipe: Recipe) -> None:
     """Say so if there are too few images for any recipe to help, or if square crops lose most of what they show."""
     name, count = min(folder.counts.items(), key=lambda item: item[1])
-    if folder.images < 4:
-        raise UserError(f"{folder.images} training images are too few to learn from; collect {FEW} of each class")
     if count < FEW:
         few = f"{counted(count, 'training image')} in class {name}: at least {FEW} are needed for a fair result"
         recipe.note("warning", few)

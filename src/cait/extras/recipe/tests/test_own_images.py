@@ -263,21 +263,42 @@ def settings(
     return choose(folder, machine, named, Typical(), weights, minutes).settings
 
 
-def test_small_grey_images_are_not_mirrored_and_keep_their_size() -> None:
-    found = settings(DIGITS)
-    assert (found["data.img_size"], found["data.hflip"], found["data.auto_augment"]) == (32, 0.0, None)
-    found = settings(PHOTOGRAPHS)
-    assert (found["data.img_size"], found["data.hflip"]) == (64, 0.5)
-    assert found["data.auto_augment"] is not None
-    found = settings(replace(PHOTOGRAPHS, grey=True))
-    assert (found["data.hflip"], found["data.auto_augment"], found["data.scale"]) == (0.0, None, [0.7, 1.0])
-    letters = choose(replace(DIGITS, side=48), TWO_CORES, {}, Typical())
-    found = letters.settings
-    assert (found["data.img_size"], found["data.hflip"]) == (48, 0.0)
-    assert 48 // found["model.fields.patch_size"] == 6
-    assert "--data.hflip 0.5 if left and right are alike" in dict(letters.lines)["augment"]
-    mirrored = choose(DIGITS, TWO_CORES, {"data.hflip": 0.5}, Typical())
-    assert dict(mirrored.lines)["augment"] == "crops, mirror, a little Mixup; mirror as given"
+GREY, RANDOM = replace(PHOTOGRAPHS, grey=True), "rand-m6-mstd0.5-inc1"
+STEM, DEPTH = ("pooled", 1) if "pooled" in stems() else ("patch", 4)
+
+
+@pytest.mark.parametrize(
+    ("folder", "given", "expected"),
+    [
+        (DIGITS, {}, {"data.img_size": 32, "data.hflip": 0.0, "data.auto_augment": None}),
+        (PHOTOGRAPHS, {}, {"data.img_size": 64, "data.hflip": 0.5, "data.auto_augment": RANDOM}),
+        (GREY, {}, {"data.hflip": 0.0, "data.auto_augment": None, "data.scale": [0.7, 1.0]}),
+        (replace(DIGITS, side=48), {}, {"data.img_size": 48, "data.hflip": 0.0, "model.fields.patch_size": 8}),
+        (replace(GREY, counts={"whole": 1300, "broken": 13}), {}, {"data.auto_augment": RANDOM}),
+        (replace(GREY, counts={"whole": 1300, "broken": 200}), {}, {"data.auto_augment": None}),
+        (replace(GREY, counts={"whole": 1300, "broken": 13}, side=28), {}, {"data.auto_augment": None}),
+        (PHOTOGRAPHS, {}, {"model.fields.stem": STEM, "model.fields.depth": DEPTH}),
+        (PHOTOGRAPHS, {"model.fields.stem": "patch"}, {"model.fields.depth": 4}),
+        (replace(PHOTOGRAPHS, counts={"a": 300, "b": 150}), {}, {"data.balance": "absent"}),
+        (replace(PHOTOGRAPHS, counts={"a": 300, "b": 60}), {}, {"data.balance": "sqrt"}),
+        (
+            replace(PHOTOGRAPHS, counts={"a": 300, "b": 30}),
+            {},
+            {"data.balance": "full", "best_metric": "val/acc1_macro"},
+        ),
+    ],
+)
+def test_the_rules_go_by_the_images_and_the_classes(folder: Survey, given: dict, expected: dict) -> None:
+    found = choose(folder, TWO_CORES, given, Typical()).settings
+    assert {name: found.get(name, "absent") for name in expected} == expected
+
+
+def test_a_mirror_is_said() -> None:
+    for given, words in (
+        ({}, "--data.hflip 0.5 if left and right are alike"),
+        ({"data.hflip": 0.5}, "mirror as given"),
+    ):
+        assert dict(choose(DIGITS, TWO_CORES, given, Typical()).lines)["augment"].endswith(words)
 
 
 def test_large_images_are_halved_and_read_once() -> None:
@@ -318,13 +339,7 @@ def test_the_blocks_see_few_patches() -> None:
     assert patches == ([4, 8, 4, 8, 16, 16, 1, 1] if "pooled" in stems() else [4, 4, 6, 6, 8, 12, 1, 1])
     patches = [settings(PHOTOGRAPHS, gpu, data__img_size=size)["model.fields.patch_size"] for size in sizes]
     assert patches == [2, 2, 3, 3, 4, 6, 1, 1]
-
-
-def test_the_few_images_of_a_rare_class_are_changed_more() -> None:
-    grey = replace(PHOTOGRAPHS, grey=True, counts={"whole": 1300, "broken": 13})
-    assert settings(grey)["data.auto_augment"] is not None
-    assert settings(replace(grey, counts={"whole": 1300, "broken": 200}))["data.auto_augment"] is None
-    assert settings(replace(grey, side=28))["data.auto_augment"] is None
+    assert settings(PHOTOGRAPHS, gpu)["model.fields.depth"] == 12
 
 
 def test_what_is_given_wins_and_the_rules_go_on_from_it() -> None:
@@ -338,18 +353,6 @@ def test_what_is_given_wins_and_the_rules_go_on_from_it() -> None:
     large = settings(PHOTOGRAPHS, model__name="s24")
     assert {"model.fields.embed_dim", "model.fields.depth"}.isdisjoint(large)
     assert not any(key.startswith("model.fields") for key in settings(PHOTOGRAPHS, model__name="timm/resnet18"))
-
-
-def test_on_a_cpu_convolutions_take_the_place_of_blocks() -> None:
-    shapes = [
-        (found.get("model.fields.stem"), found["model.fields.depth"])
-        for found in (
-            settings(PHOTOGRAPHS),
-            settings(PHOTOGRAPHS, model__fields__stem="patch"),
-            settings(PHOTOGRAPHS, Machine(16, 1, True)),
-        )
-    ]
-    assert shapes == [("pooled", 1) if "pooled" in stems() else ("patch", 4), (None, 4), (None, 12)]
 
 
 def test_a_run_is_as_long_as_the_time_and_the_images_allow() -> None:
@@ -525,13 +528,6 @@ def test_the_last_epoch_is_validated(given: int | None) -> None:
     found = {"trainer.max_epochs": given} | settings(PHOTOGRAPHS, **({"trainer__max_epochs": given} if given else {}))
     assert found["trainer.max_epochs"] % found["trainer.check_val_every_n_epoch"] == 0
     assert found["trainer.check_val_every_n_epoch"] == {97: 1, 100: 2, 120: 4}.get(given or 0, 1) or not given
-
-
-def test_uneven_classes_are_balanced_and_chosen_by_their_mean() -> None:
-    even, uneven = (settings(replace(PHOTOGRAPHS, counts={"a": 300, "b": few})) for few in (150, 30))
-    assert "data.balance" not in even
-    assert (uneven["data.balance"], uneven["best_metric"]) == ("full", "val/acc1_macro")
-    assert settings(replace(PHOTOGRAPHS, counts={"a": 300, "b": 60}))["data.balance"] == "sqrt"
 
 
 def test_each_rule_says_why_and_few_images_are_told() -> None:
