@@ -267,6 +267,10 @@ GREY, RANDOM = replace(PHOTOGRAPHS, grey=True), "rand-m6-mstd0.5-inc1"
 STEM, DEPTH = ("pooled", 1) if "pooled" in stems() else ("patch", 4)
 
 
+def uneven(few: int, many: int = 300, **figures) -> Survey:
+    return replace(PHOTOGRAPHS, counts={"many": many, "few": few}, **figures)
+
+
 @pytest.mark.parametrize(
     ("folder", "given", "expected"),
     [
@@ -274,18 +278,14 @@ STEM, DEPTH = ("pooled", 1) if "pooled" in stems() else ("patch", 4)
         (PHOTOGRAPHS, {}, {"data.img_size": 64, "data.hflip": 0.5, "data.auto_augment": RANDOM}),
         (GREY, {}, {"data.hflip": 0.0, "data.auto_augment": None, "data.scale": [0.7, 1.0]}),
         (replace(DIGITS, side=48), {}, {"data.img_size": 48, "data.hflip": 0.0, "model.fields.patch_size": 8}),
-        (replace(GREY, counts={"whole": 1300, "broken": 13}), {}, {"data.auto_augment": RANDOM}),
-        (replace(GREY, counts={"whole": 1300, "broken": 200}), {}, {"data.auto_augment": None}),
-        (replace(GREY, counts={"whole": 1300, "broken": 13}, side=28), {}, {"data.auto_augment": None}),
+        (uneven(13, 1300, grey=True), {}, {"data.auto_augment": RANDOM}),
+        (uneven(200, 1300, grey=True), {}, {"data.auto_augment": None}),
+        (uneven(13, 1300, grey=True, side=28), {}, {"data.auto_augment": None}),
         (PHOTOGRAPHS, {}, {"model.fields.stem": STEM, "model.fields.depth": DEPTH}),
         (PHOTOGRAPHS, {"model.fields.stem": "patch"}, {"model.fields.depth": 4}),
-        (replace(PHOTOGRAPHS, counts={"a": 300, "b": 150}), {}, {"data.balance": "absent"}),
-        (replace(PHOTOGRAPHS, counts={"a": 300, "b": 60}), {}, {"data.balance": "sqrt"}),
-        (
-            replace(PHOTOGRAPHS, counts={"a": 300, "b": 30}),
-            {},
-            {"data.balance": "full", "best_metric": "val/acc1_macro"},
-        ),
+        (uneven(150), {}, {"data.balance": "absent"}),
+        (uneven(60), {}, {"data.balance": "sqrt"}),
+        (uneven(30), {}, {"data.balance": "full", "best_metric": "val/acc1_macro"}),
     ],
 )
 def test_the_rules_go_by_the_images_and_the_classes(folder: Survey, given: dict, expected: dict) -> None:
@@ -294,11 +294,9 @@ def test_the_rules_go_by_the_images_and_the_classes(folder: Survey, given: dict,
 
 
 def test_a_mirror_is_said() -> None:
-    for given, words in (
-        ({}, "--data.hflip 0.5 if left and right are alike"),
-        ({"data.hflip": 0.5}, "mirror as given"),
-    ):
-        assert dict(choose(DIGITS, TWO_CORES, given, Typical()).lines)["augment"].endswith(words)
+    alike, given = "--data.hflip 0.5 if left and right are alike", "mirror as given"
+    for settings, words in (({}, alike), ({"data.hflip": 0.5}, given)):
+        assert dict(choose(DIGITS, TWO_CORES, settings, Typical()).lines)["augment"].endswith(words)
 
 
 def test_large_images_are_halved_and_read_once() -> None:
