@@ -244,8 +244,11 @@ def timm_config(name: str, img_size: int = 224) -> Any:
     """timm's configuration of the network `name` and of its published weights; None if it knows no such network."""
     import timm
 
-    name = name.removeprefix(TIMM) if name.startswith(TIMM) else name in VARIANTS and nearest_entry(name, img_size)
-    return timm.get_pretrained_cfg(name) if name else None
+    if name in VARIANTS:
+        entry = nearest_entry(name, img_size)
+    else:
+        entry = name.removeprefix(TIMM) if name.startswith(TIMM) else None
+    return timm.get_pretrained_cfg(entry) if entry else None
 
 
 def preparation(known: Any) -> dict[str, Any]:

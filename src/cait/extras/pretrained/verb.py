@@ -51,8 +51,9 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
     options.add_argument("--name", metavar="MODEL", help="a network in place of a run, as timm/resnet18 or xxs24")
     options.add_argument("--weights", metavar="FILE", help="its weights; default: those that timm publishes")
-    options.add_argument("--images", type=Path, metavar="DIR", help="class folders, train and val, or any folder")
-    options.add_argument("--output", type=Path, metavar="FILE", help="file to write, .npz")
+    where: dict[str, Any] = dict(type=Path, required=True)
+    options.add_argument("--images", metavar="DIR", help="class folders, train and val, or any folder", **where)
+    options.add_argument("--output", metavar="FILE", help="file to write, .npz", **where)
     options.add_argument("--img_size", type=int, metavar="PIXELS", help="another resolution: positions are resized")
     options.add_weights()
     options.add_trust()
@@ -63,12 +64,10 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         raise UserError(f"name a run or a network, not both: {given.run} and --name {given.name}")
     if given.weights and given.name is None:
         raise UserError("--weights FILE needs the name of its network, as --name timm/resnet18")
-    if given.images is None or given.output is None:
-        raise UserError("name a folder with --images and the file to write with --output")
-    if given.output.suffix != ".npz" or given.output.exists():
-        raise UserError(
-            f"{given.output} {'exists' if given.output.exists() else 'must end in .npz'}: name another file"
-        )
+    if given.output.suffix != ".npz":
+        raise UserError(f"{given.output} must end in .npz: name another file")
+    if given.output.exists():
+        raise UserError(f"{given.output} exists: name another file")
     disk.check_output(given.output)
     return given
 

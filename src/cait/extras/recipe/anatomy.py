@@ -22,7 +22,7 @@ class Anatomy:
     """Side of the patches that a first convolution cuts, or its stride."""
 
 
-def arguments(settings: Mapping[str, Any], room: str) -> dict[str, Any]:
+def arguments_of(settings: Mapping[str, Any], room: str) -> dict[str, Any]:
     """The settings of "model" or "data" as arguments of its class, those of `model.fields.depth` in a dictionary."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
@@ -35,7 +35,7 @@ def arguments(settings: Mapping[str, Any], room: str) -> dict[str, Any]:
 
 def without_weights(settings: Mapping[str, Any], size: int) -> nn.Module | None:
     """The network that the settings name, for images of `size` pixels; None if it cannot be built."""
-    named = arguments(settings, "model")
+    named = arguments_of(settings, "model")
     try:
         with torch.device("meta"):
             return network.build(named.get("name", "xxs24"), size, 2, None, **(named.get("fields") or {}))
@@ -47,7 +47,7 @@ def look(settings: Mapping[str, Any], size: int) -> Anatomy | None:
     """The anatomy of that network; None if it takes no images of this size, or is code that needs its weights."""
     if (built := without_weights(settings, size)) is None:
         return None
-    channels = (arguments(settings, "model").get("fields") or {}).get("in_chans", 3)
+    channels = (arguments_of(settings, "model").get("fields") or {}).get("in_chans", 3)
     try:
         with torch.no_grad():
             built.to("meta").eval()(torch.empty(1, channels, size, size, device="meta"))

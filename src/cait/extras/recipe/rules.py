@@ -41,9 +41,9 @@ FEW = 20
 """With fewer training images of a class than this, more images help more than any setting."""
 LONG = 2
 """From this median aspect ratio on, a square crop shows half of an image at most."""
-PLAIN = {"data.auto_augment": None, "data.cutmix": 0.0, "data.mixup": 0.0, "model.label_smoothing": 0.0}
+PLAIN: dict[str, Any] = {"data.auto_augment": None, "data.cutmix": 0.0, "data.mixup": 0.0, "model.label_smoothing": 0.0}
 LITTLE = PLAIN | {"data.scale": [0.5, 1.0]}
-MIXED = {"data.cutmix": 1.0, "data.mixup": 0.2, "model.label_smoothing": 0.1}
+MIXED: dict[str, Any] = {"data.cutmix": 1.0, "data.mixup": 0.2, "model.label_smoothing": 0.1}
 MILD = MIXED | {"data.auto_augment": None, "data.scale": [0.7, 1.0], "data.mix_prob": 0.2}
 STRONG = MIXED | {"data.auto_augment": "rand-m6-mstd0.5-inc1", "data.scale": [0.35, 1.0], "data.mix_prob": 0.3}
 """Augmentation from weights, in whose few epochs nothing is learned by heart; of small grey images; of others."""

@@ -21,7 +21,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from cait import plugins
 from cait.data.datamodule import ImageNetDataModule
-from cait.extras.recipe.anatomy import arguments
+from cait.extras.recipe.anatomy import arguments_of
 from cait.extras.recipe.duration import Pace
 from cait.extras.recipe.rules import Recipe
 from cait.extras.recipe.survey import Survey
@@ -103,10 +103,10 @@ def compare(held: dict[str, Any]) -> tuple[float, float]:
     from cait.extras.pretrained.baselines import regression  # an extra, which a run that solves its head has
     from cait.extras.pretrained.extract import evenly, extract
 
-    data = ImageNetDataModule(**arguments(held, "data") | {"img_size": PROBED})
+    data = ImageNetDataModule(**arguments_of(held, "data") | {"img_size": PROBED})
     data.announces = False
     data.setup("validate")
-    module = CaiTModule(**arguments(held, "model") | {"img_size": PROBED, "num_classes": data.num_classes})
+    module = CaiTModule(**arguments_of(held, "model") | {"img_size": PROBED, "num_classes": data.num_classes})
     module.initial_weights.load(module.model, module.name)
     device = _trainer(held, []).strategy.root_device
     seen = extract(module.model, data.source.train, data, device, evenly(len(data.source.train), SAMPLE), pixels=True)
@@ -122,7 +122,7 @@ def time_step(held: dict[str, Any], size: int) -> float:
     """Seconds to train the network of the settings on an image of `size` pixels, without the optimizer."""
     trainer = _trainer(held, [])
     own = {field.name for field in fields(NetworkSettings)}
-    given = {name: value for name, value in arguments(held, "model").items() if name in own}
+    given = {name: value for name, value in arguments_of(held, "model").items() if name in own}
     network = NetworkSettings(**given | {"img_size": size, "num_classes": 2}).build()
     device = trainer.strategy.root_device
     network.to(device).train()
@@ -146,11 +146,11 @@ def time_run(held: dict[str, Any], folder: Survey) -> Pace:
     batch = max(2, held["data.batch_size"] // devices // 2 * 2)
     channels = flatten(held).get("model.fields.in_chans", 3)
     own_batches: dict[str, Any] = dict(batch_size=batch, global_batch=False, in_chans=channels)
-    data = ImageNetDataModule(**arguments(held, "data") | own_batches)
+    data = ImageNetDataModule(**arguments_of(held, "data") | own_batches)
     data.announces = False
     of_images: dict[str, Any] = dict(img_size=data.img_size, num_classes=data.num_classes)
     of_images |= dict(mean=data.preprocessing.mean, std=data.preprocessing.std)
-    module = CaiTModule(**arguments(held, "model") | of_images)
+    module = CaiTModule(**arguments_of(held, "model") | of_images)
     copies = min(8, max(1, folder.images // batch)) if held.get("data.copies_dir") else 0
     watch = Stopwatch(copies or WARM_UP)
     _trainer(held, [watch, *_step_callbacks(held, data)], overfit_batches=copies).fit(module, datamodule=data)
@@ -164,8 +164,9 @@ def _trainer(held: dict[str, Any], callbacks: list[Callback], **limits: Any) -> 
     chosen: dict[str, Any] = dict(max_steps=100_000, limit_val_batches=0, num_sanity_val_steps=0) | limits
     chosen |= {name: held[f"trainer.{name}"] for name in ("accelerator", "precision") if f"trainer.{name}" in held}
     shown = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    quiet: dict[str, Any] = dict.fromkeys(shown, False)
     alone: dict[str, Any] = dict(devices=1, use_distributed_sampler=False, plugins=[LightningEnvironment()])  # torchrun
-    return Trainer(callbacks=callbacks, **dict.fromkeys(shown, False), **alone, **chosen)
+    return Trainer(callbacks=callbacks, **quiet, **alone, **chosen)
 
 
 def _step_callbacks(held: dict[str, Any], data: Any) -> list[Callback]:

@@ -31,7 +31,7 @@ from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.clock import duration
 from cait.extras.recipe import arguments
-from cait.extras.recipe.anatomy import arguments as arguments_of
+from cait.extras.recipe.anatomy import arguments_of
 from cait.extras.recipe.balance import Balanced, shares
 from cait.extras.recipe.duration import Machine, Pace, this_machine
 from cait.extras.recipe.rules import Recipe, choose
