@@ -748,7 +748,7 @@ def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(tmp
 
     # The folder grows: the run keeps the images that it held out, and is scored on them alone.
     before = (run / "validation.csv").read_bytes()
-    fill(tmp_path / "my photos" / "ä ö", {".": 8})
+    fill(tmp_path / "my photos" / "ä ö", {".": 8}, suffix=".bmp")  # beside those that were held out
     refused = start(tmp_path, "resume", "my-photos", "--trainer.max_epochs=5")
     assert "training pictures" in refused.communicate(timeout=LIMIT)[0]
     assert (refused.returncode, (run / "validation.csv").read_bytes()) == (2, before)
