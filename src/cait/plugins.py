@@ -29,7 +29,6 @@ KINDS = {
     "CALLBACK_SETTINGS": 'dict[str, str]: {"name": "module:Callback"}; the class\'s arguments are --name.ARGUMENT',
     "DATA_SETTINGS": '"module:Group": a dataclass whose fields become settings of the data module, see cait.settings',
     "MODEL_SETTINGS": '"module:Group": the same for the LightningModule; a run holds them in `module.hparams`',
-    "parameter_groups": "(optimizer, network) -> None: change the groups of an optimizer that was just built",
     "LEARNT": 'Sequence[str]: settings in words that a stranger\'s run may set, as "data.labels"; they write nowhere',
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
     "quieten": "() -> None: before a verb trains or scores, to hide some of Lightning's messages",

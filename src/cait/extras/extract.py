@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,31 +15,28 @@ from cait import cores
 from cait.data.dataset import EvalImages, Samples
 from cait.data.reading import UnreadableImages
 from cait.errors import UserError
+from cait.model.weights import classifiers
 
 BATCH = 64
 SIDE = 64
 """Larger images are averaged down to this many pixels a side before their pixels are kept."""
 
 
-@dataclass(frozen=True)
-class Extracted:
-    """The images of a set that can be read.
-
-    Args:
-        features: float32 [N, D].
-        labels: int64 [N], as the samples have them; -1 without a class.
-        kept: int64 [N], the indices of the images among the samples.
-        pixels: uint8 [N, 3, S, S], S at most SIDE; float32 if the transform is one's own; S is 0 if not asked for.
-    """
+class Extracted(NamedTuple):
+    """The images of a set that can be read."""
 
     features: np.ndarray
+    """float32 [N, D]."""
     labels: np.ndarray
+    """int64 [N], as the samples have them; -1 without a class."""
     kept: np.ndarray
+    """int64 [N], the indices of the images among the samples."""
     pixels: np.ndarray
+    """uint8 [N, 3, S, S], S at most SIDE; float32 if the transform is one's own; S is 0 if not asked for."""
 
-    def where(self, mask: np.ndarray) -> Extracted:
-        """The images at which `mask` [N] is True."""
-        return Extracted(self.features[mask], self.labels[mask], self.kept[mask], self.pixels[mask])
+    def at(self, places: np.ndarray | slice) -> Extracted:
+        """The images at places among these, or at which a mask [N] is True."""
+        return Extracted(*(column[places] for column in self))
 
 
 def extract(
@@ -54,14 +50,12 @@ def extract(
 ) -> Extracted:
     """Read images once, under the evaluation transform of a data module, and take their features.
 
+    Raises UserError if the network has no classifier, does not call it, or gives features that are not finite.
+
     Args:
         network: is put on the device and into evaluation, and left as it was.
         chosen: the indices of the images to read; None reads all.
-        pixels: keep the pixels too.
         head: the layer whose inputs are the features; None takes the first of `classifiers`.
-
-    Raises:
-        UserError: the network has no classifier, does not call it, or gives features that are not finite.
     """
     unreadable = UnreadableImages(None, len(samples))
     images = EvalImages(samples, data.eval_transform, unreadable, data.preprocessing.reading)
@@ -86,24 +80,12 @@ def extract(
     if not np.isfinite(features).all():
         raise UserError("the network has features that are not finite")
     readable = np.array([samples.name(index) not in unreadable.seen for index in chosen])
-    return Extracted(features, marks, np.array(chosen), planes).where(readable)
-
-
-def classifiers(network: Any) -> list[Any]:
-    """The layers that give the logits: `get_classifier()`'s, two with a distillation token, or the last linear one."""
-    found = network.get_classifier() if hasattr(network, "get_classifier") else None
-    if found is None:
-        return [layer for layer in network.modules() if isinstance(layer, nn.Linear)][-1:]
-    return [*found] if isinstance(found, tuple | list) else [found]
+    return Extracted(features, marks, np.array(chosen), planes).at(readable)
 
 
 @torch.inference_mode()
 def inputs(network: nn.Module, head: nn.Module | None, images: Tensor) -> np.ndarray:
-    """What the head sees of images [B, 3, S, S]: float32 [B, D], a mean over tokens or places if it sees several.
-
-    Raises:
-        UserError: there is no head, or the network does not call it.
-    """
+    """What the head sees of images [B, 3, S, S]: float32 [B, D], a mean over tokens or places if it sees several."""
     if head is None:
         raise UserError("the network has no classifier, whose input would be the features: give it get_classifier()")
     seen: list[Tensor] = []

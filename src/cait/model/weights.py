@@ -217,8 +217,8 @@ def cached_weights(entry: str) -> str | None:
 
 def _published(model: Any, name: str) -> str:
     """timm's entry with the weights of one of the paper's models, at the resolution nearest to `model`'s."""
-    entries = published_entries(name)
-    if not entries:
+    entry = nearest_entry(name, model.config.img_size)
+    if entry is None:
         published = [variant for variant in VARIANTS if published_entries(variant)]
         raise UserError(f"timm has no weights of {name}, only of {', '.join(published)}")
     row = variant_config(name)
@@ -226,7 +226,13 @@ def _published(model: Any, name: str) -> str:
         value, published = getattr(model.config, field.name), getattr(row, field.name)
         if value != published and field.name not in (*FITTED, *ONLY_IN_TRAINING):
             raise UserError(f"the published weights of {name} have {field.name} {published}, the model has {value}")
-    return entries[min(entries, key=lambda size: abs(size - model.config.img_size))]
+    return entry
+
+
+def nearest_entry(name: str, img_size: int) -> str | None:
+    """timm's entry with weights of one of the paper's models, at the resolution nearest to a size; None without any."""
+    entries = published_entries(name)
+    return entries[min(entries, key=lambda size: abs(size - img_size))] if entries else None
 
 
 def published_entries(name: str) -> dict[int, str]:
@@ -235,6 +241,22 @@ def published_entries(name: str) -> dict[int, str]:
 
     entries = timm.list_models(f"cait_{name}_*", pretrained=True)
     return {int(entry.split(".")[0].split("_")[-1]): entry for entry in entries}
+
+
+def timm_config(name: str, img_size: int = 224) -> Any:
+    """timm's configuration of the network `name` and of its published weights; None if it knows no such network."""
+    import timm
+
+    if name in VARIANTS:
+        entry = nearest_entry(name, img_size)
+    else:
+        entry = name.removeprefix(TIMM) if name.startswith(TIMM) else None
+    return timm.get_pretrained_cfg(entry) if entry else None
+
+
+def preparation(known: Any) -> dict[str, Any]:
+    """The settings of a data module that suit the weights of one of timm's configurations, or none for None."""
+    return {name: getattr(known, name) for name in ("mean", "std", "interpolation", "crop_pct")} if known else {}
 
 
 def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
@@ -259,13 +281,17 @@ def _load(model: nn.Module, state: StateDict, source: str) -> list[str]:
     return notes
 
 
+def classifiers(network: Any) -> list[Any]:
+    """The layers that give the logits: `get_classifier()`'s, two with a distillation token, or the last linear one."""
+    found = network.get_classifier() if hasattr(network, "get_classifier") else None
+    if found is None:
+        return [layer for layer in network.modules() if isinstance(layer, nn.Linear)][-1:]
+    return [*found] if isinstance(found, tuple | list) else [found]
+
+
 def classifier_keys(network: Any) -> list[str]:
     """Names of the parameters whose rows are the classes."""
-    layers: Any = [module for module in network.modules() if isinstance(module, nn.Linear)][-1:]
-    if hasattr(network, "get_classifier"):
-        found = network.get_classifier()
-        layers = found if isinstance(found, tuple | list) else [found]
-    parameters = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    parameters = {id(parameter) for layer in classifiers(network) for parameter in layer.parameters()}
     return [name for name, parameter in network.named_parameters() if id(parameter) in parameters]
 
 

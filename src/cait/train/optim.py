@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cait import plugins, references
+from cait import references
 from cait.errors import UserError, did_you_mean, one_line
 from cait.settings import check_at_least
 
@@ -63,8 +63,6 @@ class OptimizerSettings:
             raise UserError(f"optimizer {name}: {one_line(error)}") from error
         if not isinstance(optimizer, Optimizer):
             raise UserError(f"{name} must return a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        for change in plugins.of_kind("parameter_groups"):
-            change(optimizer, network)
         return optimizer
 
     def apply(self, states: list[dict[str, Any]], before: Mapping[str, Any], network: nn.Module, lr: float) -> None:

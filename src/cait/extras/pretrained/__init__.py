@@ -34,29 +34,18 @@ def step_callbacks(data: Any) -> list[Any]:
     return [Freeze()]
 
 
-def parameter_groups(optimizer: Any, network: Any) -> None:
-    """Give the head groups of its own if it has a rate of its own."""
-    if (factor := getattr(network, "head_lr_factor", None)) is not None:
-        from cait.extras.pretrained.freeze import scale_head
-
-        scale_head(optimizer, network, factor)
-
-
 def callbacks(run: Run) -> list[Any]:
     """What solves a new head, and what scores the baselines if the run asks for it and keeps anything."""
     from cait.extras.pretrained.solve import SolveHead
 
-    return [SolveHead(), *_baselines(run)]
+    found: list[Any] = [SolveHead()]
+    keeps = run.trainer.logger is not False or run.trainer.enable_checkpointing is not False
+    has_one_class = getattr(run.data, "task", None) is None  # an image, which is what baselines answer with
+    if run.config.baselines and keeps and has_one_class and not run.trainer.fast_dev_run:
+        from cait.extras.pretrained.baselines import Baselines
 
-
-def _baselines(run: Run) -> list[Any]:
-    keeps_nothing = run.trainer.logger is False and run.trainer.enable_checkpointing is False
-    several = getattr(run.data, "task", None) is not None  # they answer with one class
-    if not run.config.baselines or run.trainer.fast_dev_run or keeps_nothing or several:
-        return []
-    from cait.extras.pretrained.baselines import Baselines
-
-    return [Baselines(run)]
+        found.append(Baselines(run))
+    return found
 
 
 def results(folder: Path) -> Results | None:

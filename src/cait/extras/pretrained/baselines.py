@@ -63,7 +63,7 @@ class Baselines(Callback):
         images = f"{count:,} training and {val_count:,} validation images"
         print(f"scoring baselines on {images}; --baselines false leaves this out", flush=True)
         found = [extract(pl_module.model, each, data, device, evenly(len(each), MOST), pixels=True) for each in sets]
-        train, val = (each.where(each.labels != NO_LABEL) for each in found)
+        train, val = (each.at(each.labels != NO_LABEL) for each in found)
         saves = [each for each in trainer.checkpoint_callbacks if isinstance(each, LastCheckpoint)]
         metric, run, how = _of_run(trainer)
         rows = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from cait.extras.extract import BATCH, classifiers, evenly, extract
+from cait.extras.extract import BATCH, Extracted, evenly, extract
 from cait.extras.pretrained.head import VALUES, WORK, Head, solve
+from cait.model.weights import classifiers
 
 
 class SolveHead(Callback):
@@ -38,6 +38,7 @@ class SolveHead(Callback):
             if reason := unsolvable(trainer, pl_module):
                 rank_zero_info(f"the head is not solved, it starts at random: {reason}")
             else:
+                rank_zero_info("solving the head on the features of the training images")
                 self._solve(trainer, pl_module)
 
     def _solve(self, trainer: Trainer, pl_module: Any) -> None:
@@ -48,7 +49,9 @@ class SolveHead(Callback):
             taken = time.monotonic() - begin
             found: Head | None = None
             if trainer.is_global_zero:
-                found = solve(seen.features, seen.targets(data), pl_module.num_classes, *seen.weights(data, pl_module))
+                features, labels = torch.from_numpy(seen.features), torch.from_numpy(seen.labels)
+                weights = weights_of(seen.kept, labels, data, pl_module)
+                found = solve(features, data._targets(labels), pl_module.num_classes, *weights)
             found = trainer.strategy.broadcast(found)
             assert found is not None
             with torch.no_grad():
@@ -84,9 +87,8 @@ def unsolvable(trainer: Trainer, pl_module: Any) -> str:
     """Why the head cannot be solved; empty if it can."""
     layers = classifiers(pl_module.model)
     if not layers or not all(isinstance(layer, nn.Linear) and layer.bias is not None for layer in layers):
-        return (
-            f"{pl_module.name} ends in {type(layers[0]).__name__ if layers else 'no layer'}, not in Linear with a bias"
-        )
+        last = type(layers[0]).__name__ if layers else "no layer"
+        return f"{pl_module.name} ends in {last}, not in Linear with a bias"
     if any(hasattr(weight, "full_tensor") for layer in layers for weight in layer.parameters()):
         return "the network is sharded"
     if getattr(trainer.datamodule, "train_images", None) is None:  # type: ignore[attr-defined]
@@ -94,36 +96,22 @@ def unsolvable(trainer: Trainer, pl_module: Any) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What a layer sees of training images.
+def weights_of(kept: np.ndarray, labels: Tensor, data: Any, pl_module: Any) -> tuple[Tensor, Tensor | None]:
+    """How much each image counts, [N], and the positive part of each class, [C] or None, as in the run's loss.
 
     Args:
-        features: float32 [N, D].
-        labels: [N], as the data's samples have them.
-        kept: [N], the indices of the images.
+        kept: int64 [N], the indices of the images.
+        labels: int64 [N], as the data's samples have them.
     """
-
-    features: Tensor
-    labels: Tensor
-    kept: Tensor
-
-    def targets(self, data: Any) -> Tensor:
-        """The class of each image, [N], or rows of 0 and 1, [N, C], if images may have several."""
-        return data._targets(self.labels)
-
-    def weights(self, data: Any, pl_module: Any) -> tuple[Tensor, Tensor | None]:
-        """How much each image counts, [N], and the positive part of each class, [C] or None, as in the run's loss."""
-        drawn = torch.bincount(data.order(torch.Generator().manual_seed(0)), minlength=len(data.train_images))
-        images = torch.bincount(self.labels)
-        share = torch.bincount(self.labels, drawn[self.kept]) / images.clamp(min=1)
-        of_class = getattr(pl_module.loss, "weights", None)
-        if of_class is None or pl_module.task.several:
-            return share[self.labels], of_class
-        return (share * of_class.cpu()[: len(share)])[self.labels], None
+    drawn = torch.bincount(data.order(torch.Generator().manual_seed(0)), minlength=len(data.train_images))
+    share = torch.bincount(labels, drawn[kept]) / torch.bincount(labels).clamp(min=1)
+    of_class = getattr(pl_module.loss, "weights", None)
+    if of_class is None or pl_module.task.several:
+        return share[labels], of_class
+    return (share * of_class.cpu()[: len(share)])[labels], None
 
 
-def gathered(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> Seen:
+def gathered(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> Extracted:
     """What a layer sees of the training images, as many as can be solved on.
 
     Each process takes a share of whole batches, so that the batches are the same for any number of processes.
@@ -135,10 +123,9 @@ def gathered(trainer: Trainer, pl_module: Any, layer: nn.Linear) -> Seen:
     own = [index for batch in batches[trainer.global_rank :: trainer.world_size] for index in batch]
     with trainer.precision_plugin.forward_context():
         found = extract(pl_module.model, samples, data, pl_module.device, own or indices[:1], head=layer)
-    mine = slice(None if own else 0)  # with fewer batches than processes some have none
-    parts = [(found.features[mine], found.labels[mine], found.kept[mine])] * trainer.world_size
+    found = found.at(slice(None if own else 0))  # with fewer batches than processes some have none
+    parts = [found] * trainer.world_size
     if trainer.world_size > 1:
-        torch.distributed.all_gather_object(parts, parts[0])
-    features, labels, kept = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
-    order = kept.argsort()
-    return Seen(features[order], labels[order], kept[order])
+        torch.distributed.all_gather_object(parts, found)
+    whole = Extracted(*map(np.concatenate, zip(*parts, strict=True)))
+    return whole.at(whole.kept.argsort())

@@ -51,8 +51,9 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
     options.add_argument("--name", metavar="MODEL", help="a network in place of a run, as timm/resnet18 or xxs24")
     options.add_argument("--weights", metavar="FILE", help="its weights; default: those that timm publishes")
-    options.add_argument("--images", type=Path, metavar="DIR", help="class folders, train and val, or any folder")
-    options.add_argument("--output", type=Path, metavar="FILE", help="file to write, .npz")
+    where: dict[str, Any] = dict(type=Path, required=True)
+    options.add_argument("--images", metavar="DIR", help="class folders, train and val, or any folder", **where)
+    options.add_argument("--output", metavar="FILE", help="file to write, .npz", **where)
     options.add_argument("--img_size", type=int, metavar="PIXELS", help="another resolution: positions are resized")
     options.add_weights()
     options.add_trust()
@@ -63,22 +64,16 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         raise UserError(f"name a run or a network, not both: {given.run} and --name {given.name}")
     if given.weights and given.name is None:
         raise UserError("--weights FILE needs the name of its network, as --name timm/resnet18")
-    if given.images is None or given.output is None:
-        raise UserError("name a folder with --images and the file to write with --output")
-    if given.output.suffix != ".npz" or given.output.exists():
-        raise UserError(
-            f"{given.output} {'exists' if given.output.exists() else 'must end in .npz'}: name another file"
-        )
+    if given.output.suffix != ".npz":
+        raise UserError(f"{given.output} must end in .npz: name another file")
+    if given.output.exists():
+        raise UserError(f"{given.output} exists: name another file")
     disk.check_output(given.output)
     return given
 
 
 def listed(root: Path) -> tuple[Files, list[str]]:
-    """The images of a folder, those to train on first, and its classes; without classes the labels are -1.
-
-    Raises:
-        UserError: there is no such folder, or no image in it.
-    """
+    """The images of a folder, those to train on first, and its classes; without classes the labels are -1."""
     source = FolderSource(Splits(root=str(root)))
     if not root.is_dir() or len(folder_names(source.split_folders()[0])) < 2:
         return scan_flat(root), []
@@ -93,27 +88,18 @@ def named(name: str, weights: str | None, img_size: int | None) -> loading.Loade
     """The network `name` with the weights of a file, or None for those that timm publishes.
 
     Images are prepared as timm has them for these weights, at their size unless `img_size` is given.
-
-    Raises:
-        UserError: there is no such network, or its weights cannot be loaded.
     """
-    import timm
-
     from cait.data.datamodule import ImageNetDataModule
     from cait.model import network
-    from cait.model.config import TIMM, VARIANTS
-    from cait.model.weights import load_pretrained, load_weights, published_entries
+    from cait.model.weights import load_pretrained, load_weights, preparation, timm_config
 
-    entries = published_entries(name) if name in VARIANTS else {}
-    known = timm.get_pretrained_cfg(entries[min(entries)] if entries else name.removeprefix(TIMM))
-    how: dict[str, Any] = {}
-    if known is not None:
-        how = {key: getattr(known, key) for key in ("mean", "std", "interpolation", "crop_pct")}
+    known = timm_config(name)
     size = img_size or (known.input_size[-1] if known else 224)
     built = network.build(name, size, known.num_classes if known else 1000)
     notes = [weights, *load_weights(built, weights)] if weights else load_pretrained(built, name)
     notes = [note for note in notes if not note.startswith("the head")]  # no feature depends on it
-    return loading.Loaded(built.eval(), name, "; ".join(notes), [], ImageNetDataModule(img_size=size, **how))
+    data = ImageNetDataModule(img_size=size, **preparation(known))
+    return loading.Loaded(built.eval(), name, "; ".join(notes), [], data)
 
 
 def write(path: Path, found: Extracted, names: list[str], class_names: list[str]) -> None:

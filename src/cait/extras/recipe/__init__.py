@@ -21,16 +21,11 @@ LEARNT = ("data.balance",)
 
 @dataclass(frozen=True)
 class OwnImages:
-    """What suits collections of your own.
-
-    Raises:
-        UserError: a setting is out of range.
-    """
+    """What suits collections of your own."""
 
     copies_dir: str | None = None
-    """Folder for copies of the images that `shrink` has halved, so that each is read from its file only once. None
-    keeps none. The pixels are the same, and the folder may be removed at any time. Only folders of images have copies;
-    images of other sources are read anew."""
+    """Folder for copies of the images that `shrink` has halved, so that each file is read only once. None keeps none.
+    The pixels are the same, and the folder may be removed at any time. Only image files have copies."""
     balance: Literal["sqrt", "full"] | None = None
     """Draw the images of small classes more often, and those of large classes less. "full" gives all classes the same
     share of an epoch. "sqrt" gives each class a share in proportion to the square root of its number of images."""

@@ -9,7 +9,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Mapping
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -47,8 +46,7 @@ def replace_folder(arguments: list[str], program: Program) -> list[str]:
     class folders. `--from FILE|timm|RUN|none` is always replaced by the settings of the weights. `--minutes N` says how
     long a chosen run may take.
 
-    Raises:
-        UserError: the folder, the weights or the minutes cannot be used.
+    Raises UserError if the folder, the weights or the minutes cannot be used.
     """
     given = _settings(arguments)
     minutes, source = _minutes(given), str(given.pop(FROM, ""))
@@ -62,11 +60,8 @@ def replace_folder(arguments: list[str], program: Program) -> list[str]:
         return [*_as_arguments(initial_weights(source).settings if source not in ("", "none") else {}), *arguments]
     for path in files:
         given = flatten(configurations.settings(path)) | given
-    try:
-        recipe = _chosen(Path(root), given, source, minutes or duration.MINUTES, program)
-    except UserError:
-        raise
-    except (TypeError, ValueError):  # a value of the wrong type; the parser reports it
+    recipe = _chosen(Path(root), given, source, minutes or duration.MINUTES, program)
+    if recipe is None:
         return arguments
     program.default_name = re.sub(r"[^\w.=+-]+", "-", Path(root).resolve().name).strip("-.=+") or "own"
     fields = given.get("model.fields")
@@ -78,8 +73,9 @@ def replace_folder(arguments: list[str], program: Program) -> list[str]:
 
 def _is_folder(root: str) -> bool:
     """Whether `root` is, or may be meant as, a folder of class folders, and no data set of another kind."""
-    others = plugins.of_kind("open_source")
-    return (not is_path(root) or Path(root).is_dir()) and all(opened(root, {"root": root}) is None for opened in others)
+    if is_path(root) and not Path(root).is_dir():
+        return False
+    return all(open_other(root, {"root": root}) is None for open_other in plugins.of_kind("open_source"))
 
 
 def _minutes(given: dict[str, Any]) -> float | None:
@@ -90,53 +86,62 @@ def _minutes(given: dict[str, Any]) -> float | None:
     return minutes
 
 
-def _chosen(root: Path, given: dict[str, Any], from_: str, minutes: float, program: Program) -> dict[str, Any]:
-    """The settings of the recipe, the same in all processes of the run; the first one prints the reasons."""
+def _chosen(root: Path, given: dict[str, Any], from_: str, minutes: float, program: Program) -> dict[str, Any] | None:
+    """The settings of the recipe, in all processes those of the first, which alone plans, asks the hub and prints.
+
+    None if a value is of the wrong type, which the parser reports.
+    """
     key = json.dumps([str(root), given, from_, minutes], default=str, sort_keys=True)
     chosen = json.loads(os.environ.get(CHOSEN, "{}"))
     if "LOCAL_RANK" in os.environ and key in chosen and not program.processes.several():  # Lightning started this one
         return chosen[key]
+
+    def planned() -> str:
+        try:
+            return json.dumps([_planned(root, given, from_, minutes), ""])
+        except (TypeError, ValueError) as error:
+            return json.dumps([None, str(error) if isinstance(error, UserError) else ""])
+
+    settings, trouble = json.loads(program.processes.of_first(planned))
+    if trouble:
+        raise UserError(trouble)
+    os.environ[CHOSEN] = json.dumps({key: settings})
+    return settings
+
+
+def _planned(root: Path, given: dict[str, Any], from_: str, minutes: float) -> dict[str, Any]:
     data = {name.removeprefix("data."): value for name, value in given.items() if name.startswith("data.")}
     data["in_chans"] = flatten(given).get("model.fields.in_chans", 3)
     source = open_source(str(root), **data)
     assert isinstance(source, FolderSource)
     source.prepare()
     machine = duration.this_machine(given)
-    weights, reason = _weights(from_, given, (len(source.train), minutes, machine.gpus > 0), program)
+    weights, reason = _weights(from_, given, len(source.train), minutes, machine.gpus > 0)
     if weights:
         check(weights.settings | given)
     label_sets = getattr(source, "label_sets", None)
     folder = survey(source.train, source.val, source.class_names, group(Reading, data), label_sets)
     from cait.extras.recipe.trial import Trial  # here, because a folder that cannot be used is told sooner
 
-    trial = Trial(folder, program.processes.of_first)
-    recipe = choose(folder, machine, given, trial, weights, minutes)
+    recipe = choose(folder, machine, given, Trial(folder), weights, minutes)
     for name, value in plugins.merged("RECIPE_SETTINGS").items():
         recipe.take(name, value)
     recipe.lines[:0] = [("weights", reason)] if reason else []
     with contextlib.redirect_stdout(sys.stderr if "print_config" in given else sys.stdout):
         _report(source, folder, recipe)
-    words = program.processes.agree(json.dumps(recipe.settings))  # shares of the cores may differ
-    os.environ[CHOSEN] = json.dumps({key: json.loads(words[0])})
-    return json.loads(words[0])
+    return recipe.settings
 
 
-def _weights(
-    source: str, given: dict[str, Any], plan: tuple[int, float, bool], program: Program
-) -> tuple[Weights | None, str]:
-    """The weights of the run, in all processes those of the first, which alone asks the hub; if none, the reason."""
+def _weights(source: str, given: dict[str, Any], *plan: Any) -> tuple[Weights | None, str]:
+    """The weights of the run; if none, the reason."""
     source = source or str(given.get("model.weights") or "")
     if source == "none":
         return None, ""
-    if source and source != "timm":
-        return initial_weights(source, str(given.get("model.name", "xxs24"))), ""
-
-    def found() -> str:
-        weights, reason = (published(given, *plan), "") if source else default_weights(given, *plan)
-        return json.dumps([weights and asdict(weights), reason])
-
-    weights, reason = json.loads(program.processes.of_first(found))
-    return weights and Weights(**weights), reason
+    if not source:
+        return default_weights(given, *plan)
+    if source == "timm":
+        return published(given, *plan), ""
+    return initial_weights(source, str(given.get("model.name", "xxs24"))), ""
 
 
 @rank_zero_only

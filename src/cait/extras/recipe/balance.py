@@ -17,12 +17,11 @@ class Balanced:
     """As many images as the set has, the classes' shares of them closer to each other; as `cait.data.sampler.Order`.
 
     Images of a small class come several times. Within a class, the counts of two images differ by at most one.
+    `labels` are the class of each image, and `balance` is one of `POWERS`.
     """
 
     labels: Tensor
-    """The class of each image."""
     balance: str
-    """One of `POWERS`."""
 
     @property
     def name(self) -> str:

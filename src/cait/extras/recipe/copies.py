@@ -20,12 +20,7 @@ class Copies:
     """Image files as `cait.data.dataset.Samples`, the large ones read from copies, which the first reading makes.
 
     A copy holds the pixels that `reading` gives, and reading it once more changes nothing, so a run is the same with
-    or without copies. They are named after path, size and time of the file and Pillow's version, so a changed file gets
-    a new one.
-
-    Args:
-        reading: how a file becomes RGB. Those that it shrinks are the large ones.
-        folder: where the copies are.
+    or without copies. Its name tells path, size and time of the file, so a changed file gets a new one.
     """
 
     def __init__(self, files: Files, reading: Reading, folder: Path) -> None:

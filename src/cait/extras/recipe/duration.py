@@ -1,4 +1,4 @@
-"""How long a run on a folder takes, by the machine and the images: what the recipe plans with."""
+"""How long a run on a folder takes: what the recipe plans with."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 MINUTES = 3.0
 """Length of a run unless --minutes says another, from the command to its end."""
-EPOCH, START = 0.15, 20.0
-"""Seconds that an epoch takes beside its steps and its validation, and a run beside its epochs."""
+EPOCH = 0.15
+"""Seconds that an epoch takes beside its steps and its validation."""
 COPIES = "data/cache/copies"
 
 
@@ -49,7 +49,7 @@ def this_machine(given: Mapping[str, Any]) -> Machine:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a run is, in seconds: as planned by `Work`, or as measured by `cait.extras.recipe.trial`."""
+    """How fast a run is, in seconds."""
 
     image: float
     """Train on one image."""
@@ -57,7 +57,7 @@ class Pace:
     """Validate once."""
     copying: float = 0.0
     """Make the small copies of all images, once."""
-    start: float = START
+    start: float = 20.0
     """From the command to the first step, and from the last step to the end."""
     is_measured: bool = False
 
@@ -71,9 +71,8 @@ class Pace:
         time = max(time / 2, time - self.copying)
         validations = max(1, min(30, int(0.15 * time / max(self.validation, 1e-9))))
         epoch = images * self.image + EPOCH
-        fitting = max(
-            (time - validations * self.validation) / epoch, min(validations, time / (epoch + self.validation))
-        )
+        each_validated = min(validations, time / (epoch + self.validation))
+        fitting = max((time - validations * self.validation) / epoch, each_validated)
         if fitting < 1:
             return fitting, 1
         epochs = min(most, int(fitting))

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cait import plugins
 from cait.errors import UserError, to_type
@@ -22,7 +22,9 @@ from cait.extras.recipe.survey import Survey
 from cait.extras.recipe.weights import Weights
 from cait.model.config import VARIANTS, stems
 
-SLOW = "twice the size takes four times as long"
+if TYPE_CHECKING:
+    from cait.extras.recipe.trial import Trial
+
 SMALL = 64
 """Images up to this size, in pixels, are trained on as they are."""
 SIZES, LEAST = (224, 192, 160, 128, 96, 64), 96
@@ -39,7 +41,12 @@ FEW = 20
 """With fewer training images of a class than this, more images help more than any setting."""
 LONG = 2
 """From this median aspect ratio on, a square crop shows half of an image at most."""
-FIELDS = "model.fields."
+PLAIN: dict[str, Any] = {"data.auto_augment": None, "data.cutmix": 0.0, "data.mixup": 0.0, "model.label_smoothing": 0.0}
+LITTLE = PLAIN | {"data.scale": [0.5, 1.0]}
+MIXED: dict[str, Any] = {"data.cutmix": 1.0, "data.mixup": 0.2, "model.label_smoothing": 0.1}
+MILD = MIXED | {"data.auto_augment": None, "data.scale": [0.7, 1.0], "data.mix_prob": 0.2}
+STRONG = MIXED | {"data.auto_augment": "rand-m6-mstd0.5-inc1", "data.scale": [0.35, 1.0], "data.mix_prob": 0.3}
+"""Augmentation from weights, in whose few epochs nothing is learned by heart; of small grey images; of others."""
 UNEVEN, RARE = 3.0, 10.0
 """Ratios of the largest class to the smallest from which classes are drawn more evenly, and equally often: at the
 square root a network learns to leave out a rare class."""
@@ -81,8 +88,7 @@ class Recipe:
 
     def look(self, size: int) -> Anatomy | None:
         """What the network so far is made of, if it takes images of `size` pixels."""
-        fields = {name[len(FIELDS) :]: value for name, value in self.held().items() if name.startswith(FIELDS)}
-        return look(self.get("model.name", "xxs24"), size, fields)
+        return look(self.held(), size)
 
     @property
     def trains_head_alone(self) -> bool:
@@ -99,89 +105,73 @@ class Recipe:
     def is_cait(self) -> bool:
         return self.get("model.name", "xxs24") in VARIANTS
 
-    def epochs(self, seconds: float, images: int) -> float:
-        """Epochs that fit if an image takes so many seconds; a fifth of the run is for its start and validation."""
-        return 0.8 * 60 * self.minutes / (seconds * images)
-
-
-class Measure(Protocol):
-    """Measures what is chosen so far, on this machine, now."""
-
-    def step(self, recipe: Recipe, size: int) -> float | None:
-        """Seconds to train the network on an image of `size` pixels; None if it does not take such images."""
-
-    def run(self, recipe: Recipe) -> Pace | None:
-        """The pace of the run; None if it cannot run, which the run then reports."""
-
-    def domain(self, recipe: Recipe) -> tuple[float, float] | None:
-        """Top-1 of logistic regressions on the features of the weights and on the pixels; None if there are none."""
-
 
 def choose(
     folder: Survey,
     machine: Machine,
     given: Mapping[str, Any],
-    measure: Measure,
+    measure: Trial,
     weights: Weights | None = None,
     minutes: float = MINUTES,
 ) -> Recipe:
-    """The recipe for a folder.
-
-    Raises:
-        UserError: the folder holds too little to learn from.
-    """
-    weights, judged = weigh(folder, given, weights, measure)
+    """The recipe for a folder. Raises UserError if it holds too little to learn from."""
+    if folder.images < 4:
+        raise UserError(f"{folder.images} training images are too few to learn from; collect {FEW} of each class")
     recipe = Recipe(given, weights, minutes)
+    start(recipe)
+    recipe = weigh(folder, recipe, measure)
     warn(folder, recipe)
-    if weights:
-        start_from(weights, recipe)
-    if judged:
-        recipe.note("weights", judged)
-    warn_of_crops(folder, recipe)
-    size, anatomy = resolution(folder, machine, recipe, measure)
+    size = resolution(folder, machine, recipe, measure)
     halve(folder, machine, recipe, size)
     network(machine, recipe, size)
     augment(folder, recipe)
     batch = steps(folder, machine, recipe)
-    optimize(recipe, anatomy)
+    optimize(recipe, size)
     length(folder, machine, recipe, batch, measure)
     balance(folder, recipe)
     return recipe
 
 
-def weigh(
-    folder: Survey, given: Mapping[str, Any], weights: Weights | None, measure: Measure
-) -> tuple[Weights | None, str]:
+def start(recipe: Recipe) -> None:
+    """Take the network, the image size and the normalisation that the weights were learned with."""
+    if recipe.weights is None:
+        return
+    for setting, value in recipe.weights.settings.items():
+        recipe.take(setting, value)
+    taken = "; its network and normalisation are taken too" if "model.name" in recipe.weights.settings else ""
+    recipe.note("weights", f"{recipe.weights.name}{taken}")
+
+
+def weigh(folder: Survey, recipe: Recipe, measure: Trial) -> Recipe:
     """Leave weights that tell less of the images than the pixels do, unless they were asked for; and say so.
 
     They were learned on photographs. From a drawing, a letter or a microscope's image a network of its own learns more.
     """
-    recipe = Recipe(given, weights, settings=dict(weights.settings) if weights else {})
+    weights = recipe.weights
     if weights is None or not recipe.solves_head or folder.several is not None:
-        return weights, ""
+        return recipe
     if (found := measure.domain(recipe)) is None or found[0] >= found[1]:
-        return weights, ""
+        return recipe
     less = f"logistic regression reaches {found[0]:.0f} % on their features, and {found[1]:.0f} % on the pixels"
-    if weights.by_default and "model.name" not in given:
-        return None, f"none: of {weights.name} {less}, so the network starts from scratch"
-    return weights, f"{less}: from scratch ({to_type('FROM=none', '--from none')}) a run is likely to end higher"
+    if weights.by_default and "model.name" not in recipe.given:
+        recipe = Recipe(recipe.given, None, recipe.minutes)
+        recipe.note("weights", f"none: of {weights.name} {less}, so the network starts from scratch")
+    else:
+        recipe.note(
+            "weights", f"{less}: from scratch ({to_type('FROM=none', '--from none')}) a run is likely to end higher"
+        )
+    return recipe
 
 
 def warn(folder: Survey, recipe: Recipe) -> None:
-    """Say so if there are too few images for any recipe to help."""
+    """Say so if there are too few images for any recipe to help, or if square crops lose most of what they show."""
     name, count = min(folder.counts.items(), key=lambda item: item[1])
-    if folder.images < 4:
-        raise UserError(f"{folder.images} training images are too few to learn from; collect {FEW} of each class")
     if count < FEW:
         few = f"{counted(count, 'training image')} in class {name}: at least {FEW} are needed for a fair result"
         recipe.note("warning", few)
     if folder.val < 100:
         share = 100 / folder.val
         recipe.note("warning", f"{folder.val} validation images: one of them is {share:.1f} points of val/acc1")
-
-
-def warn_of_crops(folder: Survey, recipe: Recipe) -> None:
-    """Say so if square crops lose most of what the images show."""
     if folder.aspect >= LONG and recipe.get("data.fit", "crop") == "crop":
         shape = f"half of the images are at least {folder.aspect:.1f} times as long as they are wide"
         recipe.note("warning", f"{shape}, and a crop is square; --data.fit pad or squash keeps their ends")
@@ -191,45 +181,26 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
-def start_from(weights: Weights, recipe: Recipe) -> None:
-    """Take the network, the image size and the normalisation that the weights were learned with."""
-    for setting, value in weights.settings.items():
-        recipe.take(setting, value)
-    taken = "; its network and normalisation are taken too" if "model.name" in weights.settings else ""
-    recipe.note("weights", f"{weights.name}{taken}")
-    if recipe.trains_head_alone:
-        recipe.note("frozen", "all but the head, as given: no gradient is computed for the rest")
-    elif blocks := recipe.get("model.freeze", False):
-        recipe.note("frozen", f"the patch embedding and {counted(blocks, 'block')}, as given")
-
-
-def resolution(folder: Survey, machine: Machine, recipe: Recipe, measure: Measure) -> tuple[int, Anatomy | None]:
-    """Keep small images as they are. Shrink photographs while their subject still shows: time grows with the area.
-
-    Returns the size, and what a network is made of that is not the recipe's own CaiT.
-    """
-    is_given = "data.img_size" in recipe.given
-    size, reason = suitable(folder, machine, recipe, measure)
+def resolution(folder: Survey, machine: Machine, recipe: Recipe, measure: Trial) -> int:
+    """Keep small images as they are. Shrink photographs while their subject still shows: time grows with the area."""
+    is_small = folder.side <= SMALL
     if not recipe.weights:
         recipe.take("data.mean", list(folder.mean))
         recipe.take("data.std", list(folder.std))
-    recipe.note("size", f"{size} pixels, {'as given' if is_given else reason}")
-    return size, None if recipe.is_cait and not recipe.weights else recipe.look(size)
-
-
-def suitable(folder: Survey, machine: Machine, recipe: Recipe, measure: Measure) -> tuple[int, str]:
-    """The size that suits images, machine and network, which is then chosen, and the reason."""
     if "data.img_size" in recipe.held():
-        return recipe.number("data.img_size", 1), "that of the weights"
-    small = folder.side <= SMALL
-    if recipe.weights or not recipe.is_cait:
-        found = as_they_are(folder, recipe) if small and not recipe.weights else None
+        size, reason = 1, "as given" if "data.img_size" in recipe.given else "that of the weights"
+    elif recipe.weights or not recipe.is_cait:
+        found = as_they_are(folder, recipe) if is_small and not recipe.weights else None
         size, reason = found or as_time_allows(folder, recipe, measure)
-    elif small:
+    elif is_small:
         size, reason = 8 * max(2, math.ceil(folder.side / 8)), "as the images are"  # so that patches of 8 fit
+    elif machine.gpus:
+        size, reason = 128, "a GPU has the time for it"
     else:
-        size, reason = (128, "a GPU has the time for it") if machine.gpus else (64, SLOW)
-    return recipe.number("data.img_size", size), reason
+        size, reason = 64, "twice the size takes four times as long"
+    size = recipe.number("data.img_size", size)
+    recipe.note("size", f"{size} pixels, {reason}")
+    return size
 
 
 def as_they_are(folder: Survey, recipe: Recipe) -> tuple[int, str] | None:
@@ -245,7 +216,7 @@ def as_they_are(folder: Survey, recipe: Recipe) -> tuple[int, str] | None:
     return None
 
 
-def as_time_allows(folder: Survey, recipe: Recipe, measure: Measure) -> tuple[int, str]:
+def as_time_allows(folder: Survey, recipe: Recipe, measure: Trial) -> tuple[int, str]:
     """The largest size with which enough epochs fit, or the smallest that the network takes.
 
     Weights have seen large images, so small ones are enlarged for them, to twice their size at most. A head that is
@@ -258,7 +229,7 @@ def as_time_allows(folder: Survey, recipe: Recipe, measure: Measure) -> tuple[in
     fitting: dict[int, float] = {}
     for size in sizes:
         if (seconds := measure.step(recipe, size)) is not None:
-            fitting[size] = recipe.epochs(seconds, folder.images)
+            fitting[size] = 0.8 * 60 * recipe.minutes / (seconds * folder.images)  # the rest is start and validation
             if fitting[size] >= enough:
                 return size, f"the largest at which {math.ceil(enough)} epochs fit"
     if not fitting:
@@ -278,11 +249,15 @@ def leave_at_head(recipe: Recipe, fitting: float) -> None:
 
 
 def halve(folder: Survey, machine: Machine, recipe: Recipe, size: int) -> None:
-    """Halve large images as they are read, and keep copies: a photograph takes longer to read than to learn from."""
-    shrink = halved(folder, recipe, size)
+    """Halve large images as they are read, to twice what the network sees, and keep copies.
+
+    A photograph takes longer to read than to learn from.
+    """
+    gain = 2 if folder.side >= 4 * size else 20  # most images are halved, or only a few huge ones
+    is_worth_it = folder.megapixels >= gain * copied(2 * size)
+    shrink = recipe.take("data.shrink", 2 * size) if is_worth_it else recipe.get("data.shrink", None)
     if shrink is None:
         return
-    recipe.take("data.shrink", shrink)
     megabytes = (folder.images + folder.val) * 3 * min(folder.megapixels, copied(shrink))
     fits = megabytes < 1000 * machine.free / 4
     place = recipe.take("data.copies_dir", COPIES if fits else None)
@@ -291,25 +266,16 @@ def halve(folder: Survey, machine: Machine, recipe: Recipe, size: int) -> None:
     recipe.note("reading", f"images are halved down to {shrink} pixels; {keeps}")
 
 
-def halved(folder: Survey, recipe: Recipe, size: int) -> int | None:
-    """The side down to which images are halved, twice what the network sees; None leaves them as they are."""
-    if "data.shrink" in recipe.given:
-        return recipe.given["data.shrink"]
-    shrink = 2 * size
-    gain = 2 if folder.side >= 2 * shrink else 20  # most images are halved, or only a few huge ones
-    return shrink if folder.megapixels >= gain * copied(shrink) else None
-
-
 def network(machine: Machine, recipe: Recipe, size: int) -> None:
     """CaiT, shallow for so little data: a few blocks learn faster than 24.
 
     LayerScale starts at 1: it is there for depth, and a few blocks are not deep. On a CPU, convolutions that pool see
     the details in less time than blocks, and leave few tokens to them: see conv_stem/benchmark.md.
     """
-    gpus = machine.gpus
-    name = recipe.take("model.name", "xxs24")
+    gpus, name, convolves = machine.gpus, recipe.take("model.name", "xxs24"), False
     if not recipe.is_cait or recipe.weights:
         return
+    width, depth = (VARIANTS[name][field] for field in ("embed_dim", "depth"))
     if name == "xxs24":
         stem = "pooled" if "pooled" in stems() else "patch"
         convolves = not gpus and recipe.take("model.fields.stem", stem) != "patch"
@@ -320,16 +286,14 @@ def network(machine: Machine, recipe: Recipe, size: int) -> None:
             recipe.take("model.fields.layer_scale_init", 1.0)
             recipe.take("model.fields.mlp_ratio", 2.0 if convolves else 4.0)
         recipe.take("model.drop_path_rate", 0.1 if gpus else 0.0)
-    else:
-        width = recipe.get("model.fields.embed_dim", VARIANTS[name]["embed_dim"])
-        depth, convolves = recipe.get("model.fields.depth", VARIANTS[name]["depth"]), False
     whole = [patch for patch in range(1, size + 1) if size % patch == 0]
     if convolves:
         fitting = max(patch for patch in whole if patch.bit_count() == 1 and (size // patch >= 4 or patch == 1))
     else:
         fitting = min(patch for patch in whole if size // patch <= (16 if gpus else 8))
     patch = recipe.number("model.fields.patch_size", fitting)
-    blocks, count = counted(depth, "block"), (size // patch) ** 2
+    blocks, count = counted(recipe.get("model.fields.depth", depth), "block"), (size // patch) ** 2
+    width = recipe.get("model.fields.embed_dim", width)
     after = " after convolutions, which are not the paper's" if convolves else ""
     recipe.note("network", f"CaiT of {blocks}, {width} wide, {count} patches of {patch} × {patch} pixels{after}")
 
@@ -340,35 +304,18 @@ def augment(folder: Survey, recipe: Recipe) -> None:
     Grey images may be letters or digits, which are others in a mirror. The few images of a rare class are drawn so
     often that the network would learn them by heart, so they are changed more, grey or not.
     """
-    gently = folder.grey and (folder.side <= SMALL or unevenness(folder) < RARE)
-    recipe.take("data.repeats", 1)
-    recipe.take("data.erase_prob", 0.0)
     if recipe.weights:
-        augment_little(folder, recipe)
-        return
-    recipe.take("data.cutmix", 1.0)
-    recipe.take("data.mixup", 0.2)
+        chosen, more, why = LITTLE, [], " alone, because the run is short"
+    elif folder.grey and (folder.side <= SMALL or unevenness(folder) < RARE):
+        chosen, more, why = MILD, ["a little Mixup"], ""
+    else:
+        chosen, more = STRONG, ["RandAugment", "some Mixup"]
+        why = ", because few images are drawn often" if folder.grey else ""
+    for setting, value in {"data.repeats": 1, "data.erase_prob": 0.0, **chosen}.items():
+        recipe.take(setting, value)
     mirror = recipe.take("data.hflip", 0.0 if folder.grey else 0.5)
-    recipe.take("data.auto_augment", None if gently else "rand-m6-mstd0.5-inc1")
-    recipe.take("data.scale", [0.7, 1.0] if gently else [0.35, 1.0])
-    recipe.take("data.mix_prob", 0.2 if gently else 0.3)
-    recipe.take("model.label_smoothing", 0.1)
-    done = ["crops", "mirror"] if mirror else ["crops"]
-    done += ["a little Mixup"] if gently else ["RandAugment", "some Mixup"]
-    why = ", because few images are drawn often" if folder.grey and not gently else ""
-    recipe.note("augment", f"{', '.join(done)}{why}; {of_mirror(recipe, mirror)}")
-
-
-def augment_little(folder: Survey, recipe: Recipe) -> None:
-    """A run from weights is a few epochs long, in which nothing is learned by heart."""
-    mirror = recipe.take("data.hflip", 0.0 if folder.grey else 0.5)
-    recipe.take("data.auto_augment", None)
-    recipe.take("data.scale", [0.5, 1.0])
-    recipe.take("data.cutmix", 0.0)
-    recipe.take("data.mixup", 0.0)
-    recipe.take("model.label_smoothing", 0.0)
-    done = "crops and mirror" if mirror else "crops"
-    recipe.note("augment", f"{done} alone, because the run is short; {of_mirror(recipe, mirror)}")
+    done = ", ".join(["crops", "mirror", *more] if mirror else ["crops", *more])
+    recipe.note("augment", f"{done}{why}; {of_mirror(recipe, mirror)}")
 
 
 def of_mirror(recipe: Recipe, mirror: float) -> str:
@@ -394,7 +341,7 @@ def steps(folder: Survey, machine: Machine, recipe: Recipe) -> int:
     return batch
 
 
-def optimize(recipe: Recipe, anatomy: Anatomy | None) -> None:
+def optimize(recipe: Recipe, size: int) -> None:
     """Muon learns in half the steps of AdamW on networks of matrices. Given weights must change only slowly.
 
     Its steps on wide convolutions take longer than the network itself, and the running statistics of BatchNorm lag
@@ -403,39 +350,30 @@ def optimize(recipe: Recipe, anatomy: Anatomy | None) -> None:
     recipe.take("model.lr_base_size", None)
     if recipe.solves_head:
         recipe.take("model.solve_head", True)
-    if recipe.solves_head and "model.optimizer" not in recipe.given:
-        recipe.take("model.freeze_norm", True)
-        rate = recipe.take("model.lr", GENTLE)
-        note = f"the head is solved first; then AdamW at {rate:g}, BatchNorm as the weights have it"
-        recipe.note("optimizer", "none: the head is solved" if recipe.trains_head_alone else note)
-        return
-    if recipe.trains_head_alone and "model.optimizer" not in recipe.given:
-        rate = recipe.take("model.lr", HEAD_RATE)
-        recipe.note("optimizer", f"AdamW at {rate:g}, which suits a head that learns alone")
-        return
-    if recipe.weights and "model.optimizer" not in recipe.given:
-        recipe.take("model.lr", 3e-4)
-        recipe.take("model.layer_decay", 0.75)
-        recipe.note("optimizer", "AdamW at a low rate, lower layers slower: the weights know much already")
-        return
     if "model.optimizer" in recipe.given:
         name = str(recipe.given["model.optimizer"])
-        last = re.split("[:_.]", name.lower())[-1]
-        rate = recipe.take("model.lr", RATES.get(last, 1e-3) / (20 if recipe.weights else 1))
-        recipe.note("optimizer", f"{name} as given, at {rate:g}")
-    elif anatomy is None and not recipe.is_cait:
-        rate = recipe.take("model.lr", 1e-3)
-        recipe.note("optimizer", f"AdamW at {rate:g}, which suits most networks")
-    elif anatomy is not None and anatomy.matrices < 0.5:
-        rate = recipe.take("model.lr", 2e-3)
-        recipe.note("optimizer", f"AdamW at {rate:g}: most weights are in convolutions, where Muon takes long")
-    else:
+        rate = RATES.get(re.split("[:_.]", name.lower())[-1], 1e-3) / (20 if recipe.weights else 1)
+        note = f"{name} as given, at RATE"
+    elif recipe.solves_head:
+        recipe.take("model.freeze_norm", True)
+        rate, note = GENTLE, "the head is solved first; then AdamW at RATE, BatchNorm as the weights have it"
+        note = "none: the head is solved" if recipe.trains_head_alone else note
+    elif recipe.trains_head_alone:
+        rate, note = HEAD_RATE, "AdamW at RATE, which suits a head that learns alone"
+    elif recipe.weights:
+        recipe.take("model.layer_decay", 0.75)
+        rate, note = 3e-4, "AdamW at a low rate, lower layers slower: the weights know much already"
+    elif recipe.is_cait or ((anatomy := recipe.look(size)) and anatomy.matrices >= 0.5):
         recipe.take("model.optimizer", "muon")
-        rate = recipe.take("model.lr", RATES["muon"])
-        recipe.note("optimizer", f"Muon at {rate:g}, which learned twice as fast as AdamW in trials")
+        rate, note = RATES["muon"], "Muon at RATE, which learned twice as fast as AdamW in trials"
+    elif anatomy:
+        rate, note = 2e-3, "AdamW at RATE: most weights are in convolutions, where Muon takes long"
+    else:
+        rate, note = 1e-3, "AdamW at RATE, which suits most networks"
+    recipe.note("optimizer", note.replace("RATE", f"{recipe.take('model.lr', rate):g}"))
 
 
-def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure: Measure) -> None:
+def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure: Trial) -> None:
     """As many epochs as the time allows, up to 200 or 4000 steps: a small folder gains nothing from more.
 
     Validation takes at most 15 % of the time, and comes at most 30 times.
@@ -457,7 +395,6 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     every = max(count for count in range(1, max(1, epochs // validations) + 1) if epochs % count == 0)
     every = recipe.take("trainer.check_val_every_n_epoch", every)
     recipe.take("model.warmup_epochs", min(5.0, max(0.1, round(epochs / 10, 1))))
-    scored = "" if every == 1 else f", validated every {every}"
     on = counted(machine.gpus, "GPU") if machine.gpus else counted(machine.cores, "core")
     if recipe.trains_head_alone and recipe.solves_head:
         recipe.note("length", f"no epoch: the head is solved on {on}")
@@ -465,9 +402,10 @@ def length(folder: Survey, machine: Machine, recipe: Recipe, batch: int, measure
     seconds = pace.seconds(min(epochs, fitting), folder.images, epochs / every)
     about = duration(10 * max(1, round(seconds / 10)))
     how = "measured just now" if pace.is_measured else "if nothing else runs"
+    what = counted(epochs, "epoch") + (f", validated every {every}" if every > 1 else "")
+    if part := recipe.settings.get("trainer.max_steps"):
+        what = f"{part:,} steps, less than an epoch"
     limit = f"; no more than {most}, whatever the time" if epochs == most else ""
-    part = recipe.settings.get("trainer.max_steps")
-    what = f"{part:,} steps, less than an epoch" if part else f"{counted(epochs, 'epoch')}{scored}"
     recipe.note("length", f"{what}: about {about} on {on}, {how}{limit}")
     if fitting < 10 and not recipe.weights and "trainer.max_epochs" in recipe.settings:
         more = f"--minutes {math.ceil(recipe.minutes * 30 / fitting)}"

@@ -38,13 +38,10 @@ class Survey:
     """Whether nearly all images are grey."""
     aspect: float = 1.0
     """Median of the longer side over the shorter one."""
-    jpeg: float = 0.0
-    """The part of `megapixels` that is in JPEG files. They are halved while they are decoded, which is faster."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Mean of each channel, of pixels in [0, 1]."""
     std: tuple[float, ...] = (0.25, 0.25, 0.25)
     """Standard deviation of each channel, likewise."""
-
     several: int | None = None
     """Training images, if they may have several classes."""
 
@@ -56,13 +53,10 @@ class Survey:
 def survey(
     train: Files, val: Files, names: Sequence[str], reading: Reading = AS_SEEN, label_sets: Any = None
 ) -> Survey:
-    """Count the images, and open a sample as `reading` says.
+    """Count the images, and open a sample as `reading` says. Raises UserError if not one of it can be read.
 
     Args:
         label_sets: rows of 0 and 1, the classes that each label stands for if it may be several.
-
-    Raises:
-        UserError: not one image of the sample can be read.
     """
     counted = Counter(train.labels)
     if label_sets is not None:
@@ -70,14 +64,12 @@ def survey(
         counted = Counter(dict(enumerate((of_labels @ np.asarray(label_sets)).astype(int).tolist())))
     looked_at = range(0, len(train), max(1, len(train) // SIZES))
     decoded = {*looked_at[:: max(1, len(looked_at) // SAMPLE)]}
-    sides, aspects, megapixels, jpeg, thumbs = [], [], [], 0.0, []
+    sides, aspects, megapixels, thumbs = [], [], [], []
     for index in looked_at:
         with suppress(Exception), open_image(train.name(index)) as image:  # a run counts and names the unreadable ones
             sides.append(min(image.size))
             aspects.append(max(image.size) / min(image.size))
             megapixels.append(image.width * image.height / 1e6)
-            if image.format in ("JPEG", "MPO"):  # cameras with two lenses write the second
-                jpeg += megapixels[-1]
             if index in decoded:
                 image.draft("RGB", (2 * THUMB, 2 * THUMB))  # of a JPEG file decode an eighth
                 thumbs.append(np.asarray(load_rgb(image, reading=reading).resize((THUMB, THUMB)), np.float32))
@@ -96,7 +88,6 @@ def survey(
         megapixels=statistics.mean(megapixels),
         grey=grey,
         aspect=statistics.median(aspects),
-        jpeg=jpeg / len(megapixels),
         mean=tuple(round(float(value), 3) for value in mean),
         std=tuple(round(max(float(value), 0.01), 3) for value in std),
     )

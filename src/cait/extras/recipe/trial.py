@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import os
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from cait import plugins
 from cait.data.datamodule import ImageNetDataModule
+from cait.extras.recipe.anatomy import arguments_of
 from cait.extras.recipe.duration import Pace
 from cait.extras.recipe.rules import Recipe
 from cait.extras.recipe.survey import Survey
@@ -31,6 +31,7 @@ from cait.train.ema import EMA
 from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
 
+Measured = TypeVar("Measured")
 WARM_UP, SECONDS, LIMIT = 3, 3.0, 20.0
 """Steps before the clock starts, seconds of steps that are measured, and seconds after which a slow trial ends."""
 PROBED, SAMPLE = 128, 500
@@ -42,74 +43,56 @@ WEIGHTS = {"model.weights", "model.weights_ema", "model.pretrained"}
 
 
 class Stopwatch(Callback):
-    """Time the steps of a trial. With `copies`, the first epoch makes them, and the others are timed."""
+    """Time the steps of a trial, and apart from them the first `warm_up` steps."""
 
-    def __init__(self, copies: bool) -> None:
-        self.copies = copies
-        self.begun = time.monotonic()
-        self.first_epoch, self.steps, self.seconds = 0.0, 0, 0.0
-        self._since: float | None = None
+    def __init__(self, warm_up: int) -> None:
+        self.warm_up, self.first, self.seconds, self.steps = warm_up, 0.0, 0.0, 0
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if trainer.current_epoch == 0:
+            self.begun = time.monotonic()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if pl_module.device.type != "cpu":
             torch.accelerator.synchronize()
-        now = time.monotonic()
-        if self._since is not None:
-            self.steps, self.seconds = self.steps + 1, now - self._since
-        elif not self.copies and trainer.global_step >= WARM_UP:
-            self._since = now
-        if self.seconds >= SECONDS or (self.steps and now - self.begun > LIMIT):
-            trainer.should_stop = True
-
-    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
-        self._epoch_begun = time.monotonic()
-
-    def on_train_epoch_end(self, *_: Any) -> None:
-        if self.copies and self._since is None:
-            self._since = time.monotonic()
-            self.first_epoch = self._since - self._epoch_begun
+        taken = time.monotonic() - self.begun
+        if trainer.global_step <= self.warm_up:
+            self.first = taken
+        else:
+            self.steps, self.seconds = trainer.global_step - self.warm_up, taken - self.first
+            trainer.should_stop = self.seconds >= SECONDS or taken > LIMIT
 
 
 class Trial:
-    """Measures a recipe, see `cait.extras.recipe.rules.Measure`; the first process does so for all.
+    """Measures what a recipe has chosen so far, on this machine, now. With several devices, one does its part."""
 
-    With several devices, one of them does its part of each batch.
-    """
-
-    def __init__(self, folder: Survey, of_first: Callable[[Callable[[], str]], str] = lambda make: make()) -> None:
-        self.folder, self.of_first = folder, of_first
+    def __init__(self, folder: Survey) -> None:
+        self.folder = folder
 
     def step(self, recipe: Recipe, size: int) -> float | None:
-        return json.loads(self.of_first(lambda: json.dumps(_quietly(lambda: time_step(recipe.held(), size)))))
+        """Seconds to train the network on an image of `size` pixels; None if it does not take such images."""
+        return quietly(lambda: time_step(recipe.held(), size))
 
     def run(self, recipe: Recipe) -> Pace | None:
-        measured = json.loads(self.of_first(lambda: json.dumps(_quietly(lambda: self._run(recipe)))))
-        return Pace(**measured) if measured else None
+        """The pace of the run; None if it cannot run, which the run then reports."""
+        return quietly(lambda: time_run(recipe.held(), self.folder))
 
     def domain(self, recipe: Recipe) -> tuple[float, float] | None:
-        """Top-1 of logistic regressions on the weights' features and on the pixels; None if they cannot be had."""
-        return json.loads(self.of_first(lambda: json.dumps(_quietly(lambda: compare(recipe.held())))))
-
-    def _run(self, recipe: Recipe) -> dict[str, Any]:
-        devices = recipe.get("trainer.devices", 1)
-        return asdict(_measured(recipe, self.folder, devices if isinstance(devices, int) and devices > 0 else 1))
+        """Top-1 of logistic regressions on the features of the weights and on the pixels; None if there are none."""
+        return quietly(lambda: compare(recipe.held()))
 
 
-def _quietly(measure: Callable[[], Any]) -> Any:
-    """What is measured; None if it fails, which the run then reports."""
-    logs = logging.getLogger("lightning.pytorch"), logging.getLogger("lightning.fabric")
-    levels = [log.level for log in logs]
+def quietly(measure: Callable[[], Measured]) -> Measured | None:
+    """What is measured; None if it fails."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for log in logs:
-            log.setLevel(logging.ERROR)
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
             return measure()
     except Exception:  # of many kinds: settings of any value, networks of the user's own
         return None
     finally:
-        for log, level in zip(logs, levels, strict=True):
-            log.setLevel(level)
+        logging.disable(before)
 
 
 def compare(held: dict[str, Any]) -> tuple[float, float]:
@@ -120,10 +103,10 @@ def compare(held: dict[str, Any]) -> tuple[float, float]:
     from cait.extras import probes
     from cait.extras.extract import evenly, extract
 
-    data = ImageNetDataModule(**_arguments(held, "data") | {"img_size": PROBED})
+    data = ImageNetDataModule(**arguments_of(held, "data") | {"img_size": PROBED})
     data.announces = False
     data.setup("validate")
-    module = CaiTModule(**_arguments(held, "model") | {"img_size": PROBED, "num_classes": data.num_classes})
+    module = CaiTModule(**arguments_of(held, "model") | {"img_size": PROBED, "num_classes": data.num_classes})
     module.initial_weights.load(module.model, module.name)
     device = _trainer(held, []).strategy.root_device
     seen = extract(module.model, data.source.train, data, device, evenly(len(data.source.train), SAMPLE), pixels=True)
@@ -139,7 +122,7 @@ def time_step(held: dict[str, Any], size: int) -> float:
     """Seconds to train the network of the settings on an image of `size` pixels, without the optimizer."""
     trainer = _trainer(held, [])
     own = {field.name for field in fields(NetworkSettings)}
-    given = {name: value for name, value in _arguments(held, "model").items() if name in own}
+    given = {name: value for name, value in arguments_of(held, "model").items() if name in own}
     network = NetworkSettings(**given | {"img_size": size, "num_classes": 2}).build()
     device = trainer.strategy.root_device
     network.to(device).train()
@@ -155,49 +138,35 @@ def time_step(held: dict[str, Any], size: int) -> float:
     return seconds / count
 
 
-def _measured(recipe: Recipe, folder: Survey, devices: int) -> Pace:
-    held = {name: value for name, value in recipe.held().items() if name not in WEIGHTS}
+def time_run(held: dict[str, Any], folder: Survey) -> Pace:
+    """The pace of the run. If copies are kept, the first epoch makes them, and the others are timed."""
+    held = {name: value for name, value in held.items() if name not in WEIGHTS}
+    devices = held.get("trainer.devices")
+    devices = devices if isinstance(devices, int) and devices > 0 else 1
     batch = max(2, held["data.batch_size"] // devices // 2 * 2)
     channels = flatten(held).get("model.fields.in_chans", 3)
-    data = ImageNetDataModule(
-        **_arguments(held, "data") | dict(batch_size=batch, global_batch=False, in_chans=channels)
-    )
+    own_batches: dict[str, Any] = dict(batch_size=batch, global_batch=False, in_chans=channels)
+    data = ImageNetDataModule(**arguments_of(held, "data") | own_batches)
     data.announces = False
     of_images: dict[str, Any] = dict(img_size=data.img_size, num_classes=data.num_classes)
     of_images |= dict(mean=data.preprocessing.mean, std=data.preprocessing.std)
-    module = CaiTModule(**_arguments(held, "model") | of_images)
-    copies = bool(held.get("data.copies_dir"))
-    steps = max(1, folder.images // batch)
-    watch = Stopwatch(copies)
-    trainer = _trainer(held, [watch, *_step_callbacks(held, data)], overfit=min(8, steps) if copies else 0)
-    trainer.fit(module, datamodule=data)
+    module = CaiTModule(**arguments_of(held, "model") | of_images)
+    copies = min(8, max(1, folder.images // batch)) if held.get("data.copies_dir") else 0
+    watch = Stopwatch(copies or WARM_UP)
+    _trainer(held, [watch, *_step_callbacks(held, data)], overfit_batches=copies).fit(module, datamodule=data)
     image = watch.seconds / watch.steps / batch / devices
-    copying = max(0.0, watch.first_epoch / (min(8, steps) * batch) - image) * (folder.images + folder.val)
+    copying = max(0.0, watch.first / (copies * batch) - image) * (folder.images + folder.val) if copies else 0.0
     aside = 1.25 * since_command()  # what comes after the trial, beside the epochs, takes a quarter as long
-    return Pace(image, _validation(held, module, data), copying if copies else 0.0, aside, is_measured=True)
+    return Pace(image, _validation(held, module, data), copying, aside, is_measured=True)
 
 
-def _arguments(held: dict[str, Any], room: str) -> dict[str, Any]:
-    """The settings of "model" or "data" as arguments of its class, those of `model.fields.depth` in a dictionary."""
-    found: dict[str, Any] = {}
-    for name, value in held.items():
-        of, _, path = name.partition(".")
-        key, _, inner = path.partition(".")
-        if of == room:
-            found[key] = (found.get(key) or {}) | {inner: value} if inner else value
-    return found
-
-
-def _trainer(held: dict[str, Any], callbacks: list[Callback], overfit: int = 0, **limits: Any) -> Trainer:
-    chosen = {name: held[f"trainer.{name}"] for name in ("accelerator", "precision") if f"trainer.{name}" in held}
-    quiet: dict[str, Any] = dict(
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False
-    )
-    limits = dict(max_steps=100_000, limit_val_batches=0, num_sanity_val_steps=0, overfit_batches=overfit) | limits
-    alone: dict[str, Any] = dict(
-        devices=1, use_distributed_sampler=False, plugins=[LightningEnvironment()]
-    )  # also under torchrun
-    return Trainer(callbacks=callbacks, **alone, **quiet, **limits, **chosen)
+def _trainer(held: dict[str, Any], callbacks: list[Callback], **limits: Any) -> Trainer:
+    chosen: dict[str, Any] = dict(max_steps=100_000, limit_val_batches=0, num_sanity_val_steps=0) | limits
+    chosen |= {name: held[f"trainer.{name}"] for name in ("accelerator", "precision") if f"trainer.{name}" in held}
+    shown = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    quiet: dict[str, Any] = dict.fromkeys(shown, False)
+    alone: dict[str, Any] = dict(devices=1, use_distributed_sampler=False, plugins=[LightningEnvironment()])  # torchrun
+    return Trainer(callbacks=callbacks, **quiet, **alone, **chosen)
 
 
 def _step_callbacks(held: dict[str, Any], data: Any) -> list[Callback]:
@@ -211,11 +180,10 @@ def _validation(held: dict[str, Any], module: Any, data: Any) -> float:
     data.setup("validate")
     whole = len(data.val_dataloader())
     part = min(whole, max(3, 2 * (data.num_workers or 2)))
-    ends: list[float] = []
-    watch = LambdaCallback(on_validation_batch_end=lambda *_, **__: ends.append(time.monotonic()))
-    begun = time.monotonic()
+    times = [time.monotonic()]
+    watch = LambdaCallback(on_validation_batch_end=lambda *_, **__: times.append(time.monotonic()))
     _trainer(held, [watch, *_step_callbacks(held, data)], limit_val_batches=part).validate(module, data, verbose=False)
-    return (ends[-1] - ends[0]) * whole / (part - 1) if part > 1 else ends[-1] - begun
+    return (times[-1] - times[1]) * whole / (part - 1) if part > 1 else times[-1] - times[0]
 
 
 def since_command() -> float:

@@ -1,7 +1,4 @@
-"""The weights that a run starts from, by default or by `--from FILE|timm|RUN|none`, and the settings that match them.
-
-Whatever timm publishes comes from the Hugging Face cache, or from the hub if that answers within `WAIT` seconds.
-"""
+"""The weights that a run starts from, by default or by `--from FILE|timm|RUN|none`, and the settings for them."""
 
 from __future__ import annotations
 
@@ -13,21 +10,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
-
 from cait import ckpt
 from cait.cli import saved
 from cait.cli.loading import checkpoint_of
 from cait.errors import UserError, one_line, to_type
+from cait.extras.recipe.anatomy import without_weights
 from cait.model.config import TIMM, VARIANTS
-from cait.model.network import build
-from cait.model.weights import PUBLISHED, cached_weights, load_weights, published_entries
+from cait.model.weights import PUBLISHED, cached_weights, load_weights, preparation, timm_config
 from cait.run import rundir
 
 Result = TypeVar("Result")
 
 OF_IMAGES = ("img_size", "mean", "std", "interpolation", "crop_pct", "fit")
-FIELDS = "model.fields."
 WAIT = 3.0
 """Seconds that the hub has to answer."""
 ON_CPU, ON_GPU, LARGER = "timm/tf_efficientnet_lite0.in1k", "xxs24", "s24"
@@ -43,28 +37,15 @@ class Weights:
 
     name: str
     settings: dict[str, Any]
-    """Such as "model.weights", and those of the weights' network. The size of the images only if a run of ours had
-    it."""
-    img_size: int | None = None
-    """Side in pixels of the images that timm's were learned with."""
+    """Such as "model.weights", and those of its network. The size of the images only if a run of ours had it."""
     by_default: bool = False
     """Whether nobody asked for them."""
 
 
 def check(settings: Mapping[str, Any]) -> None:
-    """Refuse weights of another network than the settings name, before a trial of it takes time.
-
-    Raises:
-        UserError: the weights do not fit.
-    """
+    """Raise UserError if weights are of another network than the settings name, before a trial of it takes time."""
     path, name = settings.get("model.weights"), settings.get("model.name", "xxs24")
-    fields = {key.removeprefix(FIELDS): value for key, value in settings.items() if key.startswith(FIELDS)}
-    if path is None:
-        return
-    try:
-        with torch.device("meta"):
-            network = build(name, settings.get("data.img_size", 224), 2, None, **fields)
-    except Exception:  # a network of the user's own may do anything, and a run names what is wrong
+    if path is None or (network := without_weights(settings, settings.get("data.img_size", 224))) is None:
         return
     try:
         with warnings.catch_warnings(action="ignore"):  # that nothing is copied
@@ -77,10 +58,7 @@ def initial_weights(source: str, name: str | None = None) -> Weights:
     """The weights that `source` names: "timm", a file, or a run of this project.
 
     A run gives the moving average of its weights if it kept one, and its network's and images' settings. A file gives
-    what timm says of images for the network `name`.
-
-    Raises:
-        UserError: there are no such weights, or the run's network is code of its own.
+    what timm says of images for the network `name`. Raises UserError if there are no such weights.
     """
     if source == "timm":
         return Weights("timm's, as published", {"model.pretrained": True})
@@ -88,17 +66,16 @@ def initial_weights(source: str, name: str | None = None) -> Weights:
 
     path, folder = checkpoint_of(source, "start from")
     if folder is None or path.suffix != ".ckpt":
-        known = of_timm(name) if name else None
+        known = timm_config(name) if name else None
         prepared = f", its images prepared as for timm's {entry(known)}" if known else ""
-        return Weights(source + prepared, {"model.weights": source} | preparation(known))
+        return Weights(source + prepared, {"model.weights": source} | image_settings(known))
     config = saved.of_run(folder)
     model, data, name = config["model"], saved.data_settings(folder), config["model"]["name"]
-    if name not in VARIANTS and not name.startswith("timm/"):
+    if name not in VARIANTS and not name.startswith(TIMM):
         raise UserError(f"the network of {folder} is code, {name}: give --model.weights {path}")
-    settings: dict[str, Any] = {"model.weights": str(path)}
+    settings: dict[str, Any] = {"model.weights": str(path), "model.name": name}
     if ckpt.average(ckpt.read_checkpoint(path, without=["optimizer_states"])):
         settings["model.weights_ema"] = True
-    settings["model.name"] = name
     fields = {"model": {"fields": model.get("fields") or {}}}
     fields = trust.as_data(fields, (), rundir.config(folder), (), own=False, builds=True)["model"]["fields"]
     settings |= {f"model.fields.{key}": value for key, value in fields.items()}
@@ -107,11 +84,7 @@ def initial_weights(source: str, name: str | None = None) -> Weights:
 
 
 def default_weights(given: Mapping[str, Any], images: int, minutes: float, has_gpu: bool) -> tuple[Weights | None, str]:
-    """The published weights that a run with the settings `given` starts from unless it says otherwise.
-
-    Returns:
-        The weights, or None and the reason; no reason where the settings name weights themselves.
-    """
+    """The published weights that a run starts from unless the settings `given` name others; if none, the reason."""
     if given.keys() & {"model.weights", "model.pretrained"}:
         return None, ""
     fields = {name for name in given if name.startswith("model.fields.")} - {"model.fields.in_chans"}
@@ -126,77 +99,62 @@ def default_weights(given: Mapping[str, Any], images: int, minutes: float, has_g
 def published(
     given: Mapping[str, Any], images: int, minutes: float, has_gpu: bool, by_default: bool = False
 ) -> Weights:
-    """timm's weights of the network that `given` names, or of the one that suits the machine. They are in the cache
-    afterwards. By default fetching them may take a third of the minutes.
+    """timm's weights of the network that `given` names, or of the one that suits the machine, in the cache.
 
-    Raises:
-        UserError: there are none, or they cannot be fetched.
+    By default fetching them may take a third of the minutes. Raises UserError if they cannot be had.
     """
-    name, why = (str(given["model.name"]), "") if "model.name" in given else suitable(given, images, minutes, has_gpu)
-    size = given.get("data.img_size", 224)
-    known = of_timm(name, size if isinstance(size, int) else 224)
-    if known is None or not known.hf_hub_id:
-        what = (
-            "are not on the Hugging Face hub; --model.pretrained true takes them"
-            if known
-            else "are published by nobody"
-        )
-        raise UserError(f"weights of {name} {what}; {otherwise()}")
+    size = given.get("data.img_size")
+    size = size if isinstance(size, int) else 224
+    name, why = (str(given["model.name"]), "") if "model.name" in given else suitable(size, images, minutes, has_gpu)
+    known = timm_config(name, size)
     try:
-        came = fetched(known, 20 * minutes if by_default else None)
+        if known is None or not known.has_weights:
+            raise UserError(f"weights of {name} are published by nobody")
+        came = fetched(name, known, 20 * minutes if by_default else None)
     except UserError as error:
         raise UserError(f"{error}; {otherwise()}") from error
-    settings = {"model.pretrained": True} | preparation(known) | ({} if "model.name" in given else {"model.name": name})
+    settings = {"model.pretrained": True, **image_settings(known)}
+    if "model.name" not in given:
+        settings["model.name"] = name
     about = f"timm's {entry(known)}{why}; {came}, licence {known.license or 'unknown'}"
-    return Weights(about, settings, known.input_size[-1], by_default)
+    return Weights(about, settings, by_default)
 
 
 def otherwise() -> str:
     return f"{to_type('FROM=FILE', '--from FILE')} starts from a file"
 
 
-def suitable(given: Mapping[str, Any], images: int, minutes: float, has_gpu: bool) -> tuple[str, str]:
+def suitable(size: int, images: int, minutes: float, has_gpu: bool) -> tuple[str, str]:
     """The network whose published weights suit the machine, and why."""
-    size = given.get("data.img_size", 224)
-    if not has_gpu or not isinstance(size, int) or size % 16:  # of the patches
-        return ON_CPU, ", small enough for a CPU" if not has_gpu else ", which takes any size of images"
+    if not has_gpu:
+        return ON_CPU, ", small enough for a CPU"
+    if size % 16:  # of the patches
+        return ON_CPU, ", which takes any size of images"
     if minutes >= LONG and images < PER_MINUTE * minutes:
         return LARGER, ", because there is time for it"
     return ON_GPU, ", the smallest CaiT, on a GPU"
-
-
-def of_timm(name: str, img_size: int = 224) -> Any:
-    """timm's configuration of the published weights of `name`, at the nearest resolution; None if there are none."""
-    import timm
-
-    entries = published_entries(name) if name in VARIANTS else {}
-    if entries:
-        name = TIMM + entries[min(entries, key=lambda size: abs(size - img_size))]
-    known = timm.get_pretrained_cfg(name.removeprefix(TIMM)) if name.startswith(TIMM) else None
-    return known if known and known.has_weights else None
 
 
 def entry(known: Any) -> str:
     return ".".join(filter(None, (known.architecture, known.tag)))
 
 
-def preparation(known: Any) -> dict[str, Any]:
-    """The settings of images that suit the weights of one of timm's configurations."""
-    if known is None:
-        return {}
-    settings = {name: getattr(known, name) for name in ("mean", "std", "interpolation", "crop_pct")}
-    return {f"data.{name}": [*value] if isinstance(value, tuple) else value for name, value in settings.items()}
+def image_settings(known: Any) -> dict[str, Any]:
+    """How images are prepared for the weights of one of timm's configurations, as settings of the command line."""
+    found = preparation(known).items()
+    return {f"data.{name}": [*value] if isinstance(value, tuple) else value for name, value in found}
 
 
-def fetched(known: Any, limit: float | None) -> str:
-    """Have the weights in the Hugging Face cache, and say where they came from. Downloading may take `limit` seconds.
+def fetched(name: str, known: Any, limit: float | None) -> str:
+    """Have weights in the Hugging Face cache, at most `limit` seconds of downloading later, and say where they were.
 
-    Raises:
-        UserError: the hub does not answer, or not with such weights.
+    Raises UserError if they are not on the hub, or it does not answer within `WAIT` seconds, or not with such weights.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
     from safetensors import safe_open
 
+    if not known.hf_hub_id:
+        raise UserError(f"weights of {name} are not on the Hugging Face hub; --model.pretrained true takes them")
     came, path = "from the Hugging Face cache", cached_weights(entry(known))
     if path is None:
         url = hf_hub_url(known.hf_hub_id, PUBLISHED)
@@ -218,8 +176,7 @@ def fetched(known: Any, limit: float | None) -> str:
 def within(seconds: float | None, make: Callable[[], Result], late: str) -> Result:
     """What `make` gives, in a thread that is left alone after so many seconds: looking up a name knows no limit.
 
-    Raises:
-        UserError: it fails, or is `late`.
+    Raises UserError if it fails or is `late`.
     """
     answer: Future[Result] = Future()
 

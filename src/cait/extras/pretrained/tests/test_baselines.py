@@ -29,6 +29,7 @@ from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras import extract, pretrained, probes
 from cait.extras.pretrained import baselines
+from cait.model.weights import classifiers
 from cait.train.module import CaiTModule
 
 CPU = torch.device("cpu")
@@ -82,11 +83,11 @@ def test_features_are_what_the_head_of_any_network_sees(digits_root: Path) -> No
         cait.create_model("xxs24", img_size=32, num_classes=10, embed_dim=32, depth=1, num_heads=2, drop_path_rate=0.5),
     ]
     for network in networks:
-        extract.classifiers(network.train())[0].eval()  # a part that its owner has put into evaluation
+        classifiers(network.train())[0].eval()  # a part that its owner has put into evaluation
         few = extract.evenly(360, 100)
         whole, found = (extract.extract(network, data.val_images.samples, data, CPU, which) for which in (None, few))
         assert network.training
-        assert not extract.classifiers(network)[0].training
+        assert not classifiers(network)[0].training
         assert found.kept.tolist() == [index * 360 // 100 for index in range(100)]
         features = torch.from_numpy(whole.features)
         assert np.allclose(features[found.kept], found.features, atol=1e-5)
@@ -94,7 +95,7 @@ def test_features_are_what_the_head_of_any_network_sees(digits_root: Path) -> No
             seen = network.eval().forward_features(pixels)
             expected = network.forward_head(seen, pre_logits=True) if network is networks[0] else seen[:, 0]
             assert torch.allclose(features[:100], expected, atol=1e-5)
-            assert torch.allclose(extract.classifiers(network)[0](features[:100]), network(pixels), atol=1e-5)
+            assert torch.allclose(classifiers(network)[0](features[:100]), network(pixels), atol=1e-5)
 
 
 def test_the_probes_are_scikit_learns() -> None:

@@ -17,8 +17,9 @@ from torch import nn
 import cait
 from cait.cli import main
 from cait.errors import UserError
-from cait.extras.extract import classifiers, inputs
+from cait.extras.extract import inputs
 from cait.extras.pretrained import verb
+from cait.model.weights import classifiers
 
 VIT = "timm/test_vit"
 
@@ -122,7 +123,7 @@ def test_heads_of_other_kinds_have_features_too() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["own", "--output=a.npz"], "name a folder with --images and the file to write with --output"),
+        (["own", "--output=a.npz"], "the following arguments are required: --images"),
         (["--images=flat", "--output=a.npz"], "which run?"),
         (["own", "--images=missing", "--output=a.npz"], "the folder missing does not exist"),
         (["own", "--images=empty", "--output=a.npz"], "no images below empty"),

@@ -1,14 +1,13 @@
-"""Frozen weights: what trains and what does not, against scikit-learn, and after a kill; the rate of the head."""
+"""Frozen weights: what trains and what does not, against scikit-learn, and after a kill."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 import timm
 import torch
-from harness import SMALL, checkpoint, ended, rows
+from harness import SMALL, checkpoint, ended
 from lightning.pytorch import Trainer
 from runs import kill_and_resume
 from sklearn.datasets import load_digits
@@ -21,11 +20,9 @@ from cait import ckpt
 from cait.cli import main
 from cait.errors import UserError
 from cait.extras.pretrained import freeze as parts
-from cait.extras.pretrained.freeze import Freeze, FreezeSettings
+from cait.extras.pretrained.freeze import Freeze
 from cait.model.network import create_model
 from cait.train.module import CaiTModule
-from cait.train.optim import OptimizerSettings
-from cait.train.schedule import ScheduleSettings, warmup_schedule
 
 TINY: dict = dict(embed_dim=32, depth=2, num_heads=2, patch_size=4)
 
@@ -76,7 +73,7 @@ def test_a_linear_probe_is_scikit_learns_logistic_regression(tmp_path: Path) -> 
 
 
 STEM = ["--model.fields.stem=conv", "--model.fields.patch_size=2", "--data.img_size=8"]
-FROZEN = ["--model.weights=conv.pth", "--model.freeze=1", "--model.head_lr_factor=5"]
+FROZEN = ["--model.weights=conv.pth", "--model.freeze=1"]
 BRIEF = ["--trainer.max_epochs=2", "--trainer.limit_train_batches=4", "--save_every_n_steps=3", "--data.num_workers=0"]
 ABOUT = ["--model.drop_path_rate=0.3", "--ema.decay=0.9", "--trainer.log_every_n_steps=1"]
 RECIPE = [*SMALL, *STEM, *FROZEN, *BRIEF, *ABOUT]
@@ -113,9 +110,6 @@ def test_what_is_frozen_never_moves_and_has_no_moments(whole: Path, place: Path)
     assert all(torch.equal(begin[name], average[name]) for name in begin.keys() - trains)
     groups = optimizer["param_groups"]
     assert len(optimizer["state"]) == sum(len(group["params"]) for group in groups) == len(trains)
-    assert [(len(group["params"]), group["lr_scale"]) for group in groups if group["lr_scale"] != 1] == [(1, 5)] * 2
-    rates = [float(row["lr"]) for row in rows(whole) if row["lr"]]
-    assert rates[0] == pytest.approx(5 * 1e-6)  # the highest rate of a step is the head's; the warm-up begins so
 
 
 def test_such_a_run_is_scored_and_keeps_its_setting(whole: Path, here: Path, capfd) -> None:
@@ -224,59 +218,6 @@ def test_stages_are_in_timms_order(name: str, blocks: int, last: str, later: set
     assert len(found[0]) < 6
 
 
-def test_the_head_has_its_own_rate_in_every_step() -> None:
-    """Against the closed form, with layer decay too, and with optimizers of timm."""
-    for optimizer in ("adamw", "muon", "lookahead_lion"):
-        for decay in (None, 0.5):
-            network = create_model("xxs24", 8, 10, **TINY)
-            network.head_lr_factor = 10.0
-            built = OptimizerSettings(optimizer, layer_decay=decay).build(network, 0.1)
-            schedule = warmup_schedule(built, ScheduleSettings(warmup_lr=0.01, min_lr=0.02), 3, 9)
-            names = {id(weight): name for name, weight in network.named_parameters()}
-            depth = network.group_matcher()
-            for step in range(9):
-                rate = 0.01 + 0.09 * step / 2 if step < 3 else 0.02 + 0.04 * (1 + math.cos(math.pi * (step - 3) / 6))
-                for group in built.param_groups:
-                    for name in (names[id(weight)] for weight in group["params"]):
-                        scale = 1.0 if decay is None else decay ** (3 - min(3, depth(name)))
-                        scale *= 10 if name.startswith("head") else 1
-                        assert group["lr"] == pytest.approx(rate * scale, rel=1e-6), (name, step)
-                built.step()
-                schedule.step()
-            assert len(names) == sum(len(group["params"]) for group in built.param_groups)
-
-
-def test_the_head_moves_faster_in_a_run(tmp_path: Path) -> None:
-    """SGD without momentum: one step is the rate times the gradient."""
-    images, labels = digits()
-    steps = {}
-    for factor in (None, 4.0):
-        torch.manual_seed(0)
-        module = CaiTModule(
-            img_size=8, num_classes=10, fields=TINY, drop_path_rate=0, head_lr_factor=factor, optimizer="sgd",
-            optimizer_args=dict(momentum=0, nesterov=False), lr=0.1, lr_base_size=None, warmup_epochs=0,
-        )  # fmt: skip
-        before = {name: weight.detach().clone() for name, weight in module.model.named_parameters()}
-        trained(module, [(images[:8], labels[:8])], tmp_path, max_epochs=1)
-        steps[factor] = {name: weight.detach() - before[name] for name, weight in module.model.named_parameters()}
-    for name, step in steps[None].items():
-        torch.testing.assert_close(steps[4.0][name], step * (4 if name.startswith("head") else 1), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (dict(freeze=0), "freeze must be true, false or a number of blocks from 1 on, got 0"),
-        (dict(freeze=-2), "from 1 on, got -2"),
-        (dict(head_lr_factor=0.0), "head_lr_factor must be above 0"),
-        (dict(head_lr_factor=math.nan), "head_lr_factor must be above 0"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        FreezeSettings(**settings)
-
-
 def test_networks_without_the_part_are_refused() -> None:
     own = Normed(8, 10)
     with pytest.raises(UserError, match=r"net:Net has no group_matcher\(\), which model\.freeze N needs"):
@@ -295,9 +236,9 @@ def test_networks_without_the_part_are_refused() -> None:
     ("given", "message"),
     [
         (["--model.freeze=9"], "model.freeze 9: xxs24 has 2 blocks"),
-        (["--model.freeze=0"], "freeze must be true, false or a number of blocks"),
+        (["--model.freeze=-2"], "freeze must be true, false or a number of blocks from 1 on, got -2"),
         (["--model.freeze=some"], "freeze"),
-        ([f"--model.name={__name__}:Headless", "--model.fields=null", "--model.head_lr_factor=2"], "no classifier"),
+        ([f"--model.name={__name__}:Headless", "--model.fields=null", "--model.freeze=true"], "no classifier"),
     ],
 )
 def test_a_run_is_refused_in_one_line(given: list[str], message: str, here: Path, capfd) -> None:

@@ -31,11 +31,12 @@ from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.clock import duration
 from cait.extras.recipe import arguments
+from cait.extras.recipe.anatomy import arguments_of
 from cait.extras.recipe.balance import Balanced, shares
 from cait.extras.recipe.duration import Machine, Pace, this_machine
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.survey import Survey, left_out, survey
-from cait.extras.recipe.trial import _arguments
+from cait.extras.recipe.trial import Trial
 from cait.extras.recipe.weights import Weights
 from cait.model.config import stems
 from cait.model.network import create_model
@@ -48,7 +49,7 @@ TWO_CORES = Machine(2)
 
 
 @dataclass(frozen=True)
-class Typical:
+class Typical(Trial):
     """Measures of a machine that takes so long for an image of 64 pixels, whatever the network."""
 
     image: float = 4e-3
@@ -255,16 +256,6 @@ def test_the_survey_reads_the_images_as_the_run_will(tmp_path: Path) -> None:
     assert grey.mean[0] == pytest.approx(np.dot(coloured.mean, (0.299, 0.587, 0.114)), abs=0.005)
 
 
-def test_the_survey_tells_megapixels_in_jpeg_files_from_others(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        for number in range(4):
-            Image.new("RGB", (1000, 500)).save(tmp_path / name / f"{number}.{'jpg' if number == 1 else 'png'}")
-    found = surveyed(tmp_path)
-    assert (found.images, found.megapixels) == (6, pytest.approx(0.5))
-    assert found.jpeg == pytest.approx(0.5 / 3)  # the third of each class is held out
-
-
 def settings(
     folder: Survey, machine: Machine = TWO_CORES, weights: Weights | None = None, minutes: float = 3, **given
 ) -> dict:
@@ -272,29 +263,48 @@ def settings(
     return choose(folder, machine, named, Typical(), weights, minutes).settings
 
 
-def test_small_grey_images_are_not_mirrored_and_keep_their_size() -> None:
-    found = settings(DIGITS)
-    assert (found["data.img_size"], found["data.hflip"], found["data.auto_augment"]) == (32, 0.0, None)
-    found = settings(PHOTOGRAPHS)
-    assert (found["data.img_size"], found["data.hflip"]) == (64, 0.5)
-    assert found["data.auto_augment"] is not None
-    found = settings(replace(PHOTOGRAPHS, grey=True))
-    assert (found["data.hflip"], found["data.auto_augment"], found["data.scale"]) == (0.0, None, [0.7, 1.0])
-    letters = choose(replace(DIGITS, side=48), TWO_CORES, {}, Typical())
-    found = letters.settings
-    assert (found["data.img_size"], found["data.hflip"]) == (48, 0.0)
-    assert 48 // found["model.fields.patch_size"] == 6
-    assert "--data.hflip 0.5 if left and right are alike" in dict(letters.lines)["augment"]
-    mirrored = choose(DIGITS, TWO_CORES, {"data.hflip": 0.5}, Typical())
-    assert dict(mirrored.lines)["augment"] == "crops, mirror, a little Mixup; mirror as given"
+GREY, RANDOM = replace(PHOTOGRAPHS, grey=True), "rand-m6-mstd0.5-inc1"
+STEM, DEPTH = ("pooled", 1) if "pooled" in stems() else ("patch", 4)
+
+
+def uneven(few: int, many: int = 300, **figures) -> Survey:
+    return replace(PHOTOGRAPHS, counts={"many": many, "few": few}, **figures)
+
+
+@pytest.mark.parametrize(
+    ("folder", "given", "expected"),
+    [
+        (DIGITS, {}, {"data.img_size": 32, "data.hflip": 0.0, "data.auto_augment": None}),
+        (PHOTOGRAPHS, {}, {"data.img_size": 64, "data.hflip": 0.5, "data.auto_augment": RANDOM}),
+        (GREY, {}, {"data.hflip": 0.0, "data.auto_augment": None, "data.scale": [0.7, 1.0]}),
+        (replace(DIGITS, side=48), {}, {"data.img_size": 48, "data.hflip": 0.0, "model.fields.patch_size": 8}),
+        (uneven(13, 1300, grey=True), {}, {"data.auto_augment": RANDOM}),
+        (uneven(200, 1300, grey=True), {}, {"data.auto_augment": None}),
+        (uneven(13, 1300, grey=True, side=28), {}, {"data.auto_augment": None}),
+        (PHOTOGRAPHS, {}, {"model.fields.stem": STEM, "model.fields.depth": DEPTH}),
+        (PHOTOGRAPHS, {"model.fields.stem": "patch"}, {"model.fields.depth": 4}),
+        (uneven(150), {}, {"data.balance": "absent"}),
+        (uneven(60), {}, {"data.balance": "sqrt"}),
+        (uneven(30), {}, {"data.balance": "full", "best_metric": "val/acc1_macro"}),
+    ],
+)
+def test_the_rules_go_by_the_images_and_the_classes(folder: Survey, given: dict, expected: dict) -> None:
+    found = choose(folder, TWO_CORES, given, Typical()).settings
+    assert {name: found.get(name, "absent") for name in expected} == expected
+
+
+def test_a_mirror_is_said() -> None:
+    alike, given = "--data.hflip 0.5 if left and right are alike", "mirror as given"
+    for settings, words in (({}, alike), ({"data.hflip": 0.5}, given)):
+        assert dict(choose(DIGITS, TWO_CORES, settings, Typical()).lines)["augment"].endswith(words)
 
 
 def test_large_images_are_halved_and_read_once() -> None:
-    large = replace(PHOTOGRAPHS, counts={"cat": 900, "dog": 900}, val=200, side=3000, megapixels=12.0, jpeg=12.0)
+    large = replace(PHOTOGRAPHS, counts={"cat": 900, "dog": 900}, val=200, side=3000, megapixels=12.0)
     found = settings(large)
     assert (found["data.shrink"], found["data.copies_dir"]) == (128, "data/cache/copies")
     assert settings(large, data__img_size=96)["data.shrink"] == 192
-    assert settings(replace(large, megapixels=0.09, jpeg=0.0)).keys().isdisjoint({"data.shrink", "data.copies_dir"})
+    assert settings(replace(large, megapixels=0.09)).keys().isdisjoint({"data.shrink", "data.copies_dir"})
     unshrunk = settings(large, data__shrink=None)
     assert "data.copies_dir" not in unshrunk
     full = settings(large, replace(TWO_CORES, free=1.0))  # 0.3 GB of copies are more than a quarter of it
@@ -327,13 +337,7 @@ def test_the_blocks_see_few_patches() -> None:
     assert patches == ([4, 8, 4, 8, 16, 16, 1, 1] if "pooled" in stems() else [4, 4, 6, 6, 8, 12, 1, 1])
     patches = [settings(PHOTOGRAPHS, gpu, data__img_size=size)["model.fields.patch_size"] for size in sizes]
     assert patches == [2, 2, 3, 3, 4, 6, 1, 1]
-
-
-def test_the_few_images_of_a_rare_class_are_changed_more() -> None:
-    grey = replace(PHOTOGRAPHS, grey=True, counts={"whole": 1300, "broken": 13})
-    assert settings(grey)["data.auto_augment"] is not None
-    assert settings(replace(grey, counts={"whole": 1300, "broken": 200}))["data.auto_augment"] is None
-    assert settings(replace(grey, side=28))["data.auto_augment"] is None
+    assert settings(PHOTOGRAPHS, gpu)["model.fields.depth"] == 12
 
 
 def test_what_is_given_wins_and_the_rules_go_on_from_it() -> None:
@@ -347,18 +351,6 @@ def test_what_is_given_wins_and_the_rules_go_on_from_it() -> None:
     large = settings(PHOTOGRAPHS, model__name="s24")
     assert {"model.fields.embed_dim", "model.fields.depth"}.isdisjoint(large)
     assert not any(key.startswith("model.fields") for key in settings(PHOTOGRAPHS, model__name="timm/resnet18"))
-
-
-def test_on_a_cpu_convolutions_take_the_place_of_blocks() -> None:
-    shapes = [
-        (found.get("model.fields.stem"), found["model.fields.depth"])
-        for found in (
-            settings(PHOTOGRAPHS),
-            settings(PHOTOGRAPHS, model__fields__stem="patch"),
-            settings(PHOTOGRAPHS, Machine(16, 1, True)),
-        )
-    ]
-    assert shapes == [("pooled", 1) if "pooled" in stems() else ("patch", 4), (None, 4), (None, 12)]
 
 
 def test_a_run_is_as_long_as_the_time_and_the_images_allow() -> None:
@@ -423,7 +415,7 @@ def test_weights_see_the_largest_images_for_which_there_is_time(image: float, si
 def test_weights_that_tell_less_than_the_pixels_are_left(
     by_default: bool, scores: tuple[float, float] | None, starts: bool, words: str
 ) -> None:
-    weights = Weights("timm's", {"model.pretrained": True, "model.name": "timm/resnet10t"}, 224, by_default)
+    weights = Weights("timm's", {"model.pretrained": True, "model.name": "timm/resnet10t"}, by_default)
     recipe = choose(PHOTOGRAPHS, TWO_CORES, {}, Typical(scores=scores), weights)
     assert recipe.settings.get("model.pretrained", False) is starts
     assert words in " ".join(text for topic, text in recipe.lines if topic == "weights")
@@ -498,17 +490,6 @@ def test_minutes_are_taken_and_wrong_ones_are_told(tmp_path: Path, monkeypatch: 
         arguments.replace_folder(["--config", str(REPO / "configs/digits.yaml"), "--minutes=2"], Program())
 
 
-def test_processes_that_lightning_starts_take_the_recipe_of_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = str(fill(tmp_path / "photos", {"a": 6, "b": 6}))
-    monkeypatch.setenv(arguments.CHOSEN, "{}")
-    first = arguments.replace_folder(["--data.root", root, "--trainer.max_steps=2"], Program())
-    monkeypatch.setattr(arguments, "survey", None)  # nothing is looked at again
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert arguments.replace_folder(["--data.root", root, "--trainer.max_steps=2"], Program()) == first
-
-
 def test_a_network_with_batchnorm_is_as_good_in_validation_as_with_the_batches_own_statistics(
     digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -516,9 +497,9 @@ def test_a_network_with_batchnorm_is_as_good_in_validation_as_with_the_batches_o
     given = {"model.name": "timm/resnet10t", "model.fields": {"channels": [16, 32, 64, 64], "stem_width": 16}}
     given |= {"data.root": str(digits_root), "data.num_workers": 0, "trainer.max_epochs": 4}
     recipe = choose(replace(DIGITS, side=16), TWO_CORES, given, Typical())
-    data = ImageNetDataModule(**_arguments(recipe.held(), "data"))
+    data = ImageNetDataModule(**arguments_of(recipe.held(), "data"))
     of_images = dict(img_size=16, num_classes=10, mean=data.preprocessing.mean, std=data.preprocessing.std)
-    module = CaiTModule(**_arguments(recipe.held(), "model") | of_images)
+    module = CaiTModule(**arguments_of(recipe.held(), "model") | of_images)
     fit = Trainer(accelerator="cpu", max_epochs=4, logger=False, enable_checkpointing=False, enable_progress_bar=False)
     fit.fit(module, datamodule=data)
     batches = [data.on_after_batch_transfer(batch, 0) for batch in data.val_dataloader()]
@@ -547,13 +528,6 @@ def test_the_last_epoch_is_validated(given: int | None) -> None:
     assert found["trainer.check_val_every_n_epoch"] == {97: 1, 100: 2, 120: 4}.get(given or 0, 1) or not given
 
 
-def test_uneven_classes_are_balanced_and_chosen_by_their_mean() -> None:
-    even, uneven = (settings(replace(PHOTOGRAPHS, counts={"a": 300, "b": few})) for few in (150, 30))
-    assert "data.balance" not in even
-    assert (uneven["data.balance"], uneven["best_metric"]) == ("full", "val/acc1_macro")
-    assert settings(replace(PHOTOGRAPHS, counts={"a": 300, "b": 60}))["data.balance"] == "sqrt"
-
-
 def test_each_rule_says_why_and_few_images_are_told() -> None:
     recipe = choose(replace(PHOTOGRAPHS, counts={"a": 300, "b": 3}), TWO_CORES, {}, Typical())
     said = dict(recipe.lines)
@@ -572,15 +546,13 @@ def test_weights_keep_their_network_and_are_trained_gently() -> None:
 
 def test_a_head_alone_is_solved_and_sees_larger_images() -> None:
     """The setting is an extra's. Whether it is here is for the run to say."""
-    whole, frozen, blocks = (
+    whole, frozen = (
         choose(PHOTOGRAPHS, TWO_CORES, {"model.name": "timm/resnet10t", "model.freeze": freeze}, Typical(), PUBLISHED)
-        for freeze in (False, True, 2)
+        for freeze in (False, True)
     )
     assert frozen.settings["data.img_size"] > whole.settings["data.img_size"]
     assert dict(frozen.lines)["length"] == "no epoch: the head is solved on 2 cores"
     assert "frozen" not in dict(whole.lines)
-    assert "all but the head, as given" in dict(frozen.lines)["frozen"]
-    assert dict(blocks.lines)["frozen"] == "the patch embedding and 2 blocks, as given"
 
 
 def test_settings_are_read_in_every_spelling() -> None:
@@ -776,7 +748,7 @@ def test_one_command_trains_on_a_folder_and_another_goes_on_from_its_weights(tmp
 
     # The folder grows: the run keeps the images that it held out, and is scored on them alone.
     before = (run / "validation.csv").read_bytes()
-    fill(tmp_path / "my photos" / "ä ö", {".": 8}, suffix=".jpg")
+    fill(tmp_path / "my photos" / "ä ö", {".": 8}, suffix=".bmp")  # beside those that were held out
     refused = start(tmp_path, "resume", "my-photos", "--trainer.max_epochs=5")
     assert "training pictures" in refused.communicate(timeout=LIMIT)[0]
     assert (refused.returncode, (run / "validation.csv").read_bytes()) == (2, before)
