@@ -88,14 +88,17 @@ def processor_ms(call: Callable[[], Any]) -> float:
 
 
 def in_turns(
-    calls: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[Callable[[], Any]], float] = processor_ms
+    calls: dict[str, Callable[[], Any]],
+    rounds: int,
+    clock: Callable[[Callable[[], Any]], float] = processor_ms,
+    warm: int = 1,
 ) -> dict[str, list[float]]:
-    """Milliseconds of each call in each round, after one that makes what is made once. Every other runs backwards."""
+    """Milliseconds of each call in each round, after `warm` that make what is made once. Every other runs backwards."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds + 1):
+    for turn in range(rounds + warm):
         for name in list(calls) if turn % 2 else reversed(calls):
             times[name].append(clock(calls[name]))
-    return {name: found[1:] for name, found in times.items()}
+    return {name: found[warm:] for name, found in times.items()}
 
 
 def use_tilings(path: Path | None) -> None:

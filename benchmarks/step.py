@@ -31,7 +31,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import timm
 import torch
 import torch.nn.functional as F
-from report import DEVICE, file_name, stamp, use_tilings, write
+from report import DEVICE, file_name, in_turns, stamp, use_tilings, write
 from report import device as device_name
 from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
@@ -129,26 +129,14 @@ def stepper(case: Case, which: str, batch: int) -> dict[str, Callable[[], Any]]:
     return {"forward": forward, "step": step}
 
 
-def seconds(call: Callable[[], Any]) -> float:
+def milliseconds(call: Callable[[], Any]) -> float:
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     begin = time.perf_counter()
     call()
     if DEVICE == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - begin
-
-
-def in_turns(sides: dict[str, dict[str, Callable[[], Any]]], what: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each side's call `what` in each round, which every other time begins with the other side."""
-    times: dict[str, list[float]] = {which: [] for which in sides}
-    for side in sides.values():
-        for _ in range(3):
-            side[what]()
-    for turn in range(rounds):
-        for which in list(sides) if turn % 2 else reversed(sides):
-            times[which].append(seconds(sides[which][what]))
-    return times
+    return 1e3 * (time.perf_counter() - begin)
 
 
 def resident(what: str) -> float:
@@ -192,12 +180,11 @@ def flops(model: str, img_size: int) -> float:
 def measure(case: Case, against: str, batch: int, rounds: int) -> dict[str, Any]:
     sides = {which: stepper(case, which, batch) for which in (against, "ours")}
     found: dict[str, Any] = {"case": case.name, "backend": case.backend, "batch": batch, "against": against}
-    names = {"theirs": against, "ours": "ours"}
     forward_flops = flops(case.model, case.img_size)
     for what in ("forward", "step"):
-        times = in_turns(sides, what, rounds)
-        theirs, ours = times.values()
-        found |= {f"{what}_{side}_ms": 1e3 * statistics.median(times[which]) for side, which in names.items()}
+        calls = {"theirs": sides[against][what], "ours": sides["ours"][what]}
+        theirs, ours = in_turns(calls, rounds, milliseconds, warm=3).values()
+        found |= {f"{what}_theirs_ms": statistics.median(theirs), f"{what}_ours_ms": statistics.median(ours)}
         found[f"{what}_ratio"] = statistics.median(a / b for a, b in zip(theirs, ours, strict=True))
         if against == "vit":
             found["flop_ratio"] = forward_flops / flops(VIT, case.img_size)
