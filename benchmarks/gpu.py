@@ -1,11 +1,11 @@
-"""Everything that wants a GPU, in four stages of under nine minutes each, into one folder and one archive.
+"""Everything that wants a GPU, in three stages of under nine minutes each, into one folder and one archive.
 
-    python benchmarks/gpu.py [--stage tests kernels steps runs] [--out FOLDER] [--dry]
+    python benchmarks/gpu.py [--stage tests kernels steps] [--out FOLDER] [--dry]
 
 "tests" holds the kernels against the reference. "kernels" times a layer by every backend and tunes the tiles. "steps"
-times whole training steps beside timm's. "runs" times what FSDP2 adds to them, and inference. Needs torch, timm,
-lightning and pytest; run `benchmarks/gpu.ipynb` where there is a notebook and no shell. `--dry` runs the same commands
-without a GPU, on small shapes under Triton's interpreter: it shows that they run, its figures mean nothing.
+times whole training steps beside timm's. Needs torch, timm and pytest; run `benchmarks/gpu.ipynb` where there is a
+notebook and no shell. `--dry` runs the same commands without a GPU, on small shapes under Triton's interpreter: it
+shows that they run, its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -32,43 +32,31 @@ BACKENDS = ["fused", "recompute", "reference"]
 
 def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
     """The commands of each stage with the seconds that each may take at most, the most wanted first."""
-    files, tilings = ["--out", str(out)], out / "tilings.json"
-    spread = ["-n", "12"] if importlib.util.find_spec("xdist") and not dry else []
-    kernel, step, profile = "benchmarks/kernel.py", "benchmarks/step.py", "benchmarks/profile_step.py"
-    tax = ["benchmarks/tax.py", "--tilings", str(tilings), "--backend", *BACKENDS[: 1 if dry else 3], *files]
-    runs, inference = ["--out", str(out / "runs.md")], "benchmarks/inference.py"
-    sharding = "benchmarks/sharding.py"
+    files, tilings = ["--out", str(out)], str(out / "tilings.json")
+    kernel, step = "benchmarks/kernel.py", "benchmarks/step.py"
+    tax = [step, "--against", "vit", "--tilings", tilings, "--backend", *BACKENDS[: 1 if dry else 3], *files]
     if dry:
         tiny = ["--batch", "1", "--rounds", "1"]
         return {
             "tests": [(300, ["-m", "pytest", *TESTS, "-k", "bits_twice or no_image or gpu"])],
             "kernels": [
                 (300, [kernel, "--shapes", "2x20", *tiny, "--backends", *BACKENDS, "timm", "sdpa", *files]),
-                (300, [kernel, "--shapes", "2x20", *tiny, "--backends", "fused", "--tune", str(tilings)]),
+                (300, [kernel, "--shapes", "2x20", *tiny, "--backends", "fused", "--tune", tilings]),
             ],
-            "steps": [
-                (300, [*tax, "--cases", "xxs24-32", *tiny]),
-                (300, [step, "--cases", "xxs24-32", *tiny, *files]),
-                (300, [profile, "--case", "xxs24-32", *tiny, *files]),
-            ],
-            "runs": [
-                (300, [sharding, "--model", "xxs24", "--img_size", "32", "--steps", "8", *tiny, *runs]),
-                (300, [inference, "--models", "xxs24", *tiny]),
-            ],
+            "steps": [(300, [*side, "--cases", "xxs24-32", *tiny]) for side in (tax, [step, *files])],
         }
+    spread = ["-n", "12"] if importlib.util.find_spec("xdist") else []
     whole = ["--rounds", "7"]
     torture = [(60, ["benchmarks/torture.py", "--kills", "3", "--accelerator", "gpu"])]  # by the command line
-    if not importlib.util.find_spec("jsonargparse"):
-        torture = []
     return {
         "tests": [
             (300, ["-m", "pytest", *spread, "-m", "", "-k", "not 16-", *TESTS]),
             (170, ["-m", "pytest", *spread, "-m", "", "-k", "16-", FUSED]),
-            *torture,
+            *(torture if importlib.util.find_spec("jsonargparse") else []),
         ],
         "kernels": [
             (200, [kernel, *files]),
-            (240, [kernel, "--backends", "fused", "--tune", str(tilings), *files, "--tag", "tuned"]),
+            (240, [kernel, "--backends", "fused", "--tune", tilings, *files, "--tag", "tuned"]),
             (200, [kernel, "--shapes", "16x196", "6x196", "16x576", "--batch", "128", *files, "--tag", "others"]),
         ],
         "steps": [
@@ -76,12 +64,6 @@ def stages(out: Path, dry: bool) -> dict[str, list[tuple[int, list[str]]]]:
             (150, [*tax, "--batch", "32", "--cases", "s24-384-compiled", *whole, "--tag", "384"]),
             (120, [step, "--batch", "128", "--cases", "s24-224", "s24-224-compiled", *whole, *files, "--tag", "224"]),
             (120, [step, "--batch", "32", "--cases", "s24-384", "s24-384-compiled", *whole, *files, "--tag", "384"]),
-            (60, [profile, "--batch", "128", *files]),
-        ],
-        "runs": [
-            (120, [sharding, "--batch", "64", *runs]),
-            (100, [sharding, "--model", "m48", "--img_size", "448", "--batch", "1", "--rounds", "1", *runs]),
-            (100, [inference, "--batch", "1", "32", "256", "--compiled", "--out", str(out / "inference.md")]),
         ],
     }
 
@@ -115,7 +97,7 @@ def run(command: list[str], seconds: float, environment: dict[str, str], log: Te
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = ["tests", "kernels", "steps", "runs"]
+    names = ["tests", "kernels", "steps"]
     parser.add_argument("--stage", nargs="+", default=names, choices=names)
     parser.add_argument("--out", type=Path, help="folder for the results; the archive is put beside it")
     parser.add_argument("--dry", action="store_true", help="without a GPU, on small shapes")

@@ -1,19 +1,16 @@
-"""Attention with talking heads, one layer: times by backend and by kernel, and how the kernels compile.
+"""Attention with talking heads, one layer: times by backend and by kernel, on a GPU.
 
-    python benchmarks/kernel.py [--shapes 8x196 ...] [--batch 256] [--tune] [--tilings FILE] [--out FOLDER]
-    python benchmarks/kernel.py --compile [--shapes ...] [--capability 9 0]
+    python benchmarks/kernel.py [--shapes 8x196 ...] [--batch 256] [--tune FILE] [--tilings FILE] [--out FOLDER]
 
-The first form needs a GPU and times forward and backward of a layer for shapes heads × tokens, each
-kernel by itself, and the GPU's own ceilings of a copy and of a product. `--tune` tries the tiles of
-`TILES` first and writes the best to a file, which tax.py, step.py and this one read by `--tilings`.
-The second form needs no GPU: it compiles the kernels for one and says what they take. "sdpa" is
-attention without talking heads, by PyTorch.
+Times forward and backward of a layer for shapes heads × tokens, each kernel by itself, and the GPU's own
+ceilings of a copy and of a product. `--tune` tries the tiles of `WHOLE` and `WALK` first and writes the best
+to a file, which step.py and this one read by `--tilings`. "sdpa" is attention without talking heads, by
+PyTorch.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 import subprocess
@@ -45,8 +42,6 @@ WHOLE = [Tile(256, warps, stages) for warps in (2, 4, 8) for stages in (1, 2)]
 WALK = [Tile(*tile) for tile in ((64, 1, 2), (64, 2, 1), (64, 2, 2), (64, 2, 3), (128, 2, 2), (128, 4, 2))]
 K = 48
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-BYTES_PER_S, CLOCKS_PER_S, SCHEDULERS, PRODUCTS_PER_S = 4.3e12, 1.755e9, 4 * 132, 989e12
-"""Of an H200: memory as it was measured elsewhere, and its data sheet."""
 
 
 def parse(shape: str) -> tuple[int, int]:
@@ -64,8 +59,7 @@ def compiled(
 ) -> dict[str, Any]:
     """Compile a kernel for a GPU that need not be here.
 
-    Gives registers and bytes of stack (spills) a thread, bytes of shared memory a program, instructions that a
-    program issues for one tile, and the processor's seconds that it took.
+    Gives registers and bytes of stack (spills) a thread, and bytes of shared memory a program.
     """
     kernel = getattr(kernels, f"{name}_kernel")
     tile = tile or getattr(attention.default(N, dtype), name)
@@ -80,99 +74,15 @@ def compiled(
             signature[argument] = f"*{TYPES[dtype] if argument in ('maps', 'd_maps') else 'fp32'}"
         if argument not in (*constants, "queries", "N", "turns"):
             aligned[(at,)] = [["tt.divisibility", 16]]
-    begin = os.times()
     source = ASTSource(kernel, signature, constants, aligned)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=attention.options(tile))
-    seconds = sum(os.times()[:4]) - sum(begin[:4])  # the processor's, those of ptxas among them
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(made.asm["cubin"])
         cubin.flush()
-        usage = output(triton.knobs.nvidia.cuobjdump.path, "-res-usage", cubin.name)
-        code = output(triton.knobs.nvidia.nvdisasm.path, "-c", cubin.name)
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", cubin.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     registers, stack = (int(number) for number in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
-    trips = 1 if constants["ONCE"] else math.ceil(N / tile.columns)
-    return dict(
-        registers=registers,
-        stack=stack,
-        shared=made.metadata.shared,
-        instructions=tile.warps * instructions(code, trips),
-        seconds=seconds,
-    )
-
-
-def output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def instructions(code: str, trips: int) -> int:
-    """Issued by a warp for one tile: those of the loop over tiles once, those of loops inside it `trips` times.
-
-    What lies before and after the loops is shared by several tiles and left out. A loop that only waits counts once.
-    """
-    lines, labels = [], {}
-    for line in code.splitlines():
-        if found := re.match(r"(\.L_x_\d+):", line):
-            labels[found[1]] = len(lines)
-        elif found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(.*)", line):
-            lines.append(found[1])
-    jumps = [(labels[found[1]], at) for at, line in enumerate(lines) if (found := re.search(r"BRA.*(\.L_x_\d+)", line))]
-    loops = [(to, at) for to, at in jumps if at - to > 20]
-    if not loops:
-        return len(lines)
-    outer = max(loops, key=lambda loop: loop[1] - loop[0])
-    inner = sum(end - begin + 1 for begin, end in loops if (begin, end) != outer)
-    return outer[1] - outer[0] + 1 + (trips - 1) * inner
-
-
-def compile_table(shapes: list[str], capability: int, dtype: torch.dtype) -> list[str]:
-    lines = [
-        "| heads × tokens | kernel | tile, warps, stages | registers | stack, B | shared, KiB | instructions | s |"
-    ]
-    lines.append("|---|---|---|---|---|---|---|---|")
-    for shape in shapes:
-        heads, N = parse(shape)
-        for name in Tiling._fields:
-            tile = getattr(attention.default(N, dtype), name)
-            found = compiled(name, heads, N, tile, dtype, capability)
-            figures = (found["registers"], found["stack"], round(found["shared"] / 2**10), found["instructions"])
-            words = (shape.replace("x", " × "), name, ", ".join(map(str, tile)), *figures, f"{found['seconds']:.1f}")
-            lines.append(f"| {' | '.join(map(str, words))} |")
-            print(lines[-1], flush=True)
-    return lines
-
-
-MAPS = {"fused": (4, 9), "recompute": (8, 18), "timm compiled": (10, 20), "reference": (18, 36)}
-"""Maps that a layer moves to or from memory, forward and backward: one for each reading or writing of one."""
-
-
-def estimate(backend: str, heads: int, N: int, batch: int = 256) -> tuple[float, float, float]:
-    """GB of maps moved, and by the stated rule the ms of a layer in bfloat16 on an H200: by bytes, and expected.
-
-    Bytes go at 4.3 TB/s. A kernel takes the longer of its bytes and its instructions, at half an instruction a
-    clock and scheduler; the plain backends' many kernels take 1.8 times their bytes, cuBLAS's here 1.3 times.
-    """
-    size = 2 * batch * heads * N * padded(N)
-    total = sum(MAPS[backend]) * size
-    least = 1e3 * total / BYTES_PER_S
-    if backend != "fused":
-        return total / 1e9, least, 1.8 * least
-    tiles = batch * N / (16 // heads)
-    expected = 1.3 * 7 * size / BYTES_PER_S
-    for name, moved in (("forward", 2), ("backward", 4)):
-        issue = 2 * tiles * compiled(name, heads, N)["instructions"] / (SCHEDULERS * CLOCKS_PER_S)
-        expected += max(moved * size / BYTES_PER_S, issue)
-    return total / 1e9, least, 1e3 * expected
-
-
-def estimate_table(shapes: list[str]) -> list[str]:
-    lines = ["| heads × tokens | backend | maps | GB | ms by bytes | ms expected |", "|---|---|---|---|---|---|"]
-    for shape in shapes:
-        for backend, maps in MAPS.items():
-            gigabytes, least, expected = estimate(backend, *parse(shape))
-            words = f"{shape.replace('x', ' × ')} | {backend} | {sum(maps)} | {gigabytes:.1f}"
-            lines.append(f"| {words} | {least:.2f} | {expected:.2f} |")
-            print(lines[-1], flush=True)
-    return lines
+    return dict(registers=registers, stack=stack, shared=made.metadata.shared)
 
 
 class Held(nn.Module):
@@ -315,18 +225,10 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--tune", type=Path, metavar="FILE", help="time the tiles first, and write the best there")
     parser.add_argument("--tilings", type=Path, help="a file that --tune wrote")
-    parser.add_argument("--compile", action="store_true", help="only compile, for which no GPU is needed")
-    parser.add_argument("--capability", type=int, nargs=2, default=[9, 0])
     parser.add_argument("--out", type=Path, help="folder for a Markdown and a JSON file")
     parser.add_argument("--tag", help="a word for the files' names")
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
-    if options.compile:
-        major, minor = options.capability
-        compile_table(options.shapes, 10 * major + minor, dtype)
-        if dtype == torch.bfloat16:
-            estimate_table(options.shapes)
-        return
     use_tilings(options.tilings)
     if options.tune and DEVICE == "cuda":
         precompile(options.shapes, dtype)

@@ -1,4 +1,4 @@
-"""What several measurements share: where and when one was made, and the digits' network."""
+"""What several measurements share: where and when one was made, its files, and clocks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ import torch
 
 REPO = Path(__file__).resolve().parent.parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DIGITS = dict(embed_dim=96, depth=6, num_heads=2, patch_size=4)
-"""The network of configs/digits.yaml."""
 
 
 def device() -> str:
@@ -47,13 +45,6 @@ def file_name(what: str, tag: str | None = None) -> str:
     """Of a measurement's files, without an ending: what was measured, on what device, and when."""
     words = "".join(letter if letter.isalnum() else "-" for letter in device().lower())
     return "-".join(word for word in (what, words, tag, str(datetime.date.today())) if word).replace("--", "-")
-
-
-def add(out: Path | None, line: str) -> None:
-    """Add a line to a measurement's Markdown file, with where and when; nothing without a file."""
-    if out:
-        with out.open("a") as file:
-            file.write(f"- {stamp()}: {line}\n")
 
 
 def show(lines: Sequence[str], out: Path | None) -> None:
@@ -97,21 +88,17 @@ def processor_ms(call: Callable[[], Any]) -> float:
 
 
 def in_turns(
-    calls: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[Callable[[], Any]], float] = processor_ms
+    calls: dict[str, Callable[[], Any]],
+    rounds: int,
+    clock: Callable[[Callable[[], Any]], float] = processor_ms,
+    warm: int = 1,
 ) -> dict[str, list[float]]:
-    """Milliseconds of each call in each round, after one that makes what is made once. Every other runs backwards."""
+    """Milliseconds of each call in each round, after `warm` that make what is made once. Every other runs backwards."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds + 1):
+    for turn in range(rounds + warm):
         for name in list(calls) if turn % 2 else reversed(calls):
             times[name].append(clock(calls[name]))
-    return {name: found[1:] for name, found in times.items()}
-
-
-def ratios(times: dict[str, list[float]], base: str) -> dict[str, float]:
-    """The median over the rounds of the base's time over each one's."""
-    return {
-        name: statistics.median(a / b for a, b in zip(times[base], found, strict=True)) for name, found in times.items()
-    }
+    return {name: found[warm:] for name, found in times.items()}
 
 
 def use_tilings(path: Path | None) -> None:

@@ -22,6 +22,7 @@ import csv
 import json
 import os
 import queue
+import re
 import statistics
 import subprocess
 import sys
@@ -36,7 +37,6 @@ from typing import Any, ClassVar
 
 import timm
 import torch
-from estimate import promised
 from report import REPO, show, stamp
 from torch import nn
 
@@ -63,6 +63,15 @@ RECIPE, REGRESSION = "the recipe", "logistic regression"
 LEARNERS = (RECIPE, *RIVALS, REGRESSION, *STEMS)
 FIELDS = ("folder", "learner", "seed", "epochs", "told", "seconds", "acc1", "acc1_macro")
 Row = dict[str, str]
+UNITS = {"h": 3600, "min": 60, "s": 1}
+
+
+def promised(output: str) -> tuple[int, int]:
+    """The epochs and the seconds that a recipe has printed."""
+    found = re.search(r"length (\d+) epochs?.*?: about (.*?) on ", " ".join(output.split()))
+    assert found, output
+    parts = re.findall(r"(\d+) (h|min|s)\b", found[2])
+    return int(found[1]), sum(int(count) * UNITS[unit] for count, unit in parts)
 
 
 def cnn(img_size: int, num_classes: int, width: int = 32) -> nn.Module:

@@ -1,12 +1,17 @@
-"""A training step of ours beside one of timm's CaiT: time and peak memory, in one run, interleaved.
+"""A training step of ours beside one of timm's CaiT or ViT: time and peak memory, in one run, interleaved.
 
     python benchmarks/step.py [--cases s24-224 s36-224-dp.2 s24-224-compiled ...] [--batch 8] [--out FOLDER]
+    python benchmarks/step.py --against vit [--backend fused recompute] [--tilings FILE]
 
 A case is model-resolution, followed by `-dp.2` for stochastic depth at that rate in both, `-fp32`
 (otherwise bf16 autocast) and `-compiled` (torch.compile over the blocks of both). Both models have
-the same weights, the same batch and torch's AdamW over the same parameter groups; ours is fused, as
-the template has it, timm's is torch's default. In each round they take turns; reported are medians
-and the median of the rounds' ratios. Peak memory is taken in a process of its own for each.
+the same batch and torch's AdamW over the same parameter groups, and timm's CaiT has our weights; our
+AdamW is fused, as the template has it, timm's is torch's default. In each round they take turns;
+reported are medians and the median of the rounds' ratios. Peak memory is taken in a process of its
+own for each.
+
+Against timm's ViT-S/16, which attends by PyTorch's fused kernels, the last column is the
+talking-heads tax: how much longer ours takes for the same multiply-adds, forward and for a step.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import timm
 import torch
 import torch.nn.functional as F
-from report import DEVICE, file_name, stamp, write
+from report import DEVICE, file_name, in_turns, stamp, use_tilings, write
 from report import device as device_name
 from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
@@ -45,13 +50,14 @@ if hasattr(ctypes.CDLL(None), "mallopt"):
 CASES = ["s24-224", "xxs24-224", "xxs24-384", "s36-224-dp.2", "s24-224-fp32", "s24-224-compiled"]
 PEAK_TFLOPS = {"H200": 989, "H100": 989, "A100": 312, "RTX 4090": 165}
 """Dense bf16 products a second, by the makers' data sheets."""
+VIT = "vit_small_patch16_224"
 
 
 class Case:
     """A case by its name, as "s36-224-dp.2-compiled"."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, backend: str = "auto") -> None:
+        self.name, self.backend = name, backend
         self.model, size, *rest = name.split("-")
         self.img_size = int(size)
         self.drop_path_rate, self.dtype, self.compiled = 0.0, torch.bfloat16, False
@@ -64,18 +70,21 @@ class Case:
                 self.drop_path_rate = float(word.removeprefix("dp"))
 
     def build(self, which: str) -> nn.Module:
-        """Our model or timm's, with the same weights; LayerScale at 1 so that every branch counts."""
+        """Our model or timm's CaiT, with the same weights and LayerScale at 1 so that every branch counts, or a ViT."""
         torch.manual_seed(0)
-        ours = cait.create_model(self.model, self.img_size, drop_path_rate=self.drop_path_rate)
+        sizes: dict[str, Any] = dict(img_size=self.img_size, drop_path_rate=self.drop_path_rate)
+        if which == "vit":
+            vit = timm.create_model(VIT, **sizes)
+            vit.blocks_token_only = nn.ModuleList()  # as CaiT has, for `stepper`
+            return vit.to(DEVICE)
+        ours = cait.create_model(self.model, attention_backend=self.backend, **sizes)
         for block in [*ours.blocks, *ours.blocks_token_only]:
             nn.init.ones_(block.gamma_1)
             nn.init.ones_(block.gamma_2)
         if which == "ours":
             return ours.to(DEVICE)
         row = {key: VARIANTS[self.model][key] for key in ("embed_dim", "depth", "num_heads")}
-        theirs = timm.create_model(
-            "cait_xxs24_224", img_size=self.img_size, drop_path_rate=self.drop_path_rate, init_values=1.0, **row
-        )
+        theirs = timm.create_model("cait_xxs24_224", init_values=1.0, **sizes, **row)
         theirs.load_state_dict(ours.state_dict(), strict=True)
         return theirs.to(DEVICE)
 
@@ -120,26 +129,14 @@ def stepper(case: Case, which: str, batch: int) -> dict[str, Callable[[], Any]]:
     return {"forward": forward, "step": step}
 
 
-def seconds(call: Callable[[], Any]) -> float:
+def milliseconds(call: Callable[[], Any]) -> float:
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     begin = time.perf_counter()
     call()
     if DEVICE == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - begin
-
-
-def in_turns(sides: dict[str, dict[str, Callable[[], Any]]], what: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each side's call `what` in each round, which every other time begins with the other side."""
-    times: dict[str, list[float]] = {which: [] for which in sides}
-    for side in sides.values():
-        for _ in range(3):
-            side[what]()
-    for turn in range(rounds):
-        for which in list(sides) if turn % 2 else reversed(sides):
-            times[which].append(seconds(sides[which][what]))
-    return times
+    return 1e3 * (time.perf_counter() - begin)
 
 
 def resident(what: str) -> float:
@@ -148,10 +145,10 @@ def resident(what: str) -> float:
     return next(int(line.split()[1]) / 2**10 for line in lines if line.startswith(what))
 
 
-def peak_memory(case: str, which: str, batch: int, out: Any) -> None:
+def peak_memory(case: Case, which: str, batch: int, out: Any) -> None:
     """Put the MiB that training steps need, weights and optimiser included."""
     before = resident("VmRSS")
-    step = stepper(Case(case), which, batch)["step"]
+    step = stepper(case, which, batch)["step"]
     for _ in range(2):  # the second has the optimiser's moments
         step()
     if DEVICE == "cuda":
@@ -172,48 +169,52 @@ def in_a_process(*arguments: Any) -> float:
     return value
 
 
-def model_flops(case: Case, batch: int) -> float:
-    """Of a training step: a forward pass and a backward pass of twice its work, without what is recomputed."""
+def flops(model: str, img_size: int) -> float:
+    """Of a forward pass for an image."""
+    build = timm.create_model if model == VIT else cait.create_model
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        images = torch.empty(1, 3, case.img_size, case.img_size)
-        cait.create_model(case.model, case.img_size).eval()(images)
-    return 3 * batch * counter.get_total_flops()
+        build(model, img_size=img_size).eval()(torch.empty(1, 3, img_size, img_size))
+    return counter.get_total_flops()
 
 
-def measure(name: str, batch: int, rounds: int) -> dict[str, Any]:
-    case = Case(name)
-    sides = {which: stepper(case, which, batch) for which in ("timm", "ours")}
-    found: dict[str, Any] = {"case": name, "batch": batch}
+def measure(case: Case, against: str, batch: int, rounds: int) -> dict[str, Any]:
+    sides = {which: stepper(case, which, batch) for which in (against, "ours")}
+    found: dict[str, Any] = {"case": case.name, "backend": case.backend, "batch": batch, "against": against}
+    forward_flops = flops(case.model, case.img_size)
     for what in ("forward", "step"):
-        times = in_turns(sides, what, rounds)
-        found[f"{what}_timm_ms"], found[f"{what}_ours_ms"] = (
-            1e3 * statistics.median(times[k]) for k in ("timm", "ours")
-        )
-        found[f"{what}_ratio"] = statistics.median(a / b for a, b in zip(times["timm"], times["ours"], strict=True))
+        calls = {"theirs": sides[against][what], "ours": sides["ours"][what]}
+        theirs, ours = in_turns(calls, rounds, milliseconds, warm=3).values()
+        found |= {f"{what}_theirs_ms": statistics.median(theirs), f"{what}_ours_ms": statistics.median(ours)}
+        found[f"{what}_ratio"] = statistics.median(a / b for a, b in zip(theirs, ours, strict=True))
+        if against == "vit":
+            found["flop_ratio"] = forward_flops / flops(VIT, case.img_size)
+            found[f"{what}_tax"] = 1 / found[f"{what}_ratio"] / found["flop_ratio"]
     del sides
-    tflops = next((peak for part, peak in PEAK_TFLOPS.items() if part in device_name()), None)
-    if tflops and case.dtype == torch.bfloat16:
-        for which in ("timm", "ours"):
-            found[f"mfu_{which}"] = model_flops(case, batch) / (found[f"step_{which}_ms"] / 1e3) / (tflops * 1e12)
-    memory = [in_a_process(name, which, batch) for which in ("timm", "ours")]
-    found["memory_timm_mib"], found["memory_ours_mib"] = memory
+    peak = next((peak for part, peak in PEAK_TFLOPS.items() if part in device_name()), None)
+    if peak and case.dtype == torch.bfloat16:
+        # a backward pass has twice the work of a forward pass; what is recomputed does not count
+        found["mfu_ours"] = 3 * batch * forward_flops / (found["step_ours_ms"] / 1e3) / (peak * 1e12)
+    memory = [in_a_process(case, which, batch) for which in (against, "ours")]
+    found["memory_theirs_mib"], found["memory_ours_mib"] = memory
     found["memory_ratio"] = memory[1] / memory[0]
     return found
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "| case | batch | forward: timm, ours, ratio | step: the same | peak memory: the same | MFU: timm, ours |",
-        "|---|---|---|---|---|---|",
+        "| case | backend | batch | forward: timm's, ours, ratio | step | peak memory | MFU | tax |",
+        "|---" * 8 + "|",
     ]
     for r in rows:
         times = (
-            f"{r[f'{what}_timm_ms']:.0f} ms, {r[f'{what}_ours_ms']:.0f} ms, **{r[f'{what}_ratio']:.2f}×**"
+            f"{r[f'{what}_theirs_ms']:.0f} ms, {r[f'{what}_ours_ms']:.0f} ms, **{r[f'{what}_ratio']:.2f}×**"
             for what in ("forward", "step")
         )
-        memory = f"{r['memory_timm_mib']:.0f} MiB, {r['memory_ours_mib']:.0f} MiB, {r['memory_ratio']:.2f}×"
-        mfu = f"{r['mfu_timm']:.1%}, {r['mfu_ours']:.1%}" if "mfu_ours" in r else ""
-        lines.append(f"| {r['case']} | {r['batch']} | {' | '.join(times)} | {memory} | {mfu} |")
+        memory = f"{r['memory_theirs_mib']:.0f} MiB, {r['memory_ours_mib']:.0f} MiB, {r['memory_ratio']:.2f}×"
+        mfu = f"{r['mfu_ours']:.1%}" if "mfu_ours" in r else ""
+        tax = f"{r['forward_tax']:.2f}, {r['step_tax']:.2f}" if "step_tax" in r else ""
+        cells = [r["case"], r["backend"], str(r["batch"]), *times, memory, mfu, tax]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
@@ -224,21 +225,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, help="folder for a Markdown and a JSON file")
     parser.add_argument("--tag", help="a word for the files' names")
+    parser.add_argument("--against", default="timm", choices=["timm", "vit"], help="timm's CaiT or ViT-S/16")
+    parser.add_argument("--backend", nargs="+", default=["auto"], help="of our attention")
+    parser.add_argument("--tilings", type=Path, help="tiles for the fused attention, as kernel.py --tune writes them")
     options = parser.parse_args()
+    use_tilings(options.tilings)
     rows = []
-    for name in options.cases:
-        rows.append(measure(name, options.batch, options.rounds))
+    for case in (Case(name, backend) for name in options.cases for backend in options.backend):
+        rows.append(measure(case, options.against, options.batch, options.rounds))
         print(*table(rows)[-1:], sep="\n", flush=True)
     if options.out:
-        title = [
-            "# A training step, ours beside timm's",
-            "",
-            stamp(),
-            "",
-            f"`python benchmarks/step.py`, timm {timm.__version__}",
-            "",
-        ]
-        write(options.out, file_name("step", options.tag), {"rows": rows}, [*title, *table(rows)])
+        rival = "a ViT" if options.against == "vit" else "CaiT"
+        command = f"`python benchmarks/step.py --against {options.against}`, timm {timm.__version__}"
+        title = [f"# A training step, ours beside {rival} of timm's", "", stamp(), "", command, ""]
+        name = file_name("tax" if options.against == "vit" else "step", options.tag)
+        write(options.out, name, {"rows": rows}, [*title, *table(rows)])
 
 
 if __name__ == "__main__":

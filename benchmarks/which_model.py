@@ -12,37 +12,29 @@ docs/which_model.md quotes the table.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import timm
 import torch
-import torch.nn.functional as F
 from report import in_turns, show, stamp
-from step import optimizer_of, resident
+from step import Case, in_a_process, stepper
 from torch import Tensor, nn
 
 import cait
 from cait.extras.exporting import export
 from cait.model.network import for_inference
 
-
-class Side(NamedTuple):
-    build: Callable[[], nn.Module]
-    trains: bool = True
-
-
-SIDES = {
-    "ViT-S/16": Side(lambda: timm.create_model("vit_small_patch16_224")),
-    "DeiT III-S": Side(lambda: timm.create_model("deit3_small_patch16_224")),
-    "ConvNeXt-nano": Side(lambda: timm.create_model("convnext_nano")),
-    "CaiT XXS-24, ours": Side(lambda: cait.create_model("xxs24", drop_path_rate=0.0)),
-    "CaiT XXS-24, timm's": Side(lambda: timm.create_model("cait_xxs24_224")),
-    "CaiT S-24, ours": Side(lambda: cait.create_model("s24", drop_path_rate=0.0)),
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "ViT-S/16": lambda: timm.create_model("vit_small_patch16_224"),
+    "DeiT III-S": lambda: timm.create_model("deit3_small_patch16_224"),
+    "ConvNeXt-nano": lambda: timm.create_model("convnext_nano"),
+    "CaiT XXS-24, ours": lambda: cait.create_model("xxs24", drop_path_rate=0.0),
+    "CaiT XXS-24, timm's": lambda: timm.create_model("cait_xxs24_224"),
+    "CaiT S-24, ours": lambda: cait.create_model("s24", drop_path_rate=0.0),
 }
 BASE = "ViT-S/16"
 """The others' times are over its own."""
@@ -52,19 +44,15 @@ Calls = dict[str, Callable[[], Any]]
 """By the column."""
 
 
-def stepper(model: nn.Module, batch: int) -> Callable[[], Tensor]:
-    """A training step."""
-    optimizer = optimizer_of(model.train(), "ours")
-    images, targets = torch.randn(batch, *SHAPE), torch.randint(1000, (batch,))
+class Side(Case):
+    """A network by its name, for step.py's training step and its memory."""
 
-    def step() -> Tensor:
-        loss = F.cross_entropy(model(images), targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+    def __init__(self, name: str) -> None:
+        super().__init__("s24-224-fp32")
+        self.name = name
 
-    return step
+    def build(self, which: str = "ours") -> nn.Module:
+        return NETWORKS[self.name]()
 
 
 def runner(model: nn.Module, batch: int) -> Callable[[], Tensor]:
@@ -91,38 +79,18 @@ def onnx_runner(session: Any, batch: int) -> Callable[[], Any]:
     return lambda: session.run(["logits"], {"images": images})
 
 
-def training(model: nn.Module, batch: int) -> Calls:
-    return {"a training step": stepper(model, batch)}
+def training(side: Side, batch: int) -> Calls:
+    return {"a training step": stepper(side, "ours", batch)["step"]}
 
 
-def inference(model: nn.Module, batch: int) -> Calls:
+def inference(side: Side, batch: int) -> Calls:
+    model = side.build()
     return {"1 image": runner(model, 1), f"{batch} images": runner(model, batch)}
 
 
-def exported(model: nn.Module, batch: int) -> Calls:
-    session = onnx_session(model)
+def exported(side: Side, batch: int) -> Calls:
+    session = onnx_session(side.build())
     return {"1 image, ONNX": onnx_runner(session, 1), f"{batch} images, ONNX": onnx_runner(session, batch)}
-
-
-def put_peak(name: str, batch: int, out: Any) -> None:
-    """Put the MiB that a step of a model needs, weights and the optimizer's moments included."""
-    before = resident("VmRSS")
-    step = stepper(SIDES[name].build(), batch)
-    for _ in range(2):  # the second has the moments
-        step()
-    Path("/proc/self/clear_refs").write_text("5")  # lowers the high-water mark to what there is now
-    step()
-    out.put(resident("VmHWM") - before)
-
-
-def peak_memory(name: str, batch: int) -> float:
-    context = multiprocessing.get_context("spawn")
-    out = context.Queue()
-    process = context.Process(target=put_peak, args=(name, batch, out))
-    process.start()
-    value = out.get()
-    process.join()
-    return value
 
 
 def race(calls: dict[str, Calls], rounds: int) -> dict[str, dict[str, str]]:
@@ -151,23 +119,21 @@ def table(rows: dict[str, dict[str, str]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sides", nargs="+", default=[*SIDES], choices=[*SIDES], help=f"{BASE} among them")
+    parser.add_argument("--sides", nargs="+", default=[*NETWORKS], choices=[*NETWORKS], help=f"{BASE} among them")
     parser.add_argument("--batch", type=int, default=4, help="images of a training step")
     parser.add_argument("--rounds", type=int, default=3, help="of all but a single image, which has five times as many")
     parser.add_argument("--out", type=Path, help="Markdown file")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    chosen = {name: side for name, side in SIDES.items() if name in {BASE, *given.sides}}
-    trained = {name: side for name, side in chosen.items() if side.trains}
+    chosen = {name: Side(name) for name in NETWORKS if name in {BASE, *given.sides}}
     rows = {name: {"parameters": f"{millions(side.build()):.1f} M"} for name, side in chosen.items()}
-    for prepare, batch, sides in (training, given.batch, trained), (inference, 32, chosen), (exported, 32, chosen):
-        calls = {name: prepare(side.build(), batch) for name, side in sides.items()}
+    for prepare, batch in (training, given.batch), (inference, 32), (exported, 32):
+        calls = {name: prepare(side, batch) for name, side in chosen.items()}
         for name, cells in race(calls, given.rounds).items():
             rows[name] |= cells
-    base = peak_memory(BASE, given.batch)
-    for name in trained:
-        peak = base if name == BASE else peak_memory(name, given.batch)
-        rows[name]["peak memory of a step"] = f"{peak:,.0f} MiB, {peak / base:.2f}"
+    peaks = {name: in_a_process(side, "ours", given.batch) for name, side in chosen.items()}
+    for name, peak in peaks.items():
+        rows[name]["peak memory of a step"] = f"{peak:,.0f} MiB, {peak / peaks[BASE]:.2f}"
     import onnxruntime
 
     versions = f"timm {timm.__version__}, ONNX Runtime {onnxruntime.__version__}"

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bare import Flat
 from lightning.pytorch import Callback, LightningModule, Trainer
 from PIL import Image
 
@@ -17,6 +16,14 @@ from cait.guards.nonfinite import NonFiniteGuard
 from cait.train.ema import EMA
 from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
+
+
+class Flat(CaiTModule):
+    """The module at one learning rate, without the schedule of lightning-bolts."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:  # type: ignore[override]
+        return self.optimizer_settings.build(self.model, lr=1e-3)
+
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.util
 import os
 import signal
 import subprocess
@@ -162,32 +160,6 @@ def test_one_process_in_a_session_of_slurm_numbers_its_unnamed_runs(
     for _ in range(2):
         main(["fit", *SMALL, f"--data.root={digits_root}", "--trainer.devices=1"])
     assert names == ["digits", "digits-2"]
-
-
-def test_the_plan_is_the_arithmetic_done_by_hand() -> None:
-    pytest.importorskip("cait.extras.paper")  # whose models it plans
-    spec = importlib.util.spec_from_file_location("plan", REPO / "benchmarks/plan.py")
-    plan = importlib.util.module_from_spec(spec)
-    # dataclasses look their module up
-    import sys
-
-    sys.modules["plan"] = plan
-    spec.loader.exec_module(plan)
-    measured = plan.Loading(seconds_an_image=1 / 500, decode_seconds=0.0008, file_bytes=100e3)
-    assert measured.seconds(448) == pytest.approx(0.0008 + 0.0012 * 4)
-    # M-36 at 224 on 2 × 8 GPUs of 100 TFLOPS: 53.367 GMACs forward, three times that for a step, 2 operations each.
-    wants = plan.need(270_929_512, 53.367, 1_281_167, 2, 100e12)
-    assert wants.images_a_second == pytest.approx(8 * 100e12 / 320.202e9)  # of a node: 2,498.4
-    assert wants.network == pytest.approx(4996.85 / 2048 * 4 * 270_929_512, rel=1e-4)
-    assert wants.checkpoint == pytest.approx(4.334872e9, rel=1e-5)
-    assert wants.hours == pytest.approx(28.489, rel=1e-3)
-    assert wants.breaks_first(224, measured) == "5 · 0.2 · GPUs"  # 2,498.4 / 500 cores, 0.24984 GB/s
-    crawls = dataclasses.replace(measured, seconds_an_image=0.1, file_bytes=1e6)
-    assert wants.breaks_first(224, crawls) == "250 · 2.5 · cores at 38%"
-    record = max(plan.HERE.glob("input-*-decode-tree-*.json"))
-    text = "\n".join(plan.lines(0.3, plan.loadings(record), record.with_suffix(".md").name))
-    assert text.count("| m48 @448 |") == 2 * 2 * 2
-    assert (plan.HERE / "plan.md").read_text() == f"{text}\n"
 
 
 def slurm(folder: Path, *arguments: str, status: int, **variables: str) -> tuple[int, list[str]]:

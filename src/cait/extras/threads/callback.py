@@ -12,7 +12,7 @@ from torch import Tensor
 from cait.data.datamodule import ImageNetDataModule
 
 SMALL = 2**17
-"""With up to this many numbers in the tokens of a batch one thread is faster (benchmarks/small_step.md)."""
+"""With up to this many numbers in the tokens of a batch one thread is faster (benchmarks/results.md)."""
 
 
 class CPUThreads(Callback):

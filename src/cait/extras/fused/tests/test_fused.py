@@ -289,4 +289,4 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here(name: str, N: int) -> No
     found = compiled(name, 8, N)
     assert found["shared"] < 48 * 2**10  # so that several programs share a processor, on any GPU
     assert found["stack"] == 0  # nothing is spilled
-    assert found["instructions"] > 0
+    assert found["registers"] > 0

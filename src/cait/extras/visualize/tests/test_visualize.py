@@ -25,7 +25,6 @@ from harness import NO_TEXT, REPO, SMALL, python, save_mixed, slow
 from matplotlib.axes import Axes
 from PIL import Image, ImageDraw
 from safetensors.torch import save_file
-from saliency import share, spread
 from sklearn.metrics import confusion_matrix
 from timm.data import ImageNetInfo, create_transform
 from torch.utils.data import DataLoader, TensorDataset
@@ -622,14 +621,6 @@ def test_help_waits_for_no_torch() -> None:
     done = python(code)
     assert done.returncode == 0, done.stderr
     assert "--self_attention BLOCK[,BLOCK]" in done.stdout
-
-
-def test_the_benchmark_tells_a_map_on_the_strokes_from_one_beside_them() -> None:
-    strokes = torch.zeros(3, 8, 8, dtype=torch.bool)
-    strokes[:, :4, :4] = True
-    weights = torch.zeros(3, 2, 2)
-    weights[0, 0, 0], weights[1, 1, 1], weights[2] = 1.0, 1.0, 0.25
-    assert share(spread(weights, 8), strokes).tolist() == [1.0, 0.0, 0.25]
 
 
 def test_a_strangers_run_names_no_code(trained: Path, capfd: Capture) -> None:
