@@ -1,4 +1,4 @@
-"""Talking-heads attention as a PyTorch operator: cuBLAS's products with `cait.extras.fused.kernels` between them.
+"""Talking-heads attention as a PyTorch operator: cuBLAS's products with `contrib.fused.kernels` between them.
 
 Shapes: B images, N tokens, h heads, k channels a head; a map is [B·h, N, columns]. The forward pass computes
 S = scale · Q Kᵀ as a batched product, turns S into A in place with one kernel, and computes
@@ -21,8 +21,8 @@ import torch
 import triton
 from torch import Tensor
 
-from cait.extras.fused import kernels
 from cait.model.recompute import heads_first, no_autocast, padded, scaled_product
+from contrib.fused import kernels
 
 
 class Tile(NamedTuple):

@@ -54,7 +54,7 @@ def test_the_kernels_under_the_interpreter(pytestconfig: pytest.Config) -> None:
 @pytest.fixture
 def tiles_as_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 16 rows, where the interpreter has more to be faster."""
-    from cait.extras.fused import attention
+    from contrib.fused import attention
 
     monkeypatch.setattr(attention, "ROWS", 16)
 
@@ -110,7 +110,7 @@ def test_no_less_exact_than_the_reference(heads: int, N: int, dtype: torch.dtype
 @pytest.mark.kernel
 @pytest.mark.parametrize(("heads", "N"), MODELS)
 def test_no_less_exact_at_the_models_own_shapes(heads: int, N: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cait.extras.fused import attention
+    from contrib.fused import attention
 
     if INTERPRETED:  # fewer programs and chunks, so less time
         monkeypatch.setattr(attention, "ROWS", 512)
@@ -130,7 +130,7 @@ def test_rows_that_no_tile_holds(dtype: torch.dtype) -> None:
 
 @runs
 def test_several_tiles_a_program(monkeypatch: pytest.MonkeyPatch, tiles_as_compiled: None) -> None:
-    from cait.extras.fused import attention
+    from contrib.fused import attention
 
     monkeypatch.setattr(attention, "PROGRAMS", 3)
     given = case(6, 13, torch.float32, k=8, batch=2)  # 13 tiles: 5, 5 and 3, the last of them by half
@@ -168,7 +168,7 @@ def test_any_width_and_any_layout(k: int) -> None:
 
 
 def fused_output(qkv: Tensor, given: list[Tensor]) -> Tensor:
-    from cait.extras.fused import attention
+    from contrib.fused import attention
 
     return attention.talking_heads(qkv, *given[1:5], qkv.shape[-1] ** -0.5)[0]
 
@@ -205,7 +205,7 @@ def test_no_image_at_all() -> None:
 @runs
 @pytest.mark.slow
 def test_the_operators_keep_pytorchs_rules() -> None:
-    from cait.extras.fused import attention
+    from contrib.fused import attention
 
     qkv, *parameters, d_out = case(1, 5, torch.float32, k=16)
     inputs = [tensor.requires_grad_() for tensor in (qkv, *parameters)]
@@ -275,8 +275,8 @@ def test_where_it_cannot_run_is_told(heads: int, k: int, dtype: torch.dtype, wor
 def test_without_triton_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """That all else runs without it, test_house has."""
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "cait.extras.fused.attention", raising=False)
-    monkeypatch.delattr("cait.extras.fused.attention", raising=False)
+    monkeypatch.delitem(sys.modules, "contrib.fused.attention", raising=False)
+    monkeypatch.delattr("contrib.fused.attention", raising=False)
     with pytest.raises(UserError, match="attention_backend fused needs Triton"):
         results(case(2, 5, torch.float32, 8), "fused")
 

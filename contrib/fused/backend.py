@@ -14,7 +14,7 @@ class Fused:
     def refusal(self, shape: Shape) -> str | None:
         """What the kernels need and do not have here, or None."""
         try:
-            from cait.extras.fused import attention
+            from contrib.fused import attention
         except ImportError as error:
             return f"Triton ({error})"
         return attention.refusal(torch.device(shape.device), shape.dtype, shape.heads)
@@ -22,6 +22,6 @@ class Fused:
     def __call__(
         self, qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
     ) -> Tensor:
-        from cait.extras.fused import attention
+        from contrib.fused import attention
 
         return attention.talking_heads(qkv, weight_l, bias_l, weight_w, bias_w, scale)[0]
