@@ -14,11 +14,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from cait.extras.exporting import example, export
-from cait.extras.inference import folded as folding
 from cait.model.cait import CaiT
 from cait.model.config import VARIANTS
 from cait.model.network import for_inference
 from cait.train.module import CaiTModule
+from contrib.inference import folded as folding
 
 BOTH = [False, True]
 SMALL = dict(img_size=32, num_classes=7)

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def fold(network: Any, portable: bool) -> Any:
-    """See `cait.extras.inference.folded.fold`."""
-    from cait.extras.inference.folded import fold
+    """See `contrib.inference.folded.fold`."""
+    from contrib.inference.folded import fold
 
     return fold(network, portable)
