@@ -37,8 +37,8 @@ from cait.data.loader import Loading
 from cait.data.reading import AS_SEEN, PUBLISHED, Reading, UnreadableImages, check_headers, load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError
-from cait.extras.shards import pixels
-from cait.extras.shards.writer import encoded
+from contrib.shards import pixels
+from contrib.shards.writer import encoded
 
 
 def test_digits_are_scikit_learns_every_one_once(digits_root: Path) -> None:

@@ -155,7 +155,7 @@ def test_archives_instead_of_folders_are_told(
 def test_a_source_that_can_verify_its_files_does(
     digits_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("cait.extras.shards")
+    pytest.importorskip("contrib.shards")
     pytest.importorskip("litdata")
     out = tmp_path / "shards"
     main(["shards", str(digits_root), str(out), "--images=400", "--workers=1"])

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cait.errors import UserError
-from cait.extras.shards.source import ShardSource
+from contrib.shards.source import ShardSource
 
 
 @dataclass(frozen=True)

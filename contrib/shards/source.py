@@ -19,9 +19,9 @@ import numpy as np
 from cait.data.folder import Splits
 from cait.errors import UserError
 from cait.extras.root_name import root_name
-from cait.extras.shards import INDEX, Shards
-from cait.extras.shards.bucket import Bucket, Piece, read_part
-from cait.extras.shards.pixels import Pixels
+from contrib.shards import INDEX, Shards
+from contrib.shards.bucket import Bucket, Piece, read_part
+from contrib.shards.pixels import Pixels
 
 TABLE = "images.npz"
 CACHE = "data/cache"

@@ -29,7 +29,7 @@ def shards(arguments: list[str], program: Program) -> None:
     from cait import cores
     from cait.data import source
     from cait.extras.root_name import root_name
-    from cait.extras.shards import writer
+    from contrib.shards import writer
 
     settings = {name: getattr(asked, name) for name in (*NAMES, "val_fraction", "download")}
     opened = (
@@ -49,7 +49,7 @@ def shards(arguments: list[str], program: Program) -> None:
 
 def _pixels(asked: Namespace) -> Any:
     """What the options say of the training images, a `Pixels`; None leaves them. Raises UserError."""
-    from cait.extras.shards.pixels import Pixels
+    from contrib.shards.pixels import Pixels
 
     if asked.quality is not None and (asked.raw or asked.max_side is None):
         raise UserError("--quality is for --max_side without --raw")

@@ -20,8 +20,8 @@ from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.source import open_source
 from cait.errors import UserError
-from cait.extras.shards import writer
-from cait.extras.shards.pixels import Pixels
+from contrib.shards import writer
+from contrib.shards.pixels import Pixels
 
 SIDE = 40
 XMP = b'<x:xmpmeta tiff:Orientation="6"></x:xmpmeta>'

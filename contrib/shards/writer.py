@@ -26,10 +26,10 @@ from cait.data.dataset import Samples
 from cait.data.reading import UnreadableImageError, open_bytes
 from cait.data.source import DataSource
 from cait.errors import UserError
-from cait.extras.shards import INDEX, PLAN
-from cait.extras.shards.pixels import Pixels, as_png
-from cait.extras.shards.source import TABLE, VERSION, chunk_name
 from cait.file_lock import file_lock
+from contrib.shards import INDEX, PLAN
+from contrib.shards.pixels import Pixels, as_png
+from contrib.shards.source import TABLE, VERSION, chunk_name
 
 SEED = 0
 """Seed of the order of training images in the chunks; each chunk is a random part of the set."""
@@ -236,7 +236,7 @@ def _finish(chunks: Chunks, split: str, names: list[bytes]) -> Record:
 
 
 def _table(records: list[Record], order: np.ndarray, names: list[bytes]) -> dict[str, Any]:
-    """The arrays of `cait.extras.shards.source.ShardSamples`, in the order of the source."""
+    """The arrays of `contrib.shards.source.ShardSamples`, in the order of the source."""
     places = np.empty(len(order), np.int32)
     places[order] = np.arange(len(order))
     table: dict[str, Any] = {

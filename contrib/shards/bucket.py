@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from cait import disk
 from cait.errors import UserError, one_line, to_install
-from cait.extras.shards import INDEX
 from cait.file_lock import file_lock
+from contrib.shards import INDEX
 
 ATTEMPTS_AT_FIRST, ATTEMPTS = 3, 8
 """How often a request is tried: at the start, where a wrong address is likely, and in a run, which survives a minute
@@ -57,7 +57,7 @@ def read_part(path: str | Path, start: int, size: int) -> bytes:
 
 
 class Bucket:
-    """Shards in a bucket, to be read like those in a `cait.extras.shards.source.Folder`.
+    """Shards in a bucket, to be read like those in a `contrib.shards.source.Folder`.
 
     All processes of a machine may share the cache, whatever they read. One of them fetches a missing chunk, verifies
     its checksum, removes the chunks used longest ago until there is room, and puts it there by a rename.

@@ -13,7 +13,7 @@ from cait.settings import check_at_least, check_choice, group
 
 VERBS = {
     "shards": Verb(
-        "cait.extras.shards.verb:shards",
+        "contrib.shards.verb:shards",
         "pack a data set into chunks, to train from a folder or S3: cait shards DIR OUT",
     )
 }
@@ -38,7 +38,7 @@ class Shards:
     """Largest size of the shards' cache, in 10⁹ bytes; the processes of a machine share it."""
     order: Literal["published", "windowed"] = "published"
     """"published" draws images from the whole set. "windowed" is for shards in a bucket that is larger than the cache:
-    it draws from `window` chunks at a time, see `cait.extras.shards.order.Windowed`."""
+    it draws from `window` chunks at a time, see `contrib.shards.order.Windowed`."""
     window: int = 8
     """Chunks that the "windowed" order draws from."""
 
@@ -50,7 +50,7 @@ class Shards:
 
 
 LEARNT = ("data.order",)
-DATA_SETTINGS = "cait.extras.shards:Shards"
+DATA_SETTINGS = "contrib.shards:Shards"
 
 
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:
@@ -67,7 +67,7 @@ def open_source(root: str, settings: Mapping[str, Any]) -> Any:
             raise UserError(f"the shards in {root} are not finished: give the same `cait shards` command again")
         return None
     from cait.data.folder import Splits
-    from cait.extras.shards.source import ShardSource
+    from contrib.shards.source import ShardSource
 
     return ShardSource(group(Splits, settings), group(Shards, settings))
 
@@ -82,6 +82,6 @@ def image_order(source: Any, settings: Mapping[str, Any]) -> Any:
         check(settings)
     if settings["order"] == "published" and "://" not in settings["root"]:
         return None
-    from cait.extras.shards.order import choose
+    from contrib.shards.order import choose
 
     return choose(source, settings)

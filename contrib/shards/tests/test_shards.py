@@ -32,11 +32,11 @@ from cait.data.reading import load_rgb
 from cait.data.sampler import TrainBatchSampler
 from cait.data.source import open_source
 from cait.errors import UserError
-from cait.extras.shards import Shards, bucket, writer
-from cait.extras.shards.bucket import Bucket, Piece
-from cait.extras.shards.order import Windowed
-from cait.extras.shards.source import ShardSamples, ShardSource
 from cait.file_lock import file_lock
+from contrib.shards import Shards, bucket, writer
+from contrib.shards.bucket import Bucket, Piece
+from contrib.shards.order import Windowed
+from contrib.shards.source import ShardSamples, ShardSource
 
 
 def module(root: Path | str, **settings: object) -> ImageNetDataModule:
