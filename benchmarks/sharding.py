@@ -26,7 +26,7 @@ from lightning.pytorch import Callback, Trainer
 from report import DEVICE, add
 from torch.utils.data import DataLoader
 
-from cait.extras.fsdp.strategy import FullyShardedStrategy
+from contrib.fsdp.strategy import FullyShardedStrategy
 
 WARM_UP = 5
 

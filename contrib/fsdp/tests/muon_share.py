@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import Optimizer
 
-from cait.extras.fsdp import sharded
-from cait.extras.fsdp.strategy import shard
 from cait.model.network import create_model
 from cait.train.module import whole_tensor
 from cait.train.optim import OptimizerSettings
+from contrib.fsdp import sharded
+from contrib.fsdp.strategy import shard
 
 STEPS = 4
 

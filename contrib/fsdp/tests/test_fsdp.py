@@ -22,12 +22,12 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from cait import ckpt, disk
 from cait.errors import UserError
-from cait.extras.fsdp import sharded
-from cait.extras.fsdp.strategy import FullyShardedStrategy
 from cait.guards import trainer_checks
 from cait.run import rundir
 from cait.run.checkpoints import DurableCheckpointIO, is_whole, newest_whole
 from cait.run.program import Program
+from contrib.fsdp import sharded
+from contrib.fsdp.strategy import FullyShardedStrategy
 
 FSDP = ["--trainer.devices=2", "--trainer.strategy=fsdp2"]
 RECIPE = [
@@ -237,7 +237,7 @@ def test_a_folder_that_somebody_still_reads_does_not_end_the_run(
 def test_consolidated_it_is_the_file_of_ddp(
     both: tuple[Path, list[dict]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cait.extras.fsdp.consolidate import consolidate
+    from contrib.fsdp.consolidate import consolidate
 
     monkeypatch.chdir(tmp_path)
     shutil.copytree(both[0] / "fsdp", tmp_path / "logs/sharded/checkpoints")

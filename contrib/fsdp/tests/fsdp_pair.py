@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from cait.errors import UserError
-from cait.extras.fsdp.strategy import FullyShardedStrategy
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
 from cait.train.ema import EMA
 from cait.train.step_seed import StepSeed
+from contrib.fsdp.strategy import FullyShardedStrategy
 
 RANK = int(os.environ["LOCAL_RANK"])
 BATCHES = 25

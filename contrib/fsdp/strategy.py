@@ -20,10 +20,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cait import ckpt, disk
 from cait.errors import UserError, one_line
-from cait.extras.fsdp import sharded
 from cait.model import network as networks
 from cait.model.config import VARIANTS
 from cait.run.checkpoints import DurableCheckpointIO
+from contrib.fsdp import sharded
 
 if TYPE_CHECKING:
     from cait.train.module import CaiTModule

@@ -4,9 +4,9 @@ from cait.plugins import Verb
 
 VERBS = {
     "consolidate": Verb(
-        "cait.extras.fsdp.consolidate:consolidate",
+        "contrib.fsdp.consolidate:consolidate",
         "write a sharded checkpoint as one file: cait consolidate NAME [--checkpoint best|last]",
     )
 }
-STRATEGIES = {"fsdp2": "cait.extras.fsdp.strategy:FullyShardedStrategy"}
-CHECKPOINT_FOLDERS = "cait.extras.fsdp.sharded"
+STRATEGIES = {"fsdp2": "contrib.fsdp.strategy:FullyShardedStrategy"}
+CHECKPOINT_FOLDERS = "contrib.fsdp.sharded"
