@@ -26,8 +26,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from report import DIGITS, add
 from torch.utils.data import DataLoader
 
-from cait.extras.monitor.callback import Monitor
 from cait.train.module import CaiTModule
+from contrib.monitor.callback import Monitor
 
 EVERY = 50
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-CALLBACK_SETTINGS = {"monitor": "cait.extras.monitor.callback:Monitor"}
+CALLBACK_SETTINGS = {"monitor": "contrib.monitor.callback:Monitor"}
 FILE = "monitor.csv"
 """In the folder of a run; its columns are step, layer, part, name and value."""
 
 
 def figures(folder: Path) -> dict[str, Any]:
     """Heat maps of the measured layers of a run."""
-    from cait.extras.monitor.heat_maps import draw
+    from contrib.monitor.heat_maps import draw
 
     return draw(folder)

@@ -24,12 +24,12 @@ from torch.utils._pytree import tree_leaves
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
-from cait.extras.monitor import branches as branches_module
-from cait.extras.monitor.callback import Monitor
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.model.cait import CaiT
 from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
+from contrib.monitor import branches as branches_module
+from contrib.monitor.callback import Monitor
 
 Figures = dict[tuple[int, str, str], float]
 

@@ -9,8 +9,8 @@ import pytest
 from matplotlib.collections import QuadMesh
 
 from cait.errors import UserError
-from cait.extras.monitor import figures
-from cait.extras.monitor.heat_maps import MAPS, MODULES, draw_map, read
+from contrib.monitor import figures
+from contrib.monitor.heat_maps import MAPS, MODULES, draw_map, read
 
 PARTS = ("sa", "ffn", "ca", "ca_ffn")
 STEPS = (2, 5, 8, 11, 14, 17)

@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from cait import disk
 from cait.errors import UserError
-from cait.extras.monitor import FILE, branches
 from cait.train.module import CaiTModule, whole_tensor
+from contrib.monitor import FILE, branches
 
 HEADER = "step,layer,part,name,value\n"
 QUANTILES = {"gamma_min": 0.0, "gamma_q25": 0.25, "gamma_median": 0.5, "gamma_q75": 0.75, "gamma_max": 1.0}
@@ -29,7 +29,7 @@ class Monitor(Callback):
 
     README.md says what each figure is. The gradient is that of the whole step: averaged over the processes, without the
     scale of mixed precision, before clipping. What the branches do comes from a forward pass of their own before the
-    step, see `cait.extras.monitor.branches.measure`. A figure that is not finite is left out, such as the cosine in a
+    step, see `contrib.monitor.branches.measure`. A figure that is not finite is left out, such as the cosine in a
     step whose gradient is 0.
 
     Args:

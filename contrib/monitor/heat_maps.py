@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from cait.errors import UserError
 from cait.extras import curves
-from cait.extras.monitor import FILE
 from cait.extras.plots import panels
+from contrib.monitor import FILE
 
 MODULES = "(modules)"
 """Stands for the part if the network is not CaiT: each of its modules is a layer."""
