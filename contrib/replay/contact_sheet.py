@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from cait import disk
 from cait.data.transforms import Preprocessing
 from cait.extras import plots
-from cait.extras.replay.training_batches import Batch, SeenImage
+from contrib.replay.training_batches import Batch, SeenImage
 
 COLUMNS, ROWS = 8, 8
 """Cells of a sheet."""

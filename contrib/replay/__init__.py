@@ -4,7 +4,7 @@ from cait.plugins import Verb
 
 VERBS = {
     "replay": Verb(
-        "cait.extras.replay.verb:replay",
+        "contrib.replay.verb:replay",
         "show the images, loss and gradients of past steps, to the bit:\n"
         "cait replay NAME --step N [--count K] [--data-only] [--output DIR]",
     )

@@ -25,10 +25,10 @@ from cait import plugins
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
-from cait.extras.replay import contact_sheet
-from cait.extras.replay.contact_sheet import Cell
-from cait.extras.replay.step_record import StepRecord
-from cait.extras.replay.training_batches import TrainingBatches
+from contrib.replay import contact_sheet
+from contrib.replay.contact_sheet import Cell
+from contrib.replay.step_record import StepRecord
+from contrib.replay.training_batches import TrainingBatches
 
 SETTINGS = dict(
     img_size=8,

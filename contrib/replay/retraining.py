@@ -20,11 +20,11 @@ from cait import disk, plugins
 from cait.cli.lightning import CaiTCLI, _listed
 from cait.errors import UserError, console
 from cait.extras import curves
-from cait.extras.replay import contact_sheet
-from cait.extras.replay.step_record import KeptRows, StepRecord
-from cait.extras.replay.training_batches import TrainingBatches
 from cait.guards.nonfinite import NonFiniteGuard, UnreadableReport
 from cait.train.step_seed import StepSeed
+from contrib.replay import contact_sheet
+from contrib.replay.step_record import KeptRows, StepRecord
+from contrib.replay.training_batches import TrainingBatches
 
 NEVER = 2**31
 """Skipped steps in a row that would end the replay."""

@@ -114,8 +114,8 @@ def _duplicate(path: Any, copy: Any) -> None:
 
 
 def _run(asked: Namespace, settings: list[str], given: list[str], trusted: bool, program: Program) -> None:
-    from cait.extras.replay.retraining import ReplayCLI
     from cait.guards import trust
+    from contrib.replay.retraining import ReplayCLI
 
     with trust.only_known(settings, given, trusted, builds=not asked.data_only) as configs:
         ReplayCLI(asked, ["fit", *settings], program, configs)
