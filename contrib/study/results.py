@@ -12,8 +12,8 @@ from pathlib import Path
 from cait import disk
 from cait.errors import UserError, one_line
 from cait.extras import curves
-from cait.extras.study.grid import StudyRun, published
 from cait.run import rundir
+from contrib.study.grid import StudyRun, published
 
 RESULT = "result.json"
 """File in the folder of each run: its settings and what it reached."""

@@ -4,7 +4,7 @@ from cait.plugins import Verb
 
 VERBS = {
     "study": Verb(
-        "cait.extras.study.verb:study",
+        "contrib.study.verb:study",
         "train LayerScale and its rivals at several depths: cait study [--size full]",
     )
 }

@@ -22,12 +22,12 @@ from cait import plugins
 from cait.cli import main
 from cait.errors import UserError
 from cait.extras.runner import Runner
-from cait.extras.study import report
-from cait.extras.study.grid import GRID, Grid, published
-from cait.extras.study.results import Result, Table
-from cait.extras.study.verb import StudyRuns
 from cait.model.config import variant_config
 from cait.run.program import Program
+from contrib.study import report
+from contrib.study.grid import GRID, Grid, published
+from contrib.study.results import Result, Table
+from contrib.study.verb import StudyRuns
 
 FULL = Grid(size="full")
 TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=3", "--trainer.limit_val_batches=1"]

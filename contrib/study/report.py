@@ -10,7 +10,7 @@ from pathlib import Path
 from cait import disk
 from cait.errors import UserError
 from cait.extras.curves import csv_rows
-from cait.extras.study.results import Result, Table
+from contrib.study.results import Result, Table
 
 MONITOR = "monitor.csv"
 """File in the folder of a run that measured its layers, with the columns step, layer, part, name and value."""

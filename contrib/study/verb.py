@@ -16,11 +16,11 @@ from cait import cores, disk
 from cait.cli.options import Options
 from cait.errors import UserError, console
 from cait.extras.runner import OUTPUT, Runner, failure
-from cait.extras.study import report
-from cait.extras.study.grid import GRID, Grid, StudyRun
-from cait.extras.study.results import Result, read_result, result_of, write_result
 from cait.run import rundir
 from cait.run.program import Program
+from contrib.study import report
+from contrib.study.grid import GRID, Grid, StudyRun
+from contrib.study.results import Result, read_result, result_of, write_result
 
 DESCRIPTION = """\
 Train CaiT and the rivals of LayerScale at several depths, and show whether depth pays. The
