@@ -4,7 +4,7 @@ from cait.plugins import Verb
 
 VERBS = {
     "demo": Verb(
-        "cait.extras.demo.verb:demo",
+        "contrib.demo.verb:demo",
         "write a page that runs a run's network in the browser:\n"
         "cait demo NAME [--quantize] [--samples N] [--space] [--output DIR] [--runtime FILE.tgz|DIR]",
     )

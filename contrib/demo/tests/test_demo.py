@@ -38,8 +38,8 @@ from cait.cli import main
 from cait.data.reading import Reading, load_rgb
 from cait.data.transforms import INTERPOLATIONS, NormalizeAndErase, Preprocessing
 from cait.errors import UserError
-from cait.extras.demo import verb, web_runtime
 from cait.settings import values
+from contrib.demo import verb, web_runtime
 
 PIXELS = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 JAVASCRIPT = """

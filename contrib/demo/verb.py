@@ -17,9 +17,9 @@ from cait import disk
 from cait.cli import loading
 from cait.cli.options import Options, run_missing
 from cait.errors import UserError
-from cait.extras.demo import space, web_runtime
 from cait.run.program import Program
 from cait.settings import values
+from contrib.demo import space, web_runtime
 
 PAGE = Path(__file__).parent / "page"
 MODEL, SETTINGS, SAMPLES = "model.onnx", "model.json", "sample-images"
@@ -90,9 +90,9 @@ def _options() -> Options:
 
 def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> Facts:
     """Write the network as ONNX; returns facts about it for the page."""
-    from cait.extras.demo.saliency import WithSaliency
     from cait.extras.exporting import export
     from cait.model.network import input_shape
+    from contrib.demo.saliency import WithSaliency
 
     shape, path = input_shape(loaded.module.hparams), folder / MODEL
     settings = values(loaded.data.preprocessing) | loaded.task.metadata()
