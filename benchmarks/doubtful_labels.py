@@ -23,7 +23,7 @@ import numpy as np
 from report import REPO, show, stamp
 
 from cait.data.source import open_source
-from cait.extras.annotations import doubt
+from contrib.crossval import doubt
 
 CLEANLAB = ("confident_learning", "prune_by_noise_rate")
 """Ways of cleanlab's `find_label_issues`; the second is its default."""

@@ -13,8 +13,7 @@ import numpy as np
 
 from cait.data.reading import load_rgb
 from cait.extras import page
-from cait.extras.annotations import doubt
-from cait.extras.annotations.table import PARTING
+from contrib.crossval import doubt
 
 PAGE = "doubtful.html"
 """File in the folder of a cross-validation."""
@@ -49,7 +48,7 @@ def write(folder: Path, rows: Sequence[doubt.Row], images: int, data: Any) -> No
 
 
 def _words(label: str) -> str:
-    return "no class" if label == PARTING else label
+    return "no class" if label == doubt.PARTING else label
 
 
 def _pixels(data: Any, path: str) -> np.ndarray:

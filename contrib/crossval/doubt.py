@@ -10,10 +10,11 @@ import numpy as np
 
 from cait import disk
 from cait.cli import loading
-from cait.extras.annotations.table import PARTING
 from cait.run import rundir
 from cait.run.program import Program
 
+PARTING = ";"
+"""Parts the classes of an image, as in the tables of --data.labels."""
 DOUBTFUL = "labels.csv"
 """File in the folder of a cross-validation: all images, the doubtful ones first."""
 OUT_OF_FOLD = "out_of_fold.npz"
