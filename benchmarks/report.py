@@ -8,6 +8,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 REPO = Path(__file__).resolve().parent.parent
+sys.path.append(str(REPO))  # for contrib
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DIGITS = dict(embed_dim=96, depth=6, num_heads=2, patch_size=4)
 """The network of configs/digits.yaml."""

@@ -22,6 +22,7 @@ from cait import plugins
 
 SOURCE = REPO / "src" / "cait"
 EXTRAS = sorted(path.parent.name for path in (SOURCE / "extras").glob("*/__init__.py"))
+CONTRIB = sorted(path.parent.name for path in REPO.glob("contrib/*/__init__.py"))
 CORE = [
     path
     for path in SOURCE.rglob("*.py")
@@ -79,7 +80,7 @@ def words_of(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", EXTRAS)
+@pytest.mark.parametrize("name", EXTRAS + CONTRIB)
 def test_the_core_does_not_name_it(name: str) -> None:
     extra = plugins.extras()[name]
     names = {name, *getattr(extra, "VERBS", {}), *getattr(extra, "CALLBACK_SETTINGS", {})}
@@ -88,9 +89,9 @@ def test_the_core_does_not_name_it(name: str) -> None:
     for path in CORE:
         assert not (names & words_of(path)) - OTHERS.keys(), f"{path} names the extra {name}"
         assert f"extras.{name}" not in path.read_text(), f"{path} names the extra {name}"
-        assert f"extras/{name}" not in path.read_text(), f"{path} names the extra {name}"
+        assert not re.search(rf"(extras|contrib)/{name}\b", path.read_text()), f"{path} names the extra {name}"
     makefile = (REPO / "Makefile").read_text()
-    assert not re.search(rf"^{name}:|extras/{name}\b|cait {name}\b", makefile, re.M)
+    assert not re.search(rf"^{name}:|(extras|contrib)/{name}\b|cait {name}\b", makefile, re.M)
 
 
 @pytest.fixture

@@ -513,7 +513,7 @@ OUTPUTS = {
 """Verbs with --output."""
 
 
-@pytest.mark.parametrize("verb", OUTPUTS)
+@pytest.mark.parametrize("verb", [verb for verb in OUTPUTS if verb in VERBS])
 def test_an_output_that_cannot_be_is_refused_at_once(
     verb: str, bad: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:

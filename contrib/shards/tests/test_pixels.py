@@ -18,10 +18,12 @@ from PIL import ExifTags, Image, ImageOps
 
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
+from cait.data.listing import Files
+from cait.data.reading import AS_SEEN, PUBLISHED, Reading, load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError
 from contrib.shards import writer
-from contrib.shards.pixels import Pixels
+from contrib.shards.pixels import Pixels, as_png
 
 SIDE = 40
 XMP = b'<x:xmpmeta tiff:Orientation="6"></x:xmpmeta>'
@@ -211,3 +213,24 @@ def test_options_that_cannot_be_are_told(
     assert stop.value.code == 2
     assert words in (said := capsys.readouterr().err)
     assert said.count("\n") == 1
+
+
+def test_decoded_images_keep_their_alpha_channel_and_orientation_in_shards(photographs: list[Image.Image]) -> None:
+    art = photographs[0].resize((40, 30)).convert("RGBA")
+    art.putalpha(Image.linear_gradient("L").resize(art.size))
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 8
+    file = BytesIO()
+    art.save(file, "WEBP", lossless=True, exact=True, exif=turned)
+    kept = as_png(Image.open(file), "it")
+    assert kept.startswith(b"\x89PNG")
+    for reading in (AS_SEEN, PUBLISHED, Reading(background="red")):
+        assert load_rgb(BytesIO(kept), "it", reading).tobytes() == load_rgb(file, "it", reading).tobytes()
+        file.seek(0)
+
+
+def test_an_image_that_cannot_be_read_is_refused_by_name_as_pixels_too(tmp_path: Path) -> None:
+    path = tmp_path / "x.png"
+    Image.new("RGB", (16, 16)).save(path, "TGA")
+    with pytest.raises(UserError, match="cannot read the image"):
+        load_rgb(BytesIO(writer.encoded(Files([(str(path), 0)]), 0, Pixels(raw=True))[0]), str(path))

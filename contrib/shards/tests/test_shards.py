@@ -733,3 +733,33 @@ def test_a_worker_does_not_copy_what_is_known_of_the_images(tmp_path: Path) -> N
     os.waitpid(child, 0)
     assert int(os.read(read_end, 100)) < 4_000_000  # as a list of tuples 20 million
     assert samples.name(99_999) == "root/train/n00000333/n00099999.JPEG"
+
+
+def checked(root: Path, *options: str) -> int:
+    """The exit status of a look at the data."""
+    try:
+        main(["imagenet-check", str(root), *options])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_a_source_that_can_verify_its_files_does(
+    digits_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("cait.extras.datacheck")
+    pytest.importorskip("litdata")
+    out = tmp_path / "shards"
+    main(["shards", str(digits_root), str(out), "--images=400", "--workers=1"])
+    capsys.readouterr()
+    assert checked(out, "--images", "20") == 0
+    said = capsys.readouterr().out
+    assert f"{out}/train: 4 chunk(s), checksums compared" in said
+    assert "10 classes, 1,437 training and 360 validation images\ndecoded 20 images" in said
+    chunk = out / "train/chunk-0-2.bin"
+    chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
+    assert checked(out) == 2
+    assert f"wrong: {chunk} is damaged" in capsys.readouterr().out
+    (out / "shards.json").rename(out / ".plan.json")
+    assert checked(out) == 2
+    assert "are not finished" in capsys.readouterr().err
