@@ -8,7 +8,6 @@ import math
 import os
 import shlex
 import shutil
-from ipaddress import ip_address
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +18,7 @@ from cait.cli.options import Options, run_missing
 from cait.errors import UserError
 from cait.run.program import Program
 from cait.settings import values
-from contrib.demo import space, web_runtime
+from contrib.demo import web_runtime
 
 PAGE = Path(__file__).parent / "page"
 MODEL, SETTINGS, SAMPLES = "model.onnx", "model.json", "sample-images"
@@ -57,17 +56,12 @@ def demo(arguments: list[str], program: Program) -> None:
         facts = _facts(loaded, checkpoint, folder) | _write_network(loaded, Path(scratch), given.quantize)
         samples = _write_samples(loaded, Path(scratch), given.samples) if given.samples else []
         _write_page(loaded, Path(scratch), title, facts, runtime, samples)
-        if given.space and not (output / space.CARD).exists():
-            space.write(Path(scratch), title)
         output.mkdir(exist_ok=True)
         disk.remove(output / SAMPLES)  # those of an earlier page
         for file in Path(scratch).iterdir():  # files of other names stay in the folder
             os.replace(file, output / file.name)
-    if given.space:
-        print("as a Space of yours, after `hf auth login`:", *space.commands(output, title), sep="\n  ")
-    host = f"[{given.bind}]" if given.bind.version == 6 else given.bind
-    server = f"python -m http.server --bind {given.bind} --directory {shlex.quote(os.path.relpath(output))}"
-    print(f"open http://{host}:8000 after: {server}")
+    server = f"python -m http.server --bind 127.0.0.1 --directory {shlex.quote(os.path.relpath(output))}"
+    print(f"open http://127.0.0.1:8000 after: {server}")
     print(os.path.relpath(output / "index.html"))
 
 
@@ -78,10 +72,7 @@ def _options() -> Options:
     options.add_argument("--quantize", action="store_true", help="weights in 8 bits: a quarter of the size")
     copied = "validation images that are copied into the page, one of a class; default 10, 0 copies none"
     options.add_argument("--samples", type=int, default=10, metavar="N", help=copied)
-    options.add_argument("--space", action="store_true", help="write what a static Space of Hugging Face needs, too")
     options.add_weights()
-    reached = "the address in the command that serves the page; default 127.0.0.1, which only this machine reaches"
-    options.add_argument("--bind", type=ip_address, default="127.0.0.1", metavar="ADDRESS", help=reached)
     runtime = f"the package {web_runtime.PACKAGE}; default: npm fetches it once"
     options.add_argument("--runtime", type=Path, metavar="FILE.tgz|DIR", help=runtime)
     options.add_trust()

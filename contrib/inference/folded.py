@@ -1,14 +1,6 @@
 """A CaiT folded for inference: the same logits from fewer operations. It cannot be trained.
 
-| folded away                                  | into                                                          |
-|----------------------------------------------|---------------------------------------------------------------|
-| LayerScale and the scalar factors, γ         | the last linear layer of the branch                           |
-| scale and shift of a layer norm              | the linear layers that read it                                |
-| the scale of the scores                      | the queries' weights                                          |
-| Fixup's scalar biases                        | the biases of the linear layers beside them                   |
-| the bias of talking heads before the softmax | nothing: it is the same for a whole row, which cancels it     |
-| the bias of talking heads after the softmax  | the sum of the values: no map is touched                      |
-| the keys and values of class attention       | its query and its output: W_kᵀq meets the tokens themselves   |
+README.md has a table of what is folded away.
 
 On the CPU the linear layers are oneDNN's, with packed weights and GELU in the same pass, and attention takes one image
 at a time, whose maps stay in the cache.

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cait import disk
-from cait.errors import UserError
-from cait.extras.curves import csv_rows
+from cait.extras import plots
 from contrib.study.results import Result, Table
-
-MONITOR = "monitor.csv"
-"""File in the folder of a run that measured its layers, with the columns step, layer, part, name and value."""
-RunsByMethod = Mapping[str, Sequence[Path]]
-"""Folders of the runs of each method, one for each seed."""
-FIRST, LAST = 0, -1
-"""Indices of the steps that are shown, among the measured steps."""
 
 
 def write_csv(results: Sequence[Result], path: Path) -> None:
@@ -72,8 +62,6 @@ def _accuracy(table: Table, method: str, depth: int | None = None) -> str:
 
 def draw_depth(results: Sequence[Result], path: Path) -> None:
     """Accuracy against depth: mean over the seeds, spread as bars."""
-    from cait.extras import plots
-
     table = Table([result for result in results if not result.is_place])
     figure, ((axes,),) = plots.grid(1, 1, 6.5, 4)
     for place, method in enumerate(table.methods):
@@ -85,40 +73,3 @@ def draw_depth(results: Sequence[Result], path: Path) -> None:
     axes.set(xlabel="self-attention blocks", ylabel="top-1 on the validation set, %", xticks=table.depths)
     figure.legend(loc="outside right upper")
     plots.write(figure, path)
-
-
-def draw_layers(folders: RunsByMethod, path: Path, title: str) -> None:
-    """Means over the seeds by block: the gradient that arrives there at two steps, and the activations' scale."""
-    from cait.extras import plots
-
-    panels = [
-        ("gradient at the block's input, first measured step", "block", "input_grad_norm", FIRST),
-        ("the same, last measured step", "block", "input_grad_norm", LAST),
-        ("activations, root mean square, last step", "sa", "activation_rms", LAST),
-    ]
-    figure, axes = plots.grid(1, len(panels), 12, 3.8)
-    for panel, (words, part, name, step) in zip(axes[0], panels, strict=True):
-        for place, (method, runs) in enumerate(folders.items()):
-            means = _mean_by_layer(runs, part, name, step)
-            panel.semilogy(range(1, len(means) + 1), means, label=method, linestyle="-" if place < 8 else "--")
-        panel.set(xlabel="block", title=words)
-    figure.suptitle(title)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper")
-    plots.write(figure, path)
-
-
-def _mean_by_layer(runs: Sequence[Path], part: str, name: str, step: int) -> list[float]:
-    found = [by_layer(folder, part, name, step) for folder in runs]
-    return [statistics.mean(values) for values in zip(*filter(None, found), strict=True)]
-
-
-def by_layer(folder: Path, part: str, name: str, step: int) -> list[float]:
-    """A measured figure of each layer at the first (0) or the last (-1) measured step; [] if the run has none."""
-    try:
-        rows = [row for _, row in csv_rows(folder / MONITOR, "its layers were not measured")]
-    except UserError:
-        return []
-    found = [row for row in rows if (row["part"], row["name"]) == (part, name)]
-    values = {(int(row["step"]), int(row["layer"])): float(row["value"]) for row in found}
-    steps, layers = (sorted(set(each)) for each in zip(*values, strict=True)) if values else ([], [])
-    return [values.get((steps[step], layer), math.nan) for layer in layers]

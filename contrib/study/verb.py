@@ -126,19 +126,10 @@ def _train(runs: StudyRuns, missing: list[StudyRun]) -> dict[str, Result]:
 def _write(results: list[Result], runs: StudyRuns, data: str | None) -> list[Path]:
     """Write tables and figures; return their paths."""
     folder, place = runs.folder, data or "the embedded digits"
-    by_depth = [run for run in runs.grid.runs if not run.is_place]
-    deepest = max((run.depth for run in by_depth), default=0)
-    deep: dict[str, list[Path]] = {run.method: [] for run in by_depth}
-    for run in by_depth:
-        if run.depth == deepest:
-            deep[run.method].append(folder / run.name)
     written = [folder / "results.csv", folder / "study.md"]
     report.write_csv(results, written[0])
     report.write_report(results, written[1], f"Depth on {place}")
-    if by_depth:
+    if any(not run.is_place for run in runs.grid.runs):
         written.append(folder / "depth.png")
         report.draw_depth(results, written[-1])
-    if any((path / report.MONITOR).is_file() for paths in deep.values() for path in paths):
-        written.append(folder / "gradients.png")
-        report.draw_layers(deep, written[-1], f"{deepest} blocks on {place}")
     return written

@@ -25,7 +25,6 @@ from cait.errors import UserError
 from cait.guards import trainer_checks
 from cait.run import rundir
 from cait.run.checkpoints import DurableCheckpointIO, is_whole, newest_whole
-from cait.run.program import Program
 from contrib.fsdp import sharded
 from contrib.fsdp.strategy import FullyShardedStrategy
 
@@ -234,32 +233,6 @@ def test_a_folder_that_somebody_still_reads_does_not_end_the_run(
     assert [path.name for path in tmp_path.iterdir()] == ["best.ckpt"]
 
 
-def test_consolidated_it_is_the_file_of_ddp(
-    both: tuple[Path, list[dict]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from contrib.fsdp.consolidate import consolidate
-
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(both[0] / "fsdp", tmp_path / "logs/sharded/checkpoints")
-    shutil.copytree(both[0] / "ddp", tmp_path / "logs/plain/checkpoints")
-    consolidate(["sharded", "--checkpoint", "last"], Program())
-    written = Path(capsys.readouterr().out.strip())
-    assert written == Path("logs/sharded/consolidated/last.ckpt")
-    assert is_whole(written)
-    ours = torch.load(written, weights_only=True)
-    assert max(differences(ours, checkpoint(both[0], "ddp")).values()) <= 1e-6
-    assert max(differences(ours, checkpoint(both[0], "fsdp")).values()) == 0
-    for arguments, message in (
-        (["sharded"], "logs/sharded has no best.ckpt yet"),
-        (["plain", "--checkpoint", "last"], "logs/plain/checkpoints/last.ckpt is one file already"),
-    ):
-        with pytest.raises(UserError, match=message):
-            consolidate(arguments, Program())
-    next((tmp_path / "logs/sharded/checkpoints/last.ckpt").glob("__1_*")).unlink()
-    with pytest.raises(UserError, match=r"last.ckpt is damaged"):
-        consolidate(["sharded", "--checkpoint", "last"], Program())
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -410,8 +383,6 @@ def test_the_verbs_take_a_sharded_run(cait: Cait, tmp_path: Path, whole: Path) -
     sharded_scores = scored()
     assert sharded_scores[0] == pytest.approx(accuracy, abs=1e-4)
     assert scored(*one) == sharded_scores
-    assert cait("consolidate", "sharded").returncode == 0
-    assert scored(*one, "--ckpt_path=logs/sharded/consolidated/best.ckpt") == sharded_scores
     for verb in (
         ["export", "sharded", "--ema"],
         ["visualize", "sharded"],

@@ -548,60 +548,6 @@ def test_the_cache_stays_within_its_bound_whoever_shares_it(tmp_path: Path, s3: 
     assert 30_000 < held(cache) <= 45_000
 
 
-def churn(address: str, cache: Path, listed: list[Piece], seed: int) -> None:
-    """Keep many chunks, and note how often they are counted."""
-    place = Bucket(address, cache, 100_000)
-    place.folder = cache / "many"
-    count, counted = place._count, cache / f"counted-{seed}"
-
-    def noted(size: int) -> dict:
-        with counted.open("a") as file:
-            file.write("x")
-        return count(size)
-
-    place._count = noted  # type: ignore[method-assign]
-    for turn in range(80):
-        piece = listed[(seed * 100 + turn) % len(listed)]
-        data = bytes(piece.size)
-        path = place.folder / piece.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if turn % 3:
-            place._keep(data, path.with_name(f"chunk-{seed}-{turn}.bin"))
-        else:
-            place.read(piece, 17, 5)
-
-
-def test_chunks_are_counted_rarely_and_the_bound_holds(tmp_path: Path, s3: loopback.Requests) -> None:
-    listed = pieces(tmp_path / "shards", 200, 1000)
-    address, cache = loopback.upload(tmp_path / "shards", "many"), tmp_path / "cache"
-    children = [get_context("fork").Process(target=churn, args=(address, cache, listed, seed)) for seed in range(3)]
-    for child in children:
-        child.start()
-    while any(child.is_alive() for child in children):
-        assert held(cache) <= 100_000
-    assert [child.exitcode for child in children] == [0, 0, 0]
-    assert held(cache) > 80_000
-    counts = sum(len(path.read_text()) for path in cache.glob("counted-*"))
-    assert 0 < counts < 50  # for 160 chunks and more that were put there
-
-
-def test_a_count_that_is_old_or_lost_is_made_again(tmp_path: Path, s3: loopback.Requests) -> None:
-    listed = pieces(tmp_path / "shards", 6, 1000)
-    place = Bucket(loopback.upload(tmp_path / "shards", "few"), tmp_path / "cache", 3000)
-    place.folder = tmp_path / "cache/few"
-    place.read(listed[0], 0, 10)
-    for name in ("one", "two"):  # put there by hand
-        (place.folder / f"train/chunk-{name}.bin").write_bytes(bytes(1000))
-    count = place.cache_dir / bucket.COUNT
-    count.write_text(json.dumps(json.loads(count.read_text()) | {"time": time.time() - bucket.RECOUNT - 1}))
-    place.read(listed[1], 0, 10)
-    assert held(place.cache_dir) == 3000
-    for text in ("", "[]", "{"):
-        count.write_text(text)
-        place.read(listed[2], 0, 10)
-        (place.folder / listed[2].name).unlink()
-
-
 def test_what_a_killed_process_has_left_of_a_chunk_is_no_obstacle_to_it(tmp_path: Path, s3: loopback.Requests) -> None:
     listed = pieces(tmp_path / "shards", 1, 1000)
     place = Bucket(loopback.upload(tmp_path / "shards", "one"), tmp_path / "cache", 1500)

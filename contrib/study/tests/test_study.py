@@ -18,7 +18,6 @@ import pytest
 import yaml
 from harness import KIND, LIMIT, environment
 
-from cait import plugins
 from cait.cli import main
 from cait.errors import UserError
 from cait.extras.runner import Runner
@@ -113,18 +112,6 @@ def test_means_and_spreads_are_numpys(tmp_path: Path) -> None:
     assert "†" not in text.split("† a run")[0]
 
 
-def test_layers_are_read_at_the_first_and_the_last_measured_step(tmp_path: Path) -> None:
-    rows = ["9,1,block,input_grad_norm,0.5", "9,2,block,input_grad_norm,0.25", "9,1,sa,activation_rms,1.0"]
-    rows += ["19,2,block,input_grad_norm,4.0", "29,1,block,input_gr"]  # torn by a kill
-    (tmp_path / "monitor.csv").write_text("\n".join(["step,layer,part,name,value", *rows]))
-    assert report.by_layer(tmp_path, "block", "input_grad_norm", 0) == [0.5, 0.25]
-    missing, last = report.by_layer(tmp_path, "block", "input_grad_norm", -1)
-    assert math.isnan(missing)
-    assert last == 4.0
-    assert report.by_layer(tmp_path, "ca", "grad_norm", 0) == []
-    assert report.by_layer(tmp_path / "nowhere", "block", "input_grad_norm", 0) == []
-
-
 def test_a_failed_run_is_marked(tmp_path: Path) -> None:
     good, bad = results({("plain", 12): [61.0], ("plain", 24): [math.nan]})
     report.write_report([good, replace(bad, failed=True)], tmp_path / "study.md", "Depth")
@@ -143,13 +130,11 @@ def test_a_small_study_to_its_end(
     Path("data").mkdir()
     Path("data/digits").symlink_to(digits_root)
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-    measured = "monitor" in plugins.merged("CALLBACK_SETTINGS")
     command = ["study", f"--grid={grid_file}", "--size=one", *TINY]
-    command += ["--monitor.every_n_steps=1"] if measured else []
     main(command)
     shown = capfd.readouterr().out
     assert re.search(r"1 of 1  layerscale-6-seed0: \d+\.\d\d %", shown)
-    assert shown.splitlines()[-1] == f"logs/study/{'gradients' if measured else 'depth'}.png"
+    assert shown.splitlines()[-1] == "logs/study/depth.png"
     with Path("logs/study/results.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == ["layerscale"]
@@ -158,11 +143,6 @@ def test_a_small_study_to_its_end(
             last = [line for line in csv.DictReader(file) if line["val/acc1"]][-1]
         assert float(row["acc1"]) == float(last["val/acc1"])
     assert not list(Path("logs/study").rglob("*.ckpt"))
-    folder = Path("logs/study/layerscale-6-seed0")
-    if measured:
-        gradients = report.by_layer(folder, "block", "input_grad_norm", 0)
-        assert len(gradients) == 6
-        assert min(gradients) > 0
     assert {path.suffix for path in Path("logs/study").glob("*.*")} == {".csv", ".md", ".png"}
 
     before = {path: path.stat().st_mtime_ns for path in Path("logs/study").glob("*-seed0/*")}
