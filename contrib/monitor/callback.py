@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -94,7 +94,8 @@ class Monitor(Callback):
         scale = pl_module.gradient_scale(optimizer)
         self._before = []
         for part in self._parts:
-            gradient = _flat([_gradient(weight) for weight in part.parameters]) / scale
+            gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in part.parameters]
+            gradient = _flat(gradients) / scale
             self._before.append((part, gradient, _flat(part.parameters)))
             self._figures[part.layer, part.name, "grad_norm"] = self._norm(gradient)
             if part.gamma is not None:
@@ -135,14 +136,12 @@ class Monitor(Callback):
     def _measure_updates(self) -> None:
         for part, gradient, before in self._before:  # empty if a callback in front of this one skipped the step
             update = _flat(part.parameters).to(self._dtype) - before.to(self._dtype)
-            self._figures[part.layer, part.name, "update_cosine"] = self._cosine(-gradient, update)
+            cosine = -gradient.to(self._dtype) @ update / (self._norm(gradient) * self._norm(update))
+            self._figures[part.layer, part.name, "update_cosine"] = cosine
             self._figures[part.layer, part.name, "update_ratio"] = self._norm(update) / self._norm(before)
 
     def _norm(self, vector: Tensor) -> Tensor:
         return torch.linalg.vector_norm(vector, dtype=self._dtype)
-
-    def _cosine(self, a: Tensor, b: Tensor) -> Tensor:
-        return a.to(self._dtype) @ b.to(self._dtype) / (self._norm(a) * self._norm(b))
 
     def _write(self, trainer: Trainer) -> None:
         if self._path is None or not self._figures:
@@ -161,11 +160,6 @@ class Monitor(Callback):
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
     """A copy of all tensors in one vector. Sharded tensors are gathered, so all processes must call it together."""
     return torch.cat([whole_tensor(tensor.detach()).flatten() for tensor in tensors])
-
-
-def _gradient(weight: nn.Parameter) -> Tensor:
-    """The gradient of a weight; 0 if it is not trained."""
-    return torch.zeros_like(weight) if weight.grad is None else weight.grad
 
 
 def _keep_rows_before(path: Path, first_step: int) -> None:
