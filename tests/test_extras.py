@@ -19,6 +19,7 @@ from harness import LIMIT, REPO, environment, link_digits, slow, start
 from runs import wait_for_steps
 
 from cait import plugins
+from cait.errors import UserError
 
 SOURCE = REPO / "src" / "cait"
 EXTRAS = sorted(path.parent.name for path in (SOURCE / "extras").glob("*/__init__.py"))
@@ -61,6 +62,27 @@ def test_nothing_else_imports_it(name: str) -> None:
     for path in others:
         found = [module for module in imported(path) if f"{module}.".startswith(f"cait.extras.{name}.")]
         assert not found, f"{path} needs the extra {name}: {found}"
+
+
+def test_contrib_is_found_in_a_clone_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "contrib/mine").mkdir(parents=True)
+    (tmp_path / "contrib/mine/__init__.py").touch()
+    for place, found in (("src", [("mine", "contrib.mine")]), ("site-packages", [])):
+        monkeypatch.setattr(plugins, "FOLDER", tmp_path / place / "cait/extras")
+        assert plugins._contributed() == found
+    assert str(tmp_path) in sys.path
+    shutil.rmtree(tmp_path / "contrib")
+    monkeypatch.setattr(plugins, "FOLDER", tmp_path / "src/cait/extras")
+    assert plugins._contributed() == []
+    path = REPO / "contrib/__init__.py"
+    assert not path.exists() or {*CONTRIB} <= plugins.extras().keys()
+
+
+def test_two_extras_of_one_name_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = EXTRAS[0]
+    monkeypatch.setattr(plugins, "_contributed", lambda: [(name, f"contrib.{name}")])
+    with pytest.raises(UserError, match=f"two extras are called {name}: cait.extras.{name} and contrib.{name}"):
+        plugins.extras.__wrapped__()
 
 
 def words_of(path: Path) -> set[str]:
