@@ -44,10 +44,10 @@ eval: $(READY) ## Score the best checkpoint of the run RUN, or the row PAPER, on
 predict: $(READY) ## Classify IMAGES (files or folders) with the run RUN
 	$(call verb,predict,$(IMAGES))
 
--include src/cait/extras/*/make.mk
+-include src/cait/extras/*/make.mk contrib/*/make.mk
 
 # Every verb without a target of its own.
-VERBS := $(shell sed -n 's/^    "\([a-z-]*\)": Verb.*/\1/p' src/cait/cli/command.py src/cait/extras/*/__init__.py)
+VERBS := $(shell sed -n 's/^    "\([a-z-]*\)": Verb.*/\1/p' src/cait/cli/command.py $(wildcard src/cait/extras/*/__init__.py contrib/*/__init__.py))
 PLAIN := $(filter-out fit $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(MAKEFILE_LIST)),$(VERBS))
 .PHONY: $(PLAIN)
 $(PLAIN): $(READY)
@@ -61,13 +61,17 @@ tensorboard: $(READY) ## Show the curves of all runs in a browser
 test: $(READY) ## Run the tests of every part, in 9 to 15 minutes on 2 cores
 	@$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
+.PHONY: test-contrib
+test-contrib: $(READY) ## Run the tests of contrib/
+	@$(BIN)/python -m pytest contrib -n 3 --dist worksteal $(ARGS)
+
 .PHONY: test-all
 test-all: $(READY) ## Run all tests there are, each part whether another fails or not
 	@$(MAKE) --keep-going test-long test-two $(LONG_TESTS)
 
 .PHONY: test-long
 test-long: $(READY) ## Run the tests of every part and the longer ones
-	@$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not kernel' $(ARGS)
+	@$(BIN)/python -m pytest tests src/cait/extras $(wildcard contrib) -n 3 --dist worksteal -m 'not kernel' $(ARGS)
 
 .PHONY: test-two
 test-two: $(READY) ## Run the tests of the command line with every run on two processes

@@ -25,7 +25,7 @@ import torch
 from report import REPO, file_name
 
 SECONDS = 500
-FUSED = "src/cait/extras/fused/tests/test_fused.py"
+FUSED = "contrib/fused/tests/test_fused.py"
 TESTS = [FUSED, "tests/model/test_model.py", "tests/test_gpu.py"]
 BACKENDS = ["fused", "recompute", "reference"]
 

@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from cait.extras.fused import attention, kernels
-from cait.extras.fused.attention import Tile, Tiling
 from cait.model.attention import merge_heads
 from cait.model.recompute import heads_first, padded, scaled_product
 from cait.model.talking_heads import attend
+from contrib.fused import attention, kernels
+from contrib.fused.attention import Tile, Tiling
 
 SHAPES = ["8x196", "4x196", "8x576", "4x576"]
 """Heads × tokens of S-24 and XXS-24, at 224 and at 384."""

@@ -8,6 +8,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 REPO = Path(__file__).resolve().parent.parent
+sys.path.append(str(REPO))  # for contrib
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -105,13 +107,13 @@ def use_tilings(path: Path | None) -> None:
     """Have the fused attention take the tiles that `kernel.py --tune` found."""
     if path is None:
         return
-    from cait.extras.fused import attention
+    from contrib.fused import attention
 
     for (capability, *rest), tiles in json.loads(path.read_text()):
         attention.TILINGS[(tuple(capability), *rest)] = attention.Tiling(*(attention.Tile(*tile) for tile in tiles))
 
 
 def write_tilings(path: Path) -> None:
-    from cait.extras.fused import attention
+    from contrib.fused import attention
 
     path.write_text(json.dumps(list(attention.TILINGS.items()), indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Run the commands of README.md, docs/ and the extras' pages in a scratch copy of the working tree: `make docs-check`.
+"""Run the commands of README.md, docs/, extras and contrib in a scratch copy of the working tree: `make docs-check`.
 
 A fenced block of `bash` holds commands. The words after `bash`, which GitHub does not show, say more:
 
@@ -58,8 +58,8 @@ class Block(NamedTuple):
 
 
 def pages() -> list[Path]:
-    """The pages whose commands are run, those of the extras last: each extra's is the README.md in its folder."""
-    folders = [REPO / "docs", *sorted((REPO / "src/cait/extras").iterdir())]
+    """The pages whose commands are run, those of extras and contrib last: each one's is the README.md in its folder."""
+    folders = [REPO / "docs", *sorted((REPO / "src/cait/extras").iterdir()), *sorted(REPO.glob("contrib/*"))]
     return [REPO / "README.md", *(page for folder in folders for page in sorted(folder.glob("*.md")))]
 
 

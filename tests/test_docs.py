@@ -13,7 +13,7 @@ spec = importlib.util.spec_from_file_location("check", REPO / "docs" / "check.py
 check = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(check)
 PAGES = sorted({*REPO.glob("*.md"), *check.pages()})
-EXTRAS = REPO / "src/cait/extras"
+EXTRAS, CONTRIB = REPO / "src/cait/extras", REPO / "contrib"
 OF_A_MACHINE = re.compile(r"(?<![\w.:/])/(?!/)[\w.-]+/|\\\\Users")
 """A path from the root, as no output may have it."""
 
@@ -26,9 +26,10 @@ def anchors(text: str) -> set[str]:
 
 
 def is_of_a_removed_extra(target: Path) -> bool:
-    """Whether a link leads into a folder of cait/extras that is not there: any of them may be removed."""
+    """Whether a link leads into a folder of cait/extras or contrib that is not there: any of them may be removed."""
     path = Path(os.path.normpath(target))
-    return path.is_relative_to(EXTRAS) and not (EXTRAS / path.relative_to(EXTRAS).parts[0]).exists()
+    places = [place for place in (EXTRAS, CONTRIB) if path.is_relative_to(place)]
+    return any(not (place / path.relative_to(place).parts[0]).exists() for place in places)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))

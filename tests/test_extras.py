@@ -19,9 +19,11 @@ from harness import LIMIT, REPO, environment, link_digits, slow, start
 from runs import wait_for_steps
 
 from cait import plugins
+from cait.errors import UserError
 
 SOURCE = REPO / "src" / "cait"
 EXTRAS = sorted(path.parent.name for path in (SOURCE / "extras").glob("*/__init__.py"))
+CONTRIB = sorted(path.parent.name for path in REPO.glob("contrib/*/__init__.py"))
 CORE = [
     path
     for path in SOURCE.rglob("*.py")
@@ -63,6 +65,27 @@ def test_nothing_else_imports_it(name: str) -> None:
         assert not found, f"{path} needs the extra {name}: {found}"
 
 
+def test_contrib_is_found_in_a_clone_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "contrib/mine").mkdir(parents=True)
+    (tmp_path / "contrib/mine/__init__.py").touch()
+    for place, found in (("src", [("mine", "contrib.mine")]), ("site-packages", [])):
+        monkeypatch.setattr(plugins, "FOLDER", tmp_path / place / "cait/extras")
+        assert plugins._contributed() == found
+    assert str(tmp_path) in sys.path
+    shutil.rmtree(tmp_path / "contrib")
+    monkeypatch.setattr(plugins, "FOLDER", tmp_path / "src/cait/extras")
+    assert plugins._contributed() == []
+    path = REPO / "contrib/__init__.py"
+    assert not path.exists() or {*CONTRIB} <= plugins.extras().keys()
+
+
+def test_two_extras_of_one_name_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = EXTRAS[0]
+    monkeypatch.setattr(plugins, "_contributed", lambda: [(name, f"contrib.{name}")])
+    with pytest.raises(UserError, match=f"two extras are called {name}: cait.extras.{name} and contrib.{name}"):
+        plugins.extras.__wrapped__()
+
+
 def words_of(path: Path) -> set[str]:
     """The strings of a file, without docstrings, whole and by words."""
     text = path.read_text()
@@ -80,7 +103,7 @@ def words_of(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", EXTRAS)
+@pytest.mark.parametrize("name", EXTRAS + CONTRIB)
 def test_the_core_does_not_name_it(name: str) -> None:
     extra = plugins.extras()[name]
     names = {name, *getattr(extra, "VERBS", {}), *getattr(extra, "CALLBACK_SETTINGS", {})}
@@ -89,9 +112,9 @@ def test_the_core_does_not_name_it(name: str) -> None:
     for path in CORE:
         assert not (names & words_of(path)) - OTHERS.keys(), f"{path} names the extra {name}"
         assert f"extras.{name}" not in path.read_text(), f"{path} names the extra {name}"
-        assert f"extras/{name}" not in path.read_text(), f"{path} names the extra {name}"
+        assert not re.search(rf"(extras|contrib)/{name}\b", path.read_text()), f"{path} names the extra {name}"
     makefile = (REPO / "Makefile").read_text()
-    assert not re.search(rf"^{name}:|extras/{name}\b|cait {name}\b", makefile, re.M)
+    assert not re.search(rf"^{name}:|(extras|contrib)/{name}\b|cait {name}\b", makefile, re.M)
 
 
 @pytest.fixture

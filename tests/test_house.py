@@ -13,6 +13,8 @@ GROUND = "below"
 """What lies in no room: every room may import it."""
 SOURCE = REPO / "src" / "cait"
 FILES = [path for path in SOURCE.rglob("*.py") if "tests" not in path.relative_to(SOURCE).parts]
+CONTRIB = [path for path in (REPO / "contrib").rglob("*.py") if path.parent.name != "tests"]
+"""Parts for few; they may be removed."""
 
 
 def room(name: str) -> str:
@@ -44,6 +46,18 @@ def test_imports_point_down() -> None:
             assert not (path.name == "module.py" and room(name) == "data"), f"{path} imports the data"
             assert not (here == "data" and room(name) == "model"), f"{path} imports the model"
     assert seen > 100
+
+
+def test_contrib_imports_the_package_and_never_the_other_way() -> None:
+    """Nor one of its folders another, nor an extra: what several share are files beside the extras."""
+    names = {path.name for path in (SOURCE / "extras").iterdir() if path.is_dir()}
+    for path in FILES:
+        assert not re.search(r"\bcontrib\.\w|\bimport contrib\b|from contrib\b", path.read_text()), path
+    for path in CONTRIB:
+        extras = {name.split(".")[2] for name in imports(path) if name.startswith("cait.extras.")}
+        assert not extras & names, f"{path} needs the extra {extras & names}"
+        others = {*re.findall(r"contrib\.(\w+)", path.read_text())} - {path.parent.name}
+        assert not others, f"{path} needs {others}"
 
 
 def test_files_of_the_core_have_names_of_their_own() -> None:
@@ -100,23 +114,20 @@ ELSEWHERE = {
     "yaml_reader.py": "the reader of YAML",
     "ckpt.py": "torch's reader, after `open_file`",
     "model/weights.py": "torch's and safetensors' readers, after `open_file`",
-    "extras/fsdp/sharded.py": "torch's reader, after `check_inside`",
+    "contrib/fsdp/sharded.py": "torch's reader, after `check_inside`",
     "extras/page.py": "the page's template",
     "extras/paper/cost.py": "the package's table",
-    "extras/short_help/text.py": "the package's source",
-    "extras/first_look/names.py": "the package's source",
     "extras/recipe/duration.py": "what the kernel says",
     "extras/recipe/trial.py": "what the kernel says",
-    "extras/fused/measure.py": "a cache of the account's own",
-    "extras/demo/web_runtime.py": "a package that npm has fetched",
+    "contrib/demo/web_runtime.py": "a package that npm has fetched",
     "extras/runner.py": "what the run's process prints, appended",
     "extras/sweep/workers.py": "its own locks",
-    "extras/monitor/callback.py": "rows, appended to a run that is locked",
+    "contrib/monitor/callback.py": "rows, appended to a run that is locked",
     "data/reading.py": "images",
     "extras/catalog/sets.py": "a data set",
-    "extras/shards/bucket.py": "shards of a data set",
-    "extras/shards/source.py": "shards of a data set",
-    "extras/shards/writer.py": "shards of a data set",
+    "contrib/shards/bucket.py": "shards of a data set",
+    "contrib/shards/source.py": "shards of a data set",
+    "contrib/shards/writer.py": "shards of a data set",
 }
 """Files that open others themselves, and what these are: none is a run's file that is read."""
 OPENS = {"open", "read_text", "read_bytes", "safe_load", "safe_load_all", "full_load", "read_csv"}
@@ -125,7 +136,7 @@ READERS = {"yaml", "json", "pickle", "np", "torch"}
 
 def opened(path: Path) -> list[str]:
     """The calls in a file that open or parse another, without those through `cait.disk` and `cait.yaml_reader`."""
-    found = []
+    found, root = [], SOURCE if path in FILES else REPO
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):
             continue
@@ -138,13 +149,14 @@ def opened(path: Path) -> list[str]:
         reads |= (name in ("load", "compose") and holder in READERS) or name == "load_file"
         call = ast.unparse(node)
         if reads and not any(word in call for word in ("O_WRONLY", "os.devnull", "'wb'")):
-            found.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {call}")
+            found.append(f"{path.relative_to(root)}:{node.lineno}: {call}")
     return found
 
 
 def test_one_opener_reads_all_files_of_runs() -> None:
     """`cait.disk.open_file`: a regular file of a bounded size. Take it, or give a reason in `ELSEWHERE`."""
     found = {str(path.relative_to(SOURCE)): opened(path) for path in FILES if path.name != "disk.py"}
+    found |= {str(path.relative_to(REPO)): opened(path) for path in CONTRIB}
     assert [line for name, lines in found.items() if name not in ELSEWHERE for line in lines if lines] == []
     assert [name for name in ELSEWHERE if name in found and not found[name]] == []
 
@@ -153,17 +165,18 @@ def test_one_console_shows_all_names() -> None:
     """`cait.errors.console` obeys no name; rich's own takes brackets for markup."""
     plain = re.compile(r"\bConsole\(|\brich\.print\(|csv\.writer\(")
     allowed = {"errors.py", "disk.py", "predict.py", "reading.py", "callback.py"}
-    assert [path for path in FILES if path.name not in allowed and plain.search(path.read_text())] == []
+    assert [path for path in FILES + CONTRIB if path.name not in allowed and plain.search(path.read_text())] == []
 
 
 def test_no_two_files_import_each_other() -> None:
     """Not even within functions, nor by way of others."""
     graph = {}
-    for path in FILES:
-        name = ".".join(("cait", *path.relative_to(SOURCE).with_suffix("").parts))
+    for path in FILES + CONTRIB:
+        root = SOURCE.parent if path in FILES else REPO
+        name = ".".join(path.relative_to(root).with_suffix("").parts)
         found = set()
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cait"):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(("cait", "contrib")):
                 found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         graph[name] = found - {"cait"}
     assert "cait.model.cait" in graph["cait.model.network"]

@@ -8,6 +8,8 @@ from pathlib import Path
 import input as bench
 import pytest
 
+pytest.importorskip("contrib.shards")
+
 
 @pytest.mark.slow
 def test_every_side_is_measured(tmp_path: Path) -> None:

@@ -1,15 +1,17 @@
-"""The door for extras: what the folders in cait/extras and installed packages add, asked for by kind.
+"""The door for extras: what folders of cait/extras and contrib and installed packages add, asked for by kind.
 
 An extra is a package. Its `__init__.py` holds any of the names of `KINDS` and imports nothing heavy: code that needs
 torch or Lightning is named by path, or imported inside a function. The core never names an extra, so a folder that
-is removed takes its verbs, settings and callbacks with it. Installed packages come in by the entry-point group
-`cait.extras`, each entry the import path of such a package. docs/extending.md shows one.
+is removed takes its verbs, settings and callbacks with it. The folders of `contrib/` are extras of a clone: the wheel
+has none of them. Installed packages come in by the entry-point group `cait.extras`, each entry the import path of
+such a package. docs/extending.md shows one.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -139,18 +141,29 @@ class Run:
 
 @functools.cache
 def extras() -> dict[str, ModuleType]:
-    """The extras by name: the folders of cait/extras, then installed packages.
+    """The extras by name: the folders of cait/extras and contrib, then installed packages.
 
     Raises:
         UserError: one cannot be imported, or two have one name.
     """
-    folders = {path.parent.name: f"{GROUP}.{path.parent.name}" for path in FOLDER.glob("*/__init__.py")}
-    found = {name: _imported(name, path) for name, path in sorted(folders.items())}
-    for point in entry_points(group=GROUP):
-        if point.name in found:
-            raise UserError(f"two extras are called {point.name}: a folder of {FOLDER} and {point.value}")
-        found[point.name] = _imported(point.name, point.value)
+    paths = [(path.parent.name, f"{GROUP}.{path.parent.name}") for path in FOLDER.glob("*/__init__.py")]
+    paths = sorted(paths + _contributed()) + [(point.name, point.value) for point in entry_points(group=GROUP)]
+    found: dict[str, ModuleType] = {}
+    for name, path in paths:
+        if name in found:
+            raise UserError(f"two extras are called {name}: {found[name].__name__} and {path}")
+        found[name] = _imported(name, path)
     return found
+
+
+def _contributed() -> list[tuple[str, str]]:
+    """Name and import path of each folder of `contrib/`, which lies beside `src` in a clone."""
+    source, root = FOLDER.parents[1:3]
+    if source.name != "src" or not (root / "contrib").is_dir():
+        return []
+    if str(root) not in sys.path:
+        sys.path.append(str(root))  # processes that this one starts get it too
+    return [(path.parent.name, f"contrib.{path.parent.name}") for path in (root / "contrib").glob("*/__init__.py")]
 
 
 def _imported(name: str, path: str) -> ModuleType:

@@ -15,7 +15,8 @@ from cait.guards.configurations import is_overlay
 from cait.plugins import Setting
 
 RECIPE = REPO / "configs/imagenet/xxs24_224.yaml"
-EXTRAS = {path for path in (REPO / "src/cait/extras").glob("*/*.yaml") if is_overlay(path)}
+EXTRAS = {path for path in REPO.glob("src/cait/extras/*/*.yaml") if is_overlay(path)}
+EXTRAS |= {path for path in REPO.glob("contrib/*/*.yaml") if is_overlay(path)}
 CONFIGS = sorted({*(REPO / "configs").rglob("*.yaml"), *EXTRAS})
 
 

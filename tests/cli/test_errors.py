@@ -131,7 +131,6 @@ VERBS = {
     "resume hollow": "logs/hollow/config.yaml is not a configuration: it is empty",
     "eval broken": "logs/broken/config.yaml is not YAML at line 2",
     "eval hollow": "logs/hollow/config.yaml is not a configuration: it is empty",
-    "replay broken --step 1": "logs/broken/config.yaml is not YAML at line 2",
     "compare broken hollow": "logs/broken/config.yaml is not YAML at line 2",
     "eval it's": "there is no run logs/it's",
     "imagenet-check": "the following arguments are required: DIR",

@@ -105,9 +105,7 @@ def told(arguments: list[str], capfd: Capture) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
-@pytest.mark.parametrize(
-    "name", ["card/curves.png", *slow("plots", "consolidated/best.ckpt", ".owner", "validation.csv"), "any/name at all"]
-)
+@pytest.mark.parametrize("name", ["card/curves.png", *slow("plots", ".owner", "validation.csv"), "any/name at all"])
 def test_no_verb_leaves_a_run(name: str, kind: str, bad: Path, capfd: Capture) -> None:
     """Neither through a link, whatever it is called, nor into a pipe, which would wait."""
     victim, path = bad.parent.parent / "victim", bad / name
@@ -158,7 +156,7 @@ def test_one_reader_of_yaml_serves_all_verbs(text: str, words: str, bad: Path, c
     (bad / "config.yaml").write_bytes(text.encode(errors="surrogateescape"))
     for verb, arguments in VERBS.items():
         line, shown = told(arguments, capfd)
-        if verb in ("runs", "plot", "consolidate", "demo"):  # they need no settings, or refuse something else first
+        if verb in ("runs", "plot", "demo"):  # they need no settings, or refuse something else first
             assert words in shown or verb != "runs"
         else:
             assert words in line, verb
@@ -513,7 +511,7 @@ OUTPUTS = {
 """Verbs with --output."""
 
 
-@pytest.mark.parametrize("verb", OUTPUTS)
+@pytest.mark.parametrize("verb", [verb for verb in OUTPUTS if verb in VERBS])
 def test_an_output_that_cannot_be_is_refused_at_once(
     verb: str, bad: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
@@ -537,7 +535,7 @@ def test_every_option_for_an_output_is_tried(capfd: Capture) -> None:
     """A new verb with --output joins `OUTPUTS`."""
     for name in VERBS.keys() - {"fit --from"}:
         _, shown = told([name, "--help"], capfd)
-        assert ("--output" not in shown) or name in OUTPUTS or name == "consolidate", name
+        assert ("--output" not in shown) or name in OUTPUTS, name
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,9 @@ from cait.data.digits import write_digits
 from cait.data.folder import copies
 from cait.data.listing import TORCHVISIONS, Files
 from cait.data.loader import Loading
-from cait.data.reading import AS_SEEN, PUBLISHED, Reading, UnreadableImages, check_headers, load_rgb
+from cait.data.reading import UnreadableImages, check_headers, load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError
-from cait.extras.shards import pixels
-from cait.extras.shards.writer import encoded
 
 
 def test_digits_are_scikit_learns_every_one_once(digits_root: Path) -> None:
@@ -468,9 +466,6 @@ def test_what_is_no_picture_and_one_beyond_measure_are_refused_by_name(kind: str
         load_rgb(tmp_path / "x.png")
     assert str(caught.value).startswith(f"cannot read the image {tmp_path / 'x.png'}: ")
     assert words in str(caught.value)
-    raw = pixels.Pixels(raw=True)
-    with pytest.raises(UserError, match="cannot read the image"):
-        load_rgb(BytesIO(encoded(Files([(str(tmp_path / "x.png"), 0)]), 0, raw)[0]), f"{tmp_path / 'x.png'}")
 
 
 def test_one_place_opens_pictures() -> None:
@@ -649,20 +644,6 @@ def test_every_path_sees_what_people_see(photographs: list[Image.Image], tmp_pat
     as_published = ImageNetDataModule(str(tmp_path / "False"), exif_orientation=False, background=None, **settings)
     as_published.setup("fit")
     assert not torch.equal(next(iter(as_published.val_dataloader()))[0], found[1][1])
-
-
-def test_decoded_images_keep_their_alpha_channel_and_orientation_in_shards(photographs: list[Image.Image]) -> None:
-    art = photographs[0].resize((40, 30)).convert("RGBA")
-    art.putalpha(Image.linear_gradient("L").resize(art.size))
-    turned = Image.Exif()
-    turned[ExifTags.Base.Orientation] = 8
-    file = BytesIO()
-    art.save(file, "WEBP", lossless=True, exact=True, exif=turned)
-    kept = pixels.as_png(Image.open(file), "it")
-    assert kept.startswith(b"\x89PNG")
-    for reading in (AS_SEEN, PUBLISHED, Reading(background="red")):
-        assert load_rgb(BytesIO(kept), "it", reading).tobytes() == load_rgb(file, "it", reading).tobytes()
-        file.seek(0)
 
 
 @pytest.mark.parametrize(("suffix", "backend", "words"), [

@@ -1,4 +1,4 @@
-"""Labels in a table, several an image, a test split, and cross-validation: --data.labels FILE.csv, --data.folds K."""
+"""Labels in a table, several an image, a test split, and folds: --data.labels FILE.csv, --data.folds K."""
 
 from __future__ import annotations
 
@@ -8,16 +8,8 @@ from typing import Any
 
 from cait.errors import UserError
 from cait.guards import configurations
-from cait.plugins import Verb
 from cait.run.program import Program
 from cait.settings import check_at_least, group
-
-VERBS = {
-    "crossval": Verb(
-        "cait.extras.annotations.crossval:crossval",
-        "train on every fold, give the mean and its interval: cait crossval NAME --data.root DIR",
-    )
-}
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import io
 import json
-import math
 import os
-import re
 import signal
-import statistics
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,11 +22,8 @@ from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
 from cait.cli import main
 from cait.cli.loading import load as cait_load
-from cait.data.datamodule import ImageNetDataModule
 from cait.data.source import open_source
 from cait.errors import UserError
-from cait.extras.annotations import crossval, doubt, doubtful_page
-from cait.extras.annotations.crossval import interval
 
 SHORT = [*SMALL, "--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--data.num_workers=0"]
 
@@ -306,146 +298,3 @@ def test_a_folder_of_three_splits_is_scored_as_three(cait: Cait, tmp_path: Path,
     again = cait("eval", "three")
     assert again.returncode == 0
     assert "three/test is not scored" in again.stdout + again.stderr
-
-
-@pytest.mark.parametrize(
-    ("metric", "mode", "metrics", "best"),
-    [
-        ("val/loss", "null", "null", 1.0),
-        ("val/loss", "max", "null", 3.0),
-        ("val/acc1", "null", "null", 3.0),
-        ("val/x", "null", "{x: 'torchmetrics.classification:MulticlassHammingDistance'}", 1.0),
-    ],
-)
-def test_the_best_score_of_a_fold_follows_from_the_metric(
-    metric: str, mode: str, metrics: str, best: float, tmp_path: Path
-) -> None:
-    runs = [tmp_path / f"fold-{fold}" for fold in range(2)]
-    for run in runs:
-        run.mkdir()
-        config = f"{{best_metric: {metric}, best_mode: {mode}, model: {{metrics: {metrics}}}}}\n"
-        (run / "config.yaml").write_text(config)
-        (run / "metrics.csv").write_text(f"epoch,step,{metric}\n0,1,3\n1,2,1\n2,3,nan\n3,4,2\n")
-    crossval._report(tmp_path, runs)
-    with (tmp_path / "crossval.csv").open(newline="") as lines:
-        assert {float(row["best"]) for row in csv.DictReader(lines)} == {best}
-
-
-def test_the_interval_is_nadeau_and_bengios() -> None:
-    scores = [91.0, 93.0, 92.5, 90.0, 94.0]
-    error = math.sqrt((1 / 5 + 1 / 4) * statistics.variance(scores))
-    low, high = interval(scores)
-    assert (low + high) / 2 == pytest.approx(statistics.mean(scores))
-    assert (high - low) / 2 == pytest.approx(2.7764451 * error)  # Student's t at .975 with four degrees of freedom
-
-
-def test_doubtful_labels_come_first_in_a_table_that_can_be_given_back(here: Path) -> None:
-    paths = images(Path("data/digits"))[:60:2] + images(Path("data/digits"))[-30:]
-    labels = [int(Path(path).parent.name) for path in paths]
-    draw = np.random.default_rng(0)
-    probabilities = draw.dirichlet(np.ones(10), len(paths)).astype(np.float32)
-    probabilities[np.arange(len(paths)), labels] += 1
-    probabilities[[3, 40]] = np.eye(10, dtype=np.float32)[[9, 0]]  # the network is sure of another class
-    probabilities /= probabilities.sum(axis=1, keepdims=True)
-    doubtful, seems = doubt.suspects(probabilities, np.array(labels))
-    assert sorted(doubtful) == [3, 40]
-    assert dict(zip(doubtful, seems, strict=True)) == {3: 9, 40: 0}
-
-    halves = [(paths[part], labels[part], probabilities[part]) for part in (slice(0, 35), slice(35, None))]
-    rows = doubt.write(here, [str(digit) for digit in range(10)], halves)
-    assert [(row[0], row[3]) for row in rows] == [
-        (paths[index], str(seems[place])) for place, index in enumerate(doubtful)
-    ]
-    with (here / doubt.DOUBTFUL).open(newline="") as lines:
-        table = list(csv.DictReader(lines))
-    assert {row["path"]: row["suggestion"] for row in table[:2]} == {paths[3]: "9", paths[40]: "0"}
-    assert [row["suggestion"] for row in table[2:]] == [""] * 58
-    source = open_source("data/digits", labels=str(here / doubt.DOUBTFUL))
-    assert sorted(below(source.train) + below(source.val)) == sorted(paths)
-
-
-def test_the_page_shows_the_most_doubtful_images_whole_and_small(tmp_path: Path) -> None:
-    data = ImageNetDataModule(root=str(tmp_path), background="#ff0000")
-    rows = []
-    for number in range(doubtful_page.MOST + 3):
-        Image.new("RGBA", (400 + number, 200), (0, 0, 255, 0 if number == 1 else 255)).save(tmp_path / f"{number}.png")
-        rows.append((f"{number}.png", "<owl>", f"{number / 1000:.4f}", "cat", "0.7500"))
-    doubtful_page.write(tmp_path, rows, 5000, data)
-    html = (tmp_path / doubtful_page.PAGE).read_text()
-    contents = [base64.b64decode(text) for text in re.findall(r'src="data:image/jpeg;base64,([^"]+)"', html)]
-    shown = [Image.open(io.BytesIO(content)) for content in contents]
-    assert [image.size for image in shown[:2]] == [(192, 96), (192, 96)]
-    assert [np.asarray(image).mean((0, 1)).argmax() for image in shown[:2]] == [2, 0]  # read as the run reads them
-    assert len(shown) == html.count("<figure>") == doubtful_page.MOST
-    words = [
-        "203 of 5,000 labels, the 200 most doubtful below",
-        "labelled &lt;owl&gt;: 0.1%",
-        "seems cat: 75.0%; 1.png",
-    ]
-    places = [html.index(word) for word in words]
-    assert places == sorted(places)
-    assert "<owl>" not in html
-    assert not re.search(r"https?:|url\(|<script", html)
-    doubtful_page.write(tmp_path, [], 5000, data)
-    none = (tmp_path / doubtful_page.PAGE).read_text()
-    assert "0 of 5,000 labels<" in none
-    assert "<img" not in none
-
-
-def test_what_is_doubtful_is_what_cleanlab_says() -> None:
-    cleanlab = pytest.importorskip("cleanlab.filter")
-    draw = np.random.default_rng(0)
-    labels = draw.integers(6, size=400)
-    probabilities = draw.dirichlet(np.ones(6), 400)
-    probabilities[np.arange(400), labels] += draw.random(400)
-    probabilities /= probabilities.sum(axis=1, keepdims=True)
-    expected = cleanlab.find_label_issues(labels, probabilities, filter_by="confident_learning")
-    assert sorted(doubt.suspects(probabilities, labels)[0]) == np.flatnonzero(expected).tolist()
-
-
-def test_a_cross_validation_that_cannot_begin_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["crossval", "none", *SHORT, "--data.root=nowhere"])
-    told = "the data folder nowhere does not exist; name yours with --data.root"
-    assert (stop.value.code, capsys.readouterr().err) == (2, f"cait: error: {told}\n")
-    assert not (here / "logs/none").exists()
-
-
-@pytest.mark.slow
-def test_a_cross_validation_goes_on_where_it_stopped(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train, asked = crossval._train, []
-
-    def stop_before_the_second(runner: object, run: Path, fold: int, settings: list[str]) -> None:
-        asked.append(fold)
-        if asked == [0, 1]:
-            raise KeyboardInterrupt
-        train(runner, run, fold, settings)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(crossval, "_train", stop_before_the_second)
-    command = ["crossval", "cv", *SHORT, "--data.folds=2", "--data.root=data/digits"]
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        main(command)
-    first = (here / "logs/cv/fold-0/checkpoints/last.ckpt").stat().st_mtime_ns
-    main(command)
-    assert (here / "logs/cv/fold-0/checkpoints/last.ckpt").stat().st_mtime_ns == first
-    shown = capsys.readouterr().out
-    assert "95% interval of the mean" in shown
-    listed = int(re.search(r"(\d+) doubtful labels", shown)[1])  # type: ignore[index]
-    assert (here / "logs/cv/doubtful.html").read_text().count("<figure>") == min(listed, doubtful_page.MOST)
-    with (here / "logs/cv/crossval.csv").open(newline="") as lines:
-        table = list(csv.DictReader(lines))
-    assert [row["fold"] for row in table] == ["0", "1"]
-    sets = []
-    for fold, row in enumerate(table):
-        with (here / f"logs/cv/fold-{fold}/metrics.csv").open(newline="") as lines:
-            last = [line["val/acc1"] for line in csv.DictReader(lines) if line.get("val/acc1")][-1]
-        assert float(row["last"]) == float(last)
-        with (here / f"logs/cv/fold-{fold}/validation.csv").open(newline="") as lines:
-            sets.append({line["path"] for line in csv.DictReader(lines)})
-    assert not sets[0] & sets[1]
-    assert sorted(sets[0] | sets[1]) == images(here / "data/digits")
-    with pytest.raises(SystemExit):
-        main([*command, "--model.lr=1e-3"])
-    assert "has folds with other settings" in capsys.readouterr().err

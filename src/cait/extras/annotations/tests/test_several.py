@@ -20,7 +20,6 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.data.source import open_source
 from cait.data.transforms import Mixing
 from cait.errors import UserError
-from cait.extras.annotations import doubt
 from cait.extras.annotations.several import MultiLabel, MultiLabelLoss, best_thresholds
 from cait.train.losses import LossSettings
 from cait.train.module import CaiTModule
@@ -81,34 +80,6 @@ def test_folds_are_scikit_learns_by_the_set_of_labels(several: list[dict[str, st
     train, val = [*StratifiedKFold(3, shuffle=True, random_state=0).split(labels, labels)][fold]
     assert [path.removeprefix("data/digits/") for path, _ in source.val] == [rows[i][0] for i in val]
     assert [path.removeprefix("data/digits/") for path, _ in source.train] == [rows[i][0] for i in train]
-
-
-def test_doubtful_labels_are_cleanlabs_class_by_class() -> None:
-    multilabel = pytest.importorskip("cleanlab.multilabel_classification.filter")
-    logits, targets = answers()
-    targets[:, -1] = (torch.arange(200) % 3 == 0).float()
-    given = targets.numpy().astype(int)
-    probabilities = logits.sigmoid().numpy()
-    labels = [np.flatnonzero(row).tolist() for row in given]
-    masks = multilabel.find_multilabel_issues_per_class(labels, probabilities, filter_by="confident_learning")
-    seems, _ = doubt.suspects_of_several(probabilities, given)
-    assert ((seems != given) == masks).all()
-
-
-def test_doubtful_labels_are_listed_with_the_set_that_seems_right(tmp_path: Path) -> None:
-    sets = np.array([[0, 0], [1, 0], [1, 1]])
-    labels = [0] * 10 + [1] * 10 + [2] * 10
-    probabilities = np.where(sets[labels] == 1, 0.9, 0.1)
-    probabilities[3] = 0.95, 0.1  # labelled none, and looks like a
-    probabilities[25] = 0.9, 0.02  # labelled a;b, and looks like a alone
-    scored = ([f"{index:02}.png" for index in range(30)], labels, probabilities)
-    rows = doubt.write(tmp_path, ["a", "b"], [scored], torch.tensor(sets))
-    assert rows == [("25.png", "a;b", "0.0200", "a", "0.9800"), ("03.png", ";", "0.0500", "a", "0.9500")]
-    with (tmp_path / "labels.csv").open(newline="") as lines:
-        listed = [*csv.DictReader(lines)]
-    assert [row["path"] for row in listed[:2]] == ["25.png", "03.png"]
-    assert len({row["path"] for row in listed}) == 30
-    assert listed[5]["probability"] == "0.9000"
 
 
 REFUSED = [

@@ -97,7 +97,7 @@ def test_its_parameters_are_of_the_lowest_layer_and_only_its_convolutions_decay(
     free, decayed = (group["params"] for group in param_groups(model, 0.05))
     for parameter in model.patch_embed.parameters():
         assert any(parameter is other for other in (decayed if parameter.ndim == 4 else free))
-    assert len(network.blocks(model)) == 2 + 2  # fsdp2 and the monitor take these for the blocks
+    assert len(network.blocks(model)) == 2 + 2
 
 
 def test_its_multiplications_are_counted() -> None:
@@ -167,14 +167,14 @@ class Stop(Callback):
 """Ends the first run after its first epoch."""
 
 
-def test_a_run_trains_resumes_scores_and_is_monitored(cait: Cait, tmp_path: Path) -> None:
+def test_a_run_trains_resumes_and_scores(cait: Cait, tmp_path: Path) -> None:
     """A resumed run ends with the same bits: the stem keeps nothing that a checkpoint does not hold."""
     (tmp_path / "stop.py").write_text(STOP)
     settings = [*SMALL, "--model.fields.stem=pooled", "--ema.decay=0.9", "--trainer.limit_train_batches=3"]
     for arguments in (
         ["fit", *settings, "--run_name=half", "--trainer.max_epochs=2", "--trainer.callbacks+=stop.Stop"],
         ["resume", "half"],
-        ["fit", *settings, "--run_name=whole", "--trainer.max_epochs=2", "--monitor.every_n_steps=2"],
+        ["fit", *settings, "--run_name=whole", "--trainer.max_epochs=2"],
         ["eval", "whole"],
     ):
         done = cait(*arguments)

@@ -152,27 +152,6 @@ def test_archives_instead_of_folders_are_told(
     assert f"to have them unpacked put {check.ARCHIVES['devkit']} there too" in capsys.readouterr().out
 
 
-def test_a_source_that_can_verify_its_files_does(
-    digits_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("cait.extras.shards")
-    pytest.importorskip("litdata")
-    out = tmp_path / "shards"
-    main(["shards", str(digits_root), str(out), "--images=400", "--workers=1"])
-    capsys.readouterr()
-    assert run(out, "--images", "20") == 0
-    said = capsys.readouterr().out
-    assert f"{out}/train: 4 chunk(s), checksums compared" in said
-    assert "10 classes, 1,437 training and 360 validation images\ndecoded 20 images" in said
-    chunk = out / "train/chunk-0-2.bin"
-    chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
-    assert run(out) == 2
-    assert f"wrong: {chunk} is damaged" in capsys.readouterr().out
-    (out / "shards.json").rename(out / ".plan.json")
-    assert run(out) == 2
-    assert "are not finished" in capsys.readouterr().err
-
-
 def test_imagenets_numbers_are_compared(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,0 +1,129 @@
+"""Labels that may be wrong, by the probabilities of networks that have not trained on the image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cait import disk
+from cait.cli import loading
+from cait.run import rundir
+from cait.run.program import Program
+
+PARTING = ";"
+"""Parts the classes of an image, as in the tables of --data.labels."""
+DOUBTFUL = "labels.csv"
+"""File in the folder of a cross-validation: all images, the doubtful ones first."""
+OUT_OF_FOLD = "out_of_fold.npz"
+"""File there: `paths`, `labels`, `class_names`, and `probabilities` [images, classes] by the fold's network."""
+Scored = tuple[list[str], list[int], Any]
+"""Paths below the root, labels, and probabilities [N, classes], of the images that can be read."""
+Row = tuple[str, str, str, str, str]
+"""Of the table: path, label, its probability, and the class that seems right with its own, if the label is doubtful."""
+
+
+def held_out(run: Path, program: Program) -> tuple[Any, Scored]:
+    """The data module of a run, and what its last checkpoint thinks of its validation images."""
+    import torch
+
+    from cait.guards import trust
+
+    with trust.only_own(False):
+        checkpoint = run / rundir.CHECKPOINTS / rundir.LAST
+        loaded = loading.from_checkpoint(checkpoint, run, None, None, program.module, program.data)
+    device = loading.device(run)
+    data, network, task = loaded.data, loaded.network.to(device), loaded.task
+    samples, start = data.source.val, len(str(data.root)) + 1
+    data.predict_samples = samples
+    found, read = list[Any](), list[Any]()
+    with torch.inference_mode():
+        for images, known in data.predict_dataloader():
+            found.append(task.probabilities(network(images.to(device))).cpu())
+            read.append(known >= 0)
+    kept = torch.cat(read).nonzero().flatten().tolist()
+    paths = [samples.name(index)[start:] for index in kept]
+    labels = [samples[index][1] for index in kept]
+    return data, (paths, labels, torch.cat(found)[kept].numpy())
+
+
+def suspects(probabilities: Any, labels: Any) -> tuple[Any, Any]:
+    """(indices of the images whose label is doubtful, the most doubtful first; the class that each seems to be of)
+
+    Confident learning (Northcutt, Jiang and Chuang, arXiv 1911.00068): a class may be that of an image if its
+    probability is at least the mean that images with this label have. If the most probable of these classes is not
+    the label, and neither is the most probable of all, the label is doubtful, the more so the further its probability
+    is below that class's.
+
+    Args:
+        probabilities: [N, classes], by networks that have not trained on the image.
+        labels: [N]
+    """
+    given = probabilities[np.arange(len(labels)), labels]
+    present = np.bincount(labels, minlength=probabilities.shape[1]) > 0
+    means = np.array([given[labels == label].mean() if there else np.inf for label, there in enumerate(present)])
+    possible = np.where(probabilities >= means - 1e-6, probabilities, -np.inf)
+    seems = possible.argmax(axis=1)
+    other = (seems != labels) & (probabilities.argmax(axis=1) != labels)
+    found = np.flatnonzero(np.isfinite(possible.max(axis=1)) & other)
+    margins = given[found] - probabilities[found, seems[found]]
+    found = found[margins.argsort(kind="stable")]
+    return found, seems[found]
+
+
+def suspects_of_several(probabilities: Any, targets: Any) -> tuple[Any, Any]:
+    """(the most probable classes [N, classes], 0 or 1; how probable the most doubtful part of each label is [N])
+
+    `suspects` looks at each class by itself, whether an image has it.
+
+    Args:
+        probabilities: [N, classes], by networks that have not trained on the image.
+        targets: [N, classes], 0 or 1.
+    """
+    seems = targets.copy()
+    for column, (shares, given) in enumerate(zip(probabilities.T, targets.T, strict=True)):
+        found, others = suspects(np.stack([1 - shares, shares], axis=1), given)
+        seems[found, column] = others
+    own = np.where(targets == 1, probabilities, 1 - probabilities)
+    changed = seems != targets
+    return seems, np.where(changed | ~changed.any(axis=1, keepdims=True), own, 1).min(axis=1)
+
+
+def _joined(class_names: Sequence[str], row: Any) -> str:
+    """The classes of a row of 0 and 1, as a table has them."""
+    return PARTING.join(name for name, has in zip(class_names, row, strict=True) if has) or PARTING
+
+
+def write(folder: Path, class_names: Sequence[str], folds: Sequence[Scored], label_sets: Any = None) -> list[Row]:
+    """Write `OUT_OF_FOLD` and `DOUBTFUL`; returns the rows of the doubtful labels.
+
+    The table is one that --data.labels takes, so one can correct the column `label` and train on it.
+
+    Args:
+        label_sets: the classes of each label, rows of 0 and 1, if an image may have several.
+    """
+    paths = [path for found, _, _ in folds for path in found]
+    labels = np.array([label for _, found, _ in folds for label in found])
+    probabilities = np.concatenate([found for _, _, found in folds])
+    with disk.whole(folder / OUT_OF_FOLD) as beside, beside.open("wb") as file:
+        np.savez(file, paths=paths, labels=labels, class_names=list(class_names), probabilities=probabilities)
+    suggested: dict[int, tuple[str, str]] = {}
+    """By the index of a doubtful label, the most doubtful first: what seems right, and its probability."""
+    names = class_names if label_sets is None else [_joined(class_names, row) for row in label_sets]
+    if label_sets is None:
+        given = probabilities[np.arange(len(labels)), labels]
+        for index, seem in zip(*suspects(probabilities, labels), strict=True):
+            suggested[index] = class_names[seem], f"{probabilities[index, seem]:.4f}"
+    else:
+        targets = np.asarray(label_sets).astype(int)[labels]
+        seems, given = suspects_of_several(probabilities, targets)
+        doubtful = np.flatnonzero((seems != targets).any(axis=1))
+        for index in doubtful[given[doubtful].argsort(kind="stable")]:
+            suggested[index] = _joined(class_names, seems[index]), f"{1 - given[index]:.4f}"
+    rows: list[Row] = []
+    for index in (*suggested, *(index for index in range(len(labels)) if index not in suggested)):
+        rows.append((paths[index], names[labels[index]], f"{given[index]:.4f}", *suggested.get(index, ("", ""))))
+    disk.write_csv(folder / DOUBTFUL, ["path", "label", "probability", "suggestion", "its probability"], rows)
+    return rows[: len(suggested)]

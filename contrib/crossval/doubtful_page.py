@@ -1,0 +1,59 @@
+"""The images whose label is doubtful, on a page."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cait.data.reading import load_rgb
+from cait.extras import page
+from contrib.crossval import doubt
+
+PAGE = "doubtful.html"
+"""File in the folder of a cross-validation."""
+MOST, PAIRS = 200, 15
+"""Images and pairs of classes on the page; its file has a few megabytes then."""
+SIDE = 192
+"""Pixels of a picture's longer side."""
+
+
+def write(folder: Path, rows: Sequence[doubt.Row], images: int, data: Any) -> None:
+    """Show the doubtful images, the most doubtful first, with their label and the class that seems right.
+
+    Args:
+        rows: the doubtful ones of the table.
+        images: how many images were judged.
+        data: a data module of theirs, for the place of their files and how these are read.
+    """
+    table = os.path.relpath(folder / doubt.DOUBTFUL)
+    rows = [(path, _words(label), own, _words(seems), its) for path, label, own, seems, its in rows]
+    most = f", the {MOST} most doubtful below" if len(rows) > MOST else ""
+    facts = [("doubtful", f"{len(rows):,} of {images:,} labels{most}"), ("table", table)]
+    pairs = Counter((label, seems) for _, label, _, seems, _ in rows).most_common(PAIRS)
+    frequent = page.table(("label", "seems", "images"), [(*pair, f"{count:,}") for pair, count in pairs])
+    tiles = [
+        (_pixels(data, path), f"labelled {label}: {float(own):.1%}", f"seems {seems}: {float(its):.1%}; {path}")
+        for path, label, own, seems, its in rows[:MOST]
+    ]
+    judged = "Each image was judged by the network of the fold that had not trained on it. To correct a label, edit "
+    words = page.paragraph(f"{judged}the column label of the table, and train with --data.labels {table}.")
+    sections = [("Images", words + page.tiles(tiles)), ("Classes", frequent)] if rows else []
+    page.write(folder / PAGE, f"{folder.name}: doubtful labels", facts, sections)
+
+
+def _words(label: str) -> str:
+    return "no class" if label == doubt.PARTING else label
+
+
+def _pixels(data: Any, path: str) -> np.ndarray:
+    """An image as people see it, whole and small."""
+    how = replace(data.preprocessing.reading, shrink=SIDE)  # large files are read much faster so
+    image = load_rgb(data.root / path, reading=how)
+    image.thumbnail((SIDE, SIDE))
+    return np.asarray(image)

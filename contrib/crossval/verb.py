@@ -1,0 +1,150 @@
+"""`cait crossval`: train a run for each fold, and give the mean of their scores and its confidence interval."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from cait import disk
+from cait.cli import saved
+from cait.cli.options import Options
+from cait.errors import UserError, console
+from cait.extras import curves
+from cait.extras.runner import OUTPUT, Runner, failure
+from cait.guards.configurations import check_run_name
+from cait.guards.configurations import options as given_options
+from cait.run import rundir
+from cait.run.program import Program
+from cait.train.metrics import best_mode
+from contrib.crossval import doubt, doubtful_page
+
+DESCRIPTION = """\
+Train a run for each of --data.folds folds (5), one after another, under logs/NAME, and give the
+mean of their scores with a confidence interval, and the images whose label is doubtful. The other
+options are those of `cait fit`; all folds have the settings that the first one chooses. The same
+command goes on where it stopped."""
+FOLDS = 5
+SETTINGS, TABLE = "crossval.json", "crossval.csv"
+"""Files in the folder: the options that were given, and the scores."""
+LEVEL = 0.95
+
+
+def crossval(arguments: list[str], program: Program) -> None:
+    """Train the folds that are missing, and print and write the table of all."""
+    parser = Options("crossval", DESCRIPTION)
+    parser.add_argument("name", metavar="NAME", help="the folder of the runs, in logs/")
+    given, settings = parser.parse_known_args(arguments)
+    names = dict(given_options(settings))
+    if taken := names.keys() & {"data.fold", "run_name", "trainer.default_root_dir"}:
+        raise UserError(f"`cait crossval` chooses --{' and --'.join(sorted(taken))} itself; leave it out")
+    if "data.folds" not in names:
+        settings.append(f"--data.folds={FOLDS}")
+    count = _count(dict(given_options(settings))["data.folds"])
+    check_run_name(given.name)
+    folder = rundir.LOGS / given.name
+    disk.check_inside(folder)
+    _remember(folder, settings)
+    runs = [folder / f"fold-{fold}" for fold in range(count)]
+    runner = Runner(program, "folds")
+    with runner.threads(1) as pool:  # it stops them and says so
+        for fold, run in enumerate(runs):
+            pool.submit(_train, runner, run, fold, settings).result()
+            print(f"fold {fold} of {count}: {os.path.relpath(run)}", flush=True)
+    _report(folder, runs)
+    _doubt(folder, runs, program)
+
+
+def _count(text: str | None) -> int:
+    if text is None or not text.isdigit() or int(text) < 2:
+        raise UserError(f"--data.folds must be at least 2, got {text}")
+    return int(text)
+
+
+def _remember(folder: Path, settings: Sequence[str]) -> None:
+    """Raise UserError if the folder has folds of other settings; otherwise note these."""
+    path = folder / SETTINGS
+    if path.is_file():
+        if disk.read_json(path, [str], folder) != list(settings):
+            raise UserError(f"{folder} has folds with other settings; give another name, or remove it")
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} exists and holds no cross-validation; give another name")
+    folder.mkdir(parents=True, exist_ok=True)
+    disk.write_json(path, list(settings))
+
+
+def _train(runner: Runner, run: Path, fold: int, settings: Sequence[str]) -> None:
+    """Train a fold to its end, or on to it. Raises UserError if that fails."""
+    if (run / rundir.FINISHED).exists():
+        return
+    run.mkdir(exist_ok=True)
+    first = rundir.config(run.with_name("fold-0")) if fold else None
+    chosen = [f"--config={first}"] if first else settings
+    status = runner.run(run, [*chosen, f"--data.fold={fold}"], {})
+    if not status or runner.stopped.is_set():
+        return
+    reason = failure(run, status)
+    if status == 2 and not (run / rundir.CONFIG).exists():  # it never trained, and one line says why
+        disk.remove(run)
+        if {path.name for path in run.parent.iterdir()} == {SETTINGS}:
+            disk.remove(run.parent)
+        raise UserError(reason)
+    raise UserError(f"fold {fold} failed: {reason}; see {run / OUTPUT}")
+
+
+def _report(folder: Path, runs: Sequence[Path]) -> None:
+    """Print and write the last and the best score of each fold, the mean of the last ones and its interval."""
+    config = saved.read(rundir.config(runs[0]))
+    metric = config["best_metric"]
+    mode = config["best_mode"] or best_mode(metric, config["model"].get("metrics") or {})
+    found = [_scores(run, metric) for run in runs]
+    best = [(max if mode == "max" else min)(scores) for scores in found]
+    last = [scores[-1] for scores in found]
+    shown = "{:.4f}".format if max(map(abs, best)) <= 1 else "{:.2f}".format  # a share, or in per cent
+    table = Table("fold", f"{metric}, last", "best")
+    for fold, figures in enumerate(zip(last, best, strict=True)):
+        table.add_row(str(fold), *map(shown, figures))
+    console().print(table)
+    mean, spread, (low, high) = shown(statistics.mean(last)), shown(statistics.stdev(last)), map(shown, interval(last))
+    print(f"{metric} after the last epoch: mean {mean}, standard deviation {spread}")
+    print(f"{LEVEL:.0%} interval of the mean, corrected for shared training images: {low} to {high}")
+    disk.write_csv(folder / TABLE, ["fold", "last", "best"], [*zip(range(len(runs)), last, best, strict=True)])
+    print(os.path.relpath(folder / TABLE))
+
+
+def _doubt(folder: Path, runs: Sequence[Path], program: Program) -> None:
+    """Write the table of the labels, in which the doubtful ones come first, and the page that shows these."""
+    found = [doubt.held_out(run, program) for run in runs]
+    data, scored = found[0][0], [of_fold for _, of_fold in found]
+    rows = doubt.write(folder, data.source.class_names, scored, data.source.label_sets)
+    print(f"{len(rows):,} doubtful labels, with suggestions: {os.path.relpath(folder / doubt.DOUBTFUL)}")
+    doubtful_page.write(folder, rows, sum(len(paths) for paths, *_ in scored), data)
+    print(os.path.relpath(folder / doubtful_page.PAGE))
+
+
+def _scores(run: Path, metric: str) -> list[float]:
+    found = curves.read(run)
+    if metric not in found:
+        raise UserError(f"{run / rundir.METRICS} has no {metric}")
+    return found[metric][1]
+
+
+def interval(scores: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+    """The confidence interval of the mean of a k-fold cross-validation's scores.
+
+    The folds share training images, so their scores vary less than those of independent runs. Nadeau and Bengio
+    ("Inference for the Generalization Error", Machine Learning 52, 2003) correct the variance of the mean for it:
+    (1 / k + n_val / n_train) · s², which for k folds is (1 / k + 1 / (k - 1)) · s², with k - 1 degrees of freedom.
+    """
+    from scipy import stats
+
+    k, mean = len(scores), statistics.mean(scores)
+    error = math.sqrt((1 / k + 1 / (k - 1)) * statistics.variance(scores))
+    half: Any = stats.t.ppf((1 + level) / 2, k - 1) * error
+    return mean - float(half), mean + float(half)

@@ -1,0 +1,248 @@
+"""`cait demo`: a page that runs the network in the browser."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shlex
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from cait import disk
+from cait.cli import loading
+from cait.cli.options import Options, run_missing
+from cait.errors import UserError
+from cait.run.program import Program
+from cait.settings import values
+from contrib.demo import web_runtime
+
+PAGE = Path(__file__).parent / "page"
+MODEL, SETTINGS, SAMPLES = "model.onnx", "model.json", "sample-images"
+SCORED = 1000
+"""The accuracy lost to 8 bits is measured on at most this many validation images."""
+BATCH = 32
+Facts = dict[str, str]
+"""What the page says about the model."""
+Samples = list[dict[str, Any]]
+"""The file and the index of the class of each image that the page offers."""
+
+
+def demo(arguments: list[str], program: Program) -> None:
+    """Write a folder with a page that classifies images in the browser."""
+    given = _options().parse_args(arguments)
+    if given.run is None:
+        raise run_missing("demo")
+    if given.samples < 0:
+        raise UserError(f"--samples must be at least 0, got {given.samples}")
+    checkpoint, folder = loading.checkpoint_of(given.run, "show")
+    output = given.output or (folder or Path()) / "demo"
+    disk.check_output(output, folder=True)
+    if any((output / name).exists() for name in ("index.html", SAMPLES)) and not (output / SETTINGS).exists():
+        raise UserError(f"{output} holds another page; name a folder of its own with --output")
+    runtime = web_runtime.files(given.runtime)
+    from cait.guards import trust
+
+    with trust.only_own(given.trusted):
+        loaded = loading.from_checkpoint(checkpoint, folder, given.ema, None, program.module, program.data)
+    if loaded.data.has_own_eval_transform:
+        raise UserError("the page cannot run an evaluation transform of your own; `cait export --format onnx` does")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    title = folder.name if folder else checkpoint.stem
+    with TemporaryDirectory(prefix=".demo-", dir=output.parent) as scratch:
+        facts = _facts(loaded, checkpoint, folder) | _write_network(loaded, Path(scratch), given.quantize)
+        samples = _write_samples(loaded, Path(scratch), given.samples) if given.samples else []
+        _write_page(loaded, Path(scratch), title, facts, runtime, samples)
+        output.mkdir(exist_ok=True)
+        disk.remove(output / SAMPLES)  # those of an earlier page
+        for file in Path(scratch).iterdir():  # files of other names stay in the folder
+            os.replace(file, output / file.name)
+    server = f"python -m http.server --bind 127.0.0.1 --directory {shlex.quote(os.path.relpath(output))}"
+    print(f"open http://127.0.0.1:8000 after: {server}")
+    print(os.path.relpath(output / "index.html"))
+
+
+def _options() -> Options:
+    options = Options("demo", "Write a page that runs the best network of a run in the browser.")
+    options.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
+    options.add_argument("--output", type=Path, metavar="DIR", help="default the folder demo/ of the run")
+    options.add_argument("--quantize", action="store_true", help="weights in 8 bits: a quarter of the size")
+    copied = "validation images that are copied into the page, one of a class; default 10, 0 copies none"
+    options.add_argument("--samples", type=int, default=10, metavar="N", help=copied)
+    options.add_weights()
+    runtime = f"the package {web_runtime.PACKAGE}; default: npm fetches it once"
+    options.add_argument("--runtime", type=Path, metavar="FILE.tgz|DIR", help=runtime)
+    options.add_trust()
+    return options
+
+
+def _write_network(loaded: loading.Loaded, folder: Path, quantize: bool) -> Facts:
+    """Write the network as ONNX; returns facts about it for the page."""
+    from cait.extras.exporting import export
+    from cait.model.network import input_shape
+    from contrib.demo.saliency import WithSaliency
+
+    shape, path = input_shape(loaded.module.hparams), folder / MODEL
+    settings = values(loaded.data.preprocessing) | loaded.task.metadata()
+    export(WithSaliency.around(loaded.network), path, "onnx", settings, shape, loaded.class_names)
+    if not quantize:
+        return {"Weights": f"{_megabytes(path)}, 32 bits"}
+    whole = path.rename(folder / "whole.onnx")
+    _quantize(whole, path)
+    facts = {"Weights": f"{_megabytes(path)} in 8 bits, {_megabytes(whole)} before"}
+    facts["8 bits"] = _accuracy_of_both(loaded, whole, path)
+    whole.unlink()
+    for name, value in facts.items():
+        print(f"{name}: {value}")
+    return facts
+
+
+def _quantize(path: Path, output: Path) -> None:
+    """Write the network with the weights of its linear layers in 8 bits; activations are quantised at run time."""
+    import logging
+
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(path)
+    model.graph.ClearField("value_info")  # shapes that no longer hold once Gemm has become MatMul
+    stacked = {weights.name for weights in model.graph.initializer if len(weights.dims) > 2}  # a matrix for each head
+    left_out = [node.name for node in model.graph.node if stacked.intersection(node.input)]
+    logging.disable(logging.WARNING)  # onnxruntime recommends what was done above
+    try:
+        quantize_dynamic(model, output, per_channel=True, weight_type=QuantType.QUInt8, nodes_to_exclude=left_out)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _accuracy_of_both(loaded: loading.Loaded, before: Path, after: Path) -> str:
+    """What 8 bits do to the accuracy on the validation images, or on an even sample of them."""
+    try:
+        counted, right = _score(loaded, [before, after])
+    except UserError as error:
+        return f"the accuracy is not measured: {error}"
+    was, now = (100 * count / counted for count in right)
+    return f"{now:.2f} % of {counted:,} validation images right, {was:.2f} % before"
+
+
+def _score(loaded: loading.Loaded, paths: list[Path]) -> tuple[int, list[int]]:
+    """(validation images, how many of them each of the networks gets right)"""
+    import onnxruntime
+    import torch
+
+    if loaded.task.several:
+        raise UserError("an image may have several classes")
+    data, images = loaded.data, _validation(loaded)
+    sessions = [onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in paths]
+    indices = range(0, len(images), -(-len(images) // SCORED))
+    counted, right = 0, [0, 0]
+    for start in range(0, len(indices), BATCH):
+        pixels, labels = zip(*(images[index] for index in indices[start : start + BATCH]), strict=True)
+        batch, _ = data.on_after_batch_transfer((torch.stack(pixels), None), 0)
+        true = torch.tensor(labels)
+        counted += int((true >= 0).sum())
+        for place, session in enumerate(sessions):
+            logits = torch.from_numpy(session.run(["logits"], {"images": batch.numpy()})[0])
+            right[place] += int((logits.argmax(dim=1) == true).sum())
+    if not counted:
+        raise UserError(f"no validation image of {data.root} has a label")
+    return counted, right
+
+
+def _validation(loaded: loading.Loaded) -> Any:
+    """The validation images; UserError if they are not here or have other classes."""
+    loaded.data.setup("validate")
+    if loaded.data_state is not None:
+        loaded.data.load_state_dict(loaded.data_state)  # which refuses other classes
+    return loaded.data.val_images
+
+
+def _write_samples(loaded: loading.Loaded, folder: Path, most: int) -> Samples:
+    """Copy up to `most` validation images, one of each class or of evenly spread ones, no larger than the network sees.
+
+    The copies have names of their own, and no metadata.
+    """
+    import numpy as np
+    from PIL import Image
+
+    from cait.data.reading import UnreadableImageError, load_rgb
+
+    try:
+        images = _validation(loaded).samples
+    except UserError as error:
+        print(f"the page has no sample images: {error}")
+        return []
+    names, how = loaded.label_names, loaded.data.preprocessing
+    classes = len(names)
+    wanted = {place * classes // min(most, classes) for place in range(min(most, classes))}
+    side, found = math.ceil(how.img_size / how.crop_pct), dict[int, str]()
+    (folder / SAMPLES).mkdir()
+    for number in range(len(images)):
+        if not wanted:
+            break
+        with contextlib.suppress(UnreadableImageError):
+            raw, label = images[number]
+            if label in wanted:
+                image = load_rgb(raw, images.name(number), how.reading)
+                scale = min(1, side / min(image.size))
+                copy = image.resize([max(1, round(scale * length)) for length in image.size])
+                Image.fromarray(np.asarray(copy)).save(folder / SAMPLES / f"{label}.png")
+                wanted.remove(label)
+                found[label] = f"{SAMPLES}/{label}.png"
+    print(f"{len(found)} validation images are copied into the page; --samples 0 copies none")
+    return [{"file": file, "name": names[label]} for label, file in sorted(found.items())]
+
+
+def _facts(loaded: loading.Loaded, checkpoint: Path, folder: Path | None) -> Facts:
+    """What is known of the model, and what `cait eval` has measured of this checkpoint."""
+    from cait.extras import scores
+    from cait.extras.network_name import network_name
+
+    size, count = loaded.data.img_size, sum(parameter.numel() for parameter in loaded.network.parameters())
+    name = network_name(loaded.name, loaded.module.hparams.get("fields"))
+    facts = {
+        "Model": f"{name}, {count / 1e6:.1f} million parameters",
+        "Input": f"{size} × {size} pixels",
+        "Checkpoint": loaded.about.replace(f"{checkpoint.parent}/", ""),
+    }
+    with contextlib.suppress(UserError, KeyError):
+        about = scores.read(folder, checkpoint, "") if folder else {}
+        found = about["ema" if loaded.averaged else "raw"]
+        if "mAP" in found:
+            facts["Mean average precision"] = f"{found['mAP']:.4f} on {found['images']:,} validation images"
+        elif not about.get("tta"):
+            facts["Accuracy"] = f"{found['acc1']:.2f} % of {found['images']:,} validation images"
+            if len(loaded.class_names) > 5:
+                facts["Among the first 5"] = f"{found['acc5']:.2f} %"
+    return facts
+
+
+def _write_page(
+    loaded: loading.Loaded, folder: Path, title: str, facts: Facts, runtime: dict[str, bytes], samples: Samples
+) -> None:
+    from PIL import ImageColor
+
+    settings = values(loaded.data.preprocessing)
+    if settings["background"] is not None:  # browsers do not know all of Pillow's colours
+        settings["background"] = "#{:02x}{:02x}{:02x}".format(*ImageColor.getrgb(settings["background"]))
+    for file in PAGE.iterdir():
+        shutil.copyfile(file, folder / file.name)
+    for name, content in runtime.items():
+        (folder / name).write_bytes(content)
+    about = {
+        "title": title,
+        "class_names": loaded.class_names,
+        **loaded.task.metadata(),
+        "preprocessing": settings,
+        "samples": samples,
+        "bytes": (folder / MODEL).stat().st_size,
+        "facts": [*facts.items(), ("Runs with", f"onnxruntime-web {web_runtime.VERSION}")],
+    }
+    (folder / SETTINGS).write_text(json.dumps(about, ensure_ascii=False), encoding="utf-8")
+
+
+def _megabytes(path: Path) -> str:
+    return f"{path.stat().st_size / 1e6:.1f} MB"

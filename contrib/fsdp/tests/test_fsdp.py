@@ -1,0 +1,400 @@
+"""FSDP2 on two processes does what DDP does, and its checkpoints are as safe and as portable."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from harness import KIND, LIMIT, REPO, SMALL, Cait, ended, environment, free_port, rows, start
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from runs import filled_disk, torchrun, wait_for_steps
+from torch.utils._pytree import tree_flatten_with_path
+
+from cait import ckpt, disk
+from cait.errors import UserError
+from cait.guards import trainer_checks
+from cait.run import rundir
+from cait.run.checkpoints import DurableCheckpointIO, is_whole, newest_whole
+from contrib.fsdp import sharded
+from contrib.fsdp.strategy import FullyShardedStrategy
+
+FSDP = ["--trainer.devices=2", "--trainer.strategy=fsdp2"]
+RECIPE = [
+    *SMALL,
+    *FSDP,
+    "--trainer.max_epochs=3",
+    "--trainer.log_every_n_steps=1",
+    "--save_every_n_steps=3",
+    "--model.drop_path_rate=0.2",
+    "--data.num_workers=0",
+    "--ema.decay=0.9",
+]
+
+
+def pair(folder: Path, settings: dict | None = None, trainers: dict | None = None) -> list[dict]:
+    """What both processes of fsdp_pair.py found."""
+    port = free_port()
+    jobs = [
+        KIND(
+            [
+                sys.executable,
+                str(Path(__file__).with_name("fsdp_pair.py")),
+                json.dumps(settings or {}),
+                json.dumps(trainers or {}),
+            ],
+            cwd=folder,
+            env=environment() | {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
+    finally:
+        for job in jobs:
+            job.poll() is None and job.kill()
+    assert [job.returncode for job in jobs] == [0, 0], "\n".join(outputs)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
+    """A folder with the checkpoints of the runs of fsdp_pair.py, and what its processes found."""
+    folder = tmp_path_factory.mktemp("pair")
+    return folder, pair(folder)
+
+
+def checkpoint(folder: Path, name: str, generation: str = rundir.LAST) -> dict:
+    return ckpt.read_checkpoint(folder / name / generation)
+
+
+def differences(ours: dict, theirs: dict) -> dict[str, float]:
+    """The largest difference of each tensor of two checkpoints, whose keys, shapes, types and order are the same.
+
+    A key's bias moves all scores of a row alike, so the softmax cancels it. Its gradient is nothing but rounding,
+    which AdamW scales up: there is nothing to compare.
+    """
+    found = {}
+    parts = ("state_dict", "optimizer_states", "loops", "lr_schedulers")
+    sides = [
+        tree_flatten_with_path({part: side[part] for part in parts} | {"EMA": ckpt.average(side)})[0]
+        for side in (ours, theirs)
+    ]
+    biases = {i for i, name in enumerate(_trained(theirs)) if name.endswith("attn.k.bias")}
+    assert list(ours) == list(theirs)
+    for (place, one), (other_place, other) in zip(*sides, strict=True):
+        assert place == other_place
+        if isinstance(one, torch.Tensor):
+            assert (one.shape, one.dtype) == (other.shape, other.dtype), place
+            name = "".join(map(str, place))
+            if "attn.k.bias" not in name and not any(f"['state'][{i}]" in name for i in biases):
+                found[name] = float((one - other).abs().max()) if one.numel() else 0.0
+        else:
+            assert one == other or one != one, place
+    assert len(found) > 100
+    return found
+
+
+def _trained(checkpoint: dict) -> list[str]:
+    """The names of the parameters in the order of the optimizer's: those without weight decay come first."""
+    state = ckpt.weights(checkpoint)
+    plain = {name for name, weight in state.items() if weight.ndim <= 1 or name in ("pos_embed", "cls_token")}
+    return [name for name in state if name in plain] + [name for name in state if name not in plain]
+
+
+def test_two_processes_train_as_with_ddp(both: tuple[Path, list[dict]]) -> None:
+    folder, found = both
+    for each in found:
+        assert len(each["fsdp"]["losses"]) == 50
+        assert each["fsdp"]["losses"] == pytest.approx(each["ddp"]["losses"], abs=1e-5, nan_ok=True)
+        assert each["fsdp"]["decay"] == each["ddp"]["decay"]
+    assert [sum(loss != loss for loss in each["fsdp"]["losses"]) for each in found] == [0, 2]  # both were skipped
+    assert found[0]["fsdp"]["decay"]["blocks.0.gamma_1"] == 0
+    assert found[0]["fsdp"]["decay"]["blocks.0.attn.qkv.weight"] > 0
+    ours, theirs = checkpoint(folder, "fsdp"), checkpoint(folder, "ddp")
+    assert ours["optimizer_states"][0]["state"][0]["step"] == 48
+    assert max(differences(ours, theirs).values()) <= 1e-6  # the moving average among them
+
+
+def test_checkpoints_load_both_ways(both: tuple[Path, list[dict]]) -> None:
+    folder, found = both
+    for name, first in (("ddp-to-fsdp", "ddp"), ("fsdp-to-ddp", "fsdp")):
+        for each in found:
+            assert each[name]["losses"] == pytest.approx(each[first]["losses"][25:], abs=1e-5, nan_ok=True)
+        assert max(differences(checkpoint(folder, name), checkpoint(folder, first)).values()) <= 1e-6
+    assert (folder / "ddp-to-fsdp/last.ckpt").is_dir()
+    assert (folder / "fsdp-to-ddp/last.ckpt").is_file()
+
+
+def test_a_resumed_run_ends_with_the_same_bits(both: tuple[Path, list[dict]]) -> None:
+    folder, found = both
+    assert max(differences(checkpoint(folder, "fsdp-again"), checkpoint(folder, "fsdp")).values()) == 0
+    for each in found:
+        assert str(each["fsdp-again"]["losses"]) == str(each["fsdp"]["losses"][25:])
+
+
+def test_a_torn_folder_is_found(both: tuple[Path, list[dict]], tmp_path: Path) -> None:
+    whole = both[0] / "fsdp"
+    assert newest_whole(whole) == whole / "last.ckpt"
+    for name in sorted(path.name for path in (whole / "last.ckpt").iterdir()):
+        torn = tmp_path / name
+        shutil.copytree(whole, torn)
+        file = torn / "last.ckpt" / name
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+        assert newest_whole(torn) == torn / "previous.ckpt", name
+        file.unlink()
+        assert newest_whole(torn) == torn / "previous.ckpt", name
+    sums = tmp_path / sharded.REST / "previous.ckpt" / sharded.CHECKSUMS
+    content = sums.read_bytes()
+    for place in range(len(content)):  # as one that makes the name of a file that of another
+        sums.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        assert not is_whole(sums.parent), content[place : place + 20]
+    shutil.rmtree(tmp_path / sharded.REST / "previous.ckpt")
+    with pytest.raises(UserError, match=r"no checkpoint in .* is whole"):
+        newest_whole(tmp_path / sharded.REST)
+    with pytest.raises(UserError, match="not a whole checkpoint"):
+        ckpt.read_checkpoint(tmp_path / sharded.REST / "last.ckpt")
+
+
+def test_reading_a_folder_runs_no_code(both: tuple[Path, list[dict]], tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple:
+            return os.mkdir, (str(tmp_path / "evil"),)
+
+    for name in (sharded.METADATA, sharded.REST):
+        folder = tmp_path / name.strip(".") / "last.ckpt"
+        shutil.copytree(both[0] / "fsdp/last.ckpt", folder)
+        if name == sharded.METADATA:
+            (folder / name).write_bytes(pickle.dumps(Evil()))
+        else:
+            torch.save(Evil(), folder / name)
+        with pytest.raises(UserError, match="not a whole checkpoint"):
+            ckpt.read_checkpoint(folder)
+    assert not (tmp_path / "evil").exists()
+
+
+def test_folders_and_files_take_each_others_place(both: tuple[Path, list[dict]], tmp_path: Path) -> None:
+    last, previous = tmp_path / "last.ckpt", tmp_path / "previous.ckpt"
+
+    def step(place: Path) -> int:
+        return ckpt.read_checkpoint(place)["global_step"]
+
+    for generation in (rundir.PREVIOUS, rundir.LAST):
+        shutil.copytree(both[0] / "fsdp" / generation, beside := disk.scratch(last))
+        disk.replace(beside, last, previous)
+    assert (step(last), step(previous)) == (50, 25)
+    writer = DurableCheckpointIO()
+    for number in (51, 52, 53):  # a run that goes on with ddp
+        writer.save_checkpoint(dict(global_step=number, state_dict={}), last, {"previous": previous})
+        assert writer.error is None
+    assert (step(last), step(previous)) == (53, 52)
+    shutil.copytree(both[0] / "fsdp/last.ckpt", beside := disk.scratch(last))
+    disk.replace(beside, last, previous)
+    assert (step(last), step(previous)) == (50, 53)
+    # A kill between two renames; and a checkpoint half written.
+    previous.rename(tmp_path / f".previous.ckpt{disk.AWAY}")
+    (tmp_path / ".last.ckpt.123.tmp").mkdir()
+    (tmp_path / ".last.ckpt.123.tmp/__0_0.distcp").write_bytes(b"half")
+    disk.clear_scratch(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.ckpt", "previous.ckpt"]
+    assert step(previous) == 53
+
+
+def test_a_folder_that_somebody_still_reads_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("best.ckpt", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rest.pt").write_text(name)
+
+    def busy(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))  # as on NFS
+
+    monkeypatch.setattr("shutil.rmtree", busy)
+    disk.replace(tmp_path / "new", tmp_path / "best.ckpt")
+    disk.clear_scratch(tmp_path)
+    assert (tmp_path / "best.ckpt/rest.pt").read_text() == "new"
+    monkeypatch.undo()
+    disk.clear_scratch(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["best.ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("16-mixed", False), "--trainer.precision 16-mixed: fsdp2 takes 32-true or bf16-mixed"),
+        (("32-true", True), "--trainer.sync_batchnorm true"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(settings: tuple[str, bool], message: str) -> None:
+    strategy = FullyShardedStrategy()
+    strategy.parallel_devices = [torch.device("cpu")]
+    strategy.check("bf16-mixed", False)
+    with pytest.raises(UserError, match=message):
+        strategy.check(*settings)
+
+
+def test_the_setting_knows_the_strategy_by_name() -> None:
+    for name in ("fsdp2", "FSDP2", FullyShardedStrategy()):
+        trainer_checks.check_strategy(name)
+    with pytest.raises(UserError, match=r"--trainer.strategy fsdp3 is unknown; a run takes auto, ddp, ddp_.*fsdp2"):
+        trainer_checks.check_strategy("fsdp3")
+    with pytest.raises(UserError, match="runs save and resume with ddp, fsdp2 or on a single device, not FSDPStrategy"):
+        trainer_checks.check_strategy("fsdp")
+
+
+def test_another_writer_of_checkpoints_is_refused() -> None:
+    strategy = FullyShardedStrategy()
+    strategy.parallel_devices = [torch.device("cpu")]
+    strategy.checkpoint_io = DurableCheckpointIO()
+    strategy.check("32-true", False)
+    strategy.checkpoint_io = AsyncCheckpointIO(DurableCheckpointIO())
+    with pytest.raises(UserError, match="leave out plugins that write them"):
+        strategy.check("32-true", False)
+
+
+def test_what_shows_only_in_training_is_refused(both: tuple[Path, list[dict]]) -> None:
+    said = both[1][0]["refusals"]
+    assert both[1][1]["refusals"] == said
+    assert "Tied fails on images of [3, 8, 8]" in said["tied"]
+    assert "the network cannot be sharded" in said["scaled"]
+    assert "take another --model.optimizer" in said["adafactor"]
+    assert re.match("fsdp2 cannot run this step: .*; take another --model.optimizer", said["adamuon"])
+    assert "\n" not in said["adamuon"]
+    assert "they have 3 to 4 batches" in said["uneven"]
+
+
+CHECKPOINTED = dict(grad_checkpointing=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "trainers", "tolerance"),
+    [
+        (CHECKPOINTED, dict(accumulate_grad_batches=5), 1e-5),
+        (dict(compile=True), dict(gradient_clip_algorithm="value", gradient_clip_val=1e-3), 1e-5),
+        (dict(optimizer="lamb", layer_decay=0.7, fields=dict(norm="batchnorm")), {}, 1e-4),
+        (CHECKPOINTED, dict(precision="bf16-mixed"), 0.05),
+        (dict(optimizer="muon"), {}, 0.05),
+    ],
+    ids=["checkpointing and accumulation", "compiled and clipped by value", "lamb and batch norms", "bf16", "muon"],
+)
+def test_other_settings_train_as_with_ddp(settings: dict, trainers: dict, tolerance: float, tmp_path: Path) -> None:
+    found = pair(tmp_path, settings, trainers)
+    for each in found:
+        for name in ("ddp-to-fsdp", "fsdp-to-ddp", "fsdp"):
+            losses = each[name]["losses"]
+            assert losses == pytest.approx(each["ddp"]["losses"][-len(losses) :], abs=tolerance, nan_ok=True), name
+        assert str(each["fsdp-again"]["losses"]) == str(each["fsdp"]["losses"][25:])
+        assert each["fsdp"]["decay"] == each["ddp"]["decay"]
+    ours = checkpoint(tmp_path, "fsdp")
+    assert all(weight.dtype == torch.float32 for weight in ckpt.weights(ours).values() if weight.is_floating_point())
+    assert ours["state_dict"].keys() == checkpoint(tmp_path, "ddp")["state_dict"].keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [(2,), (3,), (2, 3), (3, 2)], ids=str)
+def test_muon_on_shares_is_muon_on_whole_tensors(processes: tuple[int, ...], tmp_path: Path) -> None:
+    """Whatever number of processes goes on from the checkpoint of another."""
+    for count in processes:
+        script = [str(Path(__file__).with_name("muon_share.py")), str(tmp_path / "last.ckpt")]
+        command = torchrun("--standalone", f"--nproc_per_node={count}", *script)
+        ran = subprocess.run(command, cwd=REPO, env=environment(), capture_output=True, text=True, timeout=LIMIT)
+        assert ran.returncode == 0, ran.stderr
+        assert float(ran.stdout) < 1e-4
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> Path:
+    """The run of RECIPE that nothing happened to."""
+    return ended(place, "whole", RECIPE)
+
+
+def assert_same(ours: Path, theirs: Path) -> None:
+    found = differences(*(ckpt.read_checkpoint(folder / "checkpoints/last.ckpt") for folder in (ours, theirs)))
+    assert max(found.values()) == 0
+    assert rows(ours) == rows(theirs)
+
+
+@pytest.mark.slow
+def test_killed_with_the_newest_checkpoint_torn(cait: Cait, tmp_path: Path, whole: Path) -> None:
+    folder = tmp_path / "logs/cut"
+    job = start(tmp_path, "fit", *RECIPE, "--run_name=cut")
+    wait_for_steps(folder, 30, job)
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+    shard = next((folder / "checkpoints/last.ckpt").glob("__1_*"))
+    shard.write_bytes(shard.read_bytes()[:-1000])
+    resumed = cait("resume", "cut")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "last.ckpt is damaged; going on from logs/cut/checkpoints/previous.ckpt\n" in resumed.stdout
+    assert_same(folder, whole)
+    assert not list((folder / "checkpoints").glob(".*"))
+
+
+@pytest.mark.slow
+def test_a_signal_saves(cait: Cait, tmp_path: Path, whole: Path) -> None:
+    folder = tmp_path / "logs/cut"
+    job = start(tmp_path, "fit", *RECIPE, "--save_every_n_steps=1000", "--run_name=cut")
+    wait_for_steps(folder, 26, job)
+    os.killpg(job.pid, signal.SIGTERM)
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode == 143, output
+    assert "make resume RUN=cut" in output
+    resumed = cait("resume", "cut")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same(folder, whole)
+
+
+@pytest.mark.slow
+def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, tmp_path: Path, whole: Path) -> None:
+    with filled_disk(cait, tmp_path, "16m", RECIPE, lambda run: assert_same(run, whole)) as run:
+        assert newest_whole(run / "checkpoints")
+        assert not [path for path in (run / "checkpoints").glob(".*") if not path.name.endswith(disk.AWAY)]
+
+
+@pytest.mark.slow
+def test_the_verbs_take_a_sharded_run(cait: Cait, tmp_path: Path, whole: Path) -> None:
+    folder = tmp_path / "logs/sharded"
+    shutil.copytree(whole, folder)
+    accuracy = max(float(row["val/acc1"]) for row in rows(folder) if row["val/acc1"])
+
+    def scored(*arguments: str) -> tuple[float, float]:
+        done = cait("eval", "sharded", *arguments)
+        assert done.returncode == 0, done.stderr
+        figures = json.loads((folder / rundir.EVALUATION).read_text())
+        return figures["raw"]["acc1"], figures["ema"]["acc1"]
+
+    one = ("--trainer.devices=1", "--trainer.strategy=auto")
+    sharded_scores = scored()
+    assert sharded_scores[0] == pytest.approx(accuracy, abs=1e-4)
+    assert scored(*one) == sharded_scores
+    for verb in (
+        ["export", "sharded", "--ema"],
+        ["visualize", "sharded"],
+        ["replay", "sharded", "--step=65"],
+        ["resume", "sharded", *one, "--trainer.max_epochs=4"],
+        ["resume", "sharded", "--trainer.max_epochs=5"],
+        ["resume", "sharded", "--trainer.strategy=ddp", "--trainer.max_epochs=6"],
+        ["resume", "sharded", "--trainer.devices=1", "--trainer.max_epochs=7"],
+    ):
+        done = cait(*verb)
+        assert done.returncode == 0, (verb, done.stderr)
+    fresh = ["fit", *SMALL, "--trainer.max_steps=1", "--model.weights=logs/sharded/checkpoints/last.ckpt"]
+    done = cait(*fresh)
+    assert done.returncode == 0, done.stderr
+    assert "weights from logs/sharded/checkpoints/last.ckpt" in done.stdout + done.stderr

@@ -1,0 +1,231 @@
+"""A CaiT folded for inference: the same logits from fewer operations. It cannot be trained.
+
+README.md has a table of what is folded away.
+
+On the CPU the linear layers are oneDNN's, with packed weights and GELU in the same pass, and attention takes one image
+at a time, whose maps stay in the cache.
+
+Shapes: B images, N patches, T class tokens, d = embed_dim, h heads, k = d / h channels a head.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cait.model.attention import ClassAttention, SelfAttention, merge_heads
+from cait.model.cait import CaiT, Mlp
+
+PART = 2**20
+"""The CPU takes at most so many numbers of tokens, B·N·d, at a time: what it computes next is still in the cache."""
+
+
+@torch.no_grad()
+def fold(network: nn.Module, portable: bool = False) -> nn.Module:
+    """Fold each CaiT in a network that is in evaluation. It changes the network; take the one that it returns.
+
+    A subclass of CaiT, which may read what is folded away, and weights in float16, where γW would vanish, stay as
+    they are.
+
+    Args:
+        network: images [B, C, S, S] to logits [B, num_classes].
+        portable: use only operators that every format of `cait export` knows.
+    """
+    found: list[Any] = [part for part in network.modules() if type(part) is CaiT]
+    for cait in found:
+        if cait.pos_embed.dtype == torch.float16 or hasattr(cait, "folded"):
+            continue
+        cait.folded = True
+        _fold_weights(cait)
+        packed = not portable and can_pack(cait.pos_embed)
+        for block in cait.modules():
+            for name, part in [*block.named_children()]:
+                if (form := _folded_form(part, portable, packed)) is not None:
+                    setattr(block, name, form)
+        if packed and cait is network:
+            network = InParts(cait)
+    return network.eval().requires_grad_(False)
+
+
+def can_pack(weights: Tensor) -> bool:
+    """Whether oneDNN can run linear layers of these weights here."""
+    on_x86 = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
+    return on_x86 and weights.device.type == "cpu" and weights.dtype == torch.float32
+
+
+def _folded_form(part: nn.Module, portable: bool, packed: bool) -> nn.Module | None:
+    """What takes the place of a part of the network, or None."""
+    if isinstance(part, ClassAttention) and not part.cosine:
+        return AbsorbedAttention(part)
+    if isinstance(part, SelfAttention) and part.talking_heads and not part.cosine and (portable or packed):
+        return TalkingHeads(part, packed)
+    if isinstance(part, Mlp) and packed and isinstance(part.act, nn.GELU):
+        return PackedMlp(part)
+    return None
+
+
+def _fold_weights(cait: CaiT) -> None:
+    """Fold what is a change of weights alone."""
+    for block in [*cait.blocks, *cait.blocks_token_only]:
+        attn, mlp = block.attn, block.mlp
+        readers = [attn.qkv] if isinstance(attn, SelfAttention) else [attn.q, attn.k, attn.v]
+        for name, linears in (("bias_qkv", readers), ("bias_proj", [attn.proj])):
+            _fold_bias(attn, name, linears)
+        if hasattr(mlp.bias_act, "bias"):
+            mlp.fc1.bias = _fixed(mlp.fc1.bias + mlp.bias_act.bias)
+            mlp.bias_act = nn.Identity()
+        for name, linear in (("bias_fc1", mlp.fc1), ("bias_fc2", mlp.fc2)):
+            _fold_bias(mlp, name, [linear])
+        _fold_norm(block, "norm1", readers)
+        _fold_norm(block, "norm2", [mlp.fc1])
+        for name, linear in (("gamma_1", attn.proj), ("gamma_2", mlp.fc2)):
+            if (gamma := getattr(block, name)) is not None:
+                _scale(linear, gamma)
+                setattr(block, name, None)
+        if not attn.cosine:
+            scales = torch.ones_like(readers[0].bias)
+            scales[: attn.proj.in_features] = attn.scale
+            _scale(readers[0], scales)
+            attn.scale = 1.0
+    _fold_norm(cait, "norm", cait.get_classifier())
+
+
+def _scale(linear: Any, factors: Tensor) -> None:
+    """γ(Wx + b) = (γW)x + γb"""
+    linear.weight, linear.bias = _fixed(factors[:, None] * linear.weight), _fixed(factors * linear.bias)
+
+
+def _fold_norm(owner: nn.Module, name: str, readers: Iterable[Any]) -> None:
+    """W(s·x + t) + b = (W·s)x + (Wt + b), for a layer norm's s and t."""
+    norm: Any = getattr(owner, name)
+    for linear in readers:
+        if linear.bias is None:
+            linear.bias = _fixed(linear.weight.new_zeros(linear.out_features))
+        if isinstance(norm, nn.LayerNorm):
+            linear.bias = _fixed(linear.bias + linear.weight @ norm.bias)
+            linear.weight = _fixed(linear.weight * norm.weight)
+    if isinstance(norm, nn.LayerNorm):
+        setattr(owner, name, nn.LayerNorm(norm.normalized_shape, norm.eps, elementwise_affine=False))
+
+
+def _fold_bias(owner: nn.Module, name: str, readers: Iterable[Any]) -> None:
+    """W(x + β) + b = Wx + (b + Wβ), for Fixup's scalar β."""
+    if (beta := getattr(getattr(owner, name), "bias", None)) is None:
+        return
+    for linear in readers:
+        added = beta * linear.weight.sum(dim=1)
+        linear.bias = _fixed(added if linear.bias is None else linear.bias + added)
+    setattr(owner, name, nn.Identity())
+
+
+def _fixed(values: Tensor) -> nn.Parameter:
+    return nn.Parameter(values.contiguous(), requires_grad=False)
+
+
+class InParts(nn.Module):
+    """A network that takes a batch part by part, each core a part of its own."""
+
+    def __init__(self, cait: Any) -> None:
+        super().__init__()
+        self.cait = cait
+        self.images = max(1, PART // cait.pos_embed.numel())
+
+    def forward(self, images: Tensor) -> Tensor:
+        threads = torch.get_num_threads()
+        parts = images.split(max(1, min(self.images, math.ceil(len(images) / threads))))
+        if threads == 1 or len(parts) == 1:
+            return torch.cat([self.cait(part) for part in parts])
+        one = partial(self._part, torch.is_inference_mode_enabled())
+        torch.set_num_threads(1)  # of this thread and of those that start now
+        try:
+            with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                return torch.cat([*pool.map(one, parts)])
+        finally:
+            torch.set_num_threads(threads)
+
+    def _part(self, inference: bool, part: Tensor) -> Tensor:
+        with torch.inference_mode() if inference else torch.no_grad():  # a thread does not inherit them
+            return self.cait(part)
+
+
+class PackedLinear(nn.Module):
+    """gelu(Wx + b), or Wx + b, in float32 on the CPU, with W in oneDNN's own order."""
+
+    def __init__(self, linear: nn.Linear, gelu: bool = False) -> None:
+        super().__init__()
+        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach()), linear.bias
+        self.after: Any = ("gelu", [], "none") if gelu else ("none", [], "")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, *self.after)
+
+
+class PackedMlp(nn.Module):
+    """`cait.model.cait.Mlp` with GELU and without γ."""
+
+    def __init__(self, mlp: Mlp) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = PackedLinear(mlp.fc1, gelu=True), PackedLinear(mlp.fc2)
+
+    def forward(self, x: Tensor, gamma: None = None) -> Tensor:
+        return self.fc2(self.fc1(x))
+
+
+class TalkingHeads(nn.Module):
+    """`cait.model.attention.SelfAttention` with talking heads, without γ and without a backward pass."""
+
+    def __init__(self, attn: SelfAttention, packed: bool) -> None:
+        super().__init__()
+        self.num_heads, self.packed = attn.num_heads, packed
+        self.qkv, self.proj = (PackedLinear(layer) if packed else layer for layer in (attn.qkv, attn.proj))
+        self.mix_l, self.mix_w = attn.proj_l.weight, attn.proj_w.weight
+        self.bias_w = _fixed(attn.proj_w.bias.repeat_interleave(attn.proj.in_features // attn.num_heads))
+
+    def forward(self, x: Tensor, gamma: None = None) -> Tensor:
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # [B, N, 3, h, k]
+        values = torch.cat([self._attend(image[None]) for image in qkv]) if self.packed else self._attend(qkv)
+        return self.proj(values + self.bias_w * qkv[:, :, 2].flatten(2).sum(dim=1, keepdim=True))
+
+    def _attend(self, qkv: Tensor) -> Tensor:
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
+        scores = q @ k.transpose(-2, -1)
+        weights = (self.mix_l @ scores.flatten(2)).view_as(scores).softmax(dim=-1)
+        return merge_heads((self.mix_w @ weights.flatten(2)).view_as(scores) @ v)
+
+
+class AbsorbedAttention(nn.Module):
+    """`cait.model.attention.ClassAttention` on the tokens themselves, without γ.
+
+    A class token's score for a token z is q·(W_k z + b_k) = (W_kᵀq)·z and a term that the softmax cancels; the mean of
+    the values is W_v times the mean of the tokens, and b_v. So no key or value is computed.
+    """
+
+    def __init__(self, attn: ClassAttention) -> None:
+        super().__init__()
+        self.queries, self.cls_in_keys, self.q = attn.queries, attn.cls_in_keys, attn.q
+        by_head = (attn.num_heads, -1, attn.q.in_features)  # [h, k, d]
+        self.keys, self.values = (_fixed(layer.weight.view(by_head)) for layer in (attn.k, attn.v))
+        self.proj = attn.proj
+        self.proj.bias = _fixed(attn.proj.bias + attn.proj.weight @ attn.v.bias)
+
+    def forward(self, z: Tensor, gamma: None = None) -> Tensor:
+        """[B, T + N, d] to [B, T, d]"""
+        maps = self.maps(z)
+        means = (maps.flatten(1, 2) @ self._read(z)).unflatten(1, maps.shape[1:3])  # [B, h, T, d]
+        return self.proj(merge_heads(means @ self.values.transpose(1, 2)))
+
+    def maps(self, z: Tensor) -> Tensor:
+        """The weights of the tokens, [B, h, T, keys]."""
+        q = self.q(z[:, : self.queries]).unflatten(-1, (len(self.keys), -1)).transpose(1, 2)  # [B, h, T, k]
+        asked = q @ self.keys  # [B, h, T, d]
+        return (asked.flatten(1, 2) @ self._read(z).transpose(1, 2)).unflatten(1, asked.shape[1:3]).softmax(dim=-1)
+
+    def _read(self, z: Tensor) -> Tensor:
+        return z if self.cls_in_keys else z[:, self.queries :]

@@ -1,0 +1,173 @@
+"""The folded network gives the logits of the network, and of timm's CaiT with the same weights."""
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from modules import FIELDS, module
+from networks import TINY, random_network
+from PIL import Image
+from torch import Tensor, nn
+
+from cait.extras.exporting import example, export
+from cait.model.cait import CaiT
+from cait.model.config import VARIANTS
+from cait.model.network import for_inference
+from cait.train.module import CaiTModule
+from contrib.inference import folded as folding
+
+BOTH = [False, True]
+SMALL = dict(img_size=32, num_classes=7)
+FORMS: dict[str, dict[str, Any]] = {
+    **{residual: {"residual": residual} for residual in ("plain", "rezero", "fixup", "t-fixup", "none", "scalar")},
+    "batchnorm": {"norm": "batchnorm"},
+    "leaky_relu": {"act": "leaky_relu"},
+    "cosine": {"attention": "cosine"},
+    "separate heads": {"talking_heads": False},
+    "no bias": {"qkv_bias": False},
+    "patches alone": {"cls_in_keys": False},
+    "unscaled class token": {"layer_scale_token_only": False},
+    "two tokens": {"distillation_token": True},
+    "two tokens among the patches": {"distillation_token": True, "class_token_at": 1},
+    "DeiT": {"class_token_at": 0, "depth_token_only": 0},
+    "mean of the patches": {"global_pool": "avg", "depth_token_only": 0},
+    "one channel": {"in_chans": 1},
+}
+
+
+def folded(network: nn.Module, portable: bool) -> nn.Module:
+    return folding.fold(copy.deepcopy(network).eval(), portable)
+
+
+@torch.no_grad()
+def assert_same_logits(found: nn.Module, expected: nn.Module, channels: int = 3, dtype: Any = torch.float32) -> None:
+    images = torch.randn(3, channels, 32, 32, generator=torch.Generator().manual_seed(1)).to(dtype)
+    logits: Tensor = expected.eval()(images)
+    assert logits.std() > 0.05
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(found(images), logits, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("portable", BOTH)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_logits_are_those_of_timm(name: str, portable: bool) -> None:
+    network = random_network(name, depth=3, **SMALL)
+    width = dict(embed_dim=network.config.embed_dim, num_heads=network.config.num_heads)
+    peer = timm.create_model("cait_xxs24_224", depth=3, **SMALL, **width)
+    peer.load_state_dict(network.state_dict())
+    found = folded(network, portable)
+    assert_same_logits(found, peer)
+    assert folding.fold(found, portable) is found  # it is folded once
+    assert_same_logits(found, peer)
+
+
+@pytest.mark.parametrize("portable", BOTH)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_keeps_its_logits(form: str, portable: bool) -> None:
+    fields = SMALL | dict(patch_size=8, embed_dim=32, num_heads=4, depth=2) | FORMS[form]
+    network = random_network(**fields)
+    found = folded(network, portable)
+    assert_same_logits(found, network, fields.get("in_chans", 3))
+    scales = [part for part in found.modules() if isinstance(part, nn.LayerNorm) and part.elementwise_affine]
+    assert not scales
+    assert not [name for name in found.state_dict() if "gamma" in name or ("bias_" in name and "bias_w" not in name)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_batch_is_taken_in_parts_by_all_threads(threads: int, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, before = random_network(depth=1, **SMALL), torch.get_num_threads()
+    monkeypatch.setattr(folding, "PART", 2 * network.pos_embed.numel())
+    seen: list[tuple[int, int, bool]] = []
+
+    def note(_: nn.Module, given: tuple[Tensor]) -> None:
+        seen.append((len(given[0]), torch.get_num_threads(), torch.is_inference_mode_enabled()))
+
+    found: Any = folded(network, False)
+    found.cait.register_forward_pre_hook(note)
+    torch.set_num_threads(threads)
+    try:
+        with mode():
+            assert_same_logits(found, network)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    inference = mode is torch.inference_mode
+    assert sorted(seen) == [(1, 1, inference), (2, 1, inference)]
+
+
+def test_half_precision_keeps_small_factors() -> None:
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float16)
+    network = random_network(**TINY).half().eval()
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if "gamma" in name:
+                parameter.fill_(1e-6)
+        assert torch.equal(folded(network, True)(images), network(images))
+    assert_same_logits(
+        folded(random_network(depth=1, **SMALL).bfloat16(), True),
+        random_network(depth=1, **SMALL).bfloat16(),
+        dtype=torch.bfloat16,
+    )
+
+
+def test_a_subclass_stays_as_it_is() -> None:
+    class Own(CaiT):
+        pass
+
+    network = Own(random_network(**TINY).config)
+    before = copy.deepcopy(network.state_dict())
+    assert for_inference(network) is network
+    assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+
+
+def test_predictions_follow_the_weights() -> None:
+    net = module(img_size=8)
+    net.eval_transform = lambda image: torch.zeros(3, 8, 8)
+    image = Image.new("RGB", (8, 8))
+    before = net.predict(image)
+    quick = net.twin.of(net)
+    assert isinstance(quick.model, folding.InParts)
+    assert net.training
+    assert net.predict(image) == before
+    assert net.twin.of(net) is quick
+    assert pickle.loads(pickle.dumps(copy.deepcopy(net).model)).state_dict().keys() == net.model.state_dict().keys()
+    with torch.no_grad():
+        net.model.head.bias[0] += 3.0
+    (best, *_) = net.predict(image)
+    assert best["index"] == 0
+    assert best["probability"] > before[0]["probability"]
+    net.model(torch.zeros(2, 3, 8, 8)).sum().backward()  # the module itself still trains
+    assert all(parameter.grad is not None for parameter in net.model.blocks.parameters())
+
+
+class Maps(CaiTModule):
+    """A module that reads a part of its network to predict."""
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        (maps, *_) = self.model.maps(batch[0]).class_attention
+        return super().predict_step(batch, batch_idx) * maps.sum(dim=-1).mean()
+
+
+def test_a_module_that_predicts_in_its_own_way_keeps_its_network() -> None:
+    net = Maps(img_size=8, num_classes=7, fields=FIELDS, lr_base_size=None)
+    net.eval_transform = lambda image: torch.zeros(3, 8, 8)
+    assert sum(best["probability"] for best in net.predict(Image.new("RGB", (8, 8)), top_k=7)) == pytest.approx(1)
+    assert type(net.twin.of(net).model) is CaiT
+
+
+def test_an_exported_network_has_fewer_operations(tmp_path: Path) -> None:
+    network = random_network(depth=2, **SMALL)
+    fewer, whole = (folded(network, True), network.eval())
+    counts = [
+        len(torch.export.export(each, **example((3, 32, 32)), strict=False).graph.nodes) for each in (fewer, whole)
+    ]
+    assert counts[0] < counts[1]
+    export(network, tmp_path / "model.pt2", "torch_export")
+    written = torch.export.load(tmp_path / "model.pt2")
+    assert not [name for name in written.state_dict if "gamma" in name]
+    assert_same_logits(written.module(), network)

@@ -1,0 +1,125 @@
+"""The images of a step: contact sheets of them, each with its caption and its boxes, and a table of all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from cait import disk
+from cait.data.transforms import Preprocessing
+from cait.extras import plots
+from contrib.replay.training_batches import Batch, SeenImage
+
+COLUMNS, ROWS = 8, 8
+"""Cells of a sheet."""
+WIDTH, HEIGHT = 1.5, 2.0
+"""Inches of a cell with its caption."""
+PASTED, ERASED = "#56B4E9", "#E69F00"
+"""Colours of the boxes: blue and orange."""
+FIELDS = (
+    *("step", "epoch", "batch", "process", "place", "file", "label", "share", "mixed", "partner", "partner_label"),
+    *("box", "erased", "repeat", "instead_of", "loss"),
+)
+"""Columns of the table."""
+
+
+@dataclass
+class Cell:
+    """An image uint8 [S, S, 3], the lines below it, and its boxes (top, left, height, width) by their colour."""
+
+    pixels: np.ndarray
+    caption: str
+    boxes: dict[str, tuple[int, int, int, int]]
+
+
+def pages(cells: Sequence[Cell], title: str) -> Iterator[Figure]:
+    """Figures of at most COLUMNS × ROWS cells; `title` stands above each."""
+    for first in range(0, len(cells), COLUMNS * ROWS):
+        shown = cells[first : first + COLUMNS * ROWS]
+        columns = min(COLUMNS, math.ceil(math.sqrt(len(shown))))
+        rows = math.ceil(len(shown) / columns)
+        figure, axes = plots.grid(rows, columns, max(WIDTH * columns, 6.5), HEIGHT * rows + 0.6)
+        figure.suptitle(title, fontsize=9)
+        for panel in axes.flat:
+            panel.axis("off")
+        for panel, cell in zip(axes.flat, shown, strict=False):
+            panel.imshow(cell.pixels, interpolation="auto")
+            panel.set_title(cell.caption, fontsize=6, y=0, pad=-3, va="top", linespacing=1.25, parse_math=False)
+            for colour, (top, left, height, width) in cell.boxes.items():
+                place = (left - 0.5, top - 0.5)
+                panel.add_patch(Rectangle(place, width, height, fill=False, color=colour, linewidth=1.2))
+        yield figure
+
+
+def write(
+    stem: Path,
+    step: int,
+    batches: Iterable[tuple[Batch, Sequence[float] | None]],
+    several: bool,
+    most: int,
+    preprocessing: Preprocessing,
+) -> list[Path]:
+    """Draw the images of a step in `stem`.png, `stem`-2.png, ..., and list them in `stem`.csv.
+
+    Args:
+        batches: of the step, each with the loss of its images, if known.
+        several: whether there are several batches.
+        most: images to draw at most; all are listed.
+        preprocessing: how the images were normalised.
+
+    Returns:
+        the files.
+    """
+    cells: list[Cell] = []
+    lines: list[list[Any]] = []
+    for batch, losses in batches:
+        for place, image in enumerate(batch.seen):
+            partner = None if image.partner is None else batch.seen[image.partner]
+            loss = losses[place] if losses else None
+            lines.append([step, *_line(image, partner), loss])
+            if len(cells) < most:
+                boxes = {colour: box for colour, box in ((PASTED, image.box), (ERASED, image.erased)) if box}
+                caption = _caption(image, partner, loss, several)
+                cells.append(Cell(plots.pixels(batch.images[place], preprocessing), caption, boxes))
+    epoch, first, last = image.epoch, lines[0][FIELDS.index("batch")], image.batch
+    which = f"batch {last}" if first == last else f"batches {first} to {last}"
+    title = f"step {step}: epoch {epoch}, {which}, {len(lines):,} images"
+    if len(cells) < len(lines):
+        title += f", the first {len(cells):,}"
+    if any(cell.boxes for cell in cells):
+        title += " (blue: pasted by CutMix, orange: erased)"
+    for stale in stem.parent.glob(f"{stem.name}-*.png"):  # of a replay that drew more
+        stale.unlink()
+    written = []
+    for number, figure in enumerate(pages(cells, title), 1):
+        written.append(stem.with_name(f"{stem.name}-{number}.png" if number > 1 else f"{stem.name}.png"))
+        plots.write(figure, written[-1])
+    disk.write_csv(stem.with_suffix(".csv"), FIELDS, lines)
+    return [*written, stem.with_suffix(".csv")]
+
+
+def _line(image: SeenImage, partner: SeenImage | None) -> list[Any]:
+    of_partner = (partner.file, partner.class_name) if partner else ("", "")
+    boxes = [" ".join(map(str, box or ())) for box in (image.box, image.erased)]
+    position = (image.epoch, image.batch, image.process, image.place, image.file, image.class_name)
+    return [*position, image.share, image.mixed, *of_partner, *boxes, image.repeat, image.instead_of]
+
+
+def _caption(image: SeenImage, partner: SeenImage | None, loss: float | None, several: bool) -> str:
+    labels = [_short(image.class_name)]
+    if partner:
+        labels = [f"{labels[0]} ({image.share:.2f})", f"+ {_short(partner.class_name)} ({1 - image.share:.2f})"]
+    position = f"p{image.process} b{image.batch} " if several else ""
+    losses = [] if loss is None else [f"loss {loss:.3f}"]
+    return "\n".join([f"{position}#{image.place} {_short(Path(image.file).name)}", *labels, *losses])
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 20 else f"{name[:10]}…{name[-9:]}"

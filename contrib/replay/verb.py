@@ -1,0 +1,121 @@
+"""`cait replay`: its options, and the checkpoint that it starts from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cait import ckpt, disk
+from cait.cli.options import TRUST, Options, replaced, split_trust
+from cait.errors import UserError, to_type
+from cait.run import rundir
+from cait.run.program import Program
+
+USAGE = """\
+cait replay RUN --step N [options] [settings of fit]
+       cait replay RUN --step N --data-only [...]
+       cait replay --config FILE --step N --data-only [...]"""
+DESCRIPTION = """\
+Show what training steps of a run saw and did: the images of the batch as the network got them, the loss and
+the norms of the gradients. Steps count from 0, as in metrics.csv. The run may still be training."""
+
+
+def replay(arguments: list[str], program: Program) -> None:
+    """Go through steps of a run again."""
+    named = [] if not arguments or arguments[0].startswith("-") else arguments[:1]
+    trusted, others = split_trust(arguments[len(named) :])
+    options = Options("replay", DESCRIPTION)
+    options.usage = USAGE
+    options.add_argument("--step", type=int, required=True, metavar="N", help="step to show, as metrics.csv counts")
+    options.add_argument("--count", type=int, default=1, metavar="K", help="steps in a row, from N on; default 1")
+    options.add_argument("--data-only", "--data_only", action="store_true", help="the images alone, without a model")
+    options.add_argument("--images", type=int, default=256, metavar="M", help="most images to draw; default 256")
+    options.add_argument("--ckpt_path", type=Path, metavar="FILE", help="checkpoint to begin from; default the nearest")
+    options.add_argument("--output", type=Path, metavar="DIR", help="folder to write to; default replay/ in the run's")
+    options.add_argument(TRUST, action="store_true", help="run the code that the run's config.yaml names")
+    asked, given = options.parse_known_args(others)
+    _check(asked, bool(named), given)
+    asked.folder = rundir.folder_of(named[0]) if named else None
+    asked.output = asked.output or (asked.folder / "replay" if named else Path("replay"))
+    disk.check_output(asked.output, folder=True)
+    settings = ["--config", str(rundir.config(asked.folder)), *given] if named else replaced("fit", given, program)
+    _choose_start(asked)
+    with _kept_start(asked):
+        _run(asked, settings, given, trusted, program)
+
+
+def _check(asked: Namespace, named: bool, settings: list[str]) -> None:
+    if asked.step < 0:
+        raise UserError(f"--step must be at least 0, got {asked.step}")
+    if min(asked.count, asked.images) < 1:
+        raise UserError("--count and --images must be at least 1")
+    if asked.data_only and asked.ckpt_path:
+        raise UserError("--data-only reads no checkpoint: leave out --ckpt_path")
+    configured = any(word.split("=")[0] in ("-c", "--config", "--paper") for word in settings)
+    if not named and not (asked.data_only and configured):
+        raise UserError(
+            f"which run? `{to_type('make replay RUN=NAME STEP=N', 'cait replay NAME --step N')}`; "
+            "a configuration without a run takes `cait replay --config FILE --step N --data-only`"
+        )
+
+
+def _choose_start(asked: Namespace) -> None:
+    """Set `asked.start`, the last whole checkpoint before the step, and `asked.data_state`, what all say of the data.
+
+    They are None without a checkpoint; replay then begins at the first step.
+    """
+    from cait.run.checkpoints import is_whole
+
+    asked.start, asked.data_state = asked.ckpt_path, None
+    nearest = -1
+    for name in (rundir.LAST, rundir.PREVIOUS, rundir.BEST) if asked.folder else ():
+        path = asked.folder / rundir.CHECKPOINTS / name
+        with contextlib.suppress(UserError):
+            checkpoint = ckpt.read_checkpoint(path, without=ckpt.TENSORS)
+            step = int(checkpoint["global_step"])
+            asked.data_state = asked.data_state or ckpt.data_state(checkpoint)
+            if nearest < step <= asked.step and not (asked.ckpt_path or asked.data_only) and is_whole(path):
+                nearest, asked.start = step, path
+
+
+@contextlib.contextmanager
+def _kept_start(asked: Namespace) -> Iterator[None]:
+    """Set `asked.ckpt_path` to a link to the checkpoint or a copy: a run that still trains replaces its own."""
+    if asked.ckpt_path or asked.start is None:
+        yield
+        return
+    asked.output.mkdir(parents=True, exist_ok=True)
+    asked.ckpt_path = disk.scratch(asked.output / "start.ckpt")
+    try:
+        _duplicate(asked.start, asked.ckpt_path)
+        sys.argv += ["--ckpt_path", str(asked.ckpt_path)]  # the processes that Lightning starts begin from the same one
+        yield
+    finally:
+        disk.remove(asked.ckpt_path)
+        with contextlib.suppress(OSError):  # it holds something
+            asked.output.rmdir()
+
+
+def _duplicate(path: Any, copy: Any) -> None:
+    """Link a file, or the files of a folder, under a second name; copy if the file system has no links."""
+    if os.path.isdir(path):
+        shutil.copytree(path, copy, copy_function=_duplicate)
+        return
+    try:
+        os.link(path, copy)
+    except OSError:
+        shutil.copyfile(path, copy)
+
+
+def _run(asked: Namespace, settings: list[str], given: list[str], trusted: bool, program: Program) -> None:
+    from cait.guards import trust
+    from contrib.replay.retraining import ReplayCLI
+
+    with trust.only_known(settings, given, trusted, builds=not asked.data_only) as configs:
+        ReplayCLI(asked, ["fit", *settings], program, configs)

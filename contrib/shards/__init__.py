@@ -1,0 +1,87 @@
+"""Shards: a data set in chunks, to train from a folder or straight from S3; `cait shards` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cait.errors import UserError
+from cait.plugins import Verb
+from cait.settings import check_at_least, check_choice, group
+
+VERBS = {
+    "shards": Verb(
+        "contrib.shards.verb:shards",
+        "pack a data set into chunks, to train from a folder or S3: cait shards DIR OUT",
+    )
+}
+
+INDEX = "shards.json"
+"""Classes, and size and checksum of every file; written last, so that shards with it are whole."""
+PLAN = ".plan.json"
+"""File in unfinished shards that says what they are made from."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """How shards are read. `root` may also be a folder of shards, "s3://bucket/folder" or "gs://bucket/folder".
+
+    Raises:
+        UserError: a setting is out of range.
+    """
+
+    data_dir: str | None = None
+    """For shards in a bucket it is the folder of their cache; None means data/cache."""
+    cache_gb: float = 20.0
+    """Largest size of the shards' cache, in 10⁹ bytes; the processes of a machine share it."""
+    order: Literal["published", "windowed"] = "published"
+    """"published" draws images from the whole set. "windowed" is for shards in a bucket that is larger than the cache:
+    it draws from `window` chunks at a time, see `contrib.shards.order.Windowed`."""
+    window: int = 8
+    """Chunks that the "windowed" order draws from."""
+
+    def __post_init__(self) -> None:
+        check_choice(self, {"order": ("published", "windowed")})
+        check_at_least(self, 1, "window")
+        if not self.cache_gb > 0:
+            raise UserError(f"cache_gb must be above 0, got {self.cache_gb}")
+
+
+LEARNT = ("data.order",)
+DATA_SETTINGS = "contrib.shards:Shards"
+
+
+def open_source(root: str, settings: Mapping[str, Any]) -> Any:
+    """The shards at `root`; None if there are none.
+
+    Raises:
+        UserError: this kind of address is not supported, or the shards in the folder are not finished.
+    """
+    if "://" in root:
+        if not root.startswith(("s3://", "gs://")):
+            raise UserError(f"{root}: shards are read from a folder, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER")
+    elif not (Path(root) / INDEX).is_file():
+        if (Path(root) / PLAN).is_file():
+            raise UserError(f"the shards in {root} are not finished: give the same `cait shards` command again")
+        return None
+    from cait.data.folder import Splits
+    from contrib.shards.source import ShardSource
+
+    return ShardSource(group(Splits, settings), group(Shards, settings))
+
+
+def image_order(source: Any, settings: Mapping[str, Any]) -> Any:
+    """The windowed order, if the settings ask for it; otherwise None.
+
+    Raises:
+        UserError: the settings do not suit the source.
+    """
+    if check := getattr(source, "check_reading", None):
+        check(settings)
+    if settings["order"] == "published" and "://" not in settings["root"]:
+        return None
+    from contrib.shards.order import choose
+
+    return choose(source, settings)

@@ -1,0 +1,249 @@
+"""Make shards of a data set, in several processes; a killed one goes on, and the files are the same."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import signal
+import struct
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils._pytree import tree_structure, treespec_dumps
+from torch.utils.data import DataLoader, Dataset
+
+from cait import disk
+from cait.data.dataset import Samples
+from cait.data.reading import UnreadableImageError, open_bytes
+from cait.data.source import DataSource
+from cait.errors import UserError
+from cait.file_lock import file_lock
+from contrib.shards import INDEX, PLAN
+from contrib.shards.pixels import Pixels, as_png
+from contrib.shards.source import TABLE, VERSION, chunk_name
+
+SEED = 0
+"""Seed of the order of training images in the chunks; each chunk is a random part of the set."""
+LARGEST = 2**32
+"""LitData's format can address chunks below this many bytes."""
+LITDATA = {
+    "data_format": ["bytes", "int"],
+    "data_spec": treespec_dumps(tree_structure((b"", 0))),
+    "item_loader": "PyTreeLoader",
+    "types": "json",
+} | dict.fromkeys(
+    ("chunk_bytes", "compression", "compression_batch_size", "compression_level", "encryption", "ipc_compression")
+)
+"""What LitData's index says of the items: pairs of bytes and a number."""
+Record = dict[str, Any]
+"""What is known of a chunk once it is made."""
+
+
+def make(
+    source: DataSource,
+    root: str,
+    splits: dict[str, str],
+    out: Path,
+    images: int,
+    workers: int,
+    pixels: Pixels | None = None,
+) -> Iterator[int]:
+    """Write shards of `source` to `out`, and yield the number of images of each chunk once it is made.
+
+    A chunk appears by a rename, so it is whole or absent. Nothing in it depends on other chunks, on the number of
+    processes or on earlier kills, as it would with `litdata.optimize`.
+
+    Args:
+        source: a prepared source of the data set `root`, with which its images' names begin.
+        splits: what the source calls its sets, by "train" and "val".
+        images: images in a chunk.
+        workers: processes.
+        pixels: how the training images are changed; those of validation never are, so scores stay what they were.
+
+    Raises:
+        UserError: an image cannot be read, or `out` cannot be used.
+    """
+    sets = {"train": source.train, "val": source.val}
+    names = {
+        split: [os.fsencode(samples.name(index)[len(root) + 1 :]) for index in range(len(samples))]
+        for split, samples in sets.items()
+    }
+    head = {"class_names": source.class_names, "images_per_chunk": images}
+    head |= {"pixels": pixels.used()} if pixels else {}
+    digests = {split: hashlib.sha256(b"\n".join(listed)).hexdigest() for split, listed in names.items()}
+    _check_empty(out)
+    with file_lock(out.parent / f".{out.name}.lock"):
+        _start_writing(out, json.dumps({**head, "splits": splits, "names": digests}))
+        chunks = Chunks(sets, out, images, pixels)
+        yield from DataLoader(chunks, None, num_workers=workers, worker_init_fn=_die_with_parent)
+        content: Record = {"version": VERSION, **head}
+        for split, listed in names.items():
+            content[split] = {"split": splits[split], **_finish(chunks, split, listed)}
+        os.sync()  # everything must be on disk before the index that marks it complete
+        _write(out / INDEX, f"{json.dumps(content)}\n".encode())
+        for left in (*out.glob("*/.chunk-*.json"), out / PLAN):
+            left.unlink()
+
+
+def _die_with_parent(worker: int) -> None:
+    if sys.platform == "linux":  # elsewhere a worker first finishes its chunk
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+def _write(path: Path, data: bytes) -> None:
+    with disk.whole(path) as beside:
+        beside.write_bytes(data)
+        disk.flush(beside)
+
+
+def _check_empty(out: Path) -> None:
+    """Raise UserError if there is something else than a part of shards."""
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / PLAN).is_file())):
+        raise UserError(f"{out} is not an empty folder; name another one for the shards")
+
+
+def _start_writing(out: Path, plan: str) -> None:
+    """Write the plan into a new folder. Raises UserError if the folder holds anything but a part of these shards."""
+    path = out / PLAN
+    if path.is_file():
+        if path.read_text() != plan:
+            raise UserError(f"{out} holds a part of other shards; remove it or name another folder")
+        disk.clear_scratch(out)
+        return
+    _check_empty(out)
+    for split in ("train", "val"):
+        (out / split).mkdir(parents=True, exist_ok=True)
+    _write(path, plan.encode())
+
+
+class Chunks(Dataset[int]):
+    """Chunks to be made: indexing makes a missing one and gives its number of images."""
+
+    def __init__(self, sets: dict[str, Samples], out: Path, images: int, pixels: Pixels | None) -> None:
+        self.sets, self.images = sets, images
+        self.pixels = {"train": pixels, "val": None}
+        shuffled = torch.randperm(len(sets["train"]), generator=torch.Generator().manual_seed(SEED)).numpy()
+        self.orders = {"train": shuffled, "val": np.arange(len(sets["val"]))}
+        """For each set, the images in the order in which they lie in the chunks."""
+        self.paths = {
+            split: [out / chunk_name(split, number) for number in range(-(-len(order) // images))]
+            for split, order in self.orders.items()
+        }
+        self.units = [(split, number) for split, paths in self.paths.items() for number in range(len(paths))]
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    def __getitem__(self, unit: int) -> int:
+        split, number = self.units[unit]
+        indices = self.orders[split][number * self.images : (number + 1) * self.images].tolist()
+        path = self.paths[split][number]
+        if not record_of(path).is_file():
+            samples, pixels = self.sets[split], self.pixels[split]
+            data, record = pack((encoded(samples, index, pixels) for index in indices), len(indices))
+            try:
+                _write(path, data)
+                _write(record_of(path), json.dumps(record).encode())  # last: it marks the chunk as complete
+            except OSError as error:
+                raise UserError(f"cannot write {path}: {error.strerror}") from error
+        return len(indices)
+
+
+def record_of(chunk: Path) -> Path:
+    """The file that marks a chunk as complete until all are made."""
+    return chunk.with_name(f".{chunk.name}.json")
+
+
+def pack(images: Iterable[tuple[bytes, int]], count: int) -> tuple[bytes, Record]:
+    """A chunk of `count` images and labels in LitData's format, and where the images lie in it.
+
+    In uint32 it holds `count`, the place of each item and the end. An item is the sizes of image and label in
+    uint32, the image, and the label in int64.
+
+    Raises:
+        UserError: the images are too large for one chunk.
+    """
+    labels, sizes, sums, items, places = [], [], [], [], [4 * (count + 2)]
+    for data, label in images:
+        labels.append(label)
+        sizes.append(len(data))
+        sums.append(zlib.crc32(data))
+        items.append(struct.pack("<II", len(data), 8) + data + struct.pack("<q", label))
+        places.append(places[-1] + len(items[-1]))
+        if places[-1] >= LARGEST:
+            raise UserError(f"a chunk of {count} images would have more than 4 GB: lower --images")
+    chunk = b"".join([np.array([count, *places], "<u4").tobytes(), *items])
+    return chunk, {
+        "size": len(chunk),
+        "sha256": hashlib.sha256(chunk).hexdigest(),
+        "labels": labels,
+        "starts": [place + 8 for place in places[:-1]],
+        "sizes": sizes,
+        "sums": sums,
+    }
+
+
+def encoded(samples: Samples, index: int, pixels: Pixels | None) -> tuple[bytes, int]:
+    """The bytes of an image's file, changed by `pixels` if it is given, and its label.
+
+    An image that is decoded already becomes a PNG file, which keeps the pixels, the alpha channel and the EXIF
+    orientation, so a run's settings apply as before.
+
+    Raises:
+        UserError: the image cannot be read.
+    """
+    try:
+        raw, label = samples[index]
+        if isinstance(raw, Image.Image):
+            data = as_png(raw, samples.name(index))
+        else:
+            with open_bytes(raw) as opened:
+                data = opened.read()
+        return pixels.stored(data, samples.name(index)) if pixels else data, label
+    except UnreadableImageError as error:
+        raise UserError(str(error)) from error
+    except OSError as error:
+        raise UserError(f"cannot read the image {samples.name(index)}: {error.strerror or error}") from error
+
+
+def _finish(chunks: Chunks, split: str, names: list[bytes]) -> Record:
+    """Write the table of a set and LitData's index of it, and give what shards.json says of the files."""
+    paths = chunks.paths[split]
+    records = [json.loads(record_of(path).read_text()) for path in paths]
+    file = BytesIO()
+    np.savez(file, **_table(records, chunks.orders[split], names))
+    table = file.getvalue()
+    _write(paths[0].with_name(TABLE), table)
+    listed = [
+        {"chunk_bytes": record["size"], "chunk_size": len(record["sizes"]), "dim": None, "filename": path.name}
+        for path, record in zip(paths, records, strict=True)
+    ]
+    index = {"chunks": listed, "config": {**LITDATA, "chunk_size": chunks.images}}
+    _write(paths[0].with_name("index.json"), json.dumps(index, sort_keys=True).encode())
+    return {
+        "table": [len(table), hashlib.sha256(table).hexdigest()],
+        "chunks": [[record["size"], record["sha256"]] for record in records],
+    }
+
+
+def _table(records: list[Record], order: np.ndarray, names: list[bytes]) -> dict[str, Any]:
+    """The arrays of `contrib.shards.source.ShardSamples`, in the order of the source."""
+    places = np.empty(len(order), np.int32)
+    places[order] = np.arange(len(order))
+    table: dict[str, Any] = {
+        "names": np.frombuffer(b"".join(names), np.uint8),
+        "ends": np.cumsum([len(name) for name in names], dtype=np.int64),
+        "places": places,
+    }
+    for name, kind in {"labels": np.int32, "starts": np.uint32, "sizes": np.uint32, "sums": np.uint32}.items():
+        table[name] = np.concatenate([np.array(record[name], kind) for record in records])[places]
+    return table

@@ -1,0 +1,123 @@
+"""What the runs of a study reached, by method and depth."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from cait import disk
+from cait.errors import UserError, one_line
+from cait.extras import curves
+from cait.run import rundir
+from contrib.study.grid import StudyRun, published
+
+RESULT = "result.json"
+"""File in the folder of each run: its settings and what it reached."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run reached on the validation set, in per cent."""
+
+    method: str
+    depth: int
+    seed: int
+    acc1: float
+    """The last value."""
+    best: float
+    loss: float
+    train_loss: float
+    """The last value that was logged."""
+    failed: bool
+    """Whether the run stopped giving finite gradients."""
+    seconds: float
+    paper: str | None
+    """As in `StudyRun`."""
+    is_place: bool
+
+    FIELDS = ("method", "depth", "seed", "acc1", "best", "loss", "train_loss", "failed", "seconds", "published")
+
+    @property
+    def published(self) -> float | None:
+        """The paper's top-1 on ImageNet in per cent."""
+        return published().get(self.paper or "")
+
+    def as_of(self, run: StudyRun) -> Result:
+        """This result as that of another run with the same settings."""
+        return replace(self, method=run.method, paper=run.paper, is_place=run.is_place)
+
+
+def result_of(run: StudyRun, folder: Path, seconds: float) -> Result:
+    """Read a run's result from its folder; accuracy is nan if it was never validated."""
+    try:
+        logged = curves.read(folder)
+    except UserError:
+        logged = {}
+    acc1, loss, train_loss = (
+        logged[name][1] if name in logged else [math.nan] for name in ("val/acc1", "val/loss", "train/loss")
+    )
+    return Result(
+        method=run.method,
+        depth=run.depth,
+        seed=run.seed,
+        acc1=acc1[-1],
+        best=max(acc1),
+        loss=loss[-1],
+        train_loss=train_loss[-1],
+        failed=(folder / rundir.NONFINITE).exists(),
+        seconds=round(seconds, 1),
+        paper=run.paper,
+        is_place=run.is_place,
+    )
+
+
+def write_result(folder: Path, settings: list[str], result: Result | None) -> None:
+    """Note the settings of a run and, once it has ended, its result."""
+    with disk.whole(folder / RESULT) as beside:
+        content = {"settings": settings, "result": result and asdict(result)}
+        beside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read_result(folder: Path) -> tuple[list[str] | None, Result | None]:
+    """(the settings of a run, its result); None for what is not written yet."""
+    path = folder / RESULT
+    if not path.is_file():
+        return None, None
+    try:
+        content = json.loads(disk.read_text(path, within=folder))
+        return content["settings"], content["result"] and Result(**content["result"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} is no result of a study; remove it: {one_line(error)}") from error
+
+
+class Table:
+    """Results of several seeds by method and depth; all of methods, or all of places."""
+
+    def __init__(self, results: Sequence[Result]) -> None:
+        self.results = results
+        self.methods = list(dict.fromkeys(result.method for result in results))
+        self.depths = sorted({result.depth for result in results})
+
+    def of(self, method: str, depth: int | None = None) -> list[Result]:
+        return [r for r in self.results if r.method == method and depth in (None, r.depth)]
+
+    def accuracy(self, method: str, depth: int | None = None) -> tuple[float, float] | None:
+        """Mean and standard deviation of the final top-1 over the seeds; None without a run."""
+        return mean_and_spread([result.acc1 for result in self.of(method, depth)])
+
+    def gain(self, method: str, first: int, last: int) -> tuple[float, float] | None:
+        """Mean and standard deviation over the seeds of the deeper network's gain."""
+        at_first = {result.seed: result.acc1 for result in self.of(method, first)}
+        return mean_and_spread([r.acc1 - at_first[r.seed] for r in self.of(method, last) if r.seed in at_first])
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float] | None:
+    """Mean and standard deviation of a sample; the deviation of one value is 0. None for no values."""
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return None
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0

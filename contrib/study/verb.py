@@ -1,0 +1,135 @@
+"""`cait study`: train the runs of a grid, several at a time, and draw what comes of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import time
+from concurrent.futures import as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.progress import Progress
+
+from cait import cores, disk
+from cait.cli.options import Options
+from cait.errors import UserError, console
+from cait.extras.runner import OUTPUT, Runner, failure
+from cait.run import rundir
+from cait.run.program import Program
+from contrib.study import report
+from contrib.study.grid import GRID, Grid, StudyRun
+from contrib.study.results import Result, read_result, result_of, write_result
+
+DESCRIPTION = """\
+Train CaiT and the rivals of LayerScale at several depths, and show whether depth pays. The
+grid is a YAML file. Runs that are done are not trained again; one that was interrupted is
+resumed. Further options go to every run, as --trainer.max_epochs 5."""
+
+
+def study(arguments: list[str], program: Program) -> None:
+    """Train the missing runs of the grid and write its tables and figures."""
+    given, settings = _parse(arguments)
+    grid = Grid(given.grid, given.size, given.data, settings)
+    disk.check_inside(given.out)
+    jobs = given.jobs or (1 if given.data else cores.share(1))
+    runs = StudyRuns(grid, given.out, jobs, Runner(program))
+    originals = grid.originals()
+    wanted = {run.name: run for run in originals.values()}
+    results = runs.finished()
+    if results:
+        print(f"{len(results)} of {len(wanted)} runs are done already")
+    results |= _train(runs, [run for name, run in wanted.items() if name not in results])
+    ordered = [results[originals[run.name].name].as_of(run) for run in grid.runs]
+    for path in _write(ordered, runs, given.data):
+        print(os.path.relpath(path))
+
+
+def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    options = Options("study", DESCRIPTION)
+    options.add_argument("--size", default="quick", help="size of the grid: quick, full or your own; default quick")
+    options.add_argument("--data", metavar="DIR", help="folder to train on instead of the embedded digits")
+    options.add_argument("--out", type=Path, default=rundir.LOGS / "study", metavar="DIR", help="default logs/study")
+    options.add_argument("--grid", type=Path, default=GRID, metavar="FILE", help="default the grid of the paper")
+    options.add_argument("--jobs", type=int, help="runs at a time; default one for each core, with --data 1")
+    given, settings = options.parse_known_args(arguments)
+    if given.jobs is not None and given.jobs < 1:
+        raise UserError(f"--jobs must be at least 1, got {given.jobs}")
+    if settings and not settings[0].startswith("--"):
+        raise UserError(f"`cait study` takes options only, not {settings[0]!r}; the folder of images is --data DIR")
+    return given, settings
+
+
+@dataclass(frozen=True)
+class StudyRuns:
+    """The runs of a study, in a folder each."""
+
+    grid: Grid
+    folder: Path
+    jobs: int
+    """Runs at a time, which share the cores."""
+    runner: Runner
+
+    def finished(self) -> dict[str, Result]:
+        """The existing results, by the name of the run; a UserError if one has other settings, finished or not."""
+        found = {}
+        for run in self.grid.runs:
+            folder = self.folder / run.name
+            settings, result = read_result(folder)
+            if settings is not None and settings != self.grid.arguments(run):
+                raise UserError(f"{folder} was trained with other settings; remove {self.folder} or give another --out")
+            if result is not None:
+                found[run.name] = result
+        return found
+
+    def train(self, run: StudyRun) -> Result | None:
+        """Train or resume one run in a process of its own; None if the study was stopped.
+
+        A UserError says that it failed for another reason than its gradients.
+        """
+        folder, start = self.folder / run.name, time.monotonic()
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = self.grid.arguments(run)
+        write_result(folder, settings, None)
+        # Threads that share cores would wait for each other.
+        variables = {"OMP_NUM_THREADS": str(cores.share(self.jobs))} if self.jobs > 1 else {}
+        status = self.runner.run(folder, [f"--config={self.grid.config}", *settings], variables)
+        if self.runner.stopped.is_set():
+            return None
+        result = result_of(run, folder, time.monotonic() - start)
+        if status and not result.failed:
+            raise UserError(f"the run {run.name} failed: {failure(folder, status)}; see {folder / OUTPUT}")
+        write_result(folder, settings, result)
+        shutil.rmtree(folder / rundir.CHECKPOINTS, ignore_errors=True)
+        return result
+
+
+def _train(runs: StudyRuns, missing: list[StudyRun]) -> dict[str, Result]:
+    """Train the missing runs, several at a time; return their results by name."""
+    results: dict[str, Result] = {}
+    if not missing:
+        return results
+    with Progress(speed_estimate_period=600, console=console()) as progress, runs.runner.threads(runs.jobs) as pool:
+        task = progress.add_task("runs", total=sum(run.depth for run in missing))
+        waiting = {pool.submit(runs.train, run): run for run in missing}
+        for future in as_completed(waiting):
+            run, result = waiting[future], future.result()
+            if result is not None:
+                results[run.name] = result
+                progress.advance(task, run.depth)
+                reached = f"{result.acc1:.2f} %{', failed' * result.failed}  {result.seconds:.0f} s"
+                progress.console.print(f"{len(results):>4} of {len(missing)}  {run.name}: {reached}")
+    return results
+
+
+def _write(results: list[Result], runs: StudyRuns, data: str | None) -> list[Path]:
+    """Write tables and figures; return their paths."""
+    folder, place = runs.folder, data or "the embedded digits"
+    written = [folder / "results.csv", folder / "study.md"]
+    report.write_csv(results, written[0])
+    report.write_report(results, written[1], f"Depth on {place}")
+    if any(not run.is_place for run in runs.grid.runs):
+        written.append(folder / "depth.png")
+        report.draw_depth(results, written[-1])
+    return written

@@ -1,3 +1,0 @@
-"""Attention with talking heads as a Triton kernel: --model.fields.attention_backend fused, on a GPU."""
-
-ATTENTION_BACKENDS = {"fused": "cait.extras.fused.backend:Fused"}
