@@ -110,7 +110,6 @@ ELSEWHERE = {
     "extras/fused/measure.py": "a cache of the account's own",
     "extras/demo/web_runtime.py": "a package that npm has fetched",
     "extras/runner.py": "what the run's process prints, appended",
-    "extras/sweep/workers.py": "its own locks",
     "extras/monitor/callback.py": "rows, appended to a run that is locked",
     "data/reading.py": "images",
     "extras/catalog/sets.py": "a data set",

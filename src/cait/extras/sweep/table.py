@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,58 +17,43 @@ from rich.table import Table
 
 from cait import ckpt
 from cait.errors import UserError, console, one_line
-from cait.extras import curves, plots
-from cait.extras.sweep import trials
+from cait.extras import plots
+from cait.extras.sweep import studies
 from cait.extras.sweep.search_space import SearchSpace
 from cait.run import rundir
 from cait.settings import as_text
 
-STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "running", "FAIL": "failed"}
-"""Optuna's names and those of the table, in its order."""
+STATES = ("complete", "pruned", "running", "waiting", "fail")
+"""Optuna's, in the order of the table."""
 CHANCE = 1.2
 """An accuracy up to so many times chance is hardly above it."""
 Row = dict[str, Any]
-"""A trial, by the columns of trials.csv: trial, state, the metric, epochs, seconds, run, the settings, cause."""
+"""A trial, by the columns of trials.csv: trial, state, the metric, validations, seconds, run, the settings, cause."""
 
 
 def read_rows(study: Study, search: SearchSpace, folder: Path) -> list[Row]:
-    """The trials, best first; then those stopped early, running and failed."""
-    rows: list[Row] = []
-    for trial in study.get_trials(deepcopy=False):
-        run, state = trials.trial_folder(folder, trial.number), STATES[trial.state.name]
-        epochs = _logged(run, "epoch")
-        rows.append(
-            {
-                "trial": trial.number,
-                "state": state,
-                search.metric: trial.value if state == "complete" else best_value(run, search),
-                "epochs": f"{max(epochs) + 1:.0f}" if epochs else "-",
-                "seconds": trial.user_attrs.get(trials.SECONDS),
-                "run": run,
-                **{name: trial.params.get(name) for name in search.axes},
-                "cause": trial.user_attrs.get(trials.CAUSE),
-            }
-        )
-
-    def place(row: Row) -> tuple[int, float]:
-        value = row[search.metric]
-        order = list(STATES.values()).index(row["state"])
-        return order, math.inf if value is None else -value if search.mode == "max" else value
-
-    return sorted(rows, key=place)
+    """The trials, best first; then those stopped early, running, interrupted and failed."""
+    tries = {place: last for place, last in studies.last_tries(study).items() if place < search.trials}
+    rows: list[Row] = [
+        {
+            "trial": place,
+            "state": trial.state.name.lower(),
+            search.metric: best(trial.intermediate_values.values(), search),
+            "validations": len(trial.intermediate_values),
+            "seconds": trial.duration.total_seconds() if trial.duration else None,
+            "run": studies.trial_folder(folder, place),
+            **{name: trial.params.get(name) for name in search.axes},
+            "cause": trial.user_attrs.get("cause"),
+        }
+        for place, trial in tries.items()
+    ]
+    sign = -1 if search.mode == "max" else 1
+    return sorted(rows, key=lambda row: (STATES.index(row["state"]), sign * (row[search.metric] or sign * math.inf)))
 
 
-def best_value(run: Path, search: SearchSpace) -> float | None:
-    """The best value of the metric that a run has logged, that of best.ckpt; None if it has logged none."""
-    values = _logged(run, search.metric)
+def best(values: Iterable[float], search: SearchSpace) -> Any:
+    """The best of a trial's values, that of best.ckpt; None if there are none."""
     return {"max": max, "min": min}[search.mode](values, default=None)
-
-
-def _logged(run: Path, metric: str) -> list[float]:
-    try:
-        return curves.read(run).get(metric, ([], []))[1]
-    except UserError:
-        return []
 
 
 def short(value: Any) -> str:
@@ -80,14 +65,14 @@ def show(rows: list[Row], search: SearchSpace) -> None:
     """Print the table, and below it why trials have failed."""
     screen = console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for label in ("trial", search.metric, "epochs", "s", *_labels(search)):
+    for label in ("trial", search.metric, "validations", "s", *_labels(search)):
         table.add_column(label, overflow="fold", justify="left" if label == "trial" else "right")
     for row in rows:
-        mark = {"complete": "", "pruned": "*"}.get(row["state"], f" {row['state']}")
+        mark = {"complete": "", "pruned": "*", "fail": " failed"}.get(row["state"], f" {row['state']}")
         value = "-" if row[search.metric] is None else f"{row[search.metric]:.5g}"
         seconds = "" if row["seconds"] is None else f"{row['seconds']:.0f}"
         settings = [short(row[name]) for name in search.axes]
-        table.add_row(f"{row['trial']}{mark}", value, row["epochs"], seconds, *settings)
+        table.add_row(f"{row['trial']}{mark}", value, str(row["validations"]), seconds, *settings)
     screen.print(table)
     if any(row["state"] == "pruned" for row in rows):
         screen.print("* stopped early: others were better by then")
@@ -97,21 +82,18 @@ def show(rows: list[Row], search: SearchSpace) -> None:
 
 
 def doubt(best: Row, search: SearchSpace) -> str:
-    """A line if the best trial is no better than chance; empty otherwise, and for other metrics than accuracy."""
-    value = best[search.metric]
-    if search.metric != "val/acc1" or value is None:
-        return ""
+    """A line if the best trial's accuracy is no better than chance; else nothing."""
     try:
         path = rundir.best_checkpoint(best["run"], "read")
         names = ckpt.class_names(ckpt.read_checkpoint(path, without=ckpt.TENSORS))
     except UserError:
-        return ""
-    chance = 100 / len(names) if names else 0.0
-    if value > CHANCE * chance:
+        names = None
+    value = best[search.metric]
+    if search.metric != "val/acc1" or not names or value is None or value > CHANCE * 100 / len(names):
         return ""
     return (
-        f"the best trial's {value:.4g} % is hardly above chance, which is {chance:.4g} %: its settings say nothing; "
-        "train the trials longer, or search other values"
+        f"the best trial's {value:.4g} % is hardly above chance, which is {100 / len(names):.4g} %: "
+        "its settings say nothing; train the trials longer, or search other values"
     )
 
 

@@ -171,9 +171,9 @@ def test_what_is_said_of_it(evaluated: dict) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--real=nowhere.json"], "nowhere.json do not exist"),
-        (["--real=real.json", "--data.val_split=train"], "real.json has labels for 301 images"),
-        (["--real=short.json", "--data.val_split=../v2-named"], "v2-named/n00/1.jpeg has none"),
+        (["--real=nowhere.json"], "cannot use the ReaL labels nowhere.json: "),
+        (["--real=real.json", "--data.val_split=train"], "real.json has not one list for each of the"),
+        (["--real=short.json", "--data.val_split=../v2-named"], "short.json has no image '1.jpeg'"),
         (["--v2=nowhere"], "nowhere does not exist"),
         (["--extra.a=nowhere"], "nowhere does not exist"),
         (["--extra.a=v2-short"], "v2-short holds class folders that the model does not know: 0, 1"),
