@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,13 @@ from optuna.importance import FanovaImportanceEvaluator
 from rich import box
 from rich.table import Table
 
-from cait import ckpt
-from cait.errors import UserError, console, one_line
-from cait.extras import plots
+from cait.errors import console, one_line
 from cait.extras.sweep import studies
 from cait.extras.sweep.search_space import SearchSpace
-from cait.run import rundir
 from cait.settings import as_text
 
 STATES = ("complete", "pruned", "running", "waiting", "fail")
 """Optuna's, in the order of the table."""
-CHANCE = 1.2
-"""An accuracy up to so many times chance is hardly above it."""
 Row = dict[str, Any]
 """A trial, by the columns of trials.csv: trial, state, the metric, validations, seconds, run, the settings, cause."""
 
@@ -48,7 +43,12 @@ def read_rows(study: Study, search: SearchSpace, folder: Path) -> list[Row]:
         for place, trial in tries.items()
     ]
     sign = -1 if search.mode == "max" else 1
-    return sorted(rows, key=lambda row: (STATES.index(row["state"]), sign * (row[search.metric] or sign * math.inf)))
+
+    def order(row: Row) -> tuple[int, float]:
+        value = row[search.metric]
+        return STATES.index(row["state"]), math.inf if value is None else sign * value
+
+    return sorted(rows, key=order)
 
 
 def best(values: Iterable[float], search: SearchSpace) -> Any:
@@ -65,7 +65,7 @@ def show(rows: list[Row], search: SearchSpace) -> None:
     """Print the table, and below it why trials have failed."""
     screen = console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for label in ("trial", search.metric, "validations", "s", *_labels(search)):
+    for label in ("trial", search.metric, "validations", "s", *(name.split(".")[-1] for name in search.axes)):
         table.add_column(label, overflow="fold", justify="left" if label == "trial" else "right")
     for row in rows:
         mark = {"complete": "", "pruned": "*", "fail": " failed"}.get(row["state"], f" {row['state']}")
@@ -81,39 +81,17 @@ def show(rows: list[Row], search: SearchSpace) -> None:
             screen.print(f"trial {row['trial']} failed: {row['cause']}")
 
 
-def doubt(best: Row, search: SearchSpace) -> str:
-    """A line if the best trial's accuracy is no better than chance; else nothing."""
-    try:
-        path = rundir.best_checkpoint(best["run"], "read")
-        names = ckpt.class_names(ckpt.read_checkpoint(path, without=ckpt.TENSORS))
-    except UserError:
-        names = None
-    value = best[search.metric]
-    if search.metric != "val/acc1" or not names or value is None or value > CHANCE * 100 / len(names):
-        return ""
-    return (
-        f"the best trial's {value:.4g} % is hardly above chance, which is {100 / len(names):.4g} %: "
-        "its settings say nothing; train the trials longer, or search other values"
-    )
-
-
-def _labels(search: SearchSpace) -> list[str]:
-    """The names of the axes, as short as they stay distinct."""
-    last = [name.split(".")[-1] for name in search.axes]
-    return [name if last.count(short) > 1 else short for name, short in zip(search.axes, last, strict=True)]
-
-
 def write_figures(study: Study, search: SearchSpace, folder: Path) -> Iterator[str]:
     """Draw Optuna's figures; for each, give its file or why there is none."""
     mpl.use("Agg")
-    drawing, evaluator = visualization.matplotlib, FanovaImportanceEvaluator(seed=search.seed)
-    wanted: dict[str, Callable[..., Any]] = {
+    drawing = visualization.matplotlib
+    importances = partial(drawing.plot_param_importances, evaluator=FanovaImportanceEvaluator(seed=search.seed))
+    wanted = {
         "history": drawing.plot_optimization_history,
-        "importance": partial(drawing.plot_param_importances, evaluator=evaluator),
+        "importance": importances,
         "parallel": drawing.plot_parallel_coordinate,
     }
     for name, draw in wanted.items():
-        path = folder / f"{name}.png"
         try:
             with warnings.catch_warnings(action="ignore"):  # of axes on which all trials have one value
                 figure = draw(study, target_name=search.metric).figure
@@ -121,6 +99,5 @@ def write_figures(study: Study, search: SearchSpace, folder: Path) -> Iterator[s
             yield f"no {name}: {one_line(error)}"
             continue
         figure.set_size_inches(10, 5)
-        with mpl.rc_context({"savefig.bbox": "tight"}):  # Optuna's labels do not fit
-            plots.write(figure, path)
-        yield str(path)
+        figure.savefig(folder / f"{name}.png", bbox_inches="tight")  # Optuna's labels do not fit
+        yield str(folder / f"{name}.png")

@@ -54,8 +54,6 @@ def sweep(arguments: list[str], program: Program) -> None:
     study = studies.load(folder)
     rows = table.read_rows(study, search, folder)
     table.show(rows, search)
-    if rows and (doubt := table.doubt(rows[0], search)):
-        print(f"warning: {doubt}")
     if rows and not given.show:
         disk.write_csv(folder / "trials.csv", list(rows[0]), [list(row.values()) for row in rows])
         print(os.path.relpath(folder / "trials.csv"))

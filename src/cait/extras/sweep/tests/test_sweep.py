@@ -13,14 +13,13 @@ from typing import Any
 
 import optuna
 import pytest
-import torch
 import yaml
 from harness import DEVICES, LIMIT, REPO, link_digits, start
 from optuna.trial import TrialState
 
 from cait.cli import main
 from cait.errors import UserError
-from cait.extras.sweep import studies, table
+from cait.extras.sweep import studies
 from cait.extras.sweep.search_space import SearchSpace
 from cait.extras.sweep.verb import check_values
 from cait.run.program import Program
@@ -164,24 +163,6 @@ def test_a_trial_is_stopped_at_the_validation_at_which_optuna_stops_it(tmp_path:
         assert (reports(), reports()) == (bool(number), bool(number))
         assert reports.values == values[: 2 if number else 3]
         study.tell(reports.trial, max(reports.values))
-
-
-@pytest.mark.parametrize(
-    ("metric", "value", "words"),
-    [
-        ("val/acc1", 11.5, "the best trial's 11.5 % is hardly above chance, which is 10 %"),
-        ("val/acc1", 30.0, ""),
-        ("val/loss", 2.3, ""),
-    ],
-)
-def test_a_best_trial_at_chance_is_doubted(metric: str, value: float, words: str, tmp_path: Path) -> None:
-    place = tmp_path / "trial-000/checkpoints/best.ckpt"
-    place.parent.mkdir(parents=True)
-    data = {"class_names": list("abcdefghij"), "depends_on": {}}
-    torch.save({"global_step": 1, "state_dict": {}, "ImageNetDataModule": data}, place)
-    told = table.doubt({"run": tmp_path / "trial-000", metric: value}, SearchSpace(write(tmp_path, metric=metric)))
-    assert told.startswith(words)
-    assert bool(told) == bool(words)
 
 
 def until(condition: Any, job: subprocess.Popen) -> None:
