@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
 from torchmetrics.classification import MulticlassCalibrationError
 from torchmetrics.functional.classification import binary_recall_at_fixed_precision
 from torchmetrics.utilities import dim_zero_cat
@@ -30,9 +30,9 @@ class CalibrationError(MulticlassCalibrationError):
     def compute(self) -> Any:
         """The scores by name, in per cent; the README lists them."""
         error = float(super().compute())
-        confidence, right = (dim_zero_cat(values).cpu() for values in (self.confidences, self.accuracies))
+        confidence, right = (dim_zero_cat(values).cpu().numpy() for values in (self.confidences, self.accuracies))
+        right = right.astype(bool)
         wanted = None if self.wanted is None else _reached(confidence, right, self.wanted)
-        confidence, right = confidence.numpy(), right.numpy().astype(bool)
         return {
             "calibration": {"ece": None if math.isnan(error) else 100 * error, "bins": _bins(confidence, right)},
             "thresholds": [_answered(confidence, right, threshold) for threshold in THRESHOLDS],
@@ -51,14 +51,15 @@ def _bins(confidence: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
     ]
 
 
-def _reached(confidence: Tensor, right: Tensor, accuracy: float) -> dict[str, float | None]:
+def _reached(confidence: np.ndarray, right: np.ndarray, accuracy: float) -> dict[str, float | None]:
     """The threshold with the most right answers of all whose answers have this accuracy; None if none has."""
-    recall, threshold = (
-        binary_recall_at_fixed_precision(confidence, right.int(), accuracy) if len(right) else (0.0, 0.0)
-    )
-    if not recall > 0:
+    recall = threshold = 0.0
+    if len(right):
+        preds, target = torch.from_numpy(confidence), torch.from_numpy(right).int()
+        recall, threshold = map(float, binary_recall_at_fixed_precision(preds, target, accuracy))
+    if recall == 0:
         return {"wanted": 100 * accuracy, "threshold": None, "coverage": 0.0, "accuracy": None}
-    return {"wanted": 100 * accuracy, **_answered(confidence.numpy(), right.numpy().astype(bool), float(threshold))}
+    return {"wanted": 100 * accuracy, **_answered(confidence, right, threshold)}
 
 
 def _answered(confidence: np.ndarray, right: np.ndarray, threshold: float) -> dict[str, float | None]:

@@ -56,19 +56,19 @@ def text(
     per_class = [(share, name) for name, share in scores["per_class"].items() if share is not None and share < 100]
     rows = [row for row in scores.get("thresholds", []) if row["threshold"] and row["accuracy"] is not None]
     several = of_several(scores["multi_label"]) if "multi_label" in scores else []
-    card = ModelCard.from_template(
-        _metadata(repo, scores, config, license),
-        template_path=str(Path(__file__).with_name("card.md")),
+    variables: dict[str, Any] = {
         **dict(repo=repo, scores=scores, about=about, images=images, tables=tables, cell=_cell, table=_table),
         **dict(data=config["data"], model=config["model"], dataset=_data_name(config), code=_code()),
-        network=network_name(about["model"], config["model"].get("fields")),
-        results=_results(scores),
-        weakest=sorted(per_class)[:WEAKEST],
-        by_class=_table(("class", *SEVERAL.values()), several),
-        answered=rows,
-        depends=data_state.get("depends_on", {}),
-        settings=yaml.safe_dump(_settings(config), sort_keys=False).strip(),
-    )
+        "network": network_name(about["model"], config["model"].get("fields")),
+        "results": _results(scores),
+        "weakest": sorted(per_class)[:WEAKEST],
+        "by_class": _table(("class", *SEVERAL.values()), several),
+        "answered": rows,
+        "depends": data_state.get("depends_on", {}),
+        "settings": yaml.safe_dump(_settings(config), sort_keys=False).strip(),
+    }
+    template = str(Path(__file__).with_name("card.md"))
+    card = ModelCard.from_template(_metadata(repo, scores, config, license), template, **variables)
     return f"{card}\n"
 
 

@@ -73,8 +73,8 @@ class SearchSpace:
         self.settings: Settings = flatten(self.content["settings"])
         self.axes = {str(name): self._axis(str(name), axis) for name, axis in self.content["space"].items()}
         self._check_names()
-        points = len(self.grid) if self.is_grid else math.inf
-        self.trials: int = min(self.content["trials"] or points, points)
+        wanted: list[int] = [self.content["trials"] or 0, len(self.grid) if self.is_grid else 0]
+        self.trials = min(number for number in wanted if number)
         self.metric: str = self.content["metric"]
         self.seed: int = self.content["seed"]
         self.direction: Any = self.content.get("direction") or self._direction()

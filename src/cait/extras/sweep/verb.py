@@ -26,7 +26,7 @@ terminal too, or on a second GPU, and both share the work."""
 
 
 def sweep(arguments: list[str], program: Program) -> None:
-    """Train the missing trials of a sweep and write its table and figures."""
+    """Train the missing trials of a sweep and write its table."""
     options = Options("sweep", DESCRIPTION)
     options.add_argument("space", metavar="SPACE.yaml", type=Path, help="what to search, a file")
     options.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time, each on its own GPU")
@@ -51,14 +51,11 @@ def sweep(arguments: list[str], program: Program) -> None:
         if not studies.has_begun(folder):
             check_values(search, program)
         Workers(search, folder, given.jobs, Runner(program, "trials")).train()
-    study = studies.load(folder)
-    rows = table.read_rows(study, search, folder)
+    rows = table.read_rows(studies.load(folder), search, folder)
     table.show(rows, search)
     if rows and not given.show:
         disk.write_csv(folder / "trials.csv", list(rows[0]), [list(row.values()) for row in rows])
         print(os.path.relpath(folder / "trials.csv"))
-        for line in table.write_figures(study, search, folder):
-            print(line)
         if rows[0]["state"] == "complete":
             _say_what_next(rows[0]["run"], search, program)
     if rows and all(row["state"] == "fail" for row in rows):

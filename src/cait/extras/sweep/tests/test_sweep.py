@@ -183,7 +183,7 @@ def ended(*jobs: subprocess.Popen) -> list[str]:
     return outputs
 
 
-def test_a_sweep_is_stopped_goes_on_and_draws(tmp_path: Path, digits_root: Path) -> None:
+def test_a_sweep_is_stopped_and_goes_on(tmp_path: Path, digits_root: Path) -> None:
     link_digits(tmp_path, digits_root)
     path, folder = str(write(tmp_path, trials=1, pruner="median")), tmp_path / "logs/tiny"
     job = start(tmp_path, "sweep", path)
@@ -199,7 +199,6 @@ def test_a_sweep_is_stopped_goes_on_and_draws(tmp_path: Path, digits_root: Path)
     with (folder / "trials.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert (row["val/acc1"], row["model.lr"]) == (str(trial.value), str(trial.params["model.lr"]))
-    assert {path.stem for path in folder.glob("*.png")} >= {"history", "parallel"}
     assert "make eval RUN=logs/tiny/trial-000" in output
 
 
@@ -225,6 +224,5 @@ def test_a_killed_sweep_goes_on_and_two_processes_share_it(tmp_path: Path, digit
     states = [trial.state.name for trial in studies.last_tries(studies.load(folder)).values()]
     assert states == ["FAIL", *["COMPLETE"] * 3]
     assert "trial 0 failed: 2 steps in a row gave no finite gradient" in outputs[0]
-    assert max(map(len, outputs[0].splitlines())) <= 100
     (shown,) = ended(start(tmp_path, "sweep", path, "--show"))
     assert "make" not in shown
