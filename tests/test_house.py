@@ -121,7 +121,6 @@ ELSEWHERE = {
     "extras/recipe/trial.py": "what the kernel says",
     "contrib/demo/web_runtime.py": "a package that npm has fetched",
     "extras/runner.py": "what the run's process prints, appended",
-    "extras/sweep/workers.py": "its own locks",
     "contrib/monitor/callback.py": "rows, appended to a run that is locked",
     "data/reading.py": "images",
     "extras/catalog/sets.py": "a data set",

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from cait.run.program import Program
 
 OUTPUT = "output.txt"
 """File in the folder of each run: what its process printed."""
+POLL = 1.0
+"""Seconds between two looks at a run."""
 
 
 class Runner:
@@ -35,7 +37,11 @@ class Runner:
         self._processes: set[subprocess.Popen[bytes]] = set()
 
     def run(
-        self, folder: Path, settings: Sequence[str], variables: Mapping[str, str], files: Sequence[int] = ()
+        self,
+        folder: Path,
+        settings: Sequence[str],
+        variables: Mapping[str, str],
+        is_enough: Callable[[], bool] = lambda: False,
     ) -> int:
         """Train a run to its end. If it has a checkpoint, resume it.
 
@@ -43,7 +49,7 @@ class Runner:
             folder: of the run.
             settings: arguments of `cait fit`, for a new run.
             variables: of the environment, beside those of this process.
-            files: descriptors that the run's process inherits.
+            is_enough: asked every second; once it says so, the run saves and stops.
 
         Returns:
             the exit status; below 0 the signal that ended the process, SIGTERM once the runs are stopped.
@@ -63,14 +69,19 @@ class Runner:
                 stderr=output,
                 env={**os.environ, **variables},
                 start_new_session=True,
-                pass_fds=files,
             )
         self._processes.add(process)
         if self.stopped.is_set():  # while the process started
             process.terminate()
-        status = process.wait()
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(POLL)
+                break
+            if is_enough():
+                process.terminate()
+                process.wait()
         self._processes.discard(process)
-        return status
+        return process.returncode
 
     @contextlib.contextmanager
     def threads(self, count: int) -> Iterator[ThreadPoolExecutor]:

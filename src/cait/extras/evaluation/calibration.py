@@ -2,55 +2,68 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
+from torchmetrics.classification import MulticlassCalibrationError
+from torchmetrics.functional.classification import binary_recall_at_fixed_precision
+from torchmetrics.utilities import dim_zero_cat
 
 BINS = 15
 THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
-def calibration(confidence: np.ndarray, right: np.ndarray) -> dict[str, Any]:
-    """The expected calibration error and the bins of its diagram, all in per cent.
-
-    Guo et al., "On Calibration of Modern Neural Networks" (arXiv 1706.04599): the mean over BINS bins of equal width,
-    weighted by their images, of |accuracy - confidence|.
+class CalibrationError(MulticlassCalibrationError):
+    """torchmetrics' error, and more of the probabilities that it keeps: of each image its predicted class's.
 
     Args:
-        confidence: the probability of the predicted class, [N].
-        right: whether it is the true one, [N].
+        wanted: accuracy, as a share, whose threshold to find; None finds none.
     """
-    place = np.ceil(confidence.astype(np.float64) * BINS).astype(int).clip(1, BINS) - 1  # (0, 1/15], (1/15, 2/15], ...
-    images, sure, hits = (np.bincount(place, weights, BINS) for weights in (None, confidence, right))
-    error = np.abs(hits - sure).sum() / max(len(right), 1)
-    bins = [
+
+    def __init__(self, num_classes: int, wanted: float | None = None) -> None:
+        super().__init__(num_classes, BINS, ignore_index=-1, validate_args=False)
+        self.wanted = wanted
+
+    def compute(self) -> Any:
+        """The scores by name, in per cent; the README lists them."""
+        error = float(super().compute())
+        confidence, right = (dim_zero_cat(values).cpu().numpy() for values in (self.confidences, self.accuracies))
+        right = right.astype(bool)
+        wanted = None if self.wanted is None else _reached(confidence, right, self.wanted)
+        return {
+            "calibration": {"ece": None if math.isnan(error) else 100 * error, "bins": _bins(confidence, right)},
+            "thresholds": [_answered(confidence, right, threshold) for threshold in THRESHOLDS],
+            "wanted_accuracy": wanted,
+        }
+
+
+def _bins(confidence: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
+    """Those of the diagram, of equal width."""
+    images, sure, hits = (
+        np.histogram(confidence, BINS, (0, 1), weights=weights)[0] for weights in (None, confidence, right)
+    )
+    return [
         {"images": int(count), "confidence": _percent(total, count), "accuracy": _percent(correct, count)}
         for count, total, correct in zip(images, sure, hits, strict=True)
     ]
-    return {"ece": 100 * float(error) if len(right) else None, "bins": bins}
 
 
-def thresholds(confidence: np.ndarray, right: np.ndarray) -> list[dict[str, float | None]]:
-    """What remains if answers below a probability are "don't know": coverage and accuracy in per cent."""
-    return [_answered(confidence, right, threshold) for threshold in THRESHOLDS]
-
-
-def reach(confidence: np.ndarray, right: np.ndarray, accuracy: float) -> dict[str, float | None]:
-    """The lowest threshold whose answers have at least this accuracy, a share; `threshold` is None if none has.
-
-    Images of the same confidence are answered together.
-    """
-    order = np.argsort(-confidence, kind="stable")
-    ordered, hits = confidence[order], np.cumsum(right[order])
-    last = np.append(ordered[1:] != ordered[:-1], True) if len(ordered) else np.array([], bool)
-    enough = np.flatnonzero(last & (hits >= accuracy * np.arange(1, len(ordered) + 1) - 1e-9))
-    if not len(enough):
+def _reached(confidence: np.ndarray, right: np.ndarray, accuracy: float) -> dict[str, float | None]:
+    """The threshold with the most right answers of all whose answers have this accuracy; None if none has."""
+    recall = threshold = 0.0
+    if len(right):
+        preds, target = torch.from_numpy(confidence), torch.from_numpy(right).int()
+        recall, threshold = map(float, binary_recall_at_fixed_precision(preds, target, accuracy))
+    if recall == 0:
         return {"wanted": 100 * accuracy, "threshold": None, "coverage": 0.0, "accuracy": None}
-    return {"wanted": 100 * accuracy, **_answered(confidence, right, float(ordered[enough[-1]]))}
+    return {"wanted": 100 * accuracy, **_answered(confidence, right, threshold)}
 
 
 def _answered(confidence: np.ndarray, right: np.ndarray, threshold: float) -> dict[str, float | None]:
+    """What remains if answers below a probability are "don't know"."""
     answered = confidence >= threshold
     return {
         "threshold": threshold,
@@ -69,7 +82,7 @@ def diagram(found: Mapping[str, Mapping[str, Any]]) -> Any:
     On the dashed line the accuracy is the confidence.
 
     Args:
-        found: results of `calibration`, by title.
+        found: `calibration` of `CalibrationError.compute`, by title.
     """
     from cait.extras import plots  # matplotlib takes a second to import
 
@@ -77,9 +90,8 @@ def diagram(found: Mapping[str, Mapping[str, Any]]) -> Any:
     centres = (np.arange(BINS) + 0.5) * 100 / BINS
     for column, (title, calibrated) in enumerate(found.items()):
         above, below = axes[:, column]
-        heights = [each["accuracy"] or 0.0 for each in calibrated["bins"]]
         above.plot([0, 100], [0, 100], color="#999999", linewidth=1, linestyle="--", zorder=3)
-        above.bar(centres, heights, 100 / BINS, edgecolor="white")
+        above.bar(centres, [each["accuracy"] or 0.0 for each in calibrated["bins"]], 100 / BINS, edgecolor="white")
         error = "no images" if calibrated["ece"] is None else f"calibration error {calibrated['ece']:.1f} %"
         above.set(title=f"{title}: {error}", ylabel="accuracy in %", xlim=(0, 100), ylim=(0, 100))
         below.bar(centres, [each["images"] for each in calibrated["bins"]], 100 / BINS, edgecolor="white")

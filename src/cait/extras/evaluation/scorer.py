@@ -101,7 +101,7 @@ class Evaluation(Callback):
         if self.config.real is None and not is_imagenet(names):
             return None
         try:
-            return real_labels(self.config.real, self.data.val_images.samples, len(names))
+            return real_labels(self.config.real, self.data.val_images.samples)
         except UserError as error:
             if self.config.real is not None:
                 raise

@@ -98,5 +98,7 @@ def _send(api: Any, stage: Path, repo: str, private: bool) -> bool:
         raise UserError(reasons.get(status, f"the Hub answered {status} for {repo}: {message}")) from error
     except UserError:
         raise
+    except ValueError as error:  # such as a license that it does not know
+        raise UserError(f"the Hub refuses the upload: {one_line(error)}") from error
     except Exception as error:  # of whichever HTTP library the Hub's client uses
         raise UserError(f"cannot reach {api.endpoint}: {one_line(error) or type(error).__name__}") from error

@@ -26,47 +26,39 @@ terminal too, or on a second GPU, and both share the work."""
 
 
 def sweep(arguments: list[str], program: Program) -> None:
-    """Train the missing trials of a sweep and write its table and figures."""
+    """Train the missing trials of a sweep and write its table."""
     options = Options("sweep", DESCRIPTION)
-    options.add_argument("space", metavar="SPACE.yaml", type=Path, nargs="?", help="what to search, a file")
+    options.add_argument("space", metavar="SPACE.yaml", type=Path, help="what to search, a file")
     options.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time, each on its own GPU")
     options.add_argument("--show", action="store_true", help="only show the table of what is done so far")
     given = options.parse_args(arguments)
-    if given.space is None:
-        example = os.path.relpath(Path(__file__).with_name("digits.yaml"))
-        raise UserError(f"which space? `{to_type(f'make sweep SPACE={example}', f'cait sweep {example}')}`")
     if given.jobs < 1:
         raise UserError(f"--jobs must be at least 1, got {given.jobs}")
     try:
         import_module("optuna")
     except ImportError as error:
         raise UserError(f"a sweep needs Optuna: {to_install('[sweep]')}") from error
-    from cait.extras.sweep import table, trials
+    from cait.extras.sweep import studies, table
     from cait.extras.sweep.search_space import SearchSpace
     from cait.extras.sweep.workers import Workers
 
-    search = SearchSpace.read(given.space)
+    search = SearchSpace(given.space)
     folder = rundir.LOGS / search.name
     disk.check_inside(folder)
     if (folder / rundir.CONFIG).exists():
         raise UserError(f"{folder} is a run; give {given.space} another `name:`")
     if not given.show:
-        if not trials.has_begun(folder):
+        if not studies.has_begun(folder):
             check_values(search, program)
         Workers(search, folder, given.jobs, Runner(program, "trials")).train()
-    study = trials.open_study(folder)
-    rows = table.read_rows(study, search, folder)
+    rows = table.read_rows(studies.load(folder), search, folder)
     table.show(rows, search)
-    if rows and (doubt := table.doubt(rows[0], search)):
-        print(f"warning: {doubt}")
     if rows and not given.show:
         disk.write_csv(folder / "trials.csv", list(rows[0]), [list(row.values()) for row in rows])
         print(os.path.relpath(folder / "trials.csv"))
-        for line in table.write_figures(study, search, folder):
-            print(line)
         if rows[0]["state"] == "complete":
             _say_what_next(rows[0]["run"], search, program)
-    if rows and all(row["state"] == "failed" for row in rows):
+    if rows and all(row["state"] == "fail" for row in rows):
         raise UserError(f"all {len(rows)} trials have failed; the first: {rows[0]['cause']}")
 
 
