@@ -394,7 +394,8 @@ def test_the_rules_look_at_what_a_network_is_made_of(name: str, side: int, size:
 
 
 @pytest.mark.parametrize(
-    ("image", "side", "size"), [(4e-3, 480, 160), (1e-3, 480, 224), (1e-3, 60, 96), (1e-3, 70, 128), (0.15, 480, 128)]
+    ("image", "side", "size"),
+    [(4e-3, 480, 224), (8e-3, 480, 192), (3e-2, 480, 96), (1e-3, 48, 128), (1e-3, 90, 160), (0.15, 480, 128)],
 )
 def test_weights_see_the_largest_images_for_which_there_is_time(image: float, side: int, size: int) -> None:
     folder = replace(PHOTOGRAPHS, side=side)
