@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 SMALL = 64
 """Images up to this size, in pixels, are trained on as they are."""
-SIZES, LEAST = (224, 192, 160, 128, 96, 64), (96, 128)
-"""Sizes that networks other than the recipe's own may see, in pixels; for weights the least, and up to which images are
-enlarged at least."""
+SIZES = (224, 192, 160, 128, 96, 64)
+"""Sizes that networks other than the recipe's own may see, in pixels."""
+LEAST, ENLARGED = 96, 128
+"""The least size for weights, and the one to which even the smallest images are enlarged for them."""
 ENOUGH = {"scratch": 25.0, "weights": 3.0}
 """Epochs that should fit in the time at the size that is chosen."""
 RATES = {"muon": 6e-3, "lion": 3e-4, "lamb": 5e-3, "sgd": 0.05, "nesterov": 0.05, "momentum": 0.05}
@@ -220,12 +221,12 @@ def as_they_are(folder: Survey, recipe: Recipe) -> tuple[int, str] | None:
 def as_time_allows(folder: Survey, recipe: Recipe, measure: Trial) -> tuple[int, str]:
     """The largest size with which enough epochs fit, or the smallest that the network takes.
 
-    Weights have seen large images. Their features of small ones are worse, which a few more epochs do not make good, so
-    these are enlarged, to twice their size. A head that is solved needs one pass without gradients, a third of an epoch.
+    Weights have seen large images. Their features of small ones are worse, which more epochs do not make good, so these
+    are enlarged, to twice their size. A head that is solved needs one pass without gradients, a third of an epoch.
     """
     sizes, enough = [*SIZES], ENOUGH["scratch"]
     if recipe.weights:
-        sizes = [size for size in SIZES if LEAST[0] <= size <= max(LEAST[1], 2 * folder.side)]
+        sizes = [size for size in SIZES if LEAST <= size <= max(ENLARGED, 2 * folder.side)]
         enough = 1 / 3 if recipe.trains_head_alone else ENOUGH["weights"]
     fitting: dict[int, float] = {}
     for size in sizes:

@@ -547,9 +547,9 @@ def test_weights_keep_their_network_and_are_trained_gently() -> None:
 
 def test_a_head_alone_is_solved_and_sees_larger_images() -> None:
     """The setting is an extra's. Whether it is here is for the run to say."""
+    slow, named = Typical(8e-3), {"model.name": "timm/resnet10t"}
     whole, frozen = (
-        choose(PHOTOGRAPHS, TWO_CORES, {"model.name": "timm/resnet10t", "model.freeze": freeze}, Typical(), PUBLISHED)
-        for freeze in (False, True)
+        choose(PHOTOGRAPHS, TWO_CORES, named | {"model.freeze": freeze}, slow, PUBLISHED) for freeze in (False, True)
     )
     assert frozen.settings["data.img_size"] > whole.settings["data.img_size"]
     assert dict(frozen.lines)["length"] == "no epoch: the head is solved on 2 cores"
