@@ -41,6 +41,12 @@ def test_why_a_run_failed(tmp_path: Path) -> None:
         assert failure(folder, Runner(other(tmp_path, code)).run(folder, [], {})) == reason
 
 
+def test_a_run_is_stopped_once_it_is_enough(tmp_path: Path) -> None:
+    runner = Runner(other(tmp_path, "import time; print('here', flush=True); time.sleep(600)"))
+    started = (tmp_path / OUTPUT).exists
+    assert runner.run(tmp_path, [], {}, lambda: started() and bool((tmp_path / OUTPUT).read_text())) == -signal.SIGTERM
+
+
 def test_an_error_beside_runs_ends_them(tmp_path: Path) -> None:
     runner, statuses = Runner(other(tmp_path, "import time; time.sleep(600)")), []
 

@@ -16,7 +16,10 @@ from filelock import BaseFileLock, FileLock, SoftFileLease, Timeout
 from cait.errors import UserError, printable
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
-"""What `flock` answers on a file system without locks, as Lustre mounted without `flock`, or NFS 3 without lockd."""
+"""What `flock` answers on a file system without locks, as Lustre mounted without `flock`, or NFS 3 without lockd.
+
+filelock's own fallback knows ENOSYS alone, and no other machine takes over the soft lock that it falls back to.
+"""
 LEASE, RENEWAL = 60.0, 15.0
 """Seconds after which a lease that nobody renews is taken over, and between two renewals."""
 QUIET = 20.0

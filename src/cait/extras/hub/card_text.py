@@ -41,7 +41,7 @@ def text(
     license: str | None = None,
     tables: Sequence[Results] = (),
 ) -> str:
-    """The card, from the template card.md, with the metadata of the Hub in front.
+    """The card, from the template card.jinja, with the metadata of the Hub in front.
 
     Args:
         repo: the model's name on the Hub, owner/name.
@@ -67,7 +67,7 @@ def text(
         "depends": data_state.get("depends_on", {}),
         "settings": yaml.safe_dump(_settings(config), sort_keys=False).strip(),
     }
-    template = str(Path(__file__).with_name("card.md"))
+    template = str(Path(__file__).with_name("card.jinja"))
     card = ModelCard.from_template(_metadata(repo, scores, config, license), template, **variables)
     return f"{card}\n"
 
