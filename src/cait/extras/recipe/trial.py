@@ -23,7 +23,6 @@ from cait import plugins
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras.recipe.anatomy import arguments_of
 from cait.extras.recipe.duration import Pace
-from cait.extras.recipe.rules import Recipe
 from cait.extras.recipe.survey import Survey
 from cait.model.network import NetworkSettings
 from cait.settings import flatten
@@ -69,15 +68,15 @@ class Trial:
     def __init__(self, folder: Survey) -> None:
         self.folder = folder
 
-    def step(self, recipe: Recipe, size: int) -> float | None:
+    def step(self, recipe: Any, size: int) -> float | None:
         """Seconds to train the network on an image of `size` pixels; None if it does not take such images."""
         return quietly(lambda: time_step(recipe.held(), size))
 
-    def run(self, recipe: Recipe) -> Pace | None:
+    def run(self, recipe: Any) -> Pace | None:
         """The pace of the run; None if it cannot run, which the run then reports."""
         return quietly(lambda: time_run(recipe.held(), self.folder))
 
-    def domain(self, recipe: Recipe) -> tuple[float, float] | None:
+    def domain(self, recipe: Any) -> tuple[float, float] | None:
         """Top-1 of logistic regressions on the features of the weights and on the pixels; None if there are none."""
         return quietly(lambda: compare(recipe.held()))
 
