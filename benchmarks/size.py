@@ -38,22 +38,22 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "lines of model, data, train, run and cli": Limit(7850, 6700),
-    "lines of all source without tests": Limit(21510, 19000),
+    "lines of model, data, train, run and cli": Limit(8030, 6700),
+    "lines of all source without tests": Limit(20960, 12500),
     "lines of contrib without tests": Limit(4500, 4500),
     "lines of contrib's tests": Limit(3850, 3850),
-    "modules that `fit` of one step loads": Limit(106, 55),
+    "modules that `fit` of one step loads": Limit(99, 75),
     "of them in the core": Limit(58, 55),
     "files of a batch": Limit(12, 12),
     "lines of a batch": Limit(2000, 2000),
     "files of a step": Limit(12, 12),
-    "lines of a step": Limit(1840, 1700),
+    "lines of a step": Limit(1860, 1700),
     "files of a checkpoint and its resume": Limit(14, 14),
-    "lines of a checkpoint and its resume": Limit(2860, 2600),
+    "lines of a checkpoint and its resume": Limit(2890, 2600),
     "file names in two rooms of the core": Limit(0, 0),
     "constructors with more than 20 parameters": Limit(0, 0),
     "scripts in benchmarks": Limit(15, 15),
-    "lines of benchmarks": Limit(3115, 2800),
+    "lines of benchmarks": Limit(3120, 2800),
 }
 
 

@@ -24,7 +24,6 @@ from cait.model import network
 from cait.model.config import VARIANTS
 from cait.model.initialization import difference
 from cait.model.network import InitialWeights, NetworkSettings
-from cait.model.weights import ANEW
 from cait.settings import Given, flat, save_hyperparameters, take_from_data
 from cait.train.losses import DistillationSettings, LossSettings
 from cait.train.metrics import task_named
@@ -155,6 +154,8 @@ class CaiTModule(LightningModule):
             own_classes = self._class_names() if self.initial_weights.weights is not None else None
             if notes := self.initial_weights.load(self.model, self.name, own_classes):
                 rank_zero_info("weights from " + "; ".join(notes))
+                from cait.model.weights import ANEW  # here, because other runs do not load it
+
                 self.head_is_new = any(note.endswith(ANEW) for note in notes)
         self._at_start = False
         self.task.trains = stage == "fit"
