@@ -279,9 +279,6 @@ class BestCheckpoint(ModelCheckpoint):
         super().__init__(folder, Path(BEST).stem, monitor, mode=mode, **plain_name)
         self.metric = monitor
         self._is_told = False
-        self._last_global_step_saved = (
-            -1
-        )  # Lightning would take a validation before the first step for one that is saved
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         if current is None or trainer.strategy.reduce_boolean_decision(bool(current.isfinite())):
