@@ -53,7 +53,7 @@ LIMITS = {
     "file names in two rooms of the core": Limit(0, 0),
     "constructors with more than 20 parameters": Limit(0, 0),
     "scripts in benchmarks": Limit(15, 15),
-    "lines of benchmarks": Limit(3120, 2800),
+    "lines of benchmarks": Limit(3125, 2800),
 }
 
 
