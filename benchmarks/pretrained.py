@@ -210,7 +210,7 @@ def main() -> None:
         f"{given.network}, {given.minutes:g} minutes a run, seeds {seeds}, {stamp()},",
         f"timm {timm.__version__}.",
         "",
-        "Top-1 of the best epoch and in brackets the mean of the classes, means ± standard deviation over the seeds. The",
+        "Top-1 of the best epoch and in brackets the mean of the classes, means ± standard deviation over seeds. The",
         "best epoch of ours is chosen by the mean of the classes where one has three times the images of another.",
         "The probe is solved once. fastai and timm drop the alpha channel; the others show transparent parts on white.",
         "",
