@@ -43,7 +43,7 @@ LIMITS = {
     "lines of contrib without tests": Limit(4500, 4500),
     "lines of contrib's tests": Limit(3850, 3850),
     "modules that `fit` of one step loads": Limit(99, 75),
-    "of them in the core": Limit(58, 55),
+    "of them in the core": Limit(59, 55),
     "files of a batch": Limit(12, 12),
     "lines of a batch": Limit(2000, 2000),
     "files of a step": Limit(12, 12),

@@ -36,9 +36,11 @@ def step_callbacks(data: Any) -> list[Any]:
 
 def callbacks(run: Run) -> list[Any]:
     """What solves a new head, and what scores the baselines if the run asks for it and keeps anything."""
-    from cait.extras.pretrained.solve import SolveHead
+    found: list[Any] = []
+    if run.module.hparams.get("solve_head"):
+        from cait.extras.pretrained.solve import SolveHead
 
-    found: list[Any] = [SolveHead()]
+        found.append(SolveHead())
     keeps = run.trainer.logger is not False or run.trainer.enable_checkpointing is not False
     has_one_class = getattr(run.data, "task", None) is None  # an image, which is what baselines answer with
     if run.config.baselines and keeps and has_one_class and not run.trainer.fast_dev_run:

@@ -14,7 +14,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from cait import references
 from cait.errors import UserError
 from cait.model.network import require
-from cait.model.weights import classifier_keys
 
 OF_CLASS_ATTENTION = ("cls_token", "dist_token", "blocks_token_only", "norm")
 """Parts of a CaiT that come after its blocks of self-attention. timm gives them the ids of these blocks."""
@@ -76,6 +75,8 @@ def stages(network: Any, name: str) -> list[list[str]]:
     """Names of the parameters of the stem, and of each block or stage after it, without the head."""
     from timm.models import group_parameters
 
+    from cait.model.weights import classifier_keys  # here, because runs that freeze nothing do not load it
+
     require(network, name, "group_matcher", "model.freeze N")
     names = dict(group_parameters(network, network.group_matcher(coarse=True)))
     classifier, found = {*classifier_keys(network)}, []
@@ -99,6 +100,8 @@ def freeze(network: nn.Module, name: str, what: bool | int) -> None:
 
     Raises UserError if the network has no head, no order of its blocks, or too few of them.
     """
+    from cait.model.weights import classifier_keys
+
     if what is True:
         if not (trained := classifier_keys(network)):
             raise UserError(f"{name} has no classifier, which model.freeze true needs: give it get_classifier()")

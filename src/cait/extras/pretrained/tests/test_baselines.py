@@ -103,7 +103,7 @@ def test_the_probes_are_scikit_learns() -> None:
     labels = rng.integers(0, 3, 300)
     rows = (rng.normal(size=(300, 5)) + 0.7 * np.eye(3, 5)[labels]).astype(np.float32)
     whole = extract.Extracted(rows, labels, np.arange(300), np.zeros((300, 3, 0, 0)))
-    train, val = whole.at(whole.kept < 200), whole.where(whole.kept >= 200)
+    train, val = whole.at(whole.kept < 200), whole.at(whole.kept >= 200)
     linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200)).fit(rows[:200], labels[:200])
     assert probes.linear_probe(train, val, 3)[0].tolist() == linear.predict(rows[200:]).tolist()
     near = KNeighborsClassifier(6, weights="distance", metric="cosine").fit(rows[:200], labels[:200])
