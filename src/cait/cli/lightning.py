@@ -71,7 +71,8 @@ class SaveConfig(SaveConfigCallback):
             self._write(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._write(trainer)
+        if trainer.ckpt_path is not None:
+            self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:
         path = Path(trainer.default_root_dir) / rundir.CONFIG

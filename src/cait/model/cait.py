@@ -230,12 +230,6 @@ class CaiT(nn.Module):
         """(C, S, S) of an image."""
         return self.config.in_chans, self.config.img_size, self.config.img_size
 
-    @property
-    def token_counts(self) -> set[int]:
-        """How many tokens attend to each other in the blocks of self-attention."""
-        class_tokens = {0, self.config.num_class_tokens} if self.config.class_token_at is not None else {0}
-        return {self.config.num_patches + count for count in class_tokens}
-
     def class_tokens(self) -> Tensor:
         """The class token and the distillation token where there is one, [1, T, d]."""
         return torch.cat((self.cls_token, self.dist_token), dim=1) if self.config.distillation_token else self.cls_token

@@ -36,7 +36,7 @@ WARM_UP, SECONDS, LIMIT = 3, 3.0, 20.0
 PROBED, SAMPLE = 128, 500
 """Side of the images in pixels, and how many, on which features and pixels are compared."""
 TRIES = (4, 16, 16)
-"""Images of the steps that are timed at a size; the last that takes less than a second counts."""
+"""Images of the steps at a size: the last step counts, and after one of more than a second none follows."""
 WEIGHTS = {"model.weights", "model.weights_ema", "model.pretrained"}
 """Reading them takes long, and changes no pace."""
 
