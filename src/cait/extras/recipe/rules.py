@@ -29,8 +29,8 @@ SMALL = 64
 """Images up to this size, in pixels, are trained on as they are."""
 SIZES = (224, 192, 160, 128, 96, 64)
 """Sizes that networks other than the recipe's own may see, in pixels."""
-LEAST, ENLARGED = 96, 128
-"""The least size for weights, and the one to which even the smallest images are enlarged for them."""
+LEAST = 128
+"""The least size for weights, to which smaller images are enlarged: at 96 pixels features lose more than epochs gain."""
 ENOUGH = {"scratch": 25.0, "weights": 3.0}
 """Epochs that should fit in the time at the size that is chosen."""
 RATES = {"muon": 6e-3, "lion": 3e-4, "lamb": 5e-3, "sgd": 0.05, "nesterov": 0.05, "momentum": 0.05}
@@ -226,12 +226,13 @@ def as_time_allows(folder: Survey, recipe: Recipe, measure: Trial) -> tuple[int,
     """
     sizes, enough = [*SIZES], ENOUGH["scratch"]
     if recipe.weights:
-        sizes = [size for size in SIZES if LEAST <= size <= max(ENLARGED, 2 * folder.side)]
+        sizes = [size for size in SIZES if LEAST <= size <= max(LEAST, 2 * folder.side)]
         enough = 1 / 3 if recipe.trains_head_alone else ENOUGH["weights"]
+    time = 0.9 * 60 * recipe.minutes - 2 * measure.begun()  # the start again takes as long; a tenth is validation
     fitting: dict[int, float] = {}
     for size in sizes:
         if (seconds := measure.step(recipe, size)) is not None:
-            fitting[size] = 0.8 * 60 * recipe.minutes / (seconds * folder.images)  # the rest is start and validation
+            fitting[size] = max(time, 6 * recipe.minutes) / (seconds * folder.images)
             if fitting[size] >= enough:
                 return size, f"the largest at which {math.ceil(enough)} epochs fit"
     if not fitting:

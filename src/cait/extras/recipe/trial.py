@@ -68,6 +68,10 @@ class Trial:
     def __init__(self, folder: Survey) -> None:
         self.folder = folder
 
+    def begun(self) -> float:
+        """Seconds since the command."""
+        return since_command()
+
     def step(self, recipe: Any, size: int) -> float | None:
         """Seconds to train the network on an image of `size` pixels; None if it does not take such images."""
         return quietly(lambda: time_step(recipe.held(), size))

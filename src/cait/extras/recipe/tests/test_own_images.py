@@ -55,6 +55,10 @@ class Typical(Trial):
     image: float = 4e-3
     pace: Pace | None = None
     scores: tuple[float, float] | None = None
+    start: float = 9.0
+
+    def begun(self) -> float:
+        return self.start
 
     def step(self, recipe: Recipe, size: int) -> float | None:
         return self.image * (size / 64) ** 2 if recipe.look(size) else None
@@ -395,13 +399,20 @@ def test_the_rules_look_at_what_a_network_is_made_of(name: str, side: int, size:
 
 @pytest.mark.parametrize(
     ("image", "side", "size"),
-    [(4e-3, 480, 224), (8e-3, 480, 192), (3e-2, 480, 96), (1e-3, 48, 128), (1e-3, 90, 160), (0.15, 480, 128)],
+    [(4e-3, 480, 224), (8e-3, 480, 192), (3e-2, 480, 128), (1e-3, 48, 128), (1e-3, 90, 160), (0.15, 480, 128)],
 )
 def test_weights_see_the_largest_images_for_which_there_is_time(image: float, side: int, size: int) -> None:
     folder = replace(PHOTOGRAPHS, side=side)
     recipe = choose(folder, TWO_CORES, {"model.name": "timm/resnet10t"}, Typical(image), PUBLISHED)
     assert recipe.settings["data.img_size"] == size
     assert "data.mean" not in recipe.settings
+
+
+@pytest.mark.parametrize(("minutes", "start", "size"), [(1, 5, 160), (1, 20, 128), (10, 20, 224)])
+def test_the_start_takes_its_part_of_the_time(minutes: float, start: float, size: int) -> None:
+    given = {"model.name": "timm/resnet10t"}
+    recipe = choose(PHOTOGRAPHS, TWO_CORES, given, Typical(4e-3, start=start), PUBLISHED, minutes)
+    assert recipe.settings["data.img_size"] == size
 
 
 @pytest.mark.parametrize(
