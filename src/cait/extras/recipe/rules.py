@@ -30,7 +30,7 @@ SMALL = 64
 SIZES = (224, 192, 160, 128, 96, 64)
 """Sizes that networks other than the recipe's own may see, in pixels."""
 LEAST = 128
-"""The least size for weights, to which smaller images are enlarged: at 96 pixels features lose more than epochs gain."""
+"""The least size for weights, to which smaller ones are enlarged: at 96 features lose more than epochs gain."""
 ENOUGH = {"scratch": 25.0, "weights": 3.0}
 """Epochs that should fit in the time at the size that is chosen."""
 RATES = {"muon": 6e-3, "lion": 3e-4, "lamb": 5e-3, "sgd": 0.05, "nesterov": 0.05, "momentum": 0.05}
