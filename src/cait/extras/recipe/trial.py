@@ -151,7 +151,7 @@ def time_run(held: dict[str, Any], folder: Survey) -> Pace:
     own_batches: dict[str, Any] = dict(batch_size=batch, global_batch=False, in_chans=channels)
     data = ImageNetDataModule(**arguments_of(held, "data") | own_batches)
     data.announces = False
-    of_images: dict[str, Any] = dict(img_size=data.img_size, num_classes=data.num_classes)
+    of_images: dict[str, Any] = dict(img_size=data.img_size, num_classes=data.num_classes, task=data.task)
     of_images |= dict(mean=data.preprocessing.mean, std=data.preprocessing.std)
     module = CaiTModule(**arguments_of(held, "model") | of_images)
     copies = min(8, max(1, folder.images // batch)) if held.get("data.copies_dir") else 0

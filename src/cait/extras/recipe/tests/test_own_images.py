@@ -483,6 +483,10 @@ def test_a_trial_measures_the_run_itself(tmp_path: Path, monkeypatch: pytest.Mon
         assert min(pace.image, pace.validation, pace.start) > 0
     assert depths == [1, 12]
     assert [*Path("copies").rglob("*.ppm")]
+    named = [f"{path.relative_to(root)},{path.parent.name};any" for path in sorted(root.glob("*/*"))]
+    Path("several.csv").write_text("\n".join(["path,label", *named]))
+    several = quick | {"data.labels": "several.csv", "data.multi_label": True}
+    assert trial.Trial(folder).run(choose(folder, TWO_CORES, several, Typical())) is not None
     wrong = choose(folder, TWO_CORES, quick | {"model.optimizer": "nope"}, Typical())
     assert trial.Trial(folder).run(wrong) is None
     small, large = (trial.Trial(folder).step(recipe("timm/resnet10t"), size) for size in (32, 128))
