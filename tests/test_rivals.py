@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from pathlib import Path
 
 import pretrained
@@ -17,29 +16,23 @@ def test_the_cnn_takes_images_of_any_size_of_the_recipe(size: int) -> None:
         assert rivals.cnn(size, 7).eval()(torch.zeros(2, 3, size, size)).shape == (2, 7)
 
 
-def test_what_a_recipe_promises_is_read() -> None:
-    output = "  length    68 epochs, validated every 2: about 2 min\n            50 s on 2 cores, measured just now\n"
-    assert rivals.promised(output) == (68, 170)
-
-
 def bench(tmp_path: Path) -> rivals.Bench:
-    return rivals.Bench(tmp_path, tmp_path, tmp_path / "rows.csv", 60, queue.Queue())
+    return rivals.Bench(tmp_path, tmp_path, tmp_path / "rows.csv", 60)
 
 
 def test_rows_are_kept_and_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
     first = bench(tmp_path)
     for seed, score, took in ((0, 80.0, 60), (1, 90.0, 72)):
-        row = dict(folder="a", learner="ViT", seed=seed, epochs=9, told=60, seconds=took)
+        row = dict(folder="a", learner="ViT", seed=seed, epochs=9, seconds=took)
         first.add(**row, acc1=score, acc1_macro=score)
     again = bench(tmp_path)
     assert again.done.keys() == {("a", "ViT", "0"), ("a", "ViT", "1")}
-    again.train("a", "ViT", 0)  # there is no such folder: it would fail
-    again.add(folder="a", learner="ViT", seed=2, epochs=9, told=60, seconds=66, acc1=85, acc1_macro=85)
+    again.score("a", "ViT", 0)  # there is no such folder: it would fail
+    again.add(folder="a", learner="ViT", seed=2, epochs=9, seconds=66, acc1=85, acc1_macro=85)
     rows = list(bench(tmp_path).done.values())
     assert rows[-1]["acc1"] == "85"
     row = next(line for line in rivals.table(rows, ["a"]) if line.startswith("| ViT"))
     assert row == "| ViT | **85.0** ± 5.0 (66 s) | 85.0 |"
-    assert rivals.punctuality(rows) == "2 of 3 runs took within 15 % of what they said; the furthest +20 %."
 
 
 def test_from_the_same_weights_as_many_epochs_as_fit_and_as_many_for_the_next_seed(tmp_path: Path) -> None:
