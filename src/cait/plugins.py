@@ -81,7 +81,7 @@ class Setting:
     """A setting of the verbs that train or score.
 
     Args:
-        name: without the dashes, as "logger_args", or in a group, as "early_stop.patience".
+        name: without the dashes, as "logger_args".
         type: as a function's annotation.
         default: of this type.
         help: a sentence.
