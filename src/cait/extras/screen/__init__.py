@@ -26,9 +26,7 @@ def callbacks(run: Run) -> list[Any]:
     """The table at the start, a line for each epoch and the results, unless the Trainer's settings turn them off."""
     from cait.errors import console
     from cait.extras.clock import Clock
-    from cait.extras.gmacs import ForwardCost
     from cait.extras.screen.banner import Banner
-    from cait.extras.screen.findings import Findings
     from cait.extras.screen.progress import EpochLines
     from cait.extras.screen.summary import RunSummary
 
@@ -37,9 +35,7 @@ def callbacks(run: Run) -> list[Any]:
         shown.append(EpochLines(clock, console().width if sys.stdout.isatty() else None))
     if run.trainer.enable_model_summary is not False:
         run.data.announces = False
-        folder = None if run.trainer.fast_dev_run else run.folder
-        shown.append(Banner(run.data, folder, clock, ForwardCost(), run))
-        shown.append(Findings())
+        shown.append(Banner(run.data, None if run.trainer.fast_dev_run else run.folder, clock))
     keeps_nothing = run.trainer.logger is False and run.trainer.enable_checkpointing is False
     if not (run.trainer.fast_dev_run or keeps_nothing):
         shown.append(RunSummary(run, clock))

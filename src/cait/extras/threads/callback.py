@@ -32,9 +32,10 @@ class CPUThreads(Callback):
         self._before = torch.get_num_threads()
         positions = getattr(getattr(pl_module, "model", None), "pos_embed", None)  # [1, N, D]
         on_cpu = trainer.strategy.root_device.type == "cpu"
-        if on_cpu and not self._is_given and isinstance(positions, Tensor):
-            if self.data.batch_size * positions.numel() <= SMALL:
-                torch.set_num_threads(1)
+        if not on_cpu or self._is_given or not isinstance(positions, Tensor):
+            return
+        if self.data.batch_size * positions.numel() <= SMALL:
+            torch.set_num_threads(1)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         torch.set_num_threads(self._before)
