@@ -1,17 +1,16 @@
-"""`cait sweep`: its options, the check of a space, and what is shown at the end."""
+"""`cait sweep`: its options, its table, and what is shown at the end."""
 
 from __future__ import annotations
 
-import contextlib
-import io
+import math
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cait import disk
 from cait.cli.options import Options
-from cait.errors import UserError, to_install, to_type
+from cait.errors import UserError, console, to_install, to_type
 from cait.extras.runner import Runner
 from cait.run import rundir
 from cait.run.program import Program
@@ -23,6 +22,8 @@ DESCRIPTION = """\
 Train the trials of a space of settings and show which are best. What is done is not trained
 again, and what was interrupted is resumed: give the same command again. Give it in a second
 terminal too, or on a second GPU, and both share the work."""
+STATES = ("complete", "pruned", "running", "waiting", "fail")
+"""Optuna's, in the order of the table."""
 
 
 def sweep(arguments: list[str], program: Program) -> None:
@@ -32,15 +33,12 @@ def sweep(arguments: list[str], program: Program) -> None:
     options.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time, each on its own GPU")
     options.add_argument("--show", action="store_true", help="only show the table of what is done so far")
     given = options.parse_args(arguments)
-    if given.jobs < 1:
-        raise UserError(f"--jobs must be at least 1, got {given.jobs}")
     try:
         import_module("optuna")
     except ImportError as error:
         raise UserError(f"a sweep needs Optuna: {to_install('[sweep]')}") from error
-    from cait.extras.sweep import studies, table
     from cait.extras.sweep.search_space import SearchSpace
-    from cait.extras.sweep.workers import Workers
+    from cait.extras.sweep.trials import Workers
 
     search = SearchSpace(given.space)
     folder = rundir.LOGS / search.name
@@ -48,11 +46,9 @@ def sweep(arguments: list[str], program: Program) -> None:
     if (folder / rundir.CONFIG).exists():
         raise UserError(f"{folder} is a run; give {given.space} another `name:`")
     if not given.show:
-        if not studies.has_begun(folder):
-            check_values(search, program)
-        Workers(search, folder, given.jobs, Runner(program, "trials")).train()
-    rows = table.read_rows(studies.load(folder), search, folder)
-    table.show(rows, search)
+        Workers(search, folder, max(1, given.jobs), Runner(program, "trials")).train()
+    rows = read_rows(folder, search)
+    _show(rows, search)
     if rows and not given.show:
         disk.write_csv(folder / "trials.csv", list(rows[0]), [list(row.values()) for row in rows])
         print(os.path.relpath(folder / "trials.csv"))
@@ -62,20 +58,49 @@ def sweep(arguments: list[str], program: Program) -> None:
         raise UserError(f"all {len(rows)} trials have failed; the first: {rows[0]['cause']}")
 
 
-def check_values(search: SearchSpace, program: Program) -> None:
-    """Have `fit` parse each value once, before a sweep begins.
+def read_rows(folder: Path, search: SearchSpace) -> list[dict[str, Any]]:
+    """The trials by the columns of trials.csv, best first; then those stopped early, running and failed."""
+    from cait.extras.sweep import trials
 
-    Raises:
-        UserError: `fit` refuses one.
-    """
-    from cait.cli.lightning import CaiTCLI
+    best = max if search.mode == "max" else min
+    rows: list[dict[str, Any]] = [
+        {
+            "trial": place,
+            "state": trial.state.name.lower(),
+            search.metric: best(trial.intermediate_values.values(), default=None),
+            "validations": len(trial.intermediate_values),
+            **{name: trial.params.get(name) for name in search.axes},
+            "run": trials.trial_folder(folder, place),
+            "cause": trial.user_attrs.get(trials.CAUSE, ""),
+        }
+        for place, trial in trials.last_tries(trials.load(folder, search)).items()
+        if place < search.trials
+    ]
+    sign = -1 if search.mode == "max" else 1
 
-    for name, value, arguments in search.probes():
-        try:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-                CaiTCLI(["fit", *arguments, "--print_config"], program)
-        except UserError as error:
-            raise UserError(f"{search.path}: with {name}: {value}: {error}") from error
+    def order(row: dict[str, Any]) -> tuple[int, float]:
+        value = row[search.metric]
+        return STATES.index(row["state"]), math.inf if value is None else sign * value
+
+    return sorted(rows, key=order)
+
+
+def _show(rows: list[dict[str, Any]], search: SearchSpace) -> None:
+    """Print the table, and below it why trials have failed."""
+    from rich import box
+    from rich.table import Table
+
+    from cait.extras.sweep.trials import short
+
+    screen = console(highlight=False)
+    columns = ["trial", "state", search.metric, "validations", *search.axes]
+    table = Table(*(name.rpartition(".")[2] for name in columns), box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        table.add_row(*("-" if row[name] is None else short(row[name]) for name in columns))
+    screen.print(table)
+    for row in rows:
+        if row["cause"]:
+            screen.print(f"trial {row['trial']} failed: {row['cause']}")
 
 
 def _say_what_next(best: Path, search: SearchSpace, program: Program) -> None:
