@@ -386,10 +386,9 @@ class CaiTCLI(LightningCLI):
             self.datamodule.validation_path = self.run_dir / rundir.VALIDATION
         if given.max_steps > 0:  # a trial of a few steps logs metrics too
             kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
-        loggers = [logger for make in plugins.of_kind("loggers") for logger in make(run)]
         if given.logger is not False:
             named = [] if given.logger is True else _listed(given.logger)
-            kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *named, *loggers]
+            kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *named]
         callbacks += [callback for make in plugins.of_kind("callbacks") for callback in make(run)]
         callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
         callbacks.append(UnreadableReport(self.datamodule))
