@@ -33,8 +33,6 @@ KINDS = {
     "MODEL_SETTINGS": '"module:Group": the same for the LightningModule; a run holds them in `module.hparams`',
     "LEARNT": 'Sequence[str]: settings in words that a stranger\'s run may set, as "data.labels"; they write nowhere',
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
-    "quieten": "() -> None: before a verb trains or scores, to hide some of Lightning's messages",
-    "progress_bar": "() -> ProgressBar: what takes the place of Lightning's bar on a terminal",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
     "step_callbacks": "(data) -> list[Callback]: what decides how steps are computed, in training and when repeated",
     "open_source": "(root, settings) -> DataSource or None: the data set that `root` names, if it is of this kind",
