@@ -14,7 +14,7 @@ from networks import TINY, UNLIKE_TIMM, random_network
 from cait import plugins
 from cait.cli import main
 from cait.errors import UserError
-from cait.extras.exporting import export
+from cait.extras.formats.exporting import export
 from cait.model import network
 
 onnxruntime = pytest.importorskip("onnxruntime")
