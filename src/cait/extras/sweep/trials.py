@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from concurrent.futures import as_completed
 from functools import partial
 from pathlib import Path
 
@@ -27,8 +26,8 @@ NAME = "sweep"
 """Name of the study in its database. Hyperband chooses the bracket of a trial by it."""
 SPACE = "space"
 """Attribute of the study: what its SPACE.yaml said."""
-CAUSE = "cause"
-"""Attribute of a trial: why it failed."""
+PLACE, CAUSE = "place", "cause"
+"""Attributes of a trial: its place in the sweep, and why it failed."""
 BEAT, GRACE = 5, 30
 """Seconds between the heartbeats of a trial, and after the last one until another process goes on with it."""
 
@@ -90,27 +89,29 @@ def trial_folder(folder: Path, place: int) -> Path:
     return folder / f"trial-{place:03}"
 
 
+def first_tries(study: Study) -> list[FrozenTrial]:
+    """The trials without their retries, in the order in which they began."""
+    return [each for each in study.get_trials(deepcopy=False) if retry.retried_trial_number(each) is None]
+
+
 def last_tries(study: Study) -> dict[int, FrozenTrial]:
-    """The trials by their place in the sweep, each in its last try, because a retry has a number of its own."""
-    found: dict[int, FrozenTrial] = {}
-    firsts: list[int] = []
-    for trial in study.get_trials(deepcopy=False):
-        first = retry.retried_trial_number(trial)
-        if first is None:
-            first = trial.number
-            firsts.append(first)
-        found[firsts.index(first)] = trial
-    return found
+    """The trials by their place in the sweep, each in its last try."""
+    return {each.user_attrs[PLACE]: each for each in study.get_trials(deepcopy=False) if PLACE in each.user_attrs}
 
 
 def place_of(trial: Trial) -> int:
-    return next(place for place, last in last_tries(trial.study).items() if last.number == trial.number)
+    """The place of a trial in the sweep, which it notes."""
+    first = retry.retried_trial_number(trial.study.trials[trial.number])
+    numbers = [each.number for each in first_tries(trial.study)]
+    place = numbers.index(trial.number if first is None else first)
+    trial.set_user_attr(PLACE, place)
+    return place
 
 
 def can_begin(study: Study, search: SearchSpace) -> bool:
     """Whether a trial waits for its next try, or has not begun."""
-    tries = last_tries(study)
-    return len(tries) < search.trials or any(trial.state == TrialState.WAITING for trial in tries.values())
+    waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+    return bool(waiting) or len(first_tries(study)) < search.trials
 
 
 class Reports:
@@ -145,68 +146,53 @@ class Reports:
         return max(self.values) if self.search.mode == "max" else min(self.values)
 
 
-class Workers:
-    """Those of this process, each a thread.
+class Sweep:
+    """The work of this process on a sweep, one trial after the other.
 
     Args:
         search: what the sweep searches.
         folder: the sweep's folder.
-        jobs: trials at a time.
         runner: starts the trials.
     """
 
-    def __init__(self, search: SearchSpace, folder: Path, jobs: int, runner: Runner) -> None:
-        self.search, self.folder, self.jobs, self.runner = search, folder, jobs, runner
+    def __init__(self, search: SearchSpace, folder: Path, runner: Runner) -> None:
+        self.search, self.folder, self.runner = search, folder, runner
         self.study = create(folder, search)
 
     def train(self) -> None:
         """Train until no trial is left to begin."""
-        with self.runner.threads(self.jobs) as pool:
-            self._await_stale()
-            for worker in as_completed([pool.submit(self._work, number) for number in range(self.jobs)]):
-                worker.result()
+        self._await_stale()
+        while not self.runner.stopped.is_set() and can_begin(self.study, self.search):
+            self.study.optimize(self._train, n_trials=1, catch=TrialError)
 
     def _await_stale(self) -> None:
         """Wait until it is known which trials run elsewhere, so that those of a killed sweep come first."""
-        if self._is_any_running():
-            _print(f"waiting up to {GRACE} s to see whether the trials that have begun are still trained")
-        for _ in range(GRACE + 1):
+        for second in range(GRACE + 1):
             fail_stale_trials(self.study)
-            if not self._is_any_running() or self.runner.stopped.wait(1):
+            if not self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                break
+            if second == 0:
+                _print(f"waiting up to {GRACE} s to see whether the trials that have begun are still trained")
+            if self.runner.stopped.wait(1):
                 break
 
-    def _is_any_running(self) -> bool:
-        return bool(self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
-
-    def _work(self, worker: int) -> None:
-        """Train one trial after the other, as the worker of this number."""
-        if self.jobs > 1 and hasattr(os, "sched_setaffinity"):  # also of the processes that this thread starts
-            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[worker :: self.jobs] or os.sched_getaffinity(0))
-        study = load(self.folder, self.search)  # a sampler of its own
-        while not self.runner.stopped.is_set() and can_begin(study, self.search):
-            study.optimize(partial(self._train, worker), n_trials=1, catch=TrialError)
-
-    def _train(self, worker: int, trial: Trial) -> float:
+    def _train(self, trial: Trial) -> float:
         """The objective: train a trial to its end, and give its best value."""
         place = place_of(trial)
         if place >= self.search.trials:  # another process began the last one at the same moment
             raise TrialError
         folder = trial_folder(self.folder, place)
         folder.mkdir(exist_ok=True)
-        trial.study.sampler = self.search.sampler(place)
+        self.study.sampler = self.search.sampler(place)
         values = self.search.draw(trial)
         _print(f"{folder.name}  {'  '.join(f'{name}={short(value)}' for name, value in values.items())}")
         reports = Reports(trial, folder, self.search)
-        variables = {}
-        if self.jobs > 1 and (devices := _devices()):  # a GPU for each
-            variables["CUDA_VISIBLE_DEVICES"] = devices[worker % len(devices)]
         try:
             with FileLock(folder / rundir.LOCK).acquire(cancel_check=self.runner.stopped.is_set):
                 pass  # a sweep that is killed may leave its trial training
-            status = self.runner.run(folder, self.search.arguments(values), variables, reports)
-            return self._result(folder, status, reports)
+            return self._result(folder, self.runner.run(folder, self.search.arguments(values), {}, reports), reports)
         except (UserError, Timeout):
-            retry(trial.study, trial.study.trials[trial.number])
+            retry(self.study, self.study.trials[trial.number])
             raise
 
     def _result(self, folder: Path, status: int, reports: Reports) -> float:
@@ -242,10 +228,3 @@ class Workers:
 def short(value: object) -> str:
     """A value as text, rounded for display."""
     return f"{value:.5g}" if isinstance(value, float) else str(value)
-
-
-def _devices() -> list[str]:
-    import torch
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return visible.split(",") if visible else [str(device) for device in range(torch.cuda.device_count())]

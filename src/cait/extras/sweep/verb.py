@@ -30,7 +30,6 @@ def sweep(arguments: list[str], program: Program) -> None:
     """Train the missing trials of a sweep and write its table."""
     options = Options("sweep", DESCRIPTION)
     options.add_argument("space", metavar="SPACE.yaml", type=Path, help="what to search, a file")
-    options.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time, each on its own GPU")
     options.add_argument("--show", action="store_true", help="only show the table of what is done so far")
     given = options.parse_args(arguments)
     try:
@@ -38,7 +37,7 @@ def sweep(arguments: list[str], program: Program) -> None:
     except ImportError as error:
         raise UserError(f"a sweep needs Optuna: {to_install('[sweep]')}") from error
     from cait.extras.sweep.search_space import SearchSpace
-    from cait.extras.sweep.trials import Workers
+    from cait.extras.sweep.trials import Sweep
 
     search = SearchSpace(given.space)
     folder = rundir.LOGS / search.name
@@ -46,7 +45,9 @@ def sweep(arguments: list[str], program: Program) -> None:
     if (folder / rundir.CONFIG).exists():
         raise UserError(f"{folder} is a run; give {given.space} another `name:`")
     if not given.show:
-        Workers(search, folder, max(1, given.jobs), Runner(program, "trials")).train()
+        runner = Runner(program, "trials")
+        with runner.threads(1) as pool:  # it stops them and says so
+            pool.submit(Sweep(search, folder, runner).train).result()
     rows = read_rows(folder, search)
     _show(rows, search)
     if rows and not given.show:
@@ -104,10 +105,10 @@ def _show(rows: list[dict[str, Any]], search: SearchSpace) -> None:
 
 
 def _say_what_next(best: Path, search: SearchSpace, program: Program) -> None:
-    config, name, options = best / rundir.CONFIG, f"{search.name}-best", f"--trainer.default_root_dir {rundir.LOGS}"
+    name, options = f"{search.name}-best", f"--trainer.default_root_dir {rundir.LOGS} --trainer.max_epochs N"
     train = to_type(
-        f'make train CONFIG={config} RUN={name} \\\n    ARGS="{options} --trainer.max_epochs N"',
-        f"cait fit --config {config} --run_name {name} \\\n    {options} --trainer.max_epochs N",
+        f'make train CONFIG={best / rundir.CONFIG} RUN={name} ARGS="{options}"',
+        f"cait fit --config {best / rundir.CONFIG} --run_name {name} {options}",
     )
     print(f"\nThe best is {best}. Train it longer, from the start:\n  {train}")
     print(f"Score it:\n  {program.command('eval', best)}")
