@@ -40,22 +40,27 @@ def unpack(root: Path, train_split: str = "train", val_split: str = "val") -> No
         needed = [*missing, *(["devkit"] if "val" in missing else [])]
         if absent := [ARCHIVES[part] for part in needed if not (root / ARCHIVES[part]).is_file()]:
             raise UserError(f"to unpack ImageNet {root} needs {' and '.join(absent)} too")
-        scratch = root.absolute() / ".unpacking"
         for part in missing:
-            shutil.rmtree(scratch, ignore_errors=True)
-            try:
-                scratch.mkdir()
-                _unpack(part, root.absolute(), scratch)
-                os.sync()  # the images must be on disk before the name that marks them complete
-                if part == "val":  # torchvision's ImageNet reads the classes' names from this file
-                    (scratch / META_FILE).replace(root / META_FILE)
-                (scratch / part).rename(folders[part])
-            except UserError:
-                raise
-            except Exception as error:  # torchvision's, tarfile's, the disk's
-                raise UserError(f"cannot unpack {root / ARCHIVES[part]}: {one_line(error)}") from error
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
+            _unpack_whole(part, root.absolute(), folders[part])
+
+
+def _unpack_whole(part: str, root: Path, folder: Path) -> None:
+    """Unpack one part beside its folder, and rename it at the end."""
+    scratch = root / ".unpacking"
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        scratch.mkdir()
+        _unpack(part, root, scratch)
+        os.sync()  # the images must be on disk before the name that marks them complete
+        if part == "val":  # torchvision's ImageNet reads the classes' names from this file
+            (scratch / META_FILE).replace(root / META_FILE)
+        (scratch / part).rename(folder)
+    except UserError:
+        raise
+    except Exception as error:  # torchvision's, tarfile's, the disk's
+        raise UserError(f"cannot unpack {root / ARCHIVES[part]}: {one_line(error)}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _unpack(part: str, root: Path, scratch: Path) -> None:

@@ -87,10 +87,7 @@ def export(
         raise UserError(f"{output.name} has to end in {ending}, as files of {format} do")
     disk.check_output(output, folder=not ending)
     shape = input_shape or model.input_shape
-    model = copy.deepcopy(model).float().cpu().eval().to(memory_format=torch.contiguous_format)
-    for module in model.modules():
-        if isinstance(module, SelfAttention):
-            module.backend = "auto"  # others may need a GPU
+    model = _portable(model)
     metadata: dict[str, Any] = {"class_names": list(class_names)} if class_names else {}
     metadata |= {"img_size": shape[-1], **(preprocessing or {})}
     expected = _logits(model, shape)
@@ -109,6 +106,15 @@ def export(
             return Exported(_settle(path, output), difference)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error.strerror or error}") from error
+
+
+def _portable(model: nn.Module) -> nn.Module:
+    """A copy for inference on the CPU in float32."""
+    copied = copy.deepcopy(model).float().cpu().eval().to(memory_format=torch.contiguous_format)
+    for module in copied.modules():
+        if isinstance(module, SelfAttention):
+            module.backend = "auto"  # others may need a GPU
+    return copied
 
 
 def _write_torch_export(model: nn.Module, path: Path, metadata: Metadata, shape: Sequence[int]) -> Forward:

@@ -136,13 +136,21 @@ class SearchSpace:
 
     def draw(self, trial: Trial) -> Settings:
         """The values of a trial, by the study's sampler."""
-        return {name: trial._suggest(name, axis) for name, axis in self.axes.items()}
+        return {name: _suggest(trial, name, axis) for name, axis in self.axes.items()}
 
     def arguments(self, values: Settings) -> list[str]:
         """The settings of a trial, for `cait fit`."""
         configs = [f"--config={path}" for path in self.configs]
         chosen = [f"--{name}={as_text(value)}" for name, value in (self.settings | values).items()]
         return [*configs, *chosen, f"--best_metric={self.metric}", f"--best_mode={self.mode}"]
+
+
+def _suggest(trial: Trial, name: str, axis: Axis) -> Any:
+    if isinstance(axis, CategoricalDistribution):
+        return trial.suggest_categorical(name, axis.choices)
+    if isinstance(axis, IntDistribution):
+        return trial.suggest_int(name, axis.low, axis.high, step=axis.step, log=axis.log)
+    return trial.suggest_float(name, axis.low, axis.high, step=axis.step, log=axis.log)
 
 
 def _name_of(choice: Any) -> str:
