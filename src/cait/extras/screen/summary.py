@@ -22,6 +22,8 @@ from cait.run.checkpoints import BestCheckpoint
 
 NAMES = 5
 """Classes that a warning names."""
+ENOUGH = 5
+"""Images of a class in the validation from which on one is expected to be right."""
 TRAINED = 90.0
 """Accuracy in training, in per cent, with which a network has learned its training images."""
 
@@ -120,6 +122,8 @@ def findings(trained: float, counts: Tensor, names: list[str]) -> list[str]:
     """
     found = []
     images, right = counts.sum(dim=0).tolist()
+    if not images:
+        return []
     largest = counts[:, 0].max().item() / images
     by_luck = largest + 2 * math.sqrt(largest * (1 - largest) / images)
     if trained >= TRAINED and right / images <= by_luck:
@@ -128,7 +132,8 @@ def findings(trained: float, counts: Tensor, names: list[str]) -> list[str]:
             "better than chance: look whether the validation images lie in the right class folders and look like "
             "the training images"
         )
-    if never := [name for name, (count, correct) in zip(names, counts.tolist(), strict=True) if count and not correct]:
+    rows = zip(names, counts.tolist(), strict=True)
+    if never := [name for name, (count, correct) in rows if count >= ENOUGH and not correct]:
         shown = ", ".join(never[:NAMES]) + (", ..." if len(never) > NAMES else "")
         found.append(
             f"{len(never)} of {len(names)} classes are never right in the last validation ({shown}): train longer; if "
