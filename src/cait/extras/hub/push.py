@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal
+
 from cait import disk, plugins
 from cait.cli.options import Options, named_run
 from cait.errors import UserError, one_line
@@ -39,7 +41,7 @@ def push(arguments: list[str], program: Program) -> None:
     disk.remove(stage)
     _stage(folder, stage, repo, card, given, program)
     for path in sorted(stage.iterdir()):
-        print(f"{os.path.relpath(path)}  {path.stat().st_size / 1e6:,.2f} MB")
+        print(f"{os.path.relpath(path)}  {decimal(path.stat().st_size)}")
     from huggingface_hub import HfApi
 
     api = HfApi(library_name="cait-lightning")

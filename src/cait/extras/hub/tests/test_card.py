@@ -244,7 +244,7 @@ def test_a_push_is_what_timm_loads(scored: Path, hub: Any, capsys: pytest.Captur
     shown = capsys.readouterr().out
     assert (hub.repo, hub.commit) == (None, [])
     for name in ("README.md", "config.json", "model.safetensors", "curves.png"):
-        assert re.search(rf"logs/mine/hub/{name} +[\d.]+ MB", shown)
+        assert re.search(rf"logs/mine/hub/{name} +[\d.]+ (bytes|[kM]B)", shown)
     assert f"nothing was sent; without --dry-run these files go to {hub.address}/me/digits (public if" in shown
 
     main(["push", "mine", "me/digits", "--private"])
