@@ -286,13 +286,9 @@ def test_what_cannot_be_pushed_is_told_in_one_line(
 ) -> None:
     assert "where to? name the model as OWNER/NAME" in refused("push", "mine", "digits", capfd=capfd)
     assert "You don't have the rights to create" in refused("push", "mine", "you/digits", capfd=capfd)
-    told = refused("push", "mine", "me/digits", "--license", "nope", capfd=capfd)
-    assert "Invalid metadata in README.md. - there is no such license" in told
     monkeypatch.setenv("HF_TOKEN", "hf_old")
-    assert "Invalid credentials" in refused("push", "mine", "me/digits", capfd=capfd)
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     told = refused("push", "mine", "me/digits", capfd=capfd)
-    assert "http://127.0.0.1:9 has not taken me/digits: " in told
+    assert f"{hub.address} has not taken me/digits: Invalid credentials" in told
     assert "`hf auth login`, or HF_TOKEN, gives a token" in told
 
 
