@@ -63,8 +63,7 @@ class Hub(BaseHTTPRequestHandler):
         hub: Any = self.server
         body = self.read()
         if self.path == "/api/validate-yaml":
-            errors = [{"message": "there is no such license"}] if b"license: nope" in body else []
-            return self.answer({"errors": errors, "warnings": []}, 400 if errors else 200)
+            return self.answer({"errors": [], "warnings": []})
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self.answer({"error": "Invalid credentials in Authorization header"}, 401)
         if self.path == "/api/repos/create":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 import signal
@@ -161,9 +160,7 @@ def test_a_sweep_is_stopped_and_goes_on(tmp_path: Path, digits_root: Path) -> No
     (trial,) = trials.last_tries(trials.load(folder, SearchSpace(Path(path)))).values()
     assert (trial.number, trial.state, trial.params.keys()) == (1, TrialState.COMPLETE, {"model.lr", "data.mixup"})
     assert (len(trial.intermediate_values), max(trial.intermediate_values.values())) == (2, trial.value)
-    with (folder / "trials.csv").open() as file:
-        (row,) = csv.DictReader(file)
-    assert (row["val/acc1"], row["model.lr"]) == (str(trial.value), str(trial.params["model.lr"]))
+    assert re.search(rf"^trial-000  complete  val/acc1 {trial.value:.5g}  model.lr=", output, re.M)
     assert "make eval RUN=logs/tiny/trial-000" in output
 
 
@@ -185,5 +182,4 @@ def test_a_killed_sweep_goes_on_and_two_processes_share_it(tmp_path: Path, digit
     (shown,) = ended(start(tmp_path, "sweep", path, "--show"))
     states = [trial.state.name for trial in trials.last_tries(trials.load(folder, SearchSpace(Path(path)))).values()]
     assert states == ["FAIL", *["COMPLETE"] * 3]
-    assert "trial 0 failed: 2 steps in a row gave no finite gradient" in shown
-    assert "make" not in shown
+    assert re.search(r"^trial-000  fail .* 2 steps in a row gave no finite gradient", shown, re.M)
