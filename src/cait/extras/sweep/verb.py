@@ -64,7 +64,7 @@ def rank(tries: dict[int, FrozenTrial], search: SearchSpace) -> list[tuple[int, 
         value = _value(item[1], search)
         return item[1].state.name != "COMPLETE", math.inf if value is None else sign * value
 
-    return sorted(tries.items(), key=order)
+    return sorted((item for item in tries.items() if item[0] < search.trials), key=order)
 
 
 def _value(trial: FrozenTrial, search: SearchSpace) -> Any:
