@@ -116,7 +116,6 @@ ELSEWHERE = {
     "model/weights.py": "torch's and safetensors' readers, after `open_file`",
     "contrib/fsdp/sharded.py": "torch's reader, after `check_inside`",
     "extras/page.py": "the page's template",
-    "extras/paper/cost.py": "the package's table",
     "extras/recipe/duration.py": "what the kernel says",
     "extras/recipe/trial.py": "what the kernel says",
     "contrib/demo/web_runtime.py": "a package that npm has fetched",

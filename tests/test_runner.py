@@ -31,16 +31,6 @@ def test_a_run_with_a_checkpoint_is_resumed(tmp_path: Path) -> None:
     assert (folder / OUTPUT).read_text().splitlines()[1:] == [f"resume {folder} "]
 
 
-def test_why_a_run_failed(tmp_path: Path) -> None:
-    for code, reason in [
-        ("import sys; print('one'); sys.exit('cait: error: no data')", "no data"),
-        ("import os; os.kill(os.getpid(), 9)", "killed by signal 9"),
-        ("import sys; sys.exit(4)", "exit status 4"),
-    ]:
-        (folder := tmp_path / reason).mkdir()
-        assert failure(folder, Runner(other(tmp_path, code)).run(folder, [], {})) == reason
-
-
 def test_a_run_is_stopped_once_it_is_enough(tmp_path: Path) -> None:
     runner = Runner(other(tmp_path, "import time; print('here', flush=True); time.sleep(600)"))
     started = (tmp_path / OUTPUT).exists

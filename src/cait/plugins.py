@@ -33,11 +33,8 @@ KINDS = {
     "MODEL_SETTINGS": '"module:Group": the same for the LightningModule; a run holds them in `module.hparams`',
     "LEARNT": 'Sequence[str]: settings in words that a stranger\'s run may set, as "data.labels"; they write nowhere',
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
-    "quieten": "() -> None: before a verb trains or scores, to hide some of Lightning's messages",
-    "progress_bar": "() -> ProgressBar: what takes the place of Lightning's bar on a terminal",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
     "step_callbacks": "(data) -> list[Callback]: what decides how steps are computed, in training and when repeated",
-    "loggers": "(run) -> list[Logger]: loggers of a run that is about to train",
     "open_source": "(root, settings) -> DataSource or None: the data set that `root` names, if it is of this kind",
     "image_order": "(source, settings) -> Order or None: the order of the training images, if settings ask for another",
     "wrap_samples": "(samples, settings) -> Samples: the images of a set in another form, such as small copies",
@@ -55,7 +52,6 @@ KINDS = {
     "SCORES": "Sequence[str]: names of scores in evaluation.json, which no metric of the user's own may have",
     "scorers": "(scoring) -> Scorer: what `cait eval` counts beyond loss and accuracy; see cait.cli.evaluate",
     "published": '(hparams, settings) -> {"published": {who: {set: top-1}}}: accuracies to show beside those of `eval`',
-    "EXPORT_FORMATS": 'dict[str, str]: {"name": "module:FORMAT"}: formats of `cait export`; see cait.extras.exporting',
 }
 
 
@@ -81,7 +77,7 @@ class Setting:
     """A setting of the verbs that train or score.
 
     Args:
-        name: without the dashes, as "logger_args", or in a group, as "early_stop.patience".
+        name: without the dashes, as "logger_args".
         type: as a function's annotation.
         default: of this type.
         help: a sentence.

@@ -40,7 +40,7 @@ MORE = {
     "runs": [],
 }
 """What verbs need beyond the name of a run."""
-WITHOUT = {"fit", "crossval", "find-batch", "find-lr", "imagenet-check", "paper", "shards", "study", "sweep", "zoo"}
+WITHOUT = {"fit", "crossval", "imagenet-check", "paper", "shards", "study", "sweep", "zoo"}
 """Verbs that take no run."""
 VERBS = {name: [name, *MORE.get(name, [BAD])] for name in command.verbs() if name not in WITHOUT}
 """The command lines of all verbs that take a run, and of those that read one by an option."""
@@ -164,7 +164,6 @@ def test_one_reader_of_yaml_serves_all_verbs(text: str, words: str, bad: Path, c
         "fit --config": ["fit", "--config", f"logs/{BAD}/config.yaml"],
         "eval --config": ["eval", "--config", f"logs/{BAD}/config.yaml", "--ckpt_path", "x.png"],
         "sweep": ["sweep", f"logs/{BAD}/config.yaml"],
-        "find-lr": ["find-lr", "--config", f"logs/{BAD}/config.yaml"],
     }
     known = command.verbs()
     for arguments in files.values():

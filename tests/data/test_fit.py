@@ -13,7 +13,7 @@ import cait
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.transforms import CROP_MODES
 from cait.errors import UserError
-from cait.extras.exporting import export
+from cait.extras.formats.exporting import export
 from cait.settings import values
 from cait.train.module import CaiTModule
 

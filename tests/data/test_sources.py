@@ -83,13 +83,13 @@ def test_an_unpacking_that_is_killed_leaves_no_half_folder(archives: Path, monke
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert not (archives / "val").exists()
-    assert [path for path in archives.glob(".unpacking-*/val/*") if path.suffix]  # it was interrupted halfway
+    assert [path for path in archives.glob(".unpacking/val/*") if path.suffix]  # it was interrupted halfway
     before = tree(archives / "train")
     assert len(before) == 18
     imagenet.unpack(archives)
     assert len(tree(archives / "val")) == 6
     assert tree(archives / "train") == before
-    assert not list(archives.glob(".unpacking-*"))
+    assert not list(archives.glob(".unpacking"))
 
 
 def test_of_several_processes_one_unpacks(archives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,27 +115,14 @@ def test_of_several_processes_one_unpacks(archives: Path, monkeypatch: pytest.Mo
     assert calls.read_text() == "one\n"
 
 
-def test_another_machine_that_was_quicker_is_no_error(archives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = imagenet.parse_train_archive
-
-    def overtaken(*arguments: object) -> None:
-        theirs(*arguments)
-        shutil.copytree(Path(str(arguments[0])) / "train", archives / "train")
-
-    monkeypatch.setattr(imagenet, "parse_train_archive", overtaken)
-    imagenet.unpack(archives)
-    assert len(tree(archives / "train")) == 18
-    assert len(tree(archives / "val")) == 6
-
-
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("truncated", "ILSVRC2012_img_train.tar is not the published file, its MD5 sum is another: download it again"),
-        ("other devkit", "devkit_t12.tar.gz is not the published file"),
+        ("truncated", "cannot unpack .*ILSVRC2012_img_train.tar: .* is not present .* or is corrupted"),
+        ("other devkit", "cannot unpack .*img_val.tar: .*devkit_t12.tar.gz is not present .* or is corrupted"),
         ("no archive inside", "cannot unpack .*img_train.tar: "),
-        ("no devkit", "to unpack ImageNet it needs ILSVRC2012_devkit_t12.tar.gz too"),
-        ("val alone", "holds ILSVRC2012_img_val.tar, but to unpack ImageNet it needs ILSVRC2012_img_train.tar too"),
+        ("no devkit", "to unpack ImageNet .* needs ILSVRC2012_devkit_t12.tar.gz too"),
+        ("val alone", "to unpack ImageNet .* needs ILSVRC2012_img_train.tar too"),
         ("full disk", r"img_train.tar 0\.0 GB are needed in .*, 0\.0 GB are free"),
     ],
 )
@@ -159,7 +146,7 @@ def test_archives_that_cannot_be_unpacked_are_told_in_one_line(
     with pytest.raises(UserError, match=words) as caught:
         module(archives).setup("fit")
     assert "\n" not in str(caught.value)
-    assert not list(archives.glob(".unpacking-*"))
+    assert not list(archives.glob(".unpacking"))
     assert (archives / "train").exists() == (kind == "other devkit")
 
 

@@ -14,7 +14,6 @@ from modules import FIELDS, module
 
 from cait.data.datamodule import ImageNetDataModule
 from cait.extras.clock import Clock
-from cait.extras.gmacs import ForwardCost
 from cait.extras.screen.banner import Banner
 from cait.extras.screen.progress import RunProgressBar
 from cait.guards.nonfinite import NonFiniteGuard
@@ -26,7 +25,7 @@ from cait.train.teacher import Teacher
 
 LOG_EVERY, STEPS = 2, 8
 FIGURES = 4  # train/loss, train/acc1, train/grad_norm, lr
-ON_THE_BAR = 3  # the same without train/grad_norm, every 10 steps and at the end of an epoch
+ON_THE_BAR = 2  # train/loss and train/acc1, every 10 steps and at the end of an epoch
 
 # Of what torch.use_deterministic_algorithms names as raising on CUDA, all that a network could call.
 NOT_DETERMINISTIC = {
@@ -58,7 +57,7 @@ def run(
 
     clock = Clock()
     callbacks = [Mark(), StepSeed(0), clock, RunProgressBar(), NonFiniteGuard(folder, 10), EMA(0.9)]
-    callbacks.append(Banner(data, folder, clock, ForwardCost()))
+    callbacks.append(Banner(data, folder, clock))
     fit = Trainer(
         accelerator=FakeCUDAAccelerator(),
         strategy=FakeCUDAStrategy(spy),

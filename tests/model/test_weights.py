@@ -22,7 +22,7 @@ import cait
 from cait.cli import main
 from cait.cli.lightning import RUN_VARIABLE
 from cait.errors import UserError
-from cait.extras.exporting import export
+from cait.extras.formats.exporting import export
 from cait.model.weights import load_weights, read_weights
 
 # The side of the images for the logits. At timm's own, float64 takes minutes on 2 cores, most of it for the M models:

@@ -186,6 +186,12 @@ def test_what_goes_by_epochs_and_validations_goes_on(
     assert_equal(fit(folder=stopped["folder"], **settings), whole(**settings))
 
 
+def test_a_patience_that_has_run_out_ends_a_resumed_run_too(fit: Callable) -> None:
+    decided = fit(early=EarlyStopping, max_epochs=5)
+    again = fit(early=EarlyStopping, max_epochs=5, folder=decided["folder"])
+    assert decided["global_step"] == again["global_step"] == 2 * BATCHES
+
+
 def test_legs_of_max_steps_lead_to_the_end_of_the_run(fit: Callable, whole: Callable) -> None:
     """Also with legs that end with an epoch, which Lightning would take for one more."""
     common: dict = dict(schedule="constant")

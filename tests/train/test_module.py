@@ -254,7 +254,7 @@ def test_a_rate_that_is_set_before_the_schedule_holds_for_the_run(hook: str | No
 def test_a_rate_that_is_set_later_is_refused(hook: str) -> None:
     finder = LearningRateFinder(num_training_steps=40)
     fit = trainer(callbacks=[set_rate(hook) if hook else finder])
-    with pytest.raises(UserError, match=r"hparams\.lr became .* `cait find-lr`, and give it as --model\.lr"):
+    with pytest.raises(UserError, match=r"hparams\.lr became .* and give it as --model\.lr"):
         fit.fit(module(lr=0.01), loader(240), loader(4))
 
 

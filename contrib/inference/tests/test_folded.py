@@ -13,7 +13,7 @@ from networks import TINY, random_network
 from PIL import Image
 from torch import Tensor, nn
 
-from cait.extras.exporting import example, export
+from cait.extras.formats.exporting import example, export
 from cait.model.cait import CaiT
 from cait.model.config import VARIANTS
 from cait.model.network import for_inference

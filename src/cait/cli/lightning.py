@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import sys
@@ -45,11 +46,27 @@ from cait.train.step_seed import StepSeed
 set_loader("yaml", yaml_reader.limited(get_loader("yaml")))  # it reads YAML in values too
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
-FALSE_ALARMS = (
+# Lightning says these at every start or resume. The user cannot change what they report, or has asked for it.
+NOISE = (
+    "💡 Tip",
+    "GPU available: False",
+    "TPU available: False",
+    "Seed set to",
+    "Loading `train_dataloader`",
+    "Trainer already configured with model summary",
+    "`Trainer.fit` stopped: `max_",  # the summary says it
+)
+WARNINGS = (
     "Be aware that when using `ckpt_path`",  # an extra whose callback has a state in the checkpoint may be gone
     "You're resuming from a checkpoint that ended before the epoch ended",  # TrainLoader starts where it stopped
+    r".*LeafSpec.* is deprecated",
+    r".*does not have many workers",
+    r".*recommended to use `self.log\(.*sync_dist=True",  # torchmetrics has synchronised them
+    r"Checkpoint directory .* exists and is not empty",
+    r".*Experiment logs directory .* exists and is not empty",
+    r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run that ends before a validation
+    r".*number of training batches .* is smaller than the logging interval",
 )
-"""Warnings of Lightning at a resume."""
 VERBS = {"fit": "fit", "validate": "eval"}
 """The verbs of `cait` by those of LightningCLI that do their work."""
 OWN = ("ckpt_path", "data.root", "data.num_workers", "_dir")
@@ -113,10 +130,7 @@ class CaiTCLI(LightningCLI):
     ) -> None:
         self.configs = configs or {}
         self.arguments, self.program, self.processes = arguments, program, program.processes
-        for quieten in plugins.of_kind("quieten"):
-            quieten()
-        for message in FALSE_ALARMS:
-            warnings.filterwarnings("ignore", message=message)
+        _hide_noise()
         # Raise errors, so that one line reports them. Do not guess an option from its first letters.
         strict: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
         usage = f"cait {VERBS[arguments[0]]} [--NAME VALUE ...]"
@@ -306,12 +320,9 @@ class CaiTCLI(LightningCLI):
         trainer_checks.check_strategy(given.strategy)
         callbacks: list[Callback] = [StepSeed(self.datamodule.seed)]
         kwargs["plugins"] = [*_listed(given.plugins)]
-        if any(isinstance(callback, ProgressBar) for callback in _listed(given.callbacks)):
-            pass  # the user's own
-        elif not sys.stdout.isatty():  # a bar would fill a log
+        has_own_bar = any(isinstance(callback, ProgressBar) for callback in _listed(given.callbacks))
+        if not (has_own_bar or sys.stdout.isatty()):  # a bar would fill a log
             kwargs["enable_progress_bar"] = False
-        elif given.enable_progress_bar is not False:
-            callbacks += [make() for make in plugins.of_kind("progress_bar")]
         if self.subcommand == "fit":
             callbacks += self._parts_of_a_run(given, kwargs)
         else:
@@ -386,10 +397,9 @@ class CaiTCLI(LightningCLI):
             self.datamodule.validation_path = self.run_dir / rundir.VALIDATION
         if given.max_steps > 0:  # a trial of a few steps logs metrics too
             kwargs["log_every_n_steps"] = min(given.log_every_n_steps or 50, given.max_steps)
-        loggers = [logger for make in plugins.of_kind("loggers") for logger in make(run)]
         if given.logger is not False:
             named = [] if given.logger is True else _listed(given.logger)
-            kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *named, *loggers]
+            kwargs["logger"] = [*run_loggers(self.run_dir, first_step), *named]
         callbacks += [callback for make in plugins.of_kind("callbacks") for callback in make(run)]
         callbacks.append(NonFiniteGuard(self.run_dir, config.max_nonfinite_steps))
         callbacks.append(UnreadableReport(self.datamodule))
@@ -408,6 +418,14 @@ def _code_version() -> str:
     files = [path for path in sorted(source.rglob("*.py")) if "tests" not in path.relative_to(source).parts]
     digest = hashlib.sha256("".join(map(disk.read_text, files)).encode())
     return f"{cait.__version__} ({digest.hexdigest()[:16]})"
+
+
+def _hide_noise() -> None:
+    for message in WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    for package in ("lightning.pytorch", "lightning.fabric"):
+        for handler in logging.getLogger(package).handlers:
+            handler.addFilter(lambda record: not record.getMessage().lstrip().startswith(NOISE))
 
 
 def _listed(value: Any) -> list[Any]:

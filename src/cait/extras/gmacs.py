@@ -10,23 +10,6 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from cait.model import network
-
-
-class ForwardCost:
-    """10⁹ multiply-adds of a run's network, counted once for all callbacks, because it takes up to seconds."""
-
-    def __init__(self) -> None:
-        self._gmacs: float | None = None
-        self._is_counted = False
-
-    def of_module(self, pl_module: Any) -> float | None:
-        """Of a forward pass on an image; None if it cannot be counted. Ask before the network is compiled."""
-        if not self._is_counted:
-            self._gmacs = forward_gmacs(pl_module.model, network.input_shape(pl_module.hparams))
-            self._is_counted = True
-        return self._gmacs
-
 
 def forward_gmacs(model: nn.Module, shape: Sequence[int]) -> float | None:
     """10⁹ multiply-adds of a network's forward pass on an image of `shape`; None if it cannot run without weights."""

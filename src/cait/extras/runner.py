@@ -54,23 +54,9 @@ class Runner:
         Returns:
             the exit status; below 0 the signal that ended the process, SIGTERM once the runs are stopped.
         """
-        if any((folder / rundir.CHECKPOINTS).glob("*.ckpt")):
-            arguments = ["resume", str(folder)]
-        else:
-            arguments = ["fit", *settings, f"--trainer.default_root_dir={folder.parent}", f"--run_name={folder.name}"]
         if self.stopped.is_set():
             return -signal.SIGTERM
-        program = [self.program.script] if self.program.script else ["-m", "cait"]
-        with (folder / OUTPUT).open("ab") as output:
-            # In a group of its own: Ctrl-C is for this process, which then ends the runs.
-            process = subprocess.Popen(
-                [sys.executable, *program, *arguments],
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **variables},
-                start_new_session=True,
-            )
-        self._processes.add(process)
+        process = self._start(folder, settings, variables)
         if self.stopped.is_set():  # while the process started
             process.terminate()
         while True:
@@ -82,6 +68,24 @@ class Runner:
                 process.wait()
         self._processes.discard(process)
         return process.returncode
+
+    def _start(self, folder: Path, settings: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        if any((folder / rundir.CHECKPOINTS).glob("*.ckpt")):
+            arguments = ["resume", str(folder)]
+        else:
+            arguments = ["fit", *settings, f"--trainer.default_root_dir={folder.parent}", f"--run_name={folder.name}"]
+        program = [self.program.script] if self.program.script else ["-m", "cait"]
+        with (folder / OUTPUT).open("ab") as output:
+            # In a group of its own: Ctrl-C is for this process, which then ends the runs.
+            process = subprocess.Popen(
+                [sys.executable, *program, *arguments],
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **variables},
+                start_new_session=True,
+            )
+        self._processes.add(process)
+        return process
 
     @contextlib.contextmanager
     def threads(self, count: int) -> Iterator[ThreadPoolExecutor]:

@@ -127,6 +127,8 @@ class LastCheckpoint(Checkpoint):
         self._last_step = trainer.global_step
         self._last_save = time.monotonic()
         self._wants_to_stop = False
+        # Lightning forgets that a validation has ended the run, if a kill comes between its checkpoint and its end.
+        trainer.should_stop |= any(each.wait_count >= each.patience for each in trainer.early_stopping_callbacks)
         start, last, previous = trainer.ckpt_path, self.folder / LAST, self.folder / PREVIOUS
         resumes_previous = start is not None and Path(start).resolve() == previous.resolve()
         if trainer.is_global_zero and resumes_previous and not is_whole(last):

@@ -200,7 +200,7 @@ class CaiTModule(LightningModule):
         """Refuse a rate that somebody has set after the schedule was made, which goes on with the former one."""
         if (rate := self.hparams["lr"]) != self.schedule.lr:
             late = f"hparams.lr became {rate:g} after the schedule was made for {self.schedule.lr:g}"
-            raise UserError(f"{late}: find the rate before the run, as with `cait find-lr`, and give it as --model.lr")
+            raise UserError(f"{late}: find the rate before the run, and give it as --model.lr")
 
     def _check_metrics(self) -> None:
         """Refuse metrics of the user's own that fail, where no sanity check does so before training."""

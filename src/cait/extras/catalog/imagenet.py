@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from pathlib import Path
 
 from torchvision.datasets.imagenet import (
@@ -26,50 +25,42 @@ ARCHIVES: dict[str, str] = {part: name for part, (name, _) in ARCHIVE_META.items
 def unpack(root: Path, train_split: str = "train", val_split: str = "val") -> None:
     """Unpack the archives in `root` into `root/{train_split,val_split}/<wnid>/*.JPEG`, with torchvision.
 
-    Does nothing if there are no archives or if both folders exist. A folder appears by one rename, so it is
-    whole or absent; the next call removes what a killed one has left. One process unpacks and all others
-    wait. torchvision checks the MD5 sums of the published files first. The archives stay; the folders
-    need as much space again, 155 GB.
+    Does nothing if both folders exist. A folder appears by one rename, so it is whole or absent; the next call removes
+    what a killed one has left. One process unpacks and all others wait. torchvision checks the MD5 sums of the
+    published files first. The archives stay; the folders need as much space again, 155 GB.
 
     Raises:
         UserError: an archive is missing or is not the published file, or the disk is too full.
     """
     folders = {"train": root / train_split, "val": root / val_split}
-    if not _missing(root, folders):
+    if all(folder.is_dir() for folder in folders.values()):
         return
     with file_lock(root / ".unpacking.lock"):
-        # Each machine has its own name: on a file system without locks two machines would remove each other's folder.
-        scratch = (root / f".unpacking-{socket.gethostname()}").absolute()
-        for part in _missing(root, folders):
-            shutil.rmtree(scratch, ignore_errors=True)
-            try:
-                scratch.mkdir()
-                _unpack(part, root.absolute(), scratch)
-                os.sync()  # the images must be on disk before the name that marks them complete
-                if part == "val":  # torchvision's ImageNet reads the classes' names from this file
-                    (scratch / META_FILE).replace(root / META_FILE)
-                (scratch / part).rename(folders[part])
-            except Exception as error:  # torchvision's, tarfile's, the disk's
-                if folders[part].is_dir():  # another machine, which does not see the lock, was quicker
-                    continue
-                if isinstance(error, UserError):
-                    raise
-                raise UserError(f"cannot unpack {root / ARCHIVES[part]}: {one_line(error)}") from error
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
+        missing = [part for part, folder in folders.items() if not folder.is_dir()]
+        needed = [*missing, *(["devkit"] if "val" in missing else [])]
+        if absent := [ARCHIVES[part] for part in needed if not (root / ARCHIVES[part]).is_file()]:
+            raise UserError(f"to unpack ImageNet {root} needs {' and '.join(absent)} too")
+        for part in missing:
+            _unpack_whole(part, root.absolute(), folders[part])
 
 
-def _missing(root: Path, folders: dict[str, Path]) -> list[str]:
-    """The parts that must be unpacked. Raises UserError if an archive that they need is not there."""
-    found = [ARCHIVES[part] for part in folders if (root / ARCHIVES[part]).is_file()]
-    missing = [part for part, folder in folders.items() if not folder.is_dir()]
-    if not found or not missing:
-        return []
-    needed = [ARCHIVES[part] for part in (*missing, *(["devkit"] if "val" in missing else []))]
-    if absent := [name for name in needed if not (root / name).is_file()]:
-        present, wanted = " and ".join(found), " and ".join(absent)
-        raise UserError(f"{root} holds {present}, but to unpack ImageNet it needs {wanted} too")
-    return missing
+def _unpack_whole(part: str, root: Path, folder: Path) -> None:
+    """Unpack one part beside its folder, and rename it at the end."""
+    scratch = root / ".unpacking"
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        scratch.mkdir()
+        _unpack(part, root, scratch)
+        os.sync()  # the images must be on disk before the name that marks them complete
+        if part == "val":  # torchvision's ImageNet reads the classes' names from this file
+            (scratch / META_FILE).replace(root / META_FILE)
+        (scratch / part).rename(folder)
+    except UserError:
+        raise
+    except Exception as error:  # torchvision's, tarfile's, the disk's
+        raise UserError(f"cannot unpack {root / ARCHIVES[part]}: {one_line(error)}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _unpack(part: str, root: Path, scratch: Path) -> None:
@@ -79,13 +70,8 @@ def _unpack(part: str, root: Path, scratch: Path) -> None:
     if free < size:
         raise UserError(f"to unpack {archive} {size / 1e9:.1f} GB are needed in {root}, {free / 1e9:.1f} GB are free")
     print(f"unpacking {archive}, {size / 1e9:.1f} GB, once; its MD5 sum is checked first", flush=True)
-    try:
-        if part == "train":
-            parse_train_archive(scratch, str(archive))
-            return
-        archive = root / ARCHIVES["devkit"]
-        parse_devkit_archive(scratch, str(archive))
-        archive = root / ARCHIVES["val"]
+    if part == "train":
+        parse_train_archive(scratch, str(archive))
+    else:
+        parse_devkit_archive(scratch, str(root / ARCHIVES["devkit"]))
         parse_val_archive(scratch, str(archive), load_meta_file(scratch)[1])
-    except RuntimeError as error:
-        raise UserError(f"{archive} is not the published file, its MD5 sum is another: download it again") from error

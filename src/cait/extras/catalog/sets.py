@@ -76,16 +76,12 @@ def open_set(root: str, catalog: Catalog, split: str) -> MapSamples:
 
 def _open_torchvision(root: str, split: str, folder: Path, download: bool) -> MapSamples:
     """Open a split, or several joined by "+". Raises UserError, or what torchvision raises for a missing set."""
-    parts: list[Part] = []
-    for part in split.split("+"):
-        try:
-            parts.append(_torchvision_part(TORCHVISION[root.removeprefix("torch/")], part, folder, download))
-        except UserError:
-            raise
-        except ValueError as error:  # no such split, or no longer available
-            raise UserError(f"{root} with --data.train_split or --data.val_split {part}: {error}") from error
-    opened = [dataset for dataset, _ in parts]
-    return MapSamples(root, split, opened[0] if len(opened) == 1 else ConcatDataset(opened), parts[0][1])
+    kind = TORCHVISION[root.removeprefix("torch/")]
+    try:
+        parts = [_torchvision_part(kind, part, folder, download) for part in split.split("+")]
+    except ValueError as error:  # no such split, or no longer available
+        raise UserError(f"{root} with --data.train_split or --data.val_split {split}: {error}") from error
+    return MapSamples(root, split, ConcatDataset([dataset for dataset, _ in parts]), parts[0][1])
 
 
 def _torchvision_part(kind: Any, split: str, folder: Path, download: bool) -> Part:

@@ -18,9 +18,8 @@ from cait.errors import UserError
 from cait.file_lock import tell
 from cait.run.program import Program
 
-ARCHIVES = {part: name for part, (name, _) in ARCHIVE_META.items()}
-"""File names of ImageNet's archives "train", "val" and "devkit"."""
-IMAGENET_CLASSES = 1000
+ARCHIVES = [name for name, _ in ARCHIVE_META.values()]
+"""File names of ImageNet's archives."""
 IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}
 """ILSVRC2012 as published."""
 
@@ -36,8 +35,6 @@ def imagenet_check(arguments: list[str], program: Program) -> None:
     options.add_argument("--images", type=int, default=2000, metavar="N", help=many)
     given = options.parse_args(arguments)
     root = given.root
-    if given.images < 0:
-        raise UserError(f"--images must be at least 0, got {given.images}")
     if not root.is_dir():
         raise UserError(f"the data folder {root} does not exist")
     source: Any = open_source(str(root))
@@ -69,51 +66,43 @@ def _check_source(source: Any, images: int) -> Iterator[str]:
 def _check_folders(root: Path, images: int) -> Iterator[str]:
     """What is wrong with class folders, each kind of mistake in a line, and else whatever a run would refuse."""
     parts = [part for part in IMAGENET_IMAGES if (root / part).is_dir()]
-    archives = [name for name in ARCHIVES.values() if (root / name).is_file()]
+    archives = [name for name in ARCHIVES if (root / name).is_file()]
     if archives and len(parts) < len(IMAGENET_IMAGES):
-        advice = "the first run with this --data.root unpacks them"
-        if missing := set(ARCHIVES.values()) - set(archives):
-            advice = f"to have them unpacked put {' and '.join(sorted(missing))} there too"
-        yield f"{root} holds {' and '.join(archives)} still packed: {advice}"
-        if not parts:
-            return
-    source = FolderSource(Splits(str(root)))  # of archives too, without unpacking them
+        yield (
+            f"{root} holds {' and '.join(archives)} still packed: a run with this --data.root unpacks them, "
+            f"if all are there: {', '.join(ARCHIVES)}"
+        )
+        return
+    source = FolderSource(Splits(str(root)))
     found: dict[str, Classes] = {}
     wrong = list(_listed(source, found))
-    if not wrong:
-        wrong += _refusals(source)
+    try:
+        for line in copies(*source.sets) if not wrong else ():
+            tell(line)
+    except UserError as error:  # what a run would refuse
+        wrong.append(str(error))
     yield from wrong
-    yield from _compare_with_imagenet(root, found)
-    classes = [files for part in found.values() for _, files in sorted(part.items()) if files]
-    yield from _decode(classes, images, load_rgb)
+    for part, classes in found.items():
+        yield from _compare_with_imagenet(part, classes)
+    classes_of_all = [files for part in found.values() for _, files in sorted(part.items()) if files]
+    yield from _decode(classes_of_all, images, load_rgb)
 
 
 def _listed(source: FolderSource, found: dict[str, Classes]) -> Iterator[str]:
-    """Fill `found` by the folders' parts, and yield what is wrong with each and between them."""
+    """Fill `found` by the folders' names, and yield what is wrong with each and between them."""
     try:
         train, val = source.split_folders()
-        folders = {"train": train, "val": val} if val else {"": train}
-        for part, folder in folders.items():
-            found[part] = {}
-            yield from _count(folder, found[part])
-            count = sum(map(len, found[part].values()))
-            print(f"{folder}: {len(found[part]):,} classes, {count:,} images", flush=True)
+        for folder in (train, val) if val else (train,):
+            classes = found[str(folder)] = {}
+            yield from _count(folder, classes)
+            print(f"{folder}: {len(classes):,} classes, {sum(map(len, classes.values())):,} images", flush=True)
     except UserError as error:
         yield str(error)
         return
-    for part, other in (("train", "val"), ("val", "train")) if val else ():
-        only = sorted(found[part].keys() - found[other].keys())
-        if only and found[other]:  # an empty folder is reported already
-            yield f"{len(only):,} class(es) only in {folders[part]}: {abbreviate(only)}"
-
-
-def _refusals(source: FolderSource) -> Iterator[str]:
-    """What a run would refuse."""
-    try:
-        for line in copies(*source.sets):
-            tell(line)
-    except UserError as error:
-        yield str(error)
+    for part, other in ((train, val), (val, train)) if val else ():
+        only = sorted(found[str(part)].keys() - found[str(other)].keys())
+        if only and found[str(other)]:  # an empty folder is reported already
+            yield f"{len(only):,} class(es) only in {part}: {abbreviate(only)}"
 
 
 def _count(folder: Path, classes: Classes) -> Iterator[str]:
@@ -127,16 +116,11 @@ def _count(folder: Path, classes: Classes) -> Iterator[str]:
     left_out = {why: [str(folder / path) for path in paths] for why, paths in files.left_out.items()}
     flat = left_out.pop(BESIDE, [])
     if flat and not classes:
-        yield (
-            f"{folder} holds {len(flat):,} images and no class folders, so their classes are not known; for ImageNet "
-            f"remove it and put {ARCHIVES['val']} and {ARCHIVES['devkit']} into {folder.parent}: a run sorts them"
-        )
+        yield f"{folder} holds {len(flat):,} images and no class folders, so their classes are not known"
     elif flat:
         yield f"{len(flat):,} image(s) in {folder} itself, in no class folder: {abbreviate(flat)}"
     elif not classes:
         yield f"{folder} holds no class folders"
-    if packed := sorted(path.name for path in folder.glob("*.tar")):
-        yield f"{folder} holds {len(packed):,} archives: {abbreviate(packed)}; unpack each into a folder of its name"
     if empty := [name for name, members in classes.items() if not members]:
         yield f"{len(empty):,} class(es) without images in {folder}: {abbreviate(empty)}"
     if strange := left_out.pop(OTHER, []):
@@ -147,19 +131,12 @@ def _count(folder: Path, classes: Classes) -> Iterator[str]:
         tell(f"{folder}{not_listed(left_out)}")
 
 
-def _compare_with_imagenet(root: Path, found: dict[str, Classes]) -> Iterator[str]:
-    names = set().union(*found.values())
-    if not names or not all(re.fullmatch(r"n\d{8}", name) for name in names):
+def _compare_with_imagenet(folder: str, classes: Classes) -> Iterator[str]:
+    if len(classes) != 1000 or not all(re.fullmatch(r"n\d{8}", name) for name in classes):
         return
-    right = ", ".join(f"{count:,} in {part}" for part, count in IMAGENET_IMAGES.items())
-    print(f"ImageNet's numbers: {IMAGENET_CLASSES:,} classes, images: {right}")
-    if len(names) != IMAGENET_CLASSES:
-        print(f"the folders are named like ImageNet's, but are {len(names):,}: a part of it, or another set")
-        return
-    for part, classes in found.items():
-        count = sum(map(len, classes.values()))
-        if classes and part in IMAGENET_IMAGES and count != IMAGENET_IMAGES[part]:
-            yield f"{root / part} holds {count:,} images, ImageNet {IMAGENET_IMAGES[part]:,}"
+    count, published = sum(map(len, classes.values())), IMAGENET_IMAGES.get(Path(folder).name)
+    if published not in (count, None):
+        yield f"{folder} holds {count:,} images, ImageNet {published:,}"
 
 
 def _decode(sets: Sequence[Sequence[Any]], images: int, read: Callable[[Any], object]) -> Iterator[str]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cait.errors import UserError, to_install
-from cait.extras.exporting import Format, Forward, Metadata, example, quiet
+from cait.extras.formats.exporting import Format, Forward, Metadata, example, quiet
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 

@@ -1,4 +1,4 @@
-"""CaiT and timm's networks as timm reads them: its own format, and the release's."""
+"""CaiT and timm's networks as timm reads them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from cait.data.transforms import CROP_MODES
 from cait.errors import UserError
-from cait.extras.exporting import Format, Forward, Metadata
+from cait.extras.formats.exporting import Format, Forward, Metadata
 from cait.model.cait import CaiT
 from cait.model.config import VARIANTS, CaiTConfig, variant_config
 from cait.model.weights import ONLY_IN_TRAINING
@@ -29,14 +29,12 @@ TIMM_PREPROCESSING = ("mean", "std", "crop_pct", "interpolation")
 ANY = "torch_export takes any network"
 
 
-def twin(config: CaiTConfig, weights: Path | None = None) -> nn.Module:
-    """timm's model with the same fields, and `weights` read by timm. Its configuration names none of timm's weights."""
+def twin(config: CaiTConfig) -> nn.Module:
+    """timm's model with the same fields. Its configuration names none of timm's weights."""
     entry, differ = _nearest(config)
     overlay: dict[str, Any] = dict(url=None, hf_hub_id=None, tag=None, license=None)
     overlay.update(num_classes=config.num_classes, input_size=(config.in_chans, config.img_size, config.img_size))
-    if weights is not None:
-        overlay["file"] = str(weights)
-    return timm.create_model(entry, pretrained=weights is not None, pretrained_cfg_overlay=overlay, **differ)
+    return timm.create_model(entry, pretrained_cfg_overlay=overlay, **differ)
 
 
 def _nearest(config: CaiTConfig) -> tuple[str, dict[str, Any]]:
@@ -64,7 +62,7 @@ def _in_timm(cait: CaiT) -> nn.Module:
 def _write_timm(model: nn.Module, path: Path, metadata: Metadata, shape: Sequence[int]) -> Forward:
     """`model.safetensors` and `config.json`, for `timm.create_model("local-dir:DIR", pretrained=True)` or the hub."""
     if not type(model).__module__.startswith("timm."):
-        _refuse(model, "timm holds a CaiT or one of timm's networks")
+        _refuse(model)
     network = _in_timm(model) if isinstance(model, CaiT) else model
     config = {"label_names": metadata["class_names"]} if "class_names" in metadata else {}
     prepared = {name: metadata[name] for name in TIMM_PREPROCESSING if name in metadata}
@@ -76,24 +74,14 @@ def _write_timm(model: nn.Module, path: Path, metadata: Metadata, shape: Sequenc
     return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
 
 
-def _write_release(cait: Any, path: Path, metadata: Metadata, shape: Sequence[int]) -> Forward:
-    """A `.pth` as Facebook's: {"model": {"module.<key>": tensor}}, with the metadata beside "model"."""
-    _refuse(cait, "release holds a CaiT")
-    weights = {f"module.{key}": value for key, value in cait.state_dict().items()}
-    with path.open("wb") as file:  # given a path, torch says nothing of a full disk
-        torch.save({"model": weights, "metadata": metadata}, file)
-    return twin(cait.config, path).eval()
-
-
-def _refuse(cait: nn.Module, holds: str) -> None:
+def _refuse(cait: nn.Module) -> None:
     if not isinstance(cait, CaiT):
-        raise UserError(f"{holds}, not {type(cait).__name__}; {ANY}")
+        raise UserError(f"timm holds a CaiT or one of timm's networks, not {type(cait).__name__}; {ANY}")
     for field in fields(CaiTConfig):
         value = getattr(cait.config, field.name)
         if field.name not in (*TIMM_FIELDS, *ONLY_IN_TRAINING) and value != field.default:
-            has = f"have no CaiT of {field.name} {value}, only of {field.default}"
-            raise UserError(f"timm and the release {has}; {ANY}")
+            has = f"has no CaiT of {field.name} {value}, only of {field.default}"
+            raise UserError(f"timm {has}; {ANY}")
 
 
 TIMM = Format(_write_timm, "timm", 1e-5, folded=False)
-RELEASE = Format(_write_release, "release.pth", 1e-5, folded=False)

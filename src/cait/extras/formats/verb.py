@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from cait import plugins
 from cait.cli import saved
 from cait.cli.loading import checkpoint_of, from_checkpoint
 from cait.cli.options import Options, run_missing
@@ -19,11 +20,11 @@ NEEDED = ("mean", "std", "crop_pct", "interpolation")
 
 def export(arguments: list[str], program: Program) -> None:
     """Write the network of a run's best checkpoint in another program's format."""
-    from cait.extras import exporting
+    from cait.extras.formats import exporting
 
     options = Options("export", "Write the best network of a run for other programs.")
     options.add_argument("run", metavar="RUN", nargs="?", help="a run in logs/, its folder, or a checkpoint (.ckpt)")
-    options.add_argument("--format", choices=exporting.names(), default="timm", help="default timm")
+    options.add_argument("--format", choices=exporting.FORMATS, default="timm", help="default timm")
     options.add_weights()
     options.add_argument("--output", type=Path, metavar="PATH", help="file to write; for timm a directory")
     options.add_trust()
@@ -42,7 +43,7 @@ def export(arguments: list[str], program: Program) -> None:
         raise UserError(f"{source} does not say how images are prepared: {lacking[0]!r} is missing")
     shape, names = input_shape(loaded.module.hparams), loaded.module.class_names
     place = Path(folder or checkpoint.parent, "export", {None: "", True: "ema", False: "raw"}[given.ema])
-    output = given.output or place / exporting.format_named(given.format).file
+    output = given.output or place / plugins.load(exporting.FORMATS[given.format]).file
     preprocessing = values(loaded.data.preprocessing)
     metadata = preprocessing | loaded.task.metadata()
     exported = exporting.export(loaded.network, output, given.format, metadata, shape, names)

@@ -9,14 +9,14 @@ from pathlib import Path
 from cait import ckpt, disk, plugins
 from cait.cli import saved
 from cait.cli.options import Options, named_run
-from cait.errors import UserError, one_line
+from cait.errors import UserError
 from cait.run import rundir
 from cait.run.program import Program
 
 WHAT = """\
 Write a model card of a run, README.md as the Hugging Face Hub shows it, with the figures of evaluation.json, the
 settings, the curves and how to use the model."""
-README = "README.md"
+README, CURVES, RELIABILITY = "README.md", "curves.png", "reliability.png"
 
 
 def card(arguments: list[str], program: Program) -> None:
@@ -32,7 +32,7 @@ def card(arguments: list[str], program: Program) -> None:
     disk.check_output(output, folder=True)
     if given.output and (output / README).exists():
         raise UserError(f"{output / README} exists; move it away or name another folder")
-    repo = f"OWNER/{folder.name}" if given.repo is None else check_name(given.repo)
+    repo = given.repo or f"OWNER/{folder.name}"
     for path in write(folder, output, repo, given.ema, given.license, program):
         print(os.path.relpath(path))
 
@@ -42,21 +42,6 @@ def add_content(options: Options) -> None:
     options.add_weights()
     named = "the Hub's identifier, as apache-2.0; default none is named"
     options.add_argument("--license", metavar="ID", help=named)
-
-
-def check_name(repo: str | None) -> str:
-    """Returns the name of a model on the Hub. Raises UserError if it cannot be one."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    if repo is None or repo.count("/") != 1:
-        got = f", not {repo}" if repo else ""
-        raise UserError(f"where to? name the model as OWNER/NAME{got}: `cait push RUN OWNER/NAME`")
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as error:
-        raise UserError(f"{repo} cannot be a name on the Hub: {one_line(error)}") from error
-    return repo
 
 
 def write(folder: Path, output: Path, repo: str, ema: bool | None, license: str | None, program: Program) -> list[Path]:
@@ -72,15 +57,13 @@ def write(folder: Path, output: Path, repo: str, ema: bool | None, license: str 
     about = scores.read(folder, checkpoint, program.command("eval", folder))
     if ema and "ema" not in about:
         raise UserError(f"{folder} has no scores of a moving average: the run kept none")
-    ema = "ema" in about if ema is None else ema
-    config = saved.of_run(folder)
+    scored = about["raw" if ema is False or "ema" not in about else "ema"]
     state = ckpt.data_state(ckpt.read_checkpoint(checkpoint, without=ckpt.TENSORS)) or {}
+    config = saved.of_run(folder)
     output.mkdir(parents=True, exist_ok=True)
     images = _images(folder, output)
-    names = [image.name for image in images]
-    text = card_text.text(
-        repo, about["ema" if ema else "raw"], about, config, state, names, license, plugins.results(folder)
-    )
+    tables = plugins.results(folder)
+    text = card_text.text(repo, scored, about, config, state, [each.name for each in images], license, tables)
     with disk.whole(output / README) as beside:
         beside.write_text(text, encoding="utf-8")
     return [output / README, *images]
@@ -89,7 +72,6 @@ def write(folder: Path, output: Path, repo: str, ema: bool | None, license: str 
 def _images(folder: Path, output: Path) -> list[Path]:
     """Put the curves and the reliability diagram beside the card, where they exist."""
     from cait.extras import curves, plots
-    from cait.extras.hub.card_text import CURVES, RELIABILITY
 
     images = []
     try:

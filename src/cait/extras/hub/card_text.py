@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,16 +18,16 @@ from cait.extras.network_name import network_name
 from cait.extras.scores import SEVERAL, of_several
 from cait.plugins import Results
 
-PLACES = (
-    *("root", "data_dir", "copies_dir", "labels", "val_list", "predict_root"),
-    *("class_names", "cache_gb", "num_workers", "prefetch", "worker_start"),
-)
-"""Settings of the data that the card leaves out: they are places on this machine, or they change no result."""
-WEIGHTS = ("weights", "weights_ema", "teacher_weights", "teacher_path", "mean", "std")
-"""Settings of the model that the card leaves out: files on this machine, and what the settings of the data say too."""
+LEFT_OUT = {
+    "data": (
+        *("root", "data_dir", "copies_dir", "labels", "val_list", "predict_root"),
+        *("class_names", "cache_gb", "num_workers", "prefetch", "worker_start"),
+    ),
+    "model": ("weights", "weights_ema", "teacher_weights", "teacher_path", "mean", "std"),
+}
+"""Settings that are places on this machine, that change no result, or that stand in the card already."""
 TRAINER = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
 """Settings of the Trainer that the card shows."""
-CURVES, RELIABILITY = "curves.png", "reliability.png"
 WEAKEST = 5
 """So many of the classes with the lowest accuracy are named."""
 
@@ -49,12 +50,11 @@ def text(
         about: evaluation.json itself.
         config: the run's config.yaml.
         data_state: what the checkpoint says of the data.
-        images: files of CURVES and RELIABILITY that lie beside the card.
+        images: names of the files that lie beside the card.
         license: identifier of the Hub; None leaves it out.
         tables: what extras compare the run with.
     """
     per_class = [(share, name) for name, share in scores["per_class"].items() if share is not None and share < 100]
-    rows = [row for row in scores.get("thresholds", []) if row["threshold"] and row["accuracy"] is not None]
     several = of_several(scores["multi_label"]) if "multi_label" in scores else []
     variables: dict[str, Any] = {
         **dict(repo=repo, scores=scores, about=about, images=images, tables=tables, cell=_cell, table=_table),
@@ -63,7 +63,6 @@ def text(
         "results": _results(scores),
         "weakest": sorted(per_class)[:WEAKEST],
         "by_class": _table(("class", *SEVERAL.values()), several),
-        "answered": rows,
         "depends": data_state.get("depends_on", {}),
         "settings": yaml.safe_dump(_settings(config), sort_keys=False).strip(),
     }
@@ -73,18 +72,15 @@ def text(
 
 
 def _metadata(repo: str, scores: Mapping[str, Any], config: Mapping[str, Any], license: str | None) -> ModelCardData:
-    name = _data_name(config)
-    kind, value, called = "accuracy", scores["acc1"] / 100, "top-1 accuracy"
-    if "mAP" in scores:
-        kind, value, called = "mAP", scores["mAP"], "mean average precision"
+    name, several = _data_name(config), "mAP" in scores
     result = EvalResult(
         task_type="image-classification",
         dataset_type=name.removeprefix("hfds/") if name.startswith("hfds/") else "imagefolder",
         dataset_name=name,
         dataset_split=config["data"].get("val_split"),
-        metric_type=kind,
-        metric_value=round(value, 4),
-        metric_name=called,
+        metric_type="mAP" if several else "accuracy",
+        metric_value=round(scores["mAP"] if several else scores["acc1"] / 100, 4),
+        metric_name="mean average precision" if several else "top-1 accuracy",
     )
     return ModelCardData(
         library_name="timm",
@@ -102,16 +98,18 @@ def _results(scores: Mapping[str, Any]) -> str:
     sets = {"validation images": scores}
     sets |= {title: scores[key] for key, title in (("real", "ReaL"), ("v2", "ImageNet-V2")) if key in scores}
     sets |= scores.get("extra", {})
-    several = "multi_label" in scores
-    last = ("mean average precision", "F1") if several else ("calibration error",)
+    columns = {"acc1": "top-1", "acc5": "top-5", "acc1_macro": "mean of the classes"}
+    shares = {"mAP": "mean average precision", "f1": "F1"} if "multi_label" in scores else {}
     rows = []
     for title, found in sets.items():
-        figures = [found.get(name) for name in ("acc1", "acc5", "acc1_macro")]
-        shares = [found.get("mAP"), found.get("f1")] if several else [found.get("calibration", {}).get("ece")]
-        cells = ["" if figure is None else f"{figure:.2f} %" for figure in figures]
-        cells += ["" if share is None else f"{share:.4f}" if several else f"{share:.2f} %" for share in shares]
+        cells = [_shown(found.get(name), "{:.2f} %") for name in columns]
+        cells += [_shown(found.get(name), "{:.4f}") for name in shares]
         rows.append((title, f"{found['images']:,}", *cells))
-    return _table(("set", "images", "top-1", "top-5", "mean of the classes", *last), rows)
+    return _table(("set", "images", *columns.values(), *shares.values()), rows)
+
+
+def _shown(figure: float | None, form: str) -> str:
+    return "" if figure is None else form.format(figure)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -132,10 +130,8 @@ def _data_name(config: Mapping[str, Any]) -> str:
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a reader may want to know."""
     trainer = {name: value for name, value in config.get("trainer", {}).items() if name in TRAINER}
-    model = {name: value for name, value in config["model"].items() if name not in WEIGHTS}
-    data = {name: value for name, value in config["data"].items() if name not in PLACES}
-    kept = {"seed_everything": config.get("seed_everything"), "trainer": trainer, "model": model, "data": data}
-    return _public(kept | {"ema": config.get("ema")})
+    shown = {part: {k: v for k, v in config[part].items() if k not in left_out} for part, left_out in LEFT_OUT.items()}
+    return _public({"seed_everything": config.get("seed_everything"), "trainer": trainer, **shown})
 
 
 def _public(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,16 +145,12 @@ def _public(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _code() -> str:
     """The commit of this package, or its version if it is in no repository."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(cait.__file__).parent), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # a repository around an installed package is another's
-        return f"commit `{git('rev-parse', 'HEAD')}`" + (", with changes" if git("status", "--porcelain", ".") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return f"cait-lightning {cait.__version__}"
+    folder, commit = Path(cait.__file__).parent, ""
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        # The last commit of this folder; none if the repository is another's, around an installed package.
+        command = ["git", "-C", str(folder), "log", "-1", "--format=%H", "--", "."]
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return f"commit `{commit}`" if commit else f"cait-lightning {cait.__version__}"
 
 
 def _cell(text: str) -> str:

@@ -68,11 +68,14 @@ class Row:
     @property
     def differs(self) -> str:
         """What the row sets, in words."""
-        parts = [f"as {self.base}"] if self.base else []
-        parts += [f"weights of {self.weights_of}"] if self.weights_of else []
-        parts += [Path(self.overlay).stem] if self.overlay else []
-        parts += ["evaluated"] if self.evaluate else []
-        return ", ".join(parts + [f"{key.split('.')[-1]} {as_text(value)}" for key, value in self.changes.items()])
+        parts = [
+            f"as {self.base}" if self.base else "",
+            f"weights of {self.weights_of}" if self.weights_of else "",
+            Path(self.overlay).stem if self.overlay else "",
+            "evaluated" if self.evaluate else "",
+            *(f"{key.split('.')[-1]} {as_text(value)}" for key, value in self.changes.items()),
+        ]
+        return ", ".join(part for part in parts if part)
 
     @property
     def published(self) -> dict[str, dict[str, float]]:
@@ -128,8 +131,6 @@ class Row:
 @functools.cache
 def tables() -> dict[str, dict[str, Any]]:
     """The YAML files by their stem."""
-    if not RECIPE.is_file():
-        raise UserError(f"{RECIPE} is missing: every row of the paper starts from it")
     return {file.stem: configurations.settings(file) for file in sorted(TABLES.glob("*.yaml"))}
 
 
@@ -141,8 +142,6 @@ def rows() -> dict[str, Row]:
         for name, line in content["rows"].items():
             about = {key: value for key, value in line.items() if key in Row.__dataclass_fields__}
             changes = {key: value for key, value in line.items() if "." in key}
-            if unknown := line.keys() - about.keys() - changes.keys():
-                raise UserError(f"{TABLES / table}.yaml, row {name}: unknown key {unknown.pop()!r}")
             row = Row(table, name, flatten(changes), **about)
             found[row.id] = row
     return found
@@ -159,8 +158,7 @@ def row_named(id: str, table: str | None = None) -> Row:
 
 def released(name: str, img_size: int) -> Row | None:
     """The row of the weights that timm publishes for a model at a resolution; None if there is none."""
-    known = rows().values() if RECIPE.is_file() else ()
-    scored = (row for row in known if row.timm and row.settings["model.name"] == name)
+    scored = (row for row in rows().values() if row.timm and row.settings["model.name"] == name)
     return next((row for row in scored if row.network().img_size == img_size), None)
 
 
@@ -182,13 +180,10 @@ def replace_row(verb: str, arguments: list[str]) -> list[str]:
     Raises:
         UserError: there is no such row, it cannot be trained, or the weights that it starts from are missing.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--paper")
-    try:
-        options, others = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise UserError("--paper takes a row, as table1/layerscale-36; `cait paper` lists them") from error
-    row = row_named(options.paper)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--paper", nargs="?", default="")
+    options, others = parser.parse_known_args(arguments)
+    row = row_named(options.paper or "")
     if verb == "fit" and row.evaluate:
         raise UserError(f"{row.id} trains nothing, it is scored: `{row.command}`")
     names = {argument.split("=")[0] for argument in others}

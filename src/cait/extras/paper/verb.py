@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ from cait.cli.options import Options
 from cait.errors import UserError, console
 from cait.extras import curves
 from cait.guards import configurations
-from cait.run import rundir
 from cait.run.program import Program
 
 if TYPE_CHECKING:
@@ -41,15 +39,14 @@ def show(arguments: list[str], program: Program) -> None:
 
 def _reproduced(row: Row) -> str:
     """The last accuracy of the row's run in logs/, if that is of the row's network, else "not run"."""
-    hparams = row.run_dir / "hparams.yaml"
-    if (row.run_dir / rundir.METRICS).is_file() and hparams.is_file():
+    try:
+        trained = configurations.settings(row.run_dir / "hparams.yaml")
         scored = [line for line in curves.rows(row.run_dir).values() if "val/acc1" in line]
-        trained = None
-        with contextlib.suppress(OSError, UserError):
-            trained = configurations.settings(hparams)
-        if scored and isinstance(trained, dict) and row.is_of(trained):
-            return f"{float(scored[-1]['val/acc1']):.2f} after {int(scored[-1]['epoch']) + 1} epochs"
-    return "not run"
+    except (OSError, UserError):
+        return "not run"
+    if not scored or not row.is_of(trained):
+        return "not run"
+    return f"{float(scored[-1]['val/acc1']):.2f} after {int(scored[-1]['epoch']) + 1} epochs"
 
 
 def _as_dict(row: Row) -> dict[str, Any]:

@@ -15,10 +15,11 @@ def show(arguments: list[str], program: Program) -> None:
     """Print the models as a table or as a JSON list."""
     options = Options("zoo", "List the paper's models with their size, cost and published accuracy.")
     options.add_argument("--json", action="store_true", help="print a JSON list")
-    if options.parse_args(arguments).json:
-        print(json.dumps(zoo(), indent=1))
+    given, models = options.parse_args(arguments), zoo()
+    if given.json:
+        print(json.dumps(models, indent=1))
     else:
-        _print(zoo())
+        _print(models)
 
 
 def zoo() -> list[dict[str, Any]]:

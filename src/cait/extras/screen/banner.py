@@ -18,12 +18,11 @@ from torch import nn
 from cait.data.datamodule import ImageNetDataModule
 from cait.errors import console, printable
 from cait.extras.clock import Clock, duration
-from cait.extras.gmacs import ForwardCost
+from cait.extras.gmacs import forward_gmacs
 from cait.extras.network_name import network_name
-from cait.extras.screen.defaults import on_by_default
-from cait.extras.screen.doubts import checkpoint_bytes, doubts, peak_rate
+from cait.extras.screen.doubts import checkpoint_bytes, doubts
+from cait.model import network
 from cait.model.attention import SelfAttention
-from cait.plugins import Run
 from cait.progress import total_steps
 from cait.train.schedule import ScheduleSettings
 
@@ -40,19 +39,15 @@ class Banner(ModelSummary):
         data: the data module.
         run_dir: the run's folder; None if nothing is written.
         clock: comes before this one among the callbacks.
-        cost: of the network.
-        run: what the command line has set; None says nothing of the defaults.
     """
 
-    def __init__(
-        self, data: ImageNetDataModule, run_dir: Path | None, clock: Clock, cost: ForwardCost, run: Run | None = None
-    ) -> None:
+    def __init__(self, data: ImageNetDataModule, run_dir: Path | None, clock: Clock) -> None:
         super().__init__()
-        self.data, self.run_dir, self.clock, self.cost, self.run = data, run_dir, clock, cost, run
+        self.data, self.run_dir, self.clock = data, run_dir, clock
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         if trainer.is_global_zero:  # the others print nothing; before the module compiles its blocks
-            self._gmacs = self.cost.of_module(pl_module)
+            self._gmacs = forward_gmacs(pl_module.model, network.input_shape(pl_module.hparams))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lightning's summary would be printed here."""
@@ -67,39 +62,50 @@ class Banner(ModelSummary):
             screen.print(f"warning: {doubt}", soft_wrap=not screen.is_terminal)  # on one line in a log
 
     def _rows(self, trainer: Trainer, pl_module: Any) -> dict[str, str]:
-        data, processes, accumulated = self.data, trainer.world_size, trainer.accumulate_grad_batches
+        data, optimizer = self.data, trainer.optimizers[0]
         parameters = sum(parameter.numel() for parameter in pl_module.model.parameters())
         cost = f", {self._gmacs:.3g} GMACs an image" if self._gmacs else ""
+        name = network_name(pl_module.name, pl_module.hparams.get("fields"))
         order = "shuffled" if data.order.name == "published" else data.order.name
         repeats = f", {data.repeats} times each" if data.repeats > 1 else ""
+        decay = max(group.get("weight_decay", 0) for group in optimizer.param_groups)
         device = pl_module.device.type.replace("cuda", "GPU").replace("cpu", "CPU")
-        images = data.batch_size * processes * accumulated
-        schedule = pl_module.schedule
-        scaled = f" = {schedule.lr:.3g} × {images:,} / {schedule.lr_base_size}" if schedule.lr_base_size else ""
-        epochs = f"{trainer.max_epochs} epochs, " if trainer.max_steps < 0 else ""
-        steps, peak = int(total_steps(trainer)), peak_rate(trainer)
-        backends = attention_in_use(pl_module.model)
-        name = network_name(pl_module.name, pl_module.hparams.get("fields"))
         rows = {
             "model": f"{name}, {parameters:,} parameters{cost}",
             "data": data.summary(),
             "order": f"{order} by seed {data.seed}{repeats}",
             "decoding": data.how_read(),
-            "batch": f"{images:,} = {processes} process{'es' * (processes > 1)} × {data.batch_size} images"
-            + (f" × {accumulated} accumulated" if accumulated > 1 else ""),
-            "optimizer": optimizer_row(pl_module.optimizer_settings.optimizer, trainer.optimizers[0]),
-            "length": f"{epochs}{steps:,} steps; peak learning rate {peak:.3g}{scaled}",
-            "device": f"{device}, {trainer.precision}" + (f", {backends} attention" if backends else ""),
+            "batch": self._batch(trainer),
+            "optimizer": f"{pl_module.optimizer_settings.optimizer}, weight decay {decay:g}",
+            "length": self._length(trainer, pl_module.schedule),
+            "device": f"{device}, {trainer.precision}{attention_in_use(pl_module.model)}",
         }
-        if text := schedule_row(schedule, trainer):
+        if text := schedule_row(pl_module.schedule, trainer):
             rows["schedule"] = text
-        if self.run and (on := on_by_default(self.run.config, self.run.arguments, peak, images)):
-            rows["on"] = on
         if self.run_dir:
             needed, free = checkpoint_bytes(trainer, pl_module), shutil.disk_usage(self.run_dir).free
             checkpoints = f"; the checkpoints take {decimal(needed)} of {decimal(free)} free" if needed else ""
             rows["folder"] = f"{self.run_dir}{checkpoints}"
         return rows
+
+    def _images(self, trainer: Trainer) -> int:
+        """Of an optimizer step."""
+        return self.data.batch_size * trainer.world_size * trainer.accumulate_grad_batches
+
+    def _batch(self, trainer: Trainer) -> str:
+        processes, accumulated = trainer.world_size, trainer.accumulate_grad_batches
+        text = f"{self._images(trainer):,} = {processes} process{'es' if processes > 1 else ''}"
+        text += f" × {self.data.batch_size} images"
+        return text + (f" × {accumulated} accumulated" if accumulated > 1 else "")
+
+    def _length(self, trainer: Trainer, schedule: ScheduleSettings) -> str:
+        epochs = f"{trainer.max_epochs} epochs, " if trainer.max_steps < 0 else ""
+        groups = trainer.optimizers[0].param_groups
+        peak = max(group.get("initial_lr", group["lr"]) for group in groups)
+        text = f"{epochs}{int(total_steps(trainer)):,} steps; peak learning rate {peak:.3g}"
+        if schedule.lr_base_size is None:
+            return text
+        return f"{text} = {schedule.lr:.3g} × {self._images(trainer):,} / {schedule.lr_base_size}"
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if trainer.global_step == self._last_step or not trainer.is_global_zero:  # gradients accumulate
@@ -115,16 +121,6 @@ class Banner(ModelSummary):
                 print(f"{seconds:.2g} s a step: about {duration(left * seconds)} to go, and validation", flush=True)
 
 
-def optimizer_row(name: str, optimizer: Any) -> str:
-    """The optimizer and its weight decay; if it has none, how to decay the weights apart from the gradient."""
-    decay = max(group.get("weight_decay", 0) for group in optimizer.param_groups)
-    apart = [key for key, value in optimizer.defaults.items() if key.startswith("decoupled") and value is False]
-    if decay or not apart:
-        return f"{name}, weight decay {decay:g}"
-    setting = f"--model.optimizer_args.{apart[0]} true"
-    return f"{name}, weight decay 0, because it would be added to the gradient; {setting} takes it off the weights"
-
-
 def schedule_row(settings: ScheduleSettings, trainer: Trainer) -> str:
     """What the rate does after the warm-up; empty for the cosine, the recipe's."""
     if settings.schedule == "cosine":
@@ -135,11 +131,12 @@ def schedule_row(settings: ScheduleSettings, trainer: Trainer) -> str:
     return f"{settings.schedule}: the peak, and from step {start:,} to {steps:,} a cooldown to {settings.min_lr:g}"
 
 
-def attention_in_use(network: nn.Module) -> str:
-    """The backends of attention with talking heads; empty without any."""
-    layers = [layer for layer in network.modules() if isinstance(layer, SelfAttention)]
-    names = {layer.backend for layer in layers if layer.talking_heads and not layer.cosine}
-    return ", ".join(sorted({"recompute" if name == "auto" else name for name in names}))
+def attention_in_use(model: nn.Module) -> str:
+    """The backend of attention with talking heads, to put after the device; empty without any."""
+    for layer in model.modules():
+        if isinstance(layer, SelfAttention) and layer.talking_heads and not layer.cosine:
+            return f", {'recompute' if layer.backend == 'auto' else layer.backend} attention"
+    return ""
 
 
 def show(rows: dict[str, str], title: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import shutil
 from collections.abc import Sized
 from pathlib import Path
@@ -26,29 +25,14 @@ def doubts(trainer: Trainer, pl_module: Any, run_dir: Path | None) -> list[str]:
     """What is probably a mistake, one line each; nothing about the disk without a `run_dir`."""
     warmup, steps, _ = pl_module.schedule_length()
     found = []
-    batches: float = trainer.num_training_batches
-    each = math.ceil(batches / trainer.accumulate_grad_batches) if math.isfinite(batches) else steps
-    schedule, peak = pl_module.schedule, peak_rate(trainer)
-    if schedule.lr == 0:
-        found.append("--model.lr 0 learns nothing")
-    elif schedule.schedule != "constant" and schedule.min_lr > peak:
-        found.append(f"--model.min_lr {schedule.min_lr:g} is above the peak, {peak:.3g}: the learning rate only rises")
     if warmup >= steps:
         found.append(
-            f"the warm-up takes {warmup:,} steps (--model.warmup_epochs {schedule.warmup_epochs:g}), "
+            f"the warm-up takes {warmup:,} steps (--model.warmup_epochs {pl_module.schedule.warmup_epochs:g}), "
             f"the run has {steps:,}: the learning rate only rises"
         )
-    if trainer.accumulate_grad_batches > batches:
-        found.append(
-            f"--trainer.accumulate_grad_batches {trainer.accumulate_grad_batches} is more than "
-            f"the {batches} batches of an epoch"
-        )
-    every, epochs = trainer.check_val_every_n_epoch, math.ceil(steps / each)
-    if any(isinstance(callback, BestCheckpoint) for callback in trainer.checkpoint_callbacks):
-        if not trainer.enable_validation:
-            found.append("nothing is validated, so there will be no best.ckpt")
-        elif every is not None and every > epochs:
-            found.append(f"--trainer.check_val_every_n_epoch {every} validates never in {epochs} epochs: no best.ckpt")
+    saves_best = any(isinstance(callback, BestCheckpoint) for callback in trainer.checkpoint_callbacks)
+    if saves_best and not trainer.enable_validation:
+        found.append("nothing is validated, so there will be no best.ckpt")
     validation = trainer.val_dataloaders
     if trainer.num_val_batches == [1] and isinstance(validation, Sized) and len(validation) > 1:
         found.append(
@@ -58,11 +42,6 @@ def doubts(trainer: Trainer, pl_module: Any, run_dir: Path | None) -> list[str]:
     if run_dir and (missing := shortage(run_dir, checkpoint_bytes(trainer, pl_module))):
         found.append(f"the disk of {run_dir} is {decimal(missing)} short of the checkpoints")
     return found
-
-
-def peak_rate(trainer: Trainer) -> float:
-    """The largest learning rate that the schedule reaches."""
-    return max(group.get("initial_lr", group["lr"]) for group in trainer.optimizers[0].param_groups)
 
 
 def checkpoint_bytes(trainer: Trainer, pl_module: Any) -> int:

@@ -1,18 +1,17 @@
-"""What a run prints at its end: its results and what to type next."""
+"""What a run prints at its end: what looks like a mistake, its results and what to type next."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+import math
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, Timer
+from lightning.pytorch.callbacks import EarlyStopping
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from cait import plugins
 from cait.errors import UserError, console, printable, to_type
@@ -22,11 +21,15 @@ from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint
 
 NAMES = 5
-"""Classes that the summary names."""
+"""Classes that a warning names."""
+ENOUGH = 5
+"""Images of a class in the validation from which on one is expected to be right."""
+TRAINED = 90.0
+"""Accuracy in training, in per cent, with which a network has learned its training images."""
 
 
 class RunSummary(Callback):
-    """After training: the best value, where the checkpoints are and what to type next.
+    """After training: warnings, the best value, where the checkpoints are and what to type next.
 
     Args:
         run: its folder, the step that it started from, and the program that it was started with.
@@ -45,15 +48,24 @@ class RunSummary(Callback):
             else:
                 print("interrupted before the first checkpoint", flush=True)
 
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        counts = getattr(getattr(pl_module, "val_metrics", None), "per_class", None)
+        if not trainer.is_global_zero or counts is None or "val/acc1" not in trainer.callback_metrics:
+            return
+        trained = float(trainer.callback_metrics.get("train/acc1", math.nan))
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        for line in findings(trained, counts, data.class_names):
+            print(f"warning: {line}", flush=True)
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and trainer.is_global_zero:
             table = Table.grid(padding=(0, 2))
-            for row in [*self._results(trainer, pl_module), ("", ""), *self._commands(trainer)]:
+            for row in [*self._results(trainer), ("", ""), *self._commands(trainer)]:
                 table.add_row(*row)
             title = Text(printable(f"run {self.run_dir.name}"))
             console().print(Panel(table, title=title, title_align="left", expand=False))
 
-    def _results(self, trainer: Trainer, pl_module: LightningModule) -> list[tuple[str, str]]:
+    def _results(self, trainer: Trainer) -> list[tuple[str, str]]:
         checkpoints, step = self.run_dir / rundir.CHECKPOINTS, trainer.global_step
         rows = [("trained", f"to step {step:,} in {duration(self.clock.total)}")]
         if step == self.run.first_step > 0:
@@ -70,8 +82,6 @@ class RunSummary(Callback):
                     (what, f"{table.head[-1]} {figure}   {', '.join(words)}") for what, *words, figure in table.rows
                 ]
                 rows += [("note", table.note)] if table.note else []
-        if missed := never_right(trainer, pl_module):
-            rows.append(("never right", missed))
         if (checkpoints / rundir.LAST).exists():
             rows.append(("last", str(checkpoints / rundir.LAST)))
         if (self.run_dir / rundir.METRICS).exists():
@@ -86,37 +96,47 @@ class RunSummary(Callback):
         return [
             ("evaluate", command("eval", self.run_dir)),
             *(row for suggest in plugins.of_kind("suggest") for row in suggest(self.run)),
-            *(("train longer", command("resume", self.run_dir, options)) for options in further(trainer)),
+            *(("train longer", command("resume", self.run_dir, options)) for options in train_longer(trainer)),
             ("watch all runs", watch),
         ]
 
 
-def further(trainer: Trainer) -> list[str]:
-    """The options of a resume that trains on: twice each limit that ended the run; none if the patience did."""
-    position, callbacks = Position.of(trainer), trainer.callbacks  # type: ignore[attr-defined]
-    if position.step == 0:
+def train_longer(trainer: Trainer) -> list[str]:
+    """The options of a resume that trains twice as long; none if a patience ended the run."""
+    position = Position.of(trainer)
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    if any(isinstance(each, EarlyStopping) and each.wait_count >= each.patience for each in callbacks):
         return []
     limits = [("max_epochs", trainer.max_epochs, position.epoch), ("max_steps", trainer.max_steps, position.step)]
     options = [f"--trainer.{name} {2 * end}" for name, end, done in limits if end and 0 < end <= done]
-    for timer in (callback for callback in callbacks if isinstance(callback, Timer)):
-        left, elapsed = timer.time_remaining(), timedelta(seconds=round(2 * timer.time_elapsed()))
-        if left is not None and left <= 0:
-            clock = time.strftime("%H:%M:%S", time.gmtime(elapsed.seconds))
-            options.append(f"--trainer.max_time {elapsed.days:02}:{clock}")
-    impatient = any(isinstance(each, EarlyStopping) and each.wait_count >= each.patience for each in callbacks)
-    return [] if impatient and not options else [" ".join(options)]
+    return [" ".join(options)] if position.step else []
 
 
-def never_right(trainer: Trainer, pl_module: Any) -> str:
-    """The classes that the last validation never got right: their number and the first names; "" for none."""
-    counts = pl_module.val_metrics.per_class
-    if counts is None or "val/acc1" not in trainer.callback_metrics:  # no validation, or only the check at the start
-        return ""
-    names: list[str] = trainer.datamodule.class_names  # type: ignore[attr-defined]
-    missed = [name for name, (images, correct) in zip(names, counts.tolist(), strict=True) if images and not correct]
-    return f"{len(missed)} of {len(names)} classes in the last validation: {first(missed)}" if missed else ""
+def findings(trained: float, counts: Tensor, names: list[str]) -> list[str]:
+    """What the last validation shows that is probably a mistake, a line each.
 
-
-def first(names: Sequence[str]) -> str:
-    """The first `NAMES` of the names of classes."""
-    return ", ".join(names[:NAMES]) + (", ..." if len(names) > NAMES else "")
+    Args:
+        trained: the last accuracy in training, in per cent; NaN if it is not known.
+        counts: (images, correct) of each class in the validation, [num_classes, 2].
+        names: of the classes.
+    """
+    found = []
+    images, right = counts.sum(dim=0).tolist()
+    if not images:
+        return []
+    largest = counts[:, 0].max().item() / images
+    by_luck = largest + 2 * math.sqrt(largest * (1 - largest) / images)
+    if trained >= TRAINED and right / images <= by_luck:
+        found.append(
+            f"training is right in {trained:.0f} % of the images, validation in {100 * right / images:.1f} %, no "
+            "better than chance: look whether the validation images lie in the right class folders and look like "
+            "the training images"
+        )
+    rows = zip(names, counts.tolist(), strict=True)
+    if never := [name for name, (count, correct) in rows if count >= ENOUGH and not correct]:
+        shown = ", ".join(never[:NAMES]) + (", ..." if len(never) > NAMES else "")
+        found.append(
+            f"{len(never)} of {len(names)} classes are never right in the last validation ({shown}): train longer; if "
+            "they have few training images, add --model.class_weights balanced"
+        )
+    return found

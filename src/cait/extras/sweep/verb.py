@@ -1,13 +1,11 @@
-"""`cait sweep`: its options, the check of a space, and what is shown at the end."""
+"""`cait sweep`: its options, and what is shown at the end."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
+import math
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cait import disk
 from cait.cli.options import Options
@@ -17,6 +15,8 @@ from cait.run import rundir
 from cait.run.program import Program
 
 if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
     from cait.extras.sweep.search_space import SearchSpace
 
 DESCRIPTION = """\
@@ -26,21 +26,17 @@ terminal too, or on a second GPU, and both share the work."""
 
 
 def sweep(arguments: list[str], program: Program) -> None:
-    """Train the missing trials of a sweep and write its table."""
+    """Train the missing trials of a sweep and list all."""
     options = Options("sweep", DESCRIPTION)
     options.add_argument("space", metavar="SPACE.yaml", type=Path, help="what to search, a file")
-    options.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time, each on its own GPU")
-    options.add_argument("--show", action="store_true", help="only show the table of what is done so far")
+    options.add_argument("--show", action="store_true", help="only list what is done so far")
     given = options.parse_args(arguments)
-    if given.jobs < 1:
-        raise UserError(f"--jobs must be at least 1, got {given.jobs}")
     try:
         import_module("optuna")
     except ImportError as error:
         raise UserError(f"a sweep needs Optuna: {to_install('[sweep]')}") from error
-    from cait.extras.sweep import studies, table
+    from cait.extras.sweep import trials
     from cait.extras.sweep.search_space import SearchSpace
-    from cait.extras.sweep.workers import Workers
 
     search = SearchSpace(given.space)
     folder = rundir.LOGS / search.name
@@ -48,41 +44,50 @@ def sweep(arguments: list[str], program: Program) -> None:
     if (folder / rundir.CONFIG).exists():
         raise UserError(f"{folder} is a run; give {given.space} another `name:`")
     if not given.show:
-        if not studies.has_begun(folder):
-            check_values(search, program)
-        Workers(search, folder, given.jobs, Runner(program, "trials")).train()
-    rows = table.read_rows(studies.load(folder), search, folder)
-    table.show(rows, search)
-    if rows and not given.show:
-        disk.write_csv(folder / "trials.csv", list(rows[0]), [list(row.values()) for row in rows])
-        print(os.path.relpath(folder / "trials.csv"))
-        if rows[0]["state"] == "complete":
-            _say_what_next(rows[0]["run"], search, program)
-    if rows and all(row["state"] == "fail" for row in rows):
-        raise UserError(f"all {len(rows)} trials have failed; the first: {rows[0]['cause']}")
+        runner = Runner(program, "trials")
+        with runner.threads(1) as pool:  # it stops them and says so
+            pool.submit(trials.Sweep(search, folder, runner).train).result()
+    ranked = rank(trials.last_tries(trials.load(folder, search)), search)
+    for place, trial in ranked:
+        print(trials.trial_folder(folder, place).name, _in_words(trial, search), sep="  ")
+    if ranked and ranked[0][1].state.name == "COMPLETE":
+        _say_what_next(trials.trial_folder(folder, ranked[0][0]), search, program)
+    elif not given.show:
+        raise UserError(f"no trial of {folder} has come to its end")
 
 
-def check_values(search: SearchSpace, program: Program) -> None:
-    """Have `fit` parse each value once, before a sweep begins.
+def rank(tries: dict[int, FrozenTrial], search: SearchSpace) -> list[tuple[int, FrozenTrial]]:
+    """The trials by their place, those that came to their end first, and the better ones first among them."""
+    sign = -1 if search.mode == "max" else 1
 
-    Raises:
-        UserError: `fit` refuses one.
-    """
-    from cait.cli.lightning import CaiTCLI
+    def order(item: tuple[int, FrozenTrial]) -> tuple[bool, float]:
+        value = _value(item[1], search)
+        return item[1].state.name != "COMPLETE", math.inf if value is None else sign * value
 
-    for name, value, arguments in search.probes():
-        try:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-                CaiTCLI(["fit", *arguments, "--print_config"], program)
-        except UserError as error:
-            raise UserError(f"{search.path}: with {name}: {value}: {error}") from error
+    return sorted((item for item in tries.items() if item[0] < search.trials), key=order)
+
+
+def _value(trial: FrozenTrial, search: SearchSpace) -> Any:
+    """The best value of a trial so far; None if it has none."""
+    best = max if search.mode == "max" else min
+    return best(trial.intermediate_values.values(), default=None)
+
+
+def _in_words(trial: FrozenTrial, search: SearchSpace) -> str:
+    from cait.extras.sweep import trials
+
+    value = _value(trial, search)
+    shown = f"{search.metric} {'-' if value is None else trials.short(value)}"
+    settings = [f"{name}={trials.short(value)}" for name, value in trial.params.items()]
+    cause = trial.user_attrs.get(trials.CAUSE)
+    return "  ".join([f"{trial.state.name.lower():8}", shown, *settings, *([cause] if cause else [])])
 
 
 def _say_what_next(best: Path, search: SearchSpace, program: Program) -> None:
-    config, name, options = best / rundir.CONFIG, f"{search.name}-best", f"--trainer.default_root_dir {rundir.LOGS}"
+    name, options = f"{search.name}-best", f"--trainer.default_root_dir {rundir.LOGS} --trainer.max_epochs N"
     train = to_type(
-        f'make train CONFIG={config} RUN={name} \\\n    ARGS="{options} --trainer.max_epochs N"',
-        f"cait fit --config {config} --run_name {name} \\\n    {options} --trainer.max_epochs N",
+        f'make train CONFIG={best / rundir.CONFIG} RUN={name} ARGS="{options}"',
+        f"cait fit --config {best / rundir.CONFIG} --run_name {name} {options}",
     )
     print(f"\nThe best is {best}. Train it longer, from the start:\n  {train}")
     print(f"Score it:\n  {program.command('eval', best)}")

@@ -21,15 +21,13 @@ SETTINGS = [
 ]
 
 
-def loggers(run: Run) -> list[Any]:
-    """The logger of the tracker that --logger names."""
+def callbacks(run: Run) -> list[Any]:
+    """What adds the logger of the tracker that --logger names."""
     name = run.config.logger
     if run.config.logger_args and not name:
         raise UserError("--logger_args are for a tracker: name it with --logger, or leave them out (--logger_args {})")
-    if name and run.trainer.logger is False:
-        raise UserError(f"--trainer.logger false leaves no room for --logger {name}; leave one out")
-    if not name or run.trainer.fast_dev_run:  # that logs nothing
+    if not name or run.trainer.logger is False or run.trainer.fast_dev_run:  # these log nothing
         return []
-    from cait.extras.trackers.trackers import tracker
+    from cait.extras.trackers.trackers import AddLogger, tracker
 
-    return [tracker(name, dict(run.config.logger_args), run.folder, run.first_step)]
+    return [AddLogger(tracker(name, run.config.logger_args, run.folder, resumed=run.first_step > 0))]

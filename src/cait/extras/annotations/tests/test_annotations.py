@@ -285,7 +285,7 @@ def test_a_folder_of_three_splits_is_scored_as_three(cait: Cait, tmp_path: Path,
         for digit in range(2 if split == "test" else 3):
             (three / split / str(digit)).symlink_to(digits_root / source / str(digit))
     trained = cait(
-        "fit", *SHORT, "--data.root=three", "--data.batch_size=16", "--run_name=three", "--early_stop.patience=5"
+        "fit", *SHORT, "--data.root=three", "--data.batch_size=16", "--run_name=three", "--max_nonfinite_steps=5"
     )
     assert trained.returncode == 0, trained.stderr
     scored = cait("eval", "three")

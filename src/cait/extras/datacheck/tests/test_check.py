@@ -79,15 +79,6 @@ def test_it_passes_what_a_run_takes_and_refuses_what_a_run_refuses(
     assert capsys.readouterr().out.count("wrong: ") == bool(refused)
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_one_image_of_a_class_cannot_be_divided(count: int, tmp_path: Path) -> None:
-    for name, images in {"a": 3, "b": 3, "rare": 2 - count}.items():
-        (tmp_path / name).mkdir()
-        for number in range(images):
-            Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / name / f"{number}.png")
-    assert run(tmp_path) == 2 * count
-
-
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -99,7 +90,6 @@ def test_one_image_of_a_class_cannot_be_divided(count: int, tmp_path: Path) -> N
         ("class only in val", "1 class(es) only in {root}/val: emu"),
         ("text", "1 file(s) without an image's extension, which are left out: {root}/train/cat/0.jpg.part"),
         ("truncated", "cannot read the image {root}/val/dog/5.JPEG: "),
-        ("packed classes", "/train holds 1 archives: n01440764.tar; unpack each into a folder of its name"),
         ("nothing", "/train holds no class folders"),
     ],
 )
@@ -127,8 +117,6 @@ def test_every_mistake_is_named_in_a_line(
         (train / "cat" / "0.jpg").rename(train / "cat" / "0.jpg.part")
     elif kind == "truncated":
         (val / "dog" / "5.JPEG").write_bytes((train / "dog" / "5.JPEG").read_bytes()[:1500])
-    elif kind == "packed classes":
-        (train / "n01440764.tar").touch()
     else:
         shutil.rmtree(train)
         train.mkdir()
@@ -146,17 +134,11 @@ def test_archives_instead_of_folders_are_told(
     root = tmp_path / "imagenet"
     formats.write_imagenet(root, monkeypatch, photographs)
     assert run(root) == 2
-    assert "still packed: the first run with this --data.root unpacks them" in capsys.readouterr().out
-    (root / check.ARCHIVES["devkit"]).unlink()
-    assert run(root) == 2
-    assert f"to have them unpacked put {check.ARCHIVES['devkit']} there too" in capsys.readouterr().out
+    assert "still packed: a run with this --data.root unpacks them" in capsys.readouterr().out
 
 
 def test_imagenets_numbers_are_compared(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    photographs: list[Image.Image],
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photographs: list[Image.Image], capsys: pytest.CaptureFixture[str]
 ) -> None:
     formats.save(photographs, tmp_path / "one.JPEG", 0)
     root = tmp_path / "imagenet"
@@ -167,15 +149,10 @@ def test_imagenets_numbers_are_compared(
             os.link(tmp_path / "one.JPEG", folder / "0.JPEG")
     assert run(root, "--images", "3") == 2
     said = capsys.readouterr().out
-    assert "ImageNet's numbers: 1,000 classes, images: 1,281,167 in train, 50,000 in val" in said
     assert f"wrong: {root}/train holds 1,000 images, ImageNet 1,281,167" in said
     assert f"wrong: {root}/val holds 1,000 images, ImageNet 50,000" in said
     monkeypatch.setattr(check, "IMAGENET_IMAGES", {"train": 1000, "val": 1000})
     assert run(root, "--images", "3") == 0
-    for part in ("train", "val"):
-        shutil.rmtree(root / part / "n00000007")
-    assert run(root, "--images", "0") == 0
-    assert "named like ImageNet's, but are 999: a part of it, or another set" in capsys.readouterr().out
 
 
 def test_the_sample_is_spread_over_classes_and_files() -> None:
@@ -189,21 +166,3 @@ def test_the_sample_is_spread_over_classes_and_files() -> None:
     read.clear()
     assert list(check._decode(found, 5, read.append)) == []
     assert len({name.split("/")[0] for name in read}) == 5
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["nowhere"], "the data folder nowhere does not exist"),
-        ([], "required: DIR; `cait imagenet-check --help`"),
-        (["x", "--images=many"], "--images"),
-        (["x", "--images=-1"], "--images must be at least 0"),
-    ],
-)
-def test_bad_arguments_are_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["imagenet-check", *arguments])
-    assert stop.value.code == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert said.count("\n") == 1

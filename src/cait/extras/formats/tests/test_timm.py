@@ -1,4 +1,4 @@
-"""CaiT in timm's format and in the release's, read back by timm."""
+"""CaiT in timm's format, read back by timm."""
 
 from __future__ import annotations
 
@@ -18,16 +18,11 @@ from timm.data import create_transform, resolve_model_data_config
 import cait
 from cait.data.reading import load_rgb
 from cait.errors import UserError
-from cait.extras import exporting
-from cait.extras.exporting import export
+from cait.extras.formats.exporting import export
 from cait.extras.formats.timm_files import twin
 from cait.settings import values
 
 PREPARED = dict(mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7], crop_pct=0.9, interpolation="bilinear")
-
-
-def test_the_formats_are_listed_as_ever() -> None:
-    assert list(exporting.names())[:4] == ["timm", "release", "torch_export", "onnx"]
 
 
 @pytest.mark.parametrize(
@@ -102,22 +97,6 @@ def test_timm_prepares_grey_images_as_the_run_did(tmp_path: Path, photographs: l
     assert torch.equal(data.normalize_and_erase(ours.permute(1, 2, 0)[None])[0], theirs)
 
 
-def test_the_release_is_read_by_timm(tmp_path: Path) -> None:
-    model = random_network(**DIGITS).eval()
-    export(model, tmp_path / "x.pth", "release", PREPARED)
-    content = torch.load(tmp_path / "x.pth", weights_only=True)
-    assert list(content) == ["model", "metadata"]
-    assert content["metadata"] == {"img_size": 16, **PREPARED}  # of a network whose classes have no names
-    assert list(content["model"]) == [f"module.{key}" for key in model.state_dict()]
-    overlay = dict(file=str(tmp_path / "x.pth"), num_classes=10, input_size=(3, 16, 16))
-    same = dict(embed_dim=96, depth=6, num_heads=2, patch_size=4)
-    theirs = timm.create_model("cait_xxs24_224", pretrained=True, pretrained_cfg_overlay=overlay, **same).eval()
-    images = torch.randn(4, 3, 16, 16)
-    with torch.no_grad():
-        assert (theirs(images) - model(images)).abs().max() <= 1e-5
-
-
-@pytest.mark.parametrize("format", ["timm", "release"])
 @pytest.mark.parametrize(
     "fields",
     [
@@ -134,9 +113,9 @@ def test_the_release_is_read_by_timm(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_timm_cannot_be_is_refused_by_the_fields_name(fields: dict, format: str, tmp_path: Path) -> None:
+def test_what_timm_cannot_be_is_refused_by_the_fields_name(fields: dict, tmp_path: Path) -> None:
     field, value = next(iter(fields.items()))
-    with pytest.raises(UserError, match=f"no CaiT of {field} {value}, only of") as caught:
-        export(random_network(**TINY, **fields), tmp_path / exporting.format_named(format).file, format)
+    with pytest.raises(UserError, match=f"has no CaiT of {field} {value}, only of") as caught:
+        export(random_network(**TINY, **fields), tmp_path / "out", "timm")
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())

@@ -78,20 +78,6 @@ def test_a_run_of_a_row_is_scored_beside_what_was_published(
         line = next(line for line in shown.splitlines() if line.startswith(f"│ {title} "))
         assert [cell.strip() for cell in line.split("│")[-len(figures) - 1 : -1]] == figures
 
-    # By the row's name the run is found in logs/, its average with it, and scored alike.
-    Path("logs/mine").rename("logs/models-s36-384-distilled")
-    main(["eval", "--paper", row, *small])
-    again = json.loads(Path("logs/models-s36-384-distilled/evaluation.json").read_text())
-    assert again["weights"] == "logs/models-s36-384-distilled/checkpoints/last.ckpt"
-    assert again["published"] == published
-    found["raw"].pop("v2"), found["ema"].pop("v2")
-    assert (again["raw"], again["ema"]) == (found["raw"], found["ema"])
-    # Weights from elsewhere are not the run's.
-    weights = "--model.weights=logs/models-s36-384-distilled/checkpoints/last.ckpt"
-    main(["eval", "--paper", row, *small, weights])
-    other = json.loads(Path("evaluation.json").read_text())
-    assert (other["raw"], other["step"], "ema" in other) == (found["raw"], None, False)
-
 
 def test_timms_weights_are_scored_beside_timms_figures(
     tmp_path: Path, mixed_root: Path, monkeypatch: pytest.MonkeyPatch
