@@ -51,10 +51,6 @@ class TrainBatchSampler(Sampler[list[Key]]):
     is not full is left out. No two keys of an epoch are the same: an image that comes several times in an order has
     repeat numbers that continue.
 
-    `decode_once` is not as published: rank r takes every w-th image with all its repeats, one after the other, so one
-    process decodes the image, once. A rank's batch, in which Mixup and CutMix pair images, then has fewer different
-    images. On one process the two are the same.
-
     Args:
         order: of the images; None is the published one, a seeded permutation.
         accumulated: batches of an optimizer step; an epoch has only whole steps.
@@ -68,12 +64,11 @@ class TrainBatchSampler(Sampler[list[Key]]):
         repeats: int = 1,
         rank: int = 0,
         world_size: int = 1,
-        decode_once: bool = False,
         order: Order | None = None,
         accumulated: int = 1,
     ) -> None:
         self.length, self.batch_size, self.seed, self.repeats = length, batch_size, seed, repeats
-        self.rank, self.world_size, self.decode_once = rank, world_size, decode_once
+        self.rank, self.world_size = rank, world_size
         self.order, self.accumulated = order or Published(length), accumulated
         self.epoch = self.first_batch = 0
         usable = length // 256 * 256 if repeats > 1 and length >= 256 else length
@@ -88,12 +83,9 @@ class TrainBatchSampler(Sampler[list[Key]]):
         order = self.order(torch.Generator().manual_seed(seeds.epoch_order(self.seed, epoch)))
         counted = occurrences(order) * self.repeats
         for batch in range(self.first_batch, len(self)):
-            entries = torch.arange(batch * self.batch_size, (batch + 1) * self.batch_size)  # of this rank
-            if self.decode_once:
-                places, repeats = entries // self.repeats * self.world_size + self.rank, entries % self.repeats
-            else:
-                entries = entries * self.world_size + self.rank  # of all ranks
-                places, repeats = entries // self.repeats, entries % self.repeats
+            entries = torch.arange(batch * self.batch_size, (batch + 1) * self.batch_size)
+            entries = entries * self.world_size + self.rank  # of this rank among those of all ranks
+            places, repeats = entries // self.repeats, entries % self.repeats
             indices, counts = order[places].tolist(), (repeats + counted[places]).tolist()
             yield [(epoch, index, repeat) for index, repeat in zip(indices, counts, strict=True)]
 

@@ -1,17 +1,15 @@
 """Decode only the crop of an image, with the fastest decoder that is installed.
 
-All decoders give the same pixels, so the choice does not change a run. The fast ones read JPEG files. Of a PPM file,
-which is not compressed, only the rows of the crop are read. Pillow reads all other files, and every file that the fast
-ones decline.
+All decoders give the same pixels, so the choice does not change a run. The fast ones read JPEG files. Pillow reads all
+other files, and every file that the fast ones decline.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -32,10 +30,8 @@ from cait.data.reading import (
     load_rgb,
     open_bytes,
     orientation,
-    reason_of,
 )
 from cait.data.reading import open_image as open_picture
-from cait.errors import UserError
 
 Decoder = Literal["nvimgcodec", "torchvision", "pillow"]
 Box = tuple[int, int, int, int]
@@ -47,8 +43,6 @@ FRAMES = {0xC0 + number for number in range(16)} - {0xC4, 0xC8, 0xCC}
 APP1 = 0xE1
 """Marker of the segments that hold EXIF and XMP data."""
 MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")  # except markers that restart a scan
-PPM = re.compile(rb"P6\n(\d{1,9}) (\d{1,9})\n255\n")
-"""Header of a PPM file, as Pillow writes it."""
 
 
 class Frame(NamedTuple):
@@ -108,33 +102,6 @@ class JpegStream:
         return np.asarray(image)[:, :width]
 
 
-class Pixmap:
-    """A PPM file; only the rows of a box are read.
-
-    Raises:
-        ValueError: it is none, or Pillow must decide.
-    """
-
-    def __init__(self, file: io.RawIOBase | BytesIO, name: str, reading: Reading) -> None:
-        if (header := PPM.match(file.read(32) or b"")) is None:
-            raise ValueError("not a PPM file")
-        self.file, self.name = file, name
-        self.start, self.size = header.end(), (int(header[1]), int(header[2]))
-        width, height = self.size
-        if file.seek(0, os.SEEK_END) < self.start + 3 * width * height or reading.shrinks(self.size):
-            raise ValueError("Pillow refuses or shrinks it")
-        check_size(width, height)
-
-    def crop(self, box: Box) -> np.ndarray:
-        (top, left, height, width), row = box, 3 * self.size[0]
-        try:
-            self.file.seek(self.start + top * row)
-            rows = np.frombuffer(self.file.read(height * row) or b"", np.uint8).reshape(height, self.size[0], 3)
-        except (OSError, ValueError) as error:
-            raise UnreadableImageError(f"cannot read the image {self.name}: {reason_of(error)}") from error
-        return rows[:, left : left + width].copy()
-
-
 class Upright:
     """An image whose EXIF orientation is applied to each box.
 
@@ -186,14 +153,10 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading:
     if isinstance(raw, str | Path):
         name = str(raw)
     try:
-        if isinstance(raw, io.RawIOBase | BytesIO) and raw.seekable() and raw.tell() == 0:
-            with suppress(ValueError):
-                return _prepared(Pixmap(raw, name, reading), whole, reading)
-            raw.seek(0)
         with open_bytes(raw) as file:
             data = file.read()
     except OSError as error:
-        raise UnreadableImageError(f"cannot read the image {name}: {reason_of(error)}") from error
+        raise UnreadableImageError(f"cannot read the image {name}: {error.strerror or error}") from error
     # A decoder could read a box above the point where a file is cut off. Pillow refuses such a file, so we do too.
     if data.startswith(JPEG_START) and data.endswith(JPEG_END):
         try:
@@ -266,23 +229,13 @@ def _header(data: bytes) -> tuple[Frame, bool]:
             return Frame(kind, components, width, height, place), has_exif
 
 
-def choose(wanted: Decoder | Literal["auto"]) -> Decoder:
-    """The decoder to use; "auto" is nvImageCodec if it works here, otherwise torchvision.
-
-    Raises:
-        UserError: nvImageCodec is wanted and does not work here.
-    """
-    if wanted in ("auto", "nvimgcodec"):
-        try:
-            nvimgcodec(os.getpid())
-        except (ImportError, RuntimeError) as error:
-            if wanted != "auto":
-                raise UserError(
-                    f"data.backend nvimgcodec does not work here: {error}; "
-                    "install nvidia-nvimgcodec-cu13, or use torchvision, which gives the same pixels"
-                ) from error
-            return "torchvision"
-    return "nvimgcodec" if wanted == "auto" else wanted
+def choose() -> Decoder:
+    """nvImageCodec if it works here, otherwise torchvision."""
+    try:
+        nvimgcodec(os.getpid())
+    except (ImportError, RuntimeError):
+        return "torchvision"
+    return "nvimgcodec"
 
 
 @cache
