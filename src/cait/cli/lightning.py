@@ -371,7 +371,7 @@ class CaiTCLI(LightningCLI):
         trainer_checks.check_numbers(given)
         trainer_checks.check_modes(_listed(given.callbacks), self.model.val_metrics.own)
         best_mode = config.best_mode or known_mode(config.best_metric, self.model.val_metrics.own)
-        _ = self.datamodule.pipeline  # refuses a decoder that does not work, before there is a folder
+        _ = self.datamodule.pipeline  # refuses `augment_ops` that cannot be imported, before there is a folder
         self.run_dir = self._lock_run_dir()
         continued = any(self.run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt"))
         first_step = (self.checkpoint_step or 0) if continued else 0  # a new run may start from another's checkpoint

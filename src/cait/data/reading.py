@@ -57,6 +57,7 @@ ORIENTATIONS = {
 }
 """What turns an image upright, by its EXIF orientation. 1 is upright."""
 
+
 @dataclass(frozen=True)
 class Reading:
     """How a file becomes RGB."""

@@ -1,7 +1,7 @@
 """Decode only the crop of an image, with the fastest decoder that is installed.
 
-All decoders give the same pixels, so the choice does not change a run. The fast ones read JPEG files. Pillow reads all
-other files, and every file that the fast ones decline.
+All decoders give the same pixels, so the choice does not change a run. The fast ones read JPEG files, and PPM files as
+they are. Pillow reads all other files, and every file that the fast ones decline.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ FRAMES = {0xC0 + number for number in range(16)} - {0xC4, 0xC8, 0xCC}
 APP1 = 0xE1
 """Marker of the segments that hold EXIF and XMP data."""
 MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")  # except markers that restart a scan
+PPM = re.compile(rb"P6\n(\d{1,9}) (\d{1,9})\n255\n")
+"""Header of a PPM file, as Pillow writes it."""
 
 
 class Frame(NamedTuple):
@@ -158,7 +160,7 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading:
     except OSError as error:
         raise UnreadableImageError(f"cannot read the image {name}: {error.strerror or error}") from error
     # A decoder could read a box above the point where a file is cut off. Pillow refuses such a file, so we do too.
-    if data.startswith(JPEG_START) and data.endswith(JPEG_END):
+    if PPM.match(data) or (data.startswith(JPEG_START) and data.endswith(JPEG_END)):
         try:
             return _prepared(_fast(data, name, decoder, reading), whole, reading)
         except Exception:  # of any kind; Pillow decides
@@ -178,6 +180,12 @@ def _by_pillow(raw: RawImage, name: str, reading: Reading) -> DecodedImage:
 
 def _fast(data: bytes, name: str, decoder: Decoder, reading: Reading) -> OpenImage:
     """Raises any kind of error if Pillow must decide."""
+    if header := PPM.match(data):
+        width, height = int(header[1]), int(header[2])
+        check_size(width, height)
+        pixels = np.frombuffer(data, np.uint8, 3 * width * height, header.end()).reshape(height, width, 3)
+        if not reading.shrinks((width, height)):
+            return DecodedImage(pixels)
     frame, has_exif = _header(data)
     if reading.shrinks((frame.width, frame.height)):
         raise ValueError("Pillow shrinks while it decodes, which is faster still")

@@ -18,7 +18,7 @@ from cait.extras.scores import SEVERAL, of_several
 from cait.plugins import Results
 
 PLACES = (
-    *("root", "data_dir", "copies_dir", "labels", "val_list", "predict_root"),
+    *("root", "data_dir", "copies_dir", "labels", "val_list"),
     *("class_names", "cache_gb", "num_workers", "prefetch", "worker_start"),
 )
 """Settings of the data that the card leaves out: they are places on this machine, or they change no result."""

@@ -36,7 +36,6 @@ def callbacks(run: Run) -> list[Any]:
     if run.trainer.enable_progress_bar is not False:
         shown.append(EpochLines(clock, console().width if sys.stdout.isatty() else None))
     if run.trainer.enable_model_summary is not False:
-        run.data.announces = False
         folder = None if run.trainer.fast_dev_run else run.folder
         shown.append(Banner(run.data, folder, clock, ForwardCost(), run))
         shown.append(Findings())
