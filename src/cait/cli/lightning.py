@@ -47,7 +47,7 @@ RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
 FALSE_ALARMS = (
     "Be aware that when using `ckpt_path`",  # an extra whose callback has a state in the checkpoint may be gone
-    "You're resuming from a checkpoint that ended before the epoch ended",  # TrainLoader starts where it stopped
+    "You're resuming from a checkpoint that ended before the epoch ended",  # the loader starts where it stopped
 )
 """Warnings of Lightning at a resume."""
 VERBS = {"fit": "fit", "validate": "eval"}

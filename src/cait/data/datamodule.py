@@ -10,25 +10,20 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from cait import cores, disk, plugins, progress, seeds
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages, known_labels
-from cait.data.folder import FolderSource, Splits, abbreviate, copies, not_listed
-from cait.data.listing import Files
-from cait.data.loader import Loader, Loading, TrainLoader, batches_a_step, images_a_batch, init_worker
-from cait.data.reading import UnreadableImages, check_headers
+from cait.data.folder import FolderSource, Splits, abbreviate, not_listed
+from cait.data.loader import Loader, Loading, batches_a_step, images_a_batch, init_worker
+from cait.data.reading import UnreadableImages
 from cait.data.sampler import Order, Published, ShardSampler, TrainBatchSampler
 from cait.data.source import DataSource, open_source
 from cait.data.transforms import Augmentation, FastInput, Mixing, NormalizeAndErase, Preprocessing
 from cait.errors import UserError
 from cait.settings import Given, flat, values
-
-CHECKED_IMAGES = 20_000
-"""In data sets up to this size every file's header is checked before training, which takes about a second."""
 
 
 class ImageNetDataModule(LightningDataModule):
@@ -214,10 +209,6 @@ class ImageNetDataModule(LightningDataModule):
             open_image = (pipeline if pipeline and transform is pipeline else self.preprocessing).open
             self.train_images = TrainImages(self._wrapped(train), open_image, transform, self.seed, self.unreadable)
         if stage == "fit":
-            if isinstance(train, Files) and isinstance(val, Files) and images <= CHECKED_IMAGES:
-                check_headers([*train, *val], self.unreadable)
-                for line in copies(train, val):
-                    rank_zero_info(line)
             _ = self.order  # refuses one that the source does not have
 
     def _wrapped(self, samples: Samples) -> Samples:
@@ -229,7 +220,7 @@ class ImageNetDataModule(LightningDataModule):
     def _eval_images(self, samples: Samples, unreadable: UnreadableImages) -> EvalImages:
         return EvalImages(samples, self.eval_transform, unreadable, self.preprocessing.reading)
 
-    def train_dataloader(self) -> TrainLoader:
+    def train_dataloader(self) -> Loader:
         self._write_held_out()  # not earlier: by now a checkpoint of other data has been refused
         rank, world_size = self.rank_and_world()
         how = (self.batch_size, self.seed, self.repeats, rank, world_size)
@@ -238,7 +229,7 @@ class ImageNetDataModule(LightningDataModule):
             lacks = f"do not fill one batch of {self.batch_size} on {world_size} process(es); lower --data.batch_size"
             raise UserError(f"{len(self.train_images)} training images {lacks}")
         settings = self._loading(self.train_images, self.batch_size, 1 if self.train_transform is self.pipeline else 4)
-        return TrainLoader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
+        return Loader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
 
     def _write_held_out(self) -> None:
         """List the images that the run has held out of its folder, so that others can hold out the same."""

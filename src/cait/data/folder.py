@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import filecmp
 import os
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -276,25 +274,6 @@ def hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:
         for position, sample in enumerate(members):
             (val if position in held else train).append(sample)
     return Files(train), Files(val)
-
-
-def copies(train: Files, val: Files) -> Iterator[str]:
-    """A line about images of the same bytes under two labels, and one about those in both sets."""
-    alike: dict[tuple[int, bytes], list[tuple[str, int, bool]]] = {}
-    for samples in (train, val):
-        for path, label in samples:
-            with suppress(OSError, UserError), disk.open_file(path) as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(size // 2)  # files that are not compressed often begin alike
-                alike.setdefault((size, file.read(4096)), []).append((path, label, samples is val))
-    labels, sets = [], []
-    for (first, label, held), *others in alike.values():
-        for path, other, is_held in others:
-            if (other, is_held) != (label, held) and filecmp.cmp(first, path, shallow=False):
-                (sets if other == label else labels).append(f"{first} = {path}")
-    for kind, pairs in (("under two labels", labels), ("to train on and to validate on", sets)):
-        if pairs:
-            yield f"{len(pairs):,} images are there twice, {kind}: {abbreviate(pairs)}"
 
 
 def abbreviate(names: list[str], most: int = 3) -> str:

@@ -14,7 +14,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
 from cait import cores
-from cait.data.sampler import TrainBatchSampler
 from cait.errors import UserError
 from cait.settings import check_at_least, check_choice
 
@@ -96,45 +95,37 @@ def batches_a_step(images: int, batch_size: int, trainer: Trainer) -> int:
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader that measures how long its user waits.
-
-    Args:
-        finish: applied to each batch in this process, where Lightning's hook does not run.
-    """
-
-    def __init__(self, *args: Any, finish: Callable[[Any], Any] | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.finish = finish
-        self.waited = 0.0
-        """Seconds that its user has waited for batches so far."""
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        start = time.perf_counter()
-        for batch in super().__iter__():
-            self.waited += time.perf_counter() - start
-            yield self.finish(batch) if self.finish else batch
-            start = time.perf_counter()
-
-
-class TrainLoader(Loader):
-    """A loader that asks where to start only when its first batch is fetched.
+    """A DataLoader that starts its workers when the first batch is fetched, and measures how long its user waits.
 
     Lightning calls `iter()` before it has restored the epoch and the batch of a checkpoint. A loader that started its
     workers then would replay the wrong epoch.
 
     Args:
-        position: returns (epoch, first batch) of the pass that is about to begin.
+        position: returns (epoch, first batch) of the pass that is about to begin, for a `TrainBatchSampler`.
+        finish: applied to each batch in this process, where Lightning's hook does not run.
     """
 
-    def __init__(self, *args: Any, position: Callable[[], tuple[int, int]], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        position: Callable[[], tuple[int, int]] | None = None,
+        finish: Callable[[Any], Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.position = position
+        self.position, self.finish = position, finish
+        self.waited = 0.0
+        """Seconds that its user has waited for batches so far."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        sampler = self.batch_sampler
-        assert isinstance(sampler, TrainBatchSampler)
-        sampler.epoch, sampler.first_batch = self.position()
-        yield from super().__iter__()
+        start = time.perf_counter()
+        if self.position is not None:
+            sampler: Any = self.batch_sampler
+            sampler.epoch, sampler.first_batch = self.position()
+        for batch in super().__iter__():
+            self.waited += time.perf_counter() - start
+            yield self.finish(batch) if self.finish else batch
+            start = time.perf_counter()
 
 
 def init_worker(worker_id: int, under_trainer: bool) -> None:

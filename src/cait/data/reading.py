@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,17 +195,6 @@ def _as_rgb(image: Image.Image, background: str | None) -> Image.Image:
     rgb = Image.new("RGB", pixels.size, background)
     rgb.paste(pixels, mask=pixels)
     return rgb
-
-
-def check_headers(samples: Iterable[tuple[str, int]], unreadable: UnreadableImages) -> None:
-    """Open each file without decoding it, and note those that are not images."""
-    for path, _ in samples:
-        with suppress(Exception), open_image(path):
-            continue
-        try:
-            load_rgb(path)  # says why
-        except UnreadableImageError as error:
-            unreadable.note(path, str(error))
 
 
 class UnreadableImageError(UserError):

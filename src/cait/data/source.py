@@ -13,8 +13,8 @@ from cait import plugins
 from cait.data import digits
 from cait.data.dataset import MapSamples, Samples
 from cait.data.folder import FolderSource, Splits
-from cait.errors import UserError, one_line
-from cait.references import is_path, locate
+from cait.errors import UserError
+from cait.references import is_path, made
 from cait.settings import group
 
 
@@ -97,14 +97,7 @@ class SplitSource:
 
 def _open_own(path: str, split: str) -> MapSamples:
     """Call the factory at `path`; see `root` of `cait.data.datamodule.ImageNetDataModule`."""
-    factory = locate(path)
-    try:
-        dataset = factory(split=split)
-    except UserError:
-        raise
-    except Exception as error:
-        reason = one_line(f"{type(error).__name__}: {error}")
-        raise UserError(f"cannot open {path} with split={split!r}: {reason}") from error
+    dataset = made(path, split=split)
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise UserError(f"{path} returns {type(dataset).__name__}, which is no data set: no __getitem__ or __len__")
     names = list(getattr(dataset, "classes", None) or [])
