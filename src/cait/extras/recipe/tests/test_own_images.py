@@ -183,7 +183,7 @@ def test_who_lacks_the_package_for_them_is_told(
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("a file", "is a file; name the folder"),
+        ("a file", "does not exist; name yours"),
         ("no images", "no images in the class folder"),
         ("one class", "holds 1 class folder(s), at least 2 are needed"),
         ("an empty class", "no images in the class folder"),
