@@ -39,7 +39,6 @@ KINDS = {
     "step_callbacks": "(data) -> list[Callback]: what decides how steps are computed, in training and when repeated",
     "loggers": "(run) -> list[Logger]: loggers of a run that is about to train",
     "open_source": "(root, settings) -> DataSource or None: the data set that `root` names, if it is of this kind",
-    "image_order": "(source, settings) -> Order or None: the order of the training images, if settings ask for another",
     "wrap_samples": "(samples, settings) -> Samples: the images of a set in another form, such as small copies",
     "FAST_INPUT": '"module:Class": reads training images in place of timm, see cait.data.transforms.FastInput',
     "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module:Backend"}; see `cait.model.talking_heads.Backend`',

@@ -19,7 +19,7 @@ from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages, known_
 from cait.data.folder import FolderSource, Splits, abbreviate, not_listed
 from cait.data.loader import Loader, Loading, batches_a_step, images_a_batch, init_worker
 from cait.data.reading import UnreadableImages
-from cait.data.sampler import Order, Published, ShardSampler, TrainBatchSampler
+from cait.data.sampler import Balanced, Order, Published, ShardSampler, TrainBatchSampler
 from cait.data.source import DataSource, open_source
 from cait.data.transforms import Augmentation, FastInput, Mixing, NormalizeAndErase, Preprocessing
 from cait.errors import UserError
@@ -150,10 +150,11 @@ class ImageNetDataModule(LightningDataModule):
     @cached_property
     def order(self) -> Order:
         """The order of the training images. Raises UserError if it does not suit the source."""
-        for offer in plugins.of_kind("image_order"):
-            if (order := offer(self.source, self.given)) is not None:
-                return order
-        return getattr(self.source, "order", None) or Published(len(self.source.train))
+        if self.loading.balance is None:
+            return getattr(self.source, "order", None) or Published(len(self.source.train))
+        if self._label_sets is not None:
+            raise UserError("data.balance draws by one class an image; for several give --model.class_weights balanced")
+        return Balanced(known_labels(self.source.train, str(self.root)), self.loading.balance)
 
     def summary(self) -> str:
         """The data set in a line."""

@@ -38,6 +38,9 @@ class Loading:
     repeats: int = 3
     """Repeated augmentation: how often each sampled image occurs in an epoch, each time augmented anew. The epoch stays
     as long as without it."""
+    balance: Literal["sqrt", "full"] | None = None
+    """Draw the images of small classes more often, and those of large classes less. "full" gives all classes the same
+    share of an epoch. "sqrt" gives each class a share in proportion to the square root of its number of images."""
     num_workers: int | None = None
     """Loader processes for each training process, each on one core. None means its share of the cores, at most 16, see
     `cait.cores.share`."""
@@ -52,7 +55,9 @@ class Loading:
     def __post_init__(self) -> None:
         check_at_least(self, 1, "batch_size", "eval_batch_size", "repeats", "prefetch")
         check_at_least(self, 0, "num_workers")
-        check_choice(self, {"backend": ("auto", "timm"), "worker_start": cores.STARTS})
+        check_choice(
+            self, {"backend": ("auto", "timm"), "balance": ("sqrt", "full", None), "worker_start": cores.STARTS}
+        )
         if not isinstance(self.global_batch, bool) and self.global_batch < 1:
             raise UserError(f"global_batch must be true, false or at least 1, got {self.global_batch}")
         if not 0 <= self.max_bad_share < 1:
