@@ -2,7 +2,6 @@
 
 import contextlib
 import http.server
-import importlib.util
 import math
 import os
 import shutil
@@ -278,16 +277,6 @@ def test_every_transfer_config_takes_steps_on_the_files_it_is_for(
     names = checkpoint(run)["ImageNetDataModule"]["class_names"]
     assert len(names) == SETS[written][-1]
     assert [row["val/acc1"] for row in rows(run) if row["val/acc1"]]
-
-
-@pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="Hugging Face's datasets is installed")
-def test_hugging_faces_package_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("HF_DATASETS_OFFLINE", raising=False)
-    with pytest.raises(UserError, match=r"^hfds/uoft-cs/cifar10 needs .*: \.venv/bin/pip install datasets$"):
-        module("hfds/uoft-cs/cifar10").setup("fit")
-    assert capsys.readouterr().out == ""
 
 
 def test_hugging_faces_sets_are_read_by_name(

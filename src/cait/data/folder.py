@@ -73,8 +73,7 @@ class FolderSource:
 
         They are called `train_split` and `val_split`. If "train" is missing, another usual name is taken, in upper or
         lower case; likewise for "val". Without a training folder the root holds the classes itself, and the second is
-        None. A folder "Train" that holds images alone is one of these classes, unless the root has two folders, that
-        for training and that for validation.
+        None. Then a folder "Train" may be a class: it holds images, and what is called "val" does so too or is missing.
 
         Raises:
             UserError: there is no root, or a training folder without its counterpart.
@@ -83,12 +82,18 @@ class FolderSource:
         if not root.is_dir():
             raise UserError(f"the data folder {root} does not exist; name yours with --data.root")
         train, val = _named(root, splits.train_split, TRAIN_NAMES), _named(root, splits.val_split, VAL_NAMES)
-        if train is None or (_is_class(train) and (val is None or (_is_class(val) and len(folder_names(root)) > 2))):
+        if train is None or self._are_classes(train, val):
             return root, None
         if val is None:
             place = root / splits.val_split
             raise UserError(f"{place} does not exist; validation images belong in {place}/<class>/")
         return train, val
+
+    def _are_classes(self, train: Path, val: Path | None) -> bool:
+        """Whether the folders that are called like splits are classes among others."""
+        if self.splits.train_split != TRAIN_NAMES[0] or not _is_class(train):
+            return False
+        return val is None or (_is_class(val) and len(folder_names(self.root)) > 2)
 
     @property
     def holds_out(self) -> bool:

@@ -122,7 +122,7 @@ class Augmentation:
             create_transform(224, is_training=True, **self.timms())
         except (AssertionError, KeyError, ValueError) as error:
             raise UserError(f"bad augmentation settings (auto_augment {self.auto_augment!r}): {error}") from error
-        if self.color_jitter is not None and self.auto_augment not in (None, "3a"):
+        if self.color_jitter is not None and "3a" not in (self.auto_augment or "3a"):
             rank_zero_info(f"color_jitter {self.color_jitter} is left out beside auto_augment, as in timm")
 
     def transform(self, preprocessing: Preprocessing) -> Compose:
