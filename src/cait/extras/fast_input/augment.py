@@ -24,13 +24,12 @@ from torchvision.transforms import RandomCrop
 from cait.data.reading import RawImage
 from cait.data.transforms import PADDING, Augmentation, Erased, Preprocessing, ShapedCrop
 from cait.extras.fast_input.batches import HELD, SharedBatches, collate
-from cait.extras.fast_input.decode import Decoder, OpenImage, choose, open_image
+from cait.extras.fast_input.decode import OpenImage, choose, open_image
 from cait.extras.fast_input.ops import on_arrays
 
 HOW_READ = {
     "nvimgcodec": "nvImageCodec decodes only the crop of JPEG files",
     "torchvision": "torchvision decodes JPEG files (nvidia-nvimgcodec-cu13 would be faster)",
-    "pillow": "Pillow decodes JPEG files",
 }
 RESIZED_BY_TORCH = ("bilinear", "bicubic")
 
@@ -41,20 +40,15 @@ class Augment:
     It decodes only the crop and resizes it with torch. RandAugment and AutoAugment use the operations of `ops.py`; timm
     and Pillow do the other policies. Normalisation and erasing are left to `NormalizeAndErase`. It draws from the
     global generators of `random`, numpy and torch in timm's order.
-
-    Args:
-        decoder: what reads JPEG files; None takes the fastest that works here. All give the same pixels.
     """
 
     name = "cait"  # in checkpoints: scripts/rename.py leaves it
 
-    def __init__(
-        self, preprocessing: Preprocessing, augmentation: Augmentation, decoder: Decoder | None = None
-    ) -> None:
+    def __init__(self, preprocessing: Preprocessing, augmentation: Augmentation) -> None:
         settings = preprocessing.timms() | augmentation.timms() | {"hflip": 0.0}
         stages = create_transform(is_training=True, separate=True, **settings)
         (self.resized_crop,), policy, final = (stage.transforms for stage in stages)
-        self.decoder = decoder or choose()
+        self.decoder = choose()
         self.how_read = HOW_READ[self.decoder]
         self.reading, self.size = preprocessing.reading, self.resized_crop.size
         self.interpolation, self.hflip = preprocessing.interpolation, augmentation.hflip

@@ -33,7 +33,7 @@ from cait.data.reading import (
 )
 from cait.data.reading import open_image as open_picture
 
-Decoder = Literal["nvimgcodec", "torchvision", "pillow"]
+Decoder = Literal["nvimgcodec", "torchvision"]
 Box = tuple[int, int, int, int]
 """top, left, height, width, in pixels"""
 
@@ -150,7 +150,7 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading:
     Raises:
         UnreadableImageError: the image cannot be read.
     """
-    if decoder == "pillow" or isinstance(raw, Image.Image):
+    if isinstance(raw, Image.Image):
         return _by_pillow(raw, name, reading)
     if isinstance(raw, str | Path):
         name = str(raw)
