@@ -180,15 +180,16 @@ def _by_pillow(raw: RawImage, name: str, reading: Reading) -> DecodedImage:
 
 def _fast(data: bytes, name: str, decoder: Decoder, reading: Reading) -> OpenImage:
     """Raises any kind of error if Pillow must decide."""
-    if header := PPM.match(data):
-        width, height = int(header[1]), int(header[2])
-        check_size(width, height)
-        pixels = np.frombuffer(data, np.uint8, 3 * width * height, header.end()).reshape(height, width, 3)
-        if not reading.shrinks((width, height)):
-            return DecodedImage(pixels)
-    frame, has_exif = _header(data)
+    if found := PPM.match(data):
+        frame, has_exif = Frame(0, 3, int(found[1]), int(found[2]), found.end()), False
+    else:
+        frame, has_exif = _header(data)
     if reading.shrinks((frame.width, frame.height)):
         raise ValueError("Pillow shrinks while it decodes, which is faster still")
+    check_size(frame.width, frame.height)
+    if found:
+        pixels = np.frombuffer(data, np.uint8, 3 * frame.width * frame.height, frame.scan)
+        return DecodedImage(pixels.reshape(frame.height, frame.width, 3))
     image = _stored(data, name, decoder, frame)
     if reading.exif_orientation and has_exif:
         with open_picture(BytesIO(data)) as header:
@@ -199,7 +200,6 @@ def _fast(data: bytes, name: str, decoder: Decoder, reading: Reading) -> OpenIma
 
 def _stored(data: bytes, name: str, decoder: Decoder, frame: Frame) -> OpenImage:
     """The image as it lies in the file."""
-    check_size(frame.width, frame.height)
     # nvImageCodec converts CMYK to another RGB, and smooths a box differently if a progressive file lacks its last
     # scans. It misses damage outside the box, so the scan must reach the end of the file without a marker.
     common = frame.kind in BASELINE and frame.components in (1, 3)
