@@ -90,29 +90,6 @@ def test_an_unpacking_that_is_killed_leaves_no_half_folder(archives: Path, monke
     assert not list(archives.glob(".unpacking-*"))
 
 
-def test_of_several_processes_one_unpacks(archives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = imagenet.parse_train_archive
-    calls = archives.parent / "calls"
-
-    def counted(*arguments: object) -> None:
-        with calls.open("a") as file:
-            file.write("one\n")
-        theirs(*arguments)
-
-    monkeypatch.setattr(imagenet, "parse_train_archive", counted)
-    children = []
-    for _ in range(3):
-        if (child := os.fork()) == 0:
-            code = 1
-            with contextlib.suppress(BaseException):
-                imagenet.unpack(archives)
-                code = len(tree(archives / "train")) != 18
-            os._exit(code)
-        children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
-    assert calls.read_text() == "one\n"
-
-
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
