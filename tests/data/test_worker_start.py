@@ -39,10 +39,11 @@ def loaded(root: Path, **settings: Any) -> tuple[ImageNetDataModule, list[Tensor
     return data, found + [part for batch in islice(data.val_dataloader(), 2) for part in batch], loader
 
 
-@pytest.mark.parametrize("start", ["fork", *slow("forkserver", "spawn")])
-def test_pixels_and_order_do_not_depend_on_how_workers_start(digits_root: Path, start: str) -> None:
-    _, expected, _ = loaded(digits_root, num_workers=0)
-    _, found, loader = loaded(digits_root, num_workers=1, worker_start=start)
+@pytest.mark.parametrize("backend", ["auto", *slow("timm")])
+@pytest.mark.parametrize("start", ["fork", "forkserver", *slow("spawn")])
+def test_pixels_and_order_do_not_depend_on_how_workers_start(digits_root: Path, start: str, backend: str) -> None:
+    _, expected, _ = loaded(digits_root, backend=backend, num_workers=0)
+    _, found, loader = loaded(digits_root, backend=backend, num_workers=1, worker_start=start)
     assert loader.multiprocessing_context.get_start_method() == start
     assert len(found) == len(expected) == 14
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
@@ -58,7 +59,11 @@ def test_auto_forks_on_the_cpu_and_has_a_server_fork_on_cuda() -> None:
         cores.worker_start("spawn", cuda, lambda: None)
 
 
-@pytest.mark.slow
+def test_how_workers_start_is_one_of_four() -> None:
+    with pytest.raises(UserError, match="worker_start must be one of auto, fork, forkserver, spawn, got 'thread'"):
+        ImageNetDataModule("x", worker_start="thread")
+
+
 def test_a_signal_to_all_does_not_end_the_server_that_forks(digits_root: Path) -> None:
     """As a scheduler sends it: the current step still needs the workers."""
     _, _, loader = loaded(digits_root, num_workers=1, worker_start="forkserver")

@@ -55,7 +55,8 @@ class Loading:
     def __post_init__(self) -> None:
         check_at_least(self, 1, "batch_size", "eval_batch_size", "repeats", "prefetch")
         check_at_least(self, 0, "num_workers")
-        check_choice(self, {"backend": ("auto", "timm"), "balance": ("sqrt", "full", None)})
+        check_choice(self, {"backend": ("auto", "timm"), "worker_start": cores.STARTS})
+        check_choice(self, {"balance": ("sqrt", "full", None)})
         if not isinstance(self.global_batch, bool) and self.global_batch < 1:
             raise UserError(f"global_batch must be true, false or at least 1, got {self.global_batch}")
         if not 0 <= self.max_bad_share < 1:
