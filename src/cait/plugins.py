@@ -40,7 +40,7 @@ KINDS = {
     "loggers": "(run) -> list[Logger]: loggers of a run that is about to train",
     "open_source": "(root, settings) -> DataSource or None: the data set that `root` names, if it is of this kind",
     "wrap_samples": "(samples, settings) -> Samples: the images of a set in another form, such as small copies",
-    "FAST_INPUT": '"module:Class": reads training images in place of timm, see cait.data.transforms.FastInput',
+    "TRAIN_PIPELINE": '"module:Class": reads training images in place of timm, see cait.data.transforms.TrainPipeline',
     "ATTENTION_BACKENDS": 'dict[str, str]: {"name": "module:Backend"}; see `cait.model.talking_heads.Backend`',
     "STEMS": 'dict[str, str]: {"name": "module:factory"}: (CaiTConfig) -> module of images to tokens [B, N, d]',
     "fold": "(network, portable) -> network: for inference alone, changed in place; portable: for other programs too",

@@ -21,7 +21,7 @@ from cait.data.loader import Loader, Loading, batches_a_step, images_a_batch, in
 from cait.data.reading import UnreadableImages
 from cait.data.sampler import Balanced, Order, Published, ShardSampler, TrainBatchSampler
 from cait.data.source import DataSource, open_source
-from cait.data.transforms import Augmentation, FastInput, Mixing, NormalizeAndErase, Preprocessing
+from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing, TrainPipeline
 from cait.errors import UserError
 from cait.settings import Given, flat, values
 
@@ -165,14 +165,14 @@ class ImageNetDataModule(LightningDataModule):
     # How images are read
 
     @cached_property
-    def fast_input(self) -> type[FastInput] | None:
+    def pipeline_class(self) -> type[TrainPipeline] | None:
         """What an extra brings to read training images faster than timm does, unless `backend` is "timm"."""
-        found = plugins.of_kind("FAST_INPUT") if self.loading.backend == "auto" else []
+        found = plugins.of_kind("TRAIN_PIPELINE") if self.loading.backend == "auto" else []
         return plugins.load(found[0]) if found else None
 
     @cached_property
-    def pipeline(self) -> FastInput | None:
-        return self.fast_input(self.preprocessing, self.augmentation) if self.fast_input else None
+    def pipeline(self) -> TrainPipeline | None:
+        return self.pipeline_class(self.preprocessing, self.augmentation) if self.pipeline_class else None
 
     @cached_property
     def train_transform(self) -> Any:
@@ -278,7 +278,7 @@ class ImageNetDataModule(LightningDataModule):
             num_workers=workers,
             multiprocessing_context=start,
             worker_init_fn=partial(init_worker, under_trainer=self.trainer is not None),
-            collate_fn=self.fast_input.collate(workers, ready, size) if self.fast_input else default_collate,
+            collate_fn=self.pipeline_class.collate(workers, ready, size) if self.pipeline_class else default_collate,
             prefetch_factor=ready if workers else None,
             finish=None if self.trainer is not None else self._labelled,
             persistent_workers=workers > 0,

@@ -76,7 +76,7 @@ class Preprocessing:
         return replace(self, crop_pct=1.0).transform().transforms[: 1 if self.fit == "crop" else 2]
 
     def open(self, raw: RawImage, name: str, whole: bool) -> Image.Image:
-        """Open an image for the transforms, `whole` or not; see `FastInput.open`."""
+        """Open an image for the transforms, `whole` or not; see `TrainPipeline.open`."""
         return load_rgb(raw, name, self.reading)
 
     def timms(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class ShapedCrop:
         return crop(image, *self.box(*image.size))
 
 
-class FastInput(Protocol):
+class TrainPipeline(Protocol):
     """What an extra brings to read training images faster than timm's transform does, and to hand over batches."""
 
     name: str

@@ -3,4 +3,4 @@
 Without this folder timm's own transform makes the training images, and batches go from the workers in PyTorch's way.
 """
 
-FAST_INPUT = "cait.extras.fast_input.augment:Augment"
+TRAIN_PIPELINE = "cait.extras.fast_input.augment:Augment"
