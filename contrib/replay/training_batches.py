@@ -17,7 +17,7 @@ from torchvision.ops import masks_to_boxes
 from cait import seeds
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.dataset import TrainImages
-from cait.data.loader import TrainLoader
+from cait.data.loader import Loader
 from cait.data.sampler import Key
 from cait.errors import UserError
 
@@ -109,9 +109,9 @@ class TrainingBatches:
     def _move_to(self, epoch: int, batch: int, process: int) -> None:
         self.data.trainer = TrainerAt(self.trainer, epoch, batch, process)  # type: ignore[assignment]
 
-    def _loader(self) -> TrainLoader:
+    def _loader(self) -> Loader:
         loader = self.data.train_dataloader()
-        if not isinstance(loader, TrainLoader):
+        if not isinstance(loader, Loader):
             raise UserError(f"replay reads cait's own loader, not the {type(loader).__name__} of your data module")
         return loader
 

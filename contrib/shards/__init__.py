@@ -65,23 +65,10 @@ def open_source(root: str, settings: Mapping[str, Any]) -> Any:
     elif not (Path(root) / INDEX).is_file():
         if (Path(root) / PLAN).is_file():
             raise UserError(f"the shards in {root} are not finished: give the same `cait shards` command again")
+        if settings.get("order") == "windowed":
+            raise UserError(f"--data.order windowed is for shards, {root} is none; `cait shards` makes them")
         return None
     from cait.data.folder import Splits
     from contrib.shards.source import ShardSource
 
-    return ShardSource(group(Splits, settings), group(Shards, settings))
-
-
-def image_order(source: Any, settings: Mapping[str, Any]) -> Any:
-    """The windowed order, if the settings ask for it; otherwise None.
-
-    Raises:
-        UserError: the settings do not suit the source.
-    """
-    if check := getattr(source, "check_reading", None):
-        check(settings)
-    if settings["order"] == "published" and "://" not in settings["root"]:
-        return None
-    from contrib.shards.order import choose
-
-    return choose(source, settings)
+    return ShardSource(group(Splits, settings), group(Shards, settings), settings)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from cait.errors import UserError
-from contrib.shards.source import ShardSource
+from contrib.shards import Shards
+
+if TYPE_CHECKING:
+    from contrib.shards.source import ShardSource
 
 
 @dataclass(frozen=True)
@@ -39,22 +40,18 @@ class Windowed:
         return torch.argsort(turns[self.chunks] + behind, stable=True)
 
 
-def choose(source: Any, settings: Mapping[str, Any]) -> Windowed | None:
+def choose(source: ShardSource, shards: Shards) -> Windowed | None:
     """The windowed order, or None for the published one after saying what that costs over a network.
 
     Raises:
-        UserError: the windowed order does not suit the source.
+        UserError: the cache is too small for the windowed order.
     """
-    root, window = settings["root"], settings["window"]
-    is_shards = isinstance(source, ShardSource)
-    if settings["order"] == "windowed":
-        if not is_shards:
-            raise UserError(f"--data.order windowed is for shards, {root} is none; `cait shards` makes them")
-        source.check_room(window + 1)
-        return Windowed(torch.from_numpy(source.train.chunk_of).long(), window)
-    if is_shards and not source.all_fit:
+    if shards.order == "windowed":
+        source.check_room(shards.window + 1)
+        return Windowed(torch.from_numpy(source.train.chunk_of).long(), shards.window)
+    if not source.all_fit:
         rank_zero_info(
-            f"{root} does not fit into the cache, so each training image is a request of its own; "
+            f"{source.root} does not fit into the cache, so each training image is a request of its own; "
             "see --data.order windowed and --data.cache_gb"
         )
     return None

@@ -8,8 +8,8 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from io import BytesIO, RawIOBase
+from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -85,30 +85,6 @@ class Folder:
         self.read(piece, piece.size - 1, 1)
 
 
-class Part(RawIOBase):
-    """An image in its chunk, as a file. Only what is read of it is fetched, for images that are not compressed.
-
-    Args:
-        fetch: takes a place in the chunk and a number of bytes.
-    """
-
-    def __init__(self, fetch: Callable[[int, int], bytes], start: int, size: int) -> None:
-        self.fetch, self.start, self.size, self.place = fetch, start, size, 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self.place = offset + (0, self.place, self.size)[whence]
-        return self.place
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self.size - self.place)
-        data = self.fetch(self.start + self.place, left if size is None or size < 0 else min(size, left))
-        self.place += len(data)
-        return data
-
-
 @dataclass(eq=False)
 class ShardSamples:
     """Images of one set in chunks, as `cait.data.dataset.Samples`.
@@ -127,8 +103,6 @@ class ShardSamples:
     read: Callable[[Piece, int, int], bytes]
     checked: bool = False
     """Compare the bytes of each image with its sum."""
-    in_parts: bool = False
-    """Give each image as a `Part`."""
 
     def __post_init__(self) -> None:
         self.labels = self.table["labels"]
@@ -143,12 +117,10 @@ class ShardSamples:
         name = self.table["names"][ends[index - 1] if index else 0 : ends[index]]
         return f"{self.root}/{os.fsdecode(name.tobytes())}"
 
-    def __getitem__(self, index: int) -> tuple[BytesIO | Part, int]:
+    def __getitem__(self, index: int) -> tuple[BytesIO, int]:
         """As in `Samples`. Raises UserError, which ends the run, if the chunk is torn."""
         piece = self.chunks[self.chunk_of[index]]
         start, size = int(self.table["starts"][index]), int(self.table["sizes"][index])
-        if self.in_parts:
-            return Part(partial(self.read, piece), start, size), int(self.labels[index])
         data = self.read(piece, start, size)
         if self.checked and zlib.crc32(data) != self.table["sums"][index]:
             raise UserError(f"{self.root}/{piece.name} is damaged: {self.name(index)} has another checksum")
@@ -162,8 +134,8 @@ class ShardSource:
     each image that is not in the cache by itself.
     """
 
-    def __init__(self, splits: Splits, shards: Shards) -> None:
-        self.root, self.shards = root_name(splits.root), shards
+    def __init__(self, splits: Splits, shards: Shards, settings: Mapping[str, Any] | None = None) -> None:
+        self.root, self.shards, self.settings = root_name(splits.root), shards, settings or {}
         self._given = {"train": splits.train_split, "val": splits.val_split}
 
     def prepare(self) -> None:
@@ -220,14 +192,22 @@ class ShardSource:
         return self.index.class_names
 
     @property
-    def stored(self) -> str:
-        """How the training images were changed; checkpoints hold it."""
-        return str(self.index.pixels or "unchanged")
+    def digest(self) -> bytes:
+        """How the training images were changed; a run does not go on with others."""
+        return str(self.index.pixels or "").encode()
 
-    def check_reading(self, settings: Mapping[str, Any]) -> None:
-        """Raise UserError if the training images were made with other settings than a run's."""
+    @cached_property
+    def order(self) -> Any:
+        """The order of the training images, None for the published one.
+
+        Raises:
+            UserError: the settings do not suit the shards.
+        """
+        from contrib.shards.order import choose
+
         if self.index.pixels:
-            self.index.pixels.check(settings)
+            self.index.pixels.check(self.settings)
+        return choose(self, self.shards)
 
     @cached_property
     def train(self) -> ShardSamples:
@@ -242,7 +222,6 @@ class ShardSource:
         for piece in split.chunks:
             self.place.check(piece)
         read = self.place.read_alone if alone else self.place.read
-        in_parts = name == "train" and self.index.pixels is not None and self.index.pixels.raw and not alone
         try:
             with np.load(BytesIO(self._whole(split.table))) as file:
                 table = dict(file)
@@ -251,7 +230,7 @@ class ShardSource:
             reason = str(error) if isinstance(error, UserError) else f"its table is damaged: {error!r}"
             raise UserError(f"{self.root}/{split.table.name}: {reason}") from error
         where = (self.root, table, split.chunks, self.index.images_per_chunk)
-        return ShardSamples(*where, read, checked=alone, in_parts=in_parts)
+        return ShardSamples(*where, read, checked=alone)
 
 
 def check_table(table: Mapping[str, np.ndarray], chunks: Sequence[Piece], images: int, classes: int) -> None:

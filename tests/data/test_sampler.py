@@ -2,9 +2,9 @@
 
 import tracemalloc
 from collections import defaultdict
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,14 +40,6 @@ def test_without_repeats_it_is_torchs_distributed_order() -> None:
         assert [index for ((_, index, _),) in ours] == list(theirs)
 
 
-def test_the_global_order_does_not_depend_on_the_world() -> None:
-    def global_order(world_size: int) -> list[tuple[int, int, int]]:
-        ranks = [TrainBatchSampler(768, 1, 0, 3, rank, world_size) for rank in range(world_size)]
-        return [key for step in zip(*ranks, strict=True) for (key,) in step]
-
-    assert global_order(1) == global_order(2) == global_order(4)
-
-
 def test_a_pass_may_begin_at_any_batch() -> None:
     sampler = TrainBatchSampler(103, 8, seed=0)
     whole = list(sampler)
@@ -72,23 +64,23 @@ def test_evaluation_sees_every_index_once(length: int, world_size: int) -> None:
     assert all(len(list(shard)) == len(shard) for shard in shards)
 
 
-def batches(root: Path, workers: int, first: int = 0, epoch: int = 0) -> list[torch.Tensor]:
+def batches(root: Path, workers: int, first: int = 0, epoch: int = 0, count: int = 20) -> list[torch.Tensor]:
     data = ImageNetDataModule(
         root=str(root), img_size=16, batch_size=64, num_workers=workers, repeats=3, mixup=0, cutmix=0
     )
     data.setup("fit")
     loader = data.train_dataloader()
     loader.position = lambda: (epoch, first)
-    return [images for images, _ in loader]
+    return [images for images, _ in islice(loader, count)]
 
 
 def test_pixels_do_not_depend_on_workers_or_on_where_the_pass_began(digits_root: Path) -> None:
-    whole = batches(digits_root, workers=0)
-    assert len(whole) == 1280 // 64  # floor(1437 / 256) · 256 images, as long as without repeats
-    for other in (batches(digits_root, workers=2), [*whole[:13], *batches(digits_root, workers=1, first=13)]):
-        assert len(other) == len(whole)
+    whole = batches(digits_root, workers=0, count=6)
+    for other in (batches(digits_root, workers=2, count=6), [*whole[:3], *batches(digits_root, 1, first=3, count=3)]):
+        assert len(other) == len(whole) == 6
         assert all(torch.equal(a, b) for a, b in zip(whole, other, strict=True))
-    assert not torch.equal(whole[0], batches(digits_root, workers=0, epoch=1)[0])
+    assert len(batches(digits_root, 0, first=18)) == 2  # floor(1437 / 256) · 256 images, as long as without repeats
+    assert not torch.equal(whole[0], batches(digits_root, workers=0, epoch=1, count=1)[0])
     # The repeats of one image lie in a row and are augmented anew.
     assert not torch.equal(whole[0][0], whole[0][1])
 
@@ -105,15 +97,10 @@ def noise_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def loaded(
-    root: Path, rank: int, world_size: int, opened: list[str] | None = None, **settings: Any
-) -> list[tuple[tuple[int, int, int], bytes]]:
-    """Key and pixels of every image that a rank's loader gives in epoch 1; `opened` notes what it decodes."""
-    data = ImageNetDataModule(root=str(root), img_size=16, batch_size=32, num_workers=0, repeats=3, **settings)
+def loaded(root: Path, rank: int, world_size: int) -> list[tuple[tuple[int, int, int], bytes]]:
+    """Key and pixels of every image that a rank's loader gives in epoch 1."""
+    data = ImageNetDataModule(root=str(root), img_size=16, batch_size=32, num_workers=0, repeats=3)
     data.setup("fit")
-    if opened is not None:
-        read = data.train_images.open_image
-        data.train_images.open_image = lambda *given: opened.append(str(given[0])) or read(*given)
     progress = SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(ready=0)))
     data.trainer = SimpleNamespace(
         global_rank=rank,
@@ -149,31 +136,3 @@ def test_the_ranks_share_out_one_set_of_repeats_each_augmented_anew(noise_root: 
         assert dict(together) == whole  # the same keys, the same pixels
     # Over four ranks no rank sees an image twice.
     assert all(len({index for (_, index, _), _ in mine}) == len(mine) for mine in ranks)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_a_image_is_decoded_once_where_its_repeats_are_together(noise_root: Path, world_size: int) -> None:
-    published = dict(loaded(noise_root, 0, 1, backend="pillow"))
-    seen: dict[tuple[int, int, int], bytes] = {}
-    for rank in range(world_size):
-        opened: list[str] = []
-        mine = loaded(noise_root, rank, world_size, opened, decode_once=True, backend="pillow")
-        assert len(mine) == 256 // world_size // 32 * 32
-        images = {index for (_, index, _), _ in mine}
-        assert len(images) == -(-len(mine) // 3)
-        between_batches = len(mine) // 32 - 1  # a batch may end between the repeats of an image
-        assert len(images) <= len(opened) <= len(images) + between_batches
-        assert not seen.keys() & dict(mine).keys()
-        seen |= dict(mine)
-    # The same draws of the same images, except that other ranks' last repeats may be cut off.
-    assert all(published.get(key, pixels) == pixels for key, pixels in seen.items())
-    assert len(seen.keys() & published.keys()) > 0.9 * len(seen)
-
-
-def test_without_a_trainer_each_pass_is_the_next_epoch(digits_root: Path) -> None:
-    data = ImageNetDataModule(root=str(digits_root), img_size=16, batch_size=64, num_workers=0)
-    data.setup("fit")
-    loader = data.train_dataloader()
-    first, second = next(iter(loader)), next(iter(loader))
-    assert first[0].shape == (64, 3, 16, 16)
-    assert not torch.equal(first[1], second[1])

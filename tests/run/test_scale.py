@@ -102,8 +102,8 @@ def test_steps_are_whole_and_the_logged_loss_is_of_all_their_batches(digits_root
 @pytest.mark.parametrize(
     ("images", "batch_size", "accumulate", "words"),
     [
-        (100, 32, 1, r"100 is not a multiple of 1 process × --data.batch_size 32: take 96 or 128, or another"),
-        (20, 32, 1, r"20 is not a multiple of 1 process × --data.batch_size 32: take 32, or another batch_size"),
+        (100, 32, 1, r"100 is not a multiple of 1 process\(es\) × --data.batch_size 32"),
+        (20, 32, 1, r"20 is not a multiple of 1 process\(es\) × --data.batch_size 32"),
         (64, 32, 2, r"--data.global_batch 64 chooses .*; leave out --trainer.accumulate_grad_batches 2"),
     ],
 )

@@ -11,7 +11,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import termios
@@ -331,7 +330,7 @@ def test_a_hundredth_of_the_pictures_broken_in_ten_ways(cait: Cait, tmp_path: Pa
     refused = cait("fit", *common, "--run_name=strict", "--data.max_bad_share=0.005")
     assert refused.returncode == 2
     assert "6 images cannot be read, 5 are allowed: " in refused.stderr
-    assert "to go on without them give --data.max_bad_share 0.02" in refused.stderr
+    assert "to go on without them raise --data.max_bad_share" in refused.stderr
 
 
 def test_a_broken_validation_picture_is_not_counted(jpegs: Path) -> None:
@@ -349,8 +348,8 @@ def test_a_broken_validation_picture_is_not_counted(jpegs: Path) -> None:
     assert metrics.compute("val")["val/acc1"] == 100
 
 
-@pytest.mark.parametrize("backend", ["pillow", "auto"])
-def test_an_image_on_a_failing_disk_is_named_with_its_machine_at_once(
+@pytest.mark.parametrize("backend", ["timm", "auto"])
+def test_an_image_on_a_failing_disk_is_named_at_once(
     backend: str, jpegs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = package.ImageNetDataModule(
@@ -367,7 +366,7 @@ def test_an_image_on_a_failing_disk_is_named_with_its_machine_at_once(
     monkeypatch.setattr("os.open", fails)
     data.setup("fit")
     assert sum(len(batch[0]) for batch in data.train_dataloader()) > 0
-    reasons = {path: f"cannot read the image {path}: Input/output error on {socket.gethostname()}" for path in bad}
+    reasons = {path: f"cannot read the image {path}: Input/output error" for path in bad}
     assert data.train_images.unreadable.read() == reasons
     said = f"; the run goes on without it, and {jpegs}/unreadable.csv lists all such images\n"
     assert capsys.readouterr().err in [reason + said for reason in reasons.values()]

@@ -67,7 +67,7 @@ class OwnTransform(ImageNetDataModule):
         dict(mix_mode="pair"),
         dict(mix_mode="elem", backend="timm"),
         dict(mixup=0.0, cutmix=0.0, repeats=1, backend="timm", num_workers=2, auto_augment="3a", color_jitter=0.3),
-        dict(augment_ops=["PIL.ImageOps:autocontrast"], decode_once=True),
+        dict(augment_ops=["PIL.ImageOps:autocontrast"]),
         dict(kind=OwnTransform, num_workers=2),
     ],
     ids=lambda given: " ".join(map(str, given.values())),

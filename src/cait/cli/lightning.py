@@ -58,7 +58,7 @@ NOISE = (
 )
 WARNINGS = (
     "Be aware that when using `ckpt_path`",  # an extra whose callback has a state in the checkpoint may be gone
-    "You're resuming from a checkpoint that ended before the epoch ended",  # TrainLoader starts where it stopped
+    "You're resuming from a checkpoint that ended before the epoch ended",  # the loader starts where it stopped
     r".*LeafSpec.* is deprecated",
     r".*does not have many workers",
     r".*recommended to use `self.log\(.*sync_dist=True",  # torchmetrics has synchronised them
@@ -382,7 +382,7 @@ class CaiTCLI(LightningCLI):
         trainer_checks.check_numbers(given)
         trainer_checks.check_modes(_listed(given.callbacks), self.model.val_metrics.own)
         best_mode = config.best_mode or known_mode(config.best_metric, self.model.val_metrics.own)
-        _ = self.datamodule.pipeline  # refuses a decoder that does not work, before there is a folder
+        _ = self.datamodule.pipeline  # refuses `augment_ops` that cannot be imported, before there is a folder
         self.run_dir = self._lock_run_dir()
         continued = any(self.run_dir.glob(f"{rundir.CHECKPOINTS}/*.ckpt"))
         first_step = (self.checkpoint_step or 0) if continued else 0  # a new run may start from another's checkpoint

@@ -10,30 +10,20 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from cait import cores, disk, plugins, progress, seeds
 from cait.data.dataset import NO_LABEL, EvalImages, Samples, TrainImages, known_labels
-from cait.data.folder import FolderSource, Splits, abbreviate, copies, not_listed, scan_flat
-from cait.data.listing import Files
-from cait.data.loader import Loader, Loading, TrainLoader, batches_a_step, images_a_batch, init_worker
-from cait.data.reading import UnreadableImages, check_headers
-from cait.data.sampler import Order, Published, ShardSampler, TrainBatchSampler
+from cait.data.folder import FolderSource, Splits, abbreviate, not_listed
+from cait.data.loader import Loader, Loading, batches_a_step, images_a_batch, init_worker
+from cait.data.reading import UnreadableImages
+from cait.data.sampler import Balanced, Order, Published, ShardSampler, TrainBatchSampler
 from cait.data.source import DataSource, open_source
 from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing, TrainPipeline
 from cait.errors import UserError
 from cait.settings import Given, flat, values
-
-PIXELS = "pixels by"
-ORDER = "order of the images"
-STORED = "stored training images"
-UNCHANGED = "unchanged"
-"""What `stored` says of images that are as their files."""
-CHECKED_IMAGES = 20_000
-"""In data sets up to this size every file's header is checked before training, which takes about a second."""
 
 
 class ImageNetDataModule(LightningDataModule):
@@ -50,7 +40,6 @@ class ImageNetDataModule(LightningDataModule):
     add, and:
 
     Args:
-        predict_root: folder of the images to predict, with its subfolders; None means the validation set.
         check_resume: refuse a checkpoint of a run with other data, seed or global batch.
         class_names: names of the classes, in order, if there is no `root` to list them from: `cait predict`
             takes the checkpoint's.
@@ -69,7 +58,6 @@ class ImageNetDataModule(LightningDataModule):
         loading: Loading,
         augmentation: Augmentation,
         mixing: Mixing,
-        predict_root: str | None = None,
         check_resume: bool = True,
         class_names: list[str] | None = None,
         seed: int = 0,
@@ -88,8 +76,7 @@ class ImageNetDataModule(LightningDataModule):
         self.img_size, self.seed, self.check_resume = preprocessing.img_size, seed, check_resume
         self.normalize_and_erase = NormalizeAndErase(preprocessing.mean, preprocessing.std)
         self.batch_size, self.eval_batch_size = loading.batch_size, loading.eval_batch_size or loading.batch_size
-        self.decode_once, self.num_workers, self.repeats = loading.decode_once, loading.num_workers, loading.repeats
-        self.predict_root = Path(predict_root) if predict_root else None
+        self.num_workers, self.repeats = loading.num_workers, loading.repeats
         self._class_names = class_names
         self._shared_with: Trainer | None = None
         self._accumulated = 1
@@ -98,9 +85,9 @@ class ImageNetDataModule(LightningDataModule):
         """CSV file of the images that cannot be read; the command line puts it into the run's folder."""
         self.validation_path: Path | None = None
         """CSV file of the images that the run holds out, if it does; likewise in the run's folder."""
-        self.announces = True
-        """Whether `setup` prints what it has found; the command line does so itself."""
         self._own_epoch = -1
+
+    # What a subclass may override
 
     def make_source(self) -> DataSource:
         """Return the data source; a subclass may override it. Called once, on first use."""
@@ -119,36 +106,16 @@ class ImageNetDataModule(LightningDataModule):
         """Return the evaluation transform, which takes and returns the same; likewise."""
         return self.preprocessing.transform()
 
-    @cached_property
-    def pipeline(self) -> TrainPipeline | None:
-        """What an extra brings in place of timm's training transform, unless `backend` is "timm".
-
-        Raises UserError if no extra can read the images with `backend`.
-        """
-        backend = self.loading.backend
-        for offer in plugins.of_kind("train_pipeline"):
-            if (pipeline := offer(self.preprocessing, self.augmentation, self.given)) is not None:
-                return pipeline
-        if backend not in ("auto", "timm"):
-            raise UserError(f"data.backend {backend} needs an extra that is not here; auto takes timm's transform")
-        return None
-
     @property
     def has_own_eval_transform(self) -> bool:
         """Whether a subclass changes the evaluation transform, so that `preprocessing` does not describe it."""
         return type(self).make_eval_transform is not ImageNetDataModule.make_eval_transform
 
+    # Classes and images
+
     @cached_property
     def source(self) -> DataSource:
         return self.make_source()
-
-    @cached_property
-    def train_transform(self) -> Any:
-        return self.make_train_transform()
-
-    @cached_property
-    def eval_transform(self) -> Callable[[Image.Image], Tensor]:
-        return self.make_eval_transform()
 
     @property
     def task(self) -> str | None:
@@ -170,10 +137,58 @@ class ImageNetDataModule(LightningDataModule):
         """What the labels are called: the classes, or if an image may have several, sets of them."""
         return getattr(self.source, "label_names", self.class_names)
 
-    @property
-    def stored(self) -> str:
-        """How the source has changed the training images."""
-        return getattr(self.source, "stored", UNCHANGED)
+    @cached_property
+    def _label_sets(self) -> Tensor | None:
+        return getattr(self.source, "label_sets", None)
+
+    def class_counts(self) -> list[int]:
+        """Training images of each class. Raises UserError if the source knows them only by opening the images."""
+        labels = self._targets(known_labels(self.source.train, str(self.root)))
+        counts = labels.sum(dim=0) if labels.ndim == 2 else torch.bincount(labels, minlength=self.num_classes)
+        return counts.long().tolist()
+
+    @cached_property
+    def order(self) -> Order:
+        """The order of the training images. Raises UserError if it does not suit the source."""
+        if self.loading.balance is None:
+            return getattr(self.source, "order", None) or Published(len(self.source.train))
+        if self._label_sets is not None:
+            raise UserError("data.balance draws by one class an image; for several give --model.class_weights balanced")
+        return Balanced(known_labels(self.source.train, str(self.root)), self.loading.balance)
+
+    def summary(self) -> str:
+        """The data set in a line."""
+        images = f"{len(self.source.train):,} training and {len(self.source.val):,} validation images"
+        left_out = not_listed(getattr(self.source, "left_out", {}))
+        return f"{self.root}: {images}, {self.num_classes} classes{left_out}"
+
+    # How images are read
+
+    @cached_property
+    def pipeline_class(self) -> type[TrainPipeline] | None:
+        """What an extra brings to read training images faster than timm does, unless `backend` is "timm"."""
+        found = plugins.of_kind("TRAIN_PIPELINE") if self.loading.backend == "auto" else []
+        return plugins.load(found[0]) if found else None
+
+    @cached_property
+    def pipeline(self) -> TrainPipeline | None:
+        return self.pipeline_class(self.preprocessing, self.augmentation) if self.pipeline_class else None
+
+    @cached_property
+    def train_transform(self) -> Any:
+        return self.make_train_transform()
+
+    @cached_property
+    def eval_transform(self) -> Callable[[Image.Image], Tensor]:
+        return self.make_eval_transform()
+
+    def how_read(self) -> str:
+        """What decodes the training images."""
+        if type(self).make_train_transform is not ImageNetDataModule.make_train_transform:
+            return "a training transform of your own"
+        return self.pipeline.how_read if self.pipeline else "timm's own transform"
+
+    # Lightning's hooks
 
     def prepare_data(self) -> None:
         """Write the embedded data set, or unpack ImageNet's archives; any number of processes may call it."""
@@ -183,42 +198,39 @@ class ImageNetDataModule(LightningDataModule):
         """List the images. Raises UserError if they cannot be used."""
         if self.trainer is None:
             self.prepare_data()
-        if stage == "fit" and self.trainer is not None:
+        elif stage == "fit":
             self.share_batch(self.trainer)
-        if stage == "predict" and self.predict_root is not None:
-            self.predict_samples: Samples = scan_flat(self.predict_root)
-            return
         train, val = self.source.train, self.source.val
-        if self.num_classes != len(self.source.class_names):
-            listed = len(self.source.class_names)
-            raise UserError(f"class_names has {self.num_classes} names, {self.root} has {listed} classes; leave it out")
         images = len(train) + len(val)
-        self.unreadable = UnreadableImages(self.unreadable_path, self.loading.bad_allowed(images), images)
-        held_out = self._wrapped(val)
-        self.val_images = self._eval_images(held_out, self.unreadable)
-        self.predict_samples = held_out
+        self.unreadable = UnreadableImages(self.unreadable_path, self.loading.bad_allowed(images))
+        self.predict_samples: Samples = self._wrapped(val)
+        self.val_images = self._eval_images(self.predict_samples, self.unreadable)
         if stage in ("fit", None):
             transform, pipeline = self.train_transform, self.pipeline
             open_image = (pipeline if pipeline and transform is pipeline else self.preprocessing).open
             self.train_images = TrainImages(self._wrapped(train), open_image, transform, self.seed, self.unreadable)
         if stage == "fit":
-            if isinstance(train, Files) and isinstance(val, Files) and images <= CHECKED_IMAGES:
-                check_headers([*train, *val], self.unreadable)
-                self._warn_of_copies(train, val)
-            if self.announces:
-                rank_zero_info(f"{self.summary()}; {self.how_read()}")
             _ = self.order  # refuses one that the source does not have
-
-    def _warn_of_copies(self, train: Files, val: Files) -> None:
-        if self.trainer is None or self.trainer.is_global_zero:
-            for line in copies(train, val):
-                rank_zero_info(line)
 
     def _wrapped(self, samples: Samples) -> Samples:
         """The images as extras give them, such as from small copies of large files."""
         for wrap in plugins.of_kind("wrap_samples"):
             samples = wrap(samples, self.given)
         return samples
+
+    def _eval_images(self, samples: Samples, unreadable: UnreadableImages) -> EvalImages:
+        return EvalImages(samples, self.eval_transform, unreadable, self.preprocessing.reading)
+
+    def train_dataloader(self) -> Loader:
+        self._write_held_out()  # not earlier: by now a checkpoint of other data has been refused
+        rank, world_size = self.rank_and_world()
+        how = (self.batch_size, self.seed, self.repeats, rank, world_size)
+        sampler = TrainBatchSampler(len(self.train_images), *how, self.order, self._accumulated)
+        if len(sampler) == 0:
+            lacks = f"do not fill one batch of {self.batch_size} on {world_size} process(es); lower --data.batch_size"
+            raise UserError(f"{len(self.train_images)} training images {lacks}")
+        settings = self._loading(self.train_images, self.batch_size, 1 if self.train_transform is self.pipeline else 4)
+        return Loader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
 
     def _write_held_out(self) -> None:
         """List the images that the run has held out of its folder, so that others can hold out the same."""
@@ -231,136 +243,6 @@ class ImageNetDataModule(LightningDataModule):
             disk.write_csv(self.validation_path, ["path", "class"], rows)
         else:
             self.validation_path.unlink(missing_ok=True)  # from before the run was resumed with other data
-
-    def summary(self) -> str:
-        """The data set in a line."""
-        train, val = len(self.source.train), len(self.source.val)
-        changed = f" ({self.stored})" if self.stored != UNCHANGED else ""
-        left_out = not_listed(getattr(self.source, "left_out", {}))
-        images = f"{train:,} training{changed} and {val:,} validation images"
-        return f"{self.root}: {images}, {self.num_classes} classes{left_out}"
-
-    def how_read(self) -> str:
-        """What decodes the training images."""
-        if type(self).make_train_transform is not ImageNetDataModule.make_train_transform:
-            return "a training transform of your own"
-        how = self.pipeline.how_read(self.source.train) if self.pipeline else "timm's own transform"
-        shrink = self.preprocessing.reading.shrink
-        return how if shrink is None else f"Pillow halves large images down to {shrink} pixels; of others {how}"
-
-    def share_batch(self, trainer: Trainer) -> None:
-        """Divide a `global_batch`: make `batch_size` this process's part of it, or have the Trainer accumulate."""
-        wanted = self.loading.global_batch
-        if wanted is True:
-            self.batch_size = images_a_batch(self.loading.batch_size, self.mixing.is_on, trainer)
-            self.eval_batch_size = self.loading.eval_batch_size or self.batch_size
-        elif wanted is not False and self._shared_with is not trainer:  # it may be called twice
-            self._shared_with = trainer
-            self._accumulated = batches_a_step(wanted, self.batch_size, trainer)
-            trainer.accumulate_grad_batches = self._accumulated
-
-    @property
-    def world_batch_size(self) -> int:
-        """Images of a batch, over all processes."""
-        return self.batch_size * self.rank_and_world()[1]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The classes, and what a run's order and pixels depend on; checkpoints hold them.
-
-        `load_state_dict` compares by these names, so they must stay as they are.
-        """
-        accumulated, *later = progress.accumulation(self.trainer).values() if self.trainer else [1]
-        whole_steps = self._accumulated  # that many batches count as one
-        depends = {
-            "class of the data module": type(self).__qualname__,
-            "seed": self.seed,
-            "repeats": self.repeats,
-            "decode_once": self.decode_once,
-            PIXELS: self.pipeline.name if self.pipeline else "timm",
-            "images a batch, over all processes": self.world_batch_size * whole_steps,
-            "batches accumulated": progress.accumulation(self.trainer) if later else accumulated // whole_steps,
-            "training pictures": len(self.source.train),
-            "digest of the training pictures' names": self._digest,
-            ORDER: self.order.name,
-            STORED: self.stored,
-        }
-        return {
-            "class_names": self.class_names,
-            "depends_on": depends,
-            "world_batch_size": self.world_batch_size,
-            "preprocessing": None if self.has_own_eval_transform else values(self.preprocessing),
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuse a checkpoint of other classes, and refuse to resume a run that was different.
-
-        Raises:
-            UserError: the classes differ; in training also data, seed or batch, unless `check_resume` is off.
-        """
-        saved, present = state_dict["class_names"], self.class_names
-        if saved != present:
-            odd = abbreviate(sorted(set(saved) ^ set(present)))
-            raise UserError(f"the checkpoint's {len(saved)} classes are not the {len(present)} of {self.root}: {odd}")
-        if not self.check_resume or self.trainer is None or not self.trainer.training:
-            return
-        for name, value in self.state_dict()["depends_on"].items():
-            saved = state_dict["depends_on"].get(name, value)
-            if name == PIXELS and saved != value == "timm" and self.loading.backend == "auto":
-                rank_zero_info(f"the run's pixels were by {saved}, an extra that is gone; timm's are nearly the same")
-            elif saved != value:
-                go_on = "to continue anyway add --data.check_resume false"
-                if name == PIXELS and saved == "timm":
-                    go_on = "to continue with the same add --data.backend timm"
-                changed = f"{name} was {saved}, is {value}"
-                raise UserError(f"the checkpoint is of a run with other data or settings: {changed}; {go_on}")
-
-    @cached_property
-    def order(self) -> Order:
-        """The order of the training images. Raises UserError if it does not suit the source, or two are asked for."""
-        offers = plugins.of_kind("image_order")
-        orders = [order for offer in offers if (order := offer(self.source, self.given)) is not None]
-        if len(orders) > 1:
-            names = " and ".join(order.name.split(" over ")[0] for order in orders)
-            raise UserError(f"the images come in one order, the settings ask for {len(orders)}: {names}")
-        return orders[0] if orders else Published(len(self.source.train))
-
-    @cached_property
-    def _digest(self) -> str:
-        return self._digest_of(self.source.train)
-
-    def _digest_of(self, samples: Samples) -> str:
-        """Digest of images' names below `root`; it takes a second for ImageNet."""
-        start = len(str(self.root)) + 1
-        digest = hashlib.sha256(getattr(self.source, "digest", b""))
-        for index in range(len(samples)):
-            digest.update(f"{samples.name(index)[start:]}\n".encode(errors="surrogateescape"))
-        return digest.hexdigest()[:16]
-
-    def facts(self) -> dict[str, str]:
-        """Classes and images in words that differ if the data differ; processes on several machines compare them."""
-        train, val = self.source.train, self.source.val
-        return {
-            "classes": f"{self.num_classes:,} ({hashlib.sha256(str(self.class_names).encode()).hexdigest()[:16]})",
-            "training images": f"{len(train):,} ({self._digest})",
-            "validation images": f"{len(val):,} ({self._digest_of(val)})",
-        }
-
-    def train_dataloader(self) -> TrainLoader:
-        self._write_held_out()  # not earlier: by now a checkpoint of other data has been refused
-        rank, world_size = self.rank_and_world()
-        how = (self.batch_size, self.seed, self.repeats, rank, world_size, self.decode_once)
-        sampler = TrainBatchSampler(len(self.train_images), *how, self.order, self._accumulated)
-        if len(sampler) == 0:
-            lacks = f"do not fill one batch of {self.batch_size} on {world_size} process(es); lower --data.batch_size"
-            raise UserError(f"{len(self.train_images)} training images {lacks}")
-        settings = self._loading(self.train_images, self.batch_size, 1 if self.train_transform is self.pipeline else 4)
-        return TrainLoader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
-
-    def class_counts(self) -> list[int]:
-        """Training images of each class. Raises UserError if the source knows them only by opening the images."""
-        labels = self._targets(known_labels(self.source.train, str(self.root)))
-        counts = labels.sum(dim=0) if labels.ndim == 2 else torch.bincount(labels, minlength=self.num_classes)
-        return counts.long().tolist()
 
     def val_dataloader(self) -> Loader:
         return self._eval_loader(self.val_images, "validation")
@@ -375,13 +257,10 @@ class ImageNetDataModule(LightningDataModule):
 
     def extra_val_dataloader(self, samples: Samples) -> Loader:
         """Loader of another evaluation set of the same classes, under the same transform."""
-        unreadable = UnreadableImages(None, self.loading.bad_allowed(len(samples)), len(samples))
+        unreadable = UnreadableImages(None, self.loading.bad_allowed(len(samples)))
         loader = self._eval_loader(self._eval_images(samples, unreadable), "extra validation")
         loader.finish = self._labelled  # here, because the Trainer gets the loader without this data module's hooks
         return loader
-
-    def _eval_images(self, samples: Samples, unreadable: UnreadableImages) -> EvalImages:
-        return EvalImages(samples, self.eval_transform, unreadable, self.preprocessing.reading)
 
     def _eval_loader(self, images: EvalImages, purpose: str) -> Loader:
         rank, world_size = self.rank_and_world()
@@ -389,6 +268,26 @@ class ImageNetDataModule(LightningDataModule):
             raise UserError(f"{len(images)} {purpose} images cannot be shared out over {world_size} processes")
         settings = dict(batch_size=self.eval_batch_size) | self._loading(images, self.eval_batch_size)
         return Loader(images, sampler=ShardSampler(len(images), rank, world_size), **settings)
+
+    def _loading(self, images: Any, batch_size: int, bytes_a_value: int = 1) -> dict[str, Any]:
+        """Settings of a loader of images in uint8; `bytes_a_value` is 4 for float32."""
+        workers, ready = self.workers(self.trainer.num_devices if self.trainer else 1), self.loading.prefetch
+        start = cores.worker_start(self.loading.worker_start, self.trainer, images) if workers else None
+        size = batch_size * 3 * self.img_size**2 * bytes_a_value
+        return dict(
+            num_workers=workers,
+            multiprocessing_context=start,
+            worker_init_fn=partial(init_worker, under_trainer=self.trainer is not None),
+            collate_fn=self.pipeline_class.collate(workers, ready, size) if self.pipeline_class else default_collate,
+            prefetch_factor=ready if workers else None,
+            finish=None if self.trainer is not None else self._labelled,
+            persistent_workers=workers > 0,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def workers(self, processes: int) -> int:
+        """Loader processes for each of the `processes` that train on this node."""
+        return self.num_workers if self.num_workers is not None else min(16, cores.share(processes))
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Normalise and erase a batch on its device, and mix it if it is a training batch."""
@@ -416,12 +315,26 @@ class ImageNetDataModule(LightningDataModule):
         self._label_sets = self._label_sets.to(labels.device)
         return self._label_sets[labels].where(labels[:, None] >= 0, NO_LABEL)
 
-    @cached_property
-    def _label_sets(self) -> Tensor | None:
-        return getattr(self.source, "label_sets", None)
+    # Processes and steps
 
     def rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+
+    @property
+    def world_batch_size(self) -> int:
+        """Images of a batch, over all processes."""
+        return self.batch_size * self.rank_and_world()[1]
+
+    def share_batch(self, trainer: Trainer) -> None:
+        """Divide a `global_batch`: make `batch_size` this process's part of it, or have the Trainer accumulate."""
+        wanted = self.loading.global_batch
+        if wanted is True:
+            self.batch_size = images_a_batch(self.loading.batch_size, self.mixing.is_on, trainer)
+            self.eval_batch_size = self.loading.eval_batch_size or self.batch_size
+        elif wanted is not False and self._shared_with is not trainer:  # it may be called twice
+            self._shared_with = trainer
+            self._accumulated = batches_a_step(wanted, self.batch_size, trainer)
+            trainer.accumulate_grad_batches = self._accumulated
 
     def _position(self) -> tuple[int, int]:
         """(epoch, next batch) of training; under `overfit_batches` each epoch is the first again."""
@@ -432,23 +345,63 @@ class ImageNetDataModule(LightningDataModule):
         self._own_epoch += 1
         return self._own_epoch, 0
 
-    def workers(self, processes: int) -> int:
-        """Loader processes for each of the `processes` that train on this node."""
-        return self.num_workers if self.num_workers is not None else min(16, cores.share(processes))
+    # What checkpoints hold
 
-    def _loading(self, images: Any, batch_size: int, bytes_a_value: int = 1) -> dict[str, Any]:
-        """Settings of a loader of images in uint8; `bytes_a_value` is 4 for float32."""
-        workers = self.workers(self.trainer.num_devices if self.trainer else 1)
-        start = cores.worker_start(self.loading.worker_start, self.trainer, images) if workers else None
-        size = batch_size * 3 * self.img_size**2 * bytes_a_value
-        collates = [offer(workers, self.loading.prefetch, size) for offer in plugins.of_kind("collate")]
-        return dict(
-            num_workers=workers,
-            multiprocessing_context=start,
-            worker_init_fn=partial(init_worker, under_trainer=self.trainer is not None),
-            collate_fn=next(iter(collates), default_collate),
-            prefetch_factor=self.loading.prefetch if workers else None,
-            finish=None if self.trainer is not None else self._labelled,
-            persistent_workers=workers > 0,
-            pin_memory=torch.cuda.is_available(),
-        )
+    def state_dict(self) -> dict[str, Any]:
+        """The classes, and what a run's order and pixels depend on; checkpoints hold them."""
+        accumulated, *later = progress.accumulation(self.trainer).values() if self.trainer else [1]
+        whole_steps = self._accumulated  # that many batches count as one
+        depends = {
+            "class of the data module": type(self).__qualname__,
+            "seed": self.seed,
+            "repeats": self.repeats,
+            "pixels by": self.pipeline.name if self.pipeline else "timm",
+            "images a batch, over all processes": self.world_batch_size * whole_steps,
+            "batches accumulated": progress.accumulation(self.trainer) if later else accumulated // whole_steps,
+            "training pictures": len(self.source.train),
+            "digest of the training pictures' names": self._digest,
+            "order of the images": self.order.name,
+        }
+        return {
+            "class_names": self.class_names,
+            "depends_on": depends,
+            "world_batch_size": self.world_batch_size,
+            "preprocessing": None if self.has_own_eval_transform else values(self.preprocessing),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Refuse a checkpoint of other classes, and refuse to resume a run that was different.
+
+        Raises:
+            UserError: the classes differ; in training also data, seed or batch, unless `check_resume` is off.
+        """
+        saved, present = state_dict["class_names"], self.class_names
+        if saved != present:
+            odd = abbreviate(sorted(set(saved) ^ set(present)))
+            raise UserError(f"the checkpoint's {len(saved)} classes are not the {len(present)} of {self.root}: {odd}")
+        if not self.check_resume or self.trainer is None or not self.trainer.training:
+            return
+        for name, value in self.state_dict()["depends_on"].items():
+            if (saved := state_dict["depends_on"].get(name, value)) != value:
+                changed = f"{name} was {saved}, is {value}; to continue anyway add --data.check_resume false"
+                raise UserError(f"the checkpoint is of a run with other data or settings: {changed}")
+
+    @cached_property
+    def _digest(self) -> str:
+        return self._digest_of(self.source.train)
+
+    def _digest_of(self, samples: Samples) -> str:
+        """Digest of images' names below `root`; it takes a second for ImageNet."""
+        start = len(str(self.root)) + 1
+        digest = hashlib.sha256(getattr(self.source, "digest", b""))
+        for index in range(len(samples)):
+            digest.update(f"{samples.name(index)[start:]}\n".encode(errors="surrogateescape"))
+        return digest.hexdigest()[:16]
+
+    def facts(self) -> dict[str, str]:
+        """Classes and images in words that differ if the data differ; processes on several machines compare them."""
+        return {
+            "classes": ", ".join(self.class_names),
+            "training images": f"{len(self.source.train):,} ({self._digest})",
+            "validation images": f"{len(self.source.val):,} ({self._digest_of(self.source.val)})",
+        }

@@ -9,17 +9,12 @@ from pathlib import Path
 ROOT = Path("data/digits")
 
 
-def is_written(root: Path) -> bool:
-    """Whether `root` holds anything: the digits, put there by one rename, or what is not ours to replace."""
-    return root.is_dir() and any(root.iterdir())
-
-
 def write_digits(root: Path) -> None:
     """Write `root/{train,val}/<digit>/<number>.png` unless it is there: 1,437 and 360 images, always the same split.
 
     One rename puts the folder in place, so it is either whole or absent.
     """
-    if is_written(root):
+    if root.is_dir() and any(root.iterdir()):
         return
     import numpy as np
     from PIL import Image
@@ -41,7 +36,7 @@ def write_digits(root: Path) -> None:
         scratch.chmod(0o755)  # mkdtemp makes folders that only their owner can read
         scratch.rename(root)  # replaces an empty folder too
     except OSError:
-        if not is_written(root):  # otherwise another run was quicker
+        if not (root / "val").is_dir():  # otherwise another run was quicker
             raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import filecmp
 import os
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
 from cait import disk
-from cait.data.listing import FOLDER, HEIF, OTHER, Files, entry_kind, is_image, join, list_images, walk
+from cait.data.listing import HEIF, OTHER, Files, entries, is_image, list_images, walk
 from cait.errors import UserError, printable, to_install
 from cait.file_lock import tell
 
@@ -80,16 +78,14 @@ class FolderSource:
         Raises:
             UserError: there is no root, or a training folder without its counterpart.
         """
-        root, val_split = self.root, self.splits.val_split
-        if root.is_file():
-            raise UserError(f"{root} is a file; name the folder that holds the class folders with --data.root")
+        root, splits = self.root, self.splits
         if not root.is_dir():
             raise UserError(f"the data folder {root} does not exist; name yours with --data.root")
-        train, val = _named(root, self.splits.train_split, TRAIN_NAMES), _named(root, val_split, VAL_NAMES)
+        train, val = _named(root, splits.train_split, TRAIN_NAMES), _named(root, splits.val_split, VAL_NAMES)
         if train is None or self._are_classes(train, val):
             return root, None
         if val is None:
-            place = root / val_split
+            place = root / splits.val_split
             raise UserError(f"{place} does not exist; validation images belong in {place}/<class>/")
         return train, val
 
@@ -147,9 +143,7 @@ class FolderSource:
         if val_names != names:
             odd = sorted(set(names) ^ set(val_names))
             raise UserError(f"{train} and {val} do not hold the same class folders: {abbreviate(odd)}")
-        sets = self._listed(train, names), self._listed(val, names)
-        join({**sets[0].folders}, sets[1].folders)  # refuses one that is there under another class
-        return sets
+        return self._listed(train, names), self._listed(val, names)
 
     def _listed(self, folder: Path, names: list[str]) -> Files:
         files = list_classes(folder, names)
@@ -161,7 +155,8 @@ class FolderSource:
 
 def _is_class(folder: Path) -> bool:
     """Whether images lie in a folder, and no class folders."""
-    return not folder_names(folder) and any(is_image(path.name) for path in folder.iterdir())
+    folders, others = entries(str(folder))
+    return not folders and any(map(is_image, others))
 
 
 def _named(root: Path, split: str, usual: Sequence[str]) -> Path | None:
@@ -194,8 +189,7 @@ def scan_flat(root: Path) -> Files:
         UserError: it is no folder, cannot be listed, or holds no image.
     """
     if not root.is_dir():
-        what = "is a file; name the folder that it is in" if root.is_file() else "is no folder"
-        raise UserError(f"the folder {root} {what if root.exists() else 'does not exist'}")
+        raise UserError(f"the folder {root} does not exist")
     found = walk(root, [""])
     paths = sorted(Path(path) for path, _ in found)
     if not paths:
@@ -225,13 +219,9 @@ def class_folders(folder: Path) -> dict[str, str]:
         UserError: the folder cannot be listed, or the names of two folders differ in nothing else.
     """
     found: dict[str, str] = {}
-    try:
-        with os.scandir(folder) as entries:  # it tells folders from files without asking for each
-            names = sorted(entry.name for entry in entries if entry_kind(entry) == FOLDER)
-    except OSError as error:
-        raise UserError(f"cannot list the folder {folder}: {error.strerror}") from error
-    for name in names:
-        if name != MACOS and found.setdefault(composed(name), name) != name:
+    for name in entries(str(folder))[0]:
+        hidden = name == MACOS or name.startswith(".")
+        if not hidden and found.setdefault(composed(name), name) != name:
             raise UserError(f"{folder} holds two folders called {name}, whose letters are composed differently")
     return dict(sorted(found.items()))
 
@@ -289,26 +279,6 @@ def hold_out(samples: Files, fraction: float) -> tuple[Files, Files]:
         for position, sample in enumerate(members):
             (val if position in held else train).append(sample)
     return Files(train), Files(val)
-
-
-def copies(train: Files, val: Files) -> Iterator[str]:
-    """A line about images of the same bytes under two labels, and one about those in both sets."""
-    alike: dict[tuple[int, bytes], list[tuple[str, int, bool]]] = {}
-    for samples in (train, val):
-        for path, label in samples:
-            with suppress(OSError, UserError), disk.open_file(path) as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(size // 2)  # files that are not compressed often begin alike
-                alike.setdefault((size, file.read(4096)), []).append((path, label, samples is val))
-    found: dict[str, list[str]] = {"under two labels": [], "to train on and to validate on": []}
-    for (first, label, held), *others in alike.values():
-        for path, other, is_held in others:
-            if (other, is_held) != (label, held) and filecmp.cmp(first, path, shallow=False):
-                kind = [*found][other == label]
-                found[kind].append(f"{first} = {path}")
-    for kind, pairs in found.items():
-        if pairs:
-            yield f"{len(pairs):,} images are there twice, {kind}: {abbreviate(pairs)}"
 
 
 def abbreviate(names: list[str], most: int = 3) -> str:

@@ -7,7 +7,6 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from heapq import heappop, heappush
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,20 +19,15 @@ EXTENSIONS = (*TORCHVISIONS, ".gif", ".avif", *(HEIF if find_spec("pillow_heif")
 """Suffixes of image names, in lower case. Only the first frame of a GIF file is read."""
 THREADS = 8  # a server in the network answers many at a time; a local disk loses half a second in a million files
 
-Identity = tuple[int, int]
-"""Device and number of a file or folder, the same whatever leads to it."""
-Folders = dict[Identity, tuple[int, str]]
-"""The label of each folder, and a path that leads to it."""
 LeftOut = defaultdict[str, list[str]]
-FOLDER, IMAGE, NOTHING = "folders", "images", ""
-HIDDEN, BROKEN, AGAIN = "hidden", "broken links", "links to what is there already"
+HIDDEN, BROKEN, AGAIN = "hidden", "broken links", "links to folders that are there already"
 OTHER, BESIDE = "other files", "images beside the class folders"
-"""What an entry of a folder is; the last five are why something is left out."""
+"""Why something is left out."""
 
 
 def is_image(name: str) -> bool:
-    """Whether a file of this name or path is listed as an image."""
-    return name.lower().endswith(EXTENSIONS) and name[name.rfind(os.sep) + 1] != "."
+    """Whether a file of this name is listed as an image."""
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
 
 
 class Files:
@@ -51,7 +45,6 @@ class Files:
         self._folder = os.path.join(folder, "") if folder else ""
         self.left_out = LeftOut(list)
         """Paths below `folder` of what is not listed, by the reason."""
-        self.folders: Folders = {}
         paths = bytearray()
         self.labels = array("q")
         """The index of each image's class."""
@@ -79,19 +72,20 @@ class Files:
 def list_images(folder: Path, names: Sequence[str]) -> Files:
     """The images of the class folders `names`, in the order of torchvision's ImageFolder; name i has the label i.
 
-    Links are followed, and each file is listed once, whatever leads to it. Hidden files and folders, whose names begin
-    with a dot, are left out, because viewers put small copies there. A pipe or a broken link with the name of an image
-    is one that cannot be read.
+    Links are followed, and each folder is listed once. Hidden files and folders, whose names begin with a dot, are left
+    out, because viewers put small copies there. A pipe or a broken link with the name of an image is one that cannot be
+    read.
 
     Raises:
-        UserError: a folder cannot be listed, or a folder or file lies under two classes.
+        UserError: a folder cannot be listed, or lies under two classes.
     """
     files = walk(folder, names)
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            what = {IMAGE: BESIDE, FOLDER: NOTHING, OTHER: NOTHING}.get(found := entry_kind(entry), found)
-            if what:
-                files.left_out[what].append(entry.name)
+    _, beside = entries(str(folder))
+    for name in beside:
+        if is_image(name):
+            files.left_out[BESIDE].append(name)
+        elif not os.path.exists(folder / name):
+            files.left_out[BROKEN].append(name)
     return files
 
 
@@ -99,120 +93,74 @@ def walk(folder: Path, names: Sequence[str]) -> Files:
     """The images as `list_images` gives them, without a look at what lies beside the class folders."""
     order = sorted(range(len(names)), key=lambda label: names[label])
     start = len(os.path.join(folder, ""))
-    folders, left_out = Folders(), LeftOut(list)
-    numbers, links = array("Q"), set[int]()
+    owners: dict[tuple[int, int], tuple[int, str]] = {}
+    left_out = LeftOut(list)
 
     def samples() -> Iterator[tuple[str, int]]:
         with ThreadPoolExecutor(THREADS) as pool:
-            listed = pool.map(_Tree, [os.path.join(folder, names[label]) for label in order])
-            for label, tree in zip(order, listed, strict=True):
-                join(folders, {identity: (label, inner) for identity, inner in tree.folders.items()})
-                for kind, paths in tree.left_out.items():
-                    left_out[kind] += [path[start:] for path in paths]
+            trees = pool.map(_Tree, [os.path.join(folder, names[label]) for label in order])
+            for label, tree in zip(order, trees, strict=True):
+                for identity, place in tree.folders.items():
+                    owner, other = owners.setdefault(identity, (label, place))
+                    if owner != label:
+                        raise UserError(f"{other} and {place} are one folder, under two classes: remove the link")
+                for why, paths in tree.left_out.items():
+                    left_out[why] += [path[start:] for path in paths]
                 for inner, images in sorted(tree.images.items()):
-                    below, first = os.path.join(inner, "")[start:], len(numbers)
-                    names_here = sorted(images)
-                    if linked := tree.links.get(inner):
-                        links.update(first + place for place, name in enumerate(names_here) if name in linked)
-                    numbers.extend(map(images.__getitem__, names_here))
-                    yield from ((below + name, label) for name in names_here)
+                    below = os.path.join(inner, "")[start:]
+                    yield from ((below + name, label) for name in images)
 
     files = Files(samples(), str(folder))
-    if again := _again(files, numbers, links) if links else None:
-        left_out[AGAIN] += [files.name(index)[start:] for index in sorted(again)]
-        kept = [(path[start:], label) for index, (path, label) in enumerate(files) if index not in again]
-        files = Files(kept, str(folder))
-    files.left_out, files.folders = left_out, folders
+    files.left_out = left_out
     return files
 
 
-def join(folders: Folders, more: Folders) -> None:
-    """Add folders to others. Raises UserError if one of them is there under another label."""
-    for identity, (label, path) in more.items():
-        known, place = folders.setdefault(identity, (label, path))
-        if known != label:
-            raise UserError(f"{place} and {path} are one folder, under two classes: remove the link")
-
-
-def _again(files: Files, numbers: Sequence[int], links: set[int]) -> set[int]:
-    """The images that are listed before. Of a file and a link to it the link is.
-
-    Args:
-        numbers: of the files on their devices.
-        links: the images that are links to files.
-    """
-    wanted, places = {numbers[index] for index in links}, defaultdict[Identity, list[int]](list)
-    for index, number in enumerate(numbers):
-        if number in wanted:
-            places[_identity(os.stat(files.name(index)))].append(index)
-    for indices in places.values():
-        indices.sort(key=lambda index: (index in links, index))
-        first = indices.pop(0)
-        for index in indices:
-            if files.labels[index] != files.labels[first]:
-                names = f"{files.name(first)} and {files.name(index)}"
-                raise UserError(f"{names} are one file, under two classes: remove the link")
-    return {index for indices in places.values() for index in indices}
-
-
-def _identity(status: os.stat_result) -> Identity:
-    return status.st_dev, status.st_ino
-
-
 class _Tree:
-    """What lies below a folder. Links to folders are followed last, so that an image is listed in its own place.
-
-    Raises:
-        UserError: a folder cannot be listed.
-    """
+    """What lies below a folder, with links followed. Raises UserError if a folder cannot be listed."""
 
     def __init__(self, folder: str) -> None:
-        self.folders: dict[Identity, str] = {}
+        self.folders: dict[tuple[int, int], str] = {}
+        """Device and number of each folder, the same whatever leads to it, and its path."""
+        self.images: dict[str, list[str]] = {}
+        """The names of the images in each folder."""
         self.left_out = LeftOut(list)
-        self.images = defaultdict[str, dict[str, int]](dict)
-        """The name of each image in a folder, and its number on the device."""
-        self.links = defaultdict[str, set[str]](set)
-        """The names of those that are links."""
-        self._inner, self._linked = [folder], list[str]()
-        try:
-            while self._inner or self._linked:
-                self._list(self._inner.pop() if self._inner else heappop(self._linked))
-        except OSError as error:
-            raise UserError(f"cannot list the folder {error.filename}: {error.strerror}") from error
+        waiting = [folder]
+        for inner in waiting:
+            status = os.stat(inner)
+            if self.folders.setdefault((status.st_dev, status.st_ino), inner) == inner:
+                waiting += self._list(inner)
+            else:
+                self.left_out[AGAIN].append(inner)
 
-    def _list(self, folder: str) -> None:
-        status = os.stat(folder)
-        if self.folders.setdefault(_identity(status), folder) != folder:
-            self.left_out[AGAIN].append(folder)
-            return
-        images = self.images[folder]
-        with os.scandir(folder) as entries:  # it tells folders from files without asking for each
-            for entry in entries:
-                if entry.is_file(follow_symlinks=False) and is_image(entry.name):  # nearly all
-                    images[entry.name] = entry.inode()
-                elif (what := entry_kind(entry)) == IMAGE:
-                    images[entry.name] = 0
-                    if os.path.exists(entry.path):
-                        images[entry.name] = entry.stat().st_ino
-                        self.links[folder].add(entry.name)
-                elif what == FOLDER:
-                    heappush(self._linked, entry.path) if entry.is_symlink() else self._inner.append(entry.path)
-                elif what:
-                    self.left_out[what].append(entry.path)
+    def _list(self, folder: str) -> Iterator[str]:
+        """List one folder, and give the folders in it."""
+        folders, others = entries(folder)
+        images = self.images[folder] = []
+        for name in others:
+            if is_image(name):
+                images.append(name)
+            elif not name.startswith("."):
+                path = os.path.join(folder, name)
+                self.left_out[OTHER if os.path.exists(path) else BROKEN].append(path)
+            elif is_image(name.lstrip(".")):
+                self.left_out[HIDDEN].append(os.path.join(folder, name))
+        for name in folders:
+            path = os.path.join(folder, name)
+            if name.startswith("."):
+                self.left_out[HIDDEN].append(path)
+            else:
+                yield path
 
 
-def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry of a folder is one too, or a link to one."""
-    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+def entries(folder: str) -> tuple[list[str], list[str]]:
+    """The sorted names of the folders in a folder, links to folders among them, and of all else.
 
+    Raises:
+        UserError: the folder cannot be listed.
+    """
 
-def entry_kind(entry: os.DirEntry[str]) -> str:
-    """What an entry of a folder is, with links followed; it asks the disk for links alone."""
-    if entry.name.startswith("."):
-        is_named = entry.name.lower().endswith(EXTENSIONS)
-        return HIDDEN if is_named or entry.is_dir(follow_symlinks=False) else NOTHING
-    if is_folder(entry):
-        return FOLDER
-    if is_image(entry.name):
-        return IMAGE
-    return BROKEN if entry.is_symlink() and not os.path.exists(entry.path) else OTHER
+    def refuse(error: OSError) -> None:
+        raise UserError(f"cannot list the folder {folder}: {error.strerror}") from error
+
+    _, folders, others = next(os.walk(folder, onerror=refuse))
+    return sorted(folders), sorted(others)

@@ -6,22 +6,16 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
 from cait import cores
-from cait.data.sampler import TrainBatchSampler
 from cait.errors import UserError
 from cait.settings import check_at_least, check_choice
-
-MOST_WORKERS = 1024
-"""Loader processes; more are a slip of the finger that would halt the machine."""
-Backend = Literal["auto", "nvimgcodec", "torchvision", "pillow", "timm"]
 
 
 @dataclass(frozen=True)
@@ -37,17 +31,16 @@ class Loading:
     whole steps."""
     eval_batch_size: int | None = None
     """The batch of one process in validation and prediction; None means `batch_size`."""
-    backend: Backend = "auto"
-    """What reads the training images. "nvimgcodec" decodes only the crop of JPEG files, "torchvision" and "pillow"
-    decode all of it. These three are an extra, give the same pixels, and "auto" takes the first that is installed. They
-    make timm's random draws and nearly its pixels. "timm" is timm's own transform, to the last bit. Evaluation always
-    uses timm's pixels."""
+    backend: Literal["auto", "timm"] = "auto"
+    """What reads the training images. "timm" is timm's own transform, to the last bit. "auto" is faster, makes timm's
+    random draws and nearly its pixels; it is an extra, without which timm's transform is taken. Evaluation always uses
+    timm's pixels."""
     repeats: int = 3
     """Repeated augmentation: how often each sampled image occurs in an epoch, each time augmented anew. The epoch stays
     as long as without it."""
-    decode_once: bool = False
-    """Keep the repeats of an image in one process, which decodes it once. Not as published: see
-    `cait.data.sampler.TrainBatchSampler`. It changes nothing with one process."""
+    balance: Literal["sqrt", "full"] | None = None
+    """Draw the images of small classes more often, and those of large classes less. "full" gives all classes the same
+    share of an epoch. "sqrt" gives each class a share in proportion to the square root of its number of images."""
     num_workers: int | None = None
     """Loader processes for each training process, each on one core. None means its share of the cores, at most 16, see
     `cait.cores.share`."""
@@ -62,9 +55,8 @@ class Loading:
     def __post_init__(self) -> None:
         check_at_least(self, 1, "batch_size", "eval_batch_size", "repeats", "prefetch")
         check_at_least(self, 0, "num_workers")
-        if (self.num_workers or 0) > MOST_WORKERS:
-            raise UserError(f"num_workers must be at most {MOST_WORKERS:,}, got {self.num_workers:,}")
-        check_choice(self, {"backend": get_args(Backend), "worker_start": cores.STARTS})
+        check_choice(self, {"backend": ("auto", "timm"), "worker_start": cores.STARTS})
+        check_choice(self, {"balance": ("sqrt", "full", None)})
         if not isinstance(self.global_batch, bool) and self.global_batch < 1:
             raise UserError(f"global_batch must be true, false or at least 1, got {self.global_batch}")
         if not 0 <= self.max_bad_share < 1:
@@ -84,9 +76,8 @@ def images_a_batch(images: int, even: bool, trainer: Trainer) -> int:
     batch_size, left = divmod(images, parts)
     if left or batch_size < 1 or (even and batch_size % 2):
         of = ", each of an even number for Mixup and CutMix" if even else ""
-        remedy = "change it or the number of devices, or set --data.global_batch false"
-        batches = f"{parts} batches (processes × accumulation){of}"
-        raise UserError(f"--data.batch_size {images} cannot be shared out over {batches}; {remedy}")
+        batches = f"{parts} batches (processes × accumulation){of}; change it, or set --data.global_batch false"
+        raise UserError(f"--data.batch_size {images} cannot be shared out over {batches}")
     return batch_size
 
 
@@ -95,62 +86,50 @@ def batches_a_step(images: int, batch_size: int, trainer: Trainer) -> int:
 
     Raises UserError if the result is not a whole number, or the Trainer, which has not started yet, accumulates.
     """
-    given, callbacks = trainer.accumulate_grad_batches, trainer.callbacks  # type: ignore[attr-defined]
-    if given != 1 or any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):
-        how = f"--trainer.accumulate_grad_batches {given}" if given != 1 else "a GradientAccumulationScheduler"
-        raise UserError(f"--data.global_batch {images} chooses how many batches are accumulated; leave out {how}")
     processes = trainer.world_size
-    parts = processes * batch_size
-    batches, left = divmod(images, parts)
+    if (given := trainer.accumulate_grad_batches) != 1:
+        how = f"--trainer.accumulate_grad_batches {given}"
+        raise UserError(f"--data.global_batch {images} chooses how many batches are accumulated; leave out {how}")
+    batches, left = divmod(images, processes * batch_size)
     if left or not batches:
-        fitting = [str(parts * count) for count in (batches, batches + 1) if count]
-        batch = f"{processes} process{'es' * (processes > 1)} × --data.batch_size {batch_size}"
-        remedy = f"take {' or '.join(fitting)}, or another batch_size"
-        raise UserError(f"--data.global_batch {images} is not a multiple of {batch}: {remedy}")
+        batch = f"{processes} process(es) × --data.batch_size {batch_size}"
+        raise UserError(f"--data.global_batch {images} is not a multiple of {batch}")
     rank_zero_info(f"global batch {images} = {processes} × {batch_size} images × {batches} accumulated")
     return batches
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader that measures how long its user waits.
-
-    Args:
-        finish: applied to each batch in this process, where Lightning's hook does not run.
-    """
-
-    def __init__(self, *args: Any, finish: Callable[[Any], Any] | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.finish = finish
-        self.waited = 0.0
-        """Seconds that its user has waited for batches so far."""
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        start = time.perf_counter()
-        for batch in super().__iter__():
-            self.waited += time.perf_counter() - start
-            yield self.finish(batch) if self.finish else batch
-            start = time.perf_counter()
-
-
-class TrainLoader(Loader):
-    """A loader that asks where to start only when its first batch is fetched.
+    """A DataLoader that starts its workers when the first batch is fetched, and measures how long its user waits.
 
     Lightning calls `iter()` before it has restored the epoch and the batch of a checkpoint. A loader that started its
     workers then would replay the wrong epoch.
 
     Args:
-        position: returns (epoch, first batch) of the pass that is about to begin.
+        position: returns (epoch, first batch) of the pass that is about to begin, for a `TrainBatchSampler`.
+        finish: applied to each batch in this process, where Lightning's hook does not run.
     """
 
-    def __init__(self, *args: Any, position: Callable[[], tuple[int, int]], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        position: Callable[[], tuple[int, int]] | None = None,
+        finish: Callable[[Any], Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.position = position
+        self.position, self.finish = position, finish
+        self.waited = 0.0
+        """Seconds that its user has waited for batches so far."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        sampler = self.batch_sampler
-        assert isinstance(sampler, TrainBatchSampler)
-        sampler.epoch, sampler.first_batch = self.position()
-        yield from super().__iter__()
+        start = time.perf_counter()
+        if self.position is not None:
+            sampler: Any = self.batch_sampler
+            sampler.epoch, sampler.first_batch = self.position()
+        for batch in super().__iter__():
+            self.waited += time.perf_counter() - start
+            yield self.finish(batch) if self.finish else batch
+            start = time.perf_counter()
 
 
 def init_worker(worker_id: int, under_trainer: bool) -> None:

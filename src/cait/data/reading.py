@@ -6,11 +6,8 @@
 from __future__ import annotations
 
 import csv
-import errno
-import math
-import socket
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,9 +56,6 @@ ORIENTATIONS = {
     8: Image.Transpose.ROTATE_90,
 }
 """What turns an image upright, by its EXIF orientation. 1 is upright."""
-
-FAILING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
-"""What the system answers when a disk or a network file system fails, and not the file."""
 
 
 @dataclass(frozen=True)
@@ -161,15 +155,11 @@ def load_rgb(image: RawImage, name: str = "", reading: Reading = AS_SEEN) -> Ima
     except UserError:  # from the data set that it is read from, which cannot go on
         raise
     except Exception as error:  # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error ...
-        reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else reason_of(error)
+        reason = getattr(error, "strerror", None) or error
+        if isinstance(error, Image.UnidentifiedImageError):
+            reason = "not an image"
         path = image if isinstance(image, str | Path) else name
         raise UnreadableImageError(f"cannot read the image {path}: {reason}") from error
-
-
-def reason_of(error: Exception) -> str:
-    """Why a file cannot be read; of a failing disk, on which machine: the others may read the same file well."""
-    reason = getattr(error, "strerror", None) or str(error)
-    return f"{reason} on {socket.gethostname()}" if getattr(error, "errno", None) in FAILING else reason
 
 
 def orientation(image: Image.Image) -> int:
@@ -192,8 +182,6 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     least, most, white = pixels.min(), pixels.max(), 1 if image.mode == "F" else 2**bits - 1
     if not 0 <= least <= most <= white:
         raise ValueError(f"its pixels reach from {least:g} to {most:g}; 0 is read as black and {white:,} as white")
-    if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0:  # which says that 0 is white
-        pixels = white - pixels
     grey = np.rint(255 * pixels) if image.mode == "F" else pixels >> (bits - 8)
     return Image.fromarray(grey.astype(np.uint8))
 
@@ -209,17 +197,6 @@ def _as_rgb(image: Image.Image, background: str | None) -> Image.Image:
     return rgb
 
 
-def check_headers(samples: Iterable[tuple[str, int]], unreadable: UnreadableImages) -> None:
-    """Open each file without decoding it, and note those that are not images."""
-    for path, _ in samples:
-        with suppress(Exception), open_image(path):
-            continue
-        try:
-            load_rgb(path)
-        except UnreadableImageError as error:
-            unreadable.note(path, str(error))
-
-
 class UnreadableImageError(UserError):
     """An image cannot be read. In training another stands in for it, in validation it is left out."""
 
@@ -230,11 +207,10 @@ class UnreadableImages:
     Args:
         path: CSV file of image and reason, to which every process appends; None keeps no file.
         limit: how many images may be unreadable before the run fails.
-        images: how many there are; None means as many as the limit.
     """
 
-    def __init__(self, path: Path | None, limit: int, images: int | None = None) -> None:
-        self.path, self.limit, self.images = path, limit, limit if images is None else images
+    def __init__(self, path: Path | None, limit: int) -> None:
+        self.path, self.limit = path, limit
         self.seen: set[str] = set()
         """Names of the unreadable images that this process has met."""
 
@@ -242,7 +218,6 @@ class UnreadableImages:
         """Note an image once, and say so of the process's first. Raises UserError if there are more than `limit`."""
         if image in self.seen:
             return
-        is_first = not self.seen
         self.seen.add(image)
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -250,7 +225,7 @@ class UnreadableImages:
             with self.path.open("a", **TABLE) as file:
                 csv.writer(file).writerow(cells([image, reason]))
         self._check(len(self.seen), reason)
-        if is_first and self.path is not None:
+        if len(self.seen) == 1 and self.path is not None:
             tell(f"{reason}; the run goes on without it, and {self.path} lists all such images")
 
     def read(self) -> dict[str, str]:
@@ -270,7 +245,5 @@ class UnreadableImages:
     def _check(self, count: int, reason: str) -> None:
         if count > self.limit:
             where = f"; they are listed in {self.path}" if self.path else ""
-            # Twice as many, because the run has not met all of them yet.
-            share = math.ceil(200 * count / max(1, self.images)) / 100
-            remedy = f"; to go on without them give --data.max_bad_share {share:g}" if share < 1 else ""
-            raise UserError(f"{count} images cannot be read, {self.limit} are allowed: {reason}{where}{remedy}")
+            remedy = "to go on without them raise --data.max_bad_share"
+            raise UserError(f"{count} images cannot be read, {self.limit} are allowed: {reason}{where}; {remedy}")

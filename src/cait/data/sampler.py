@@ -6,7 +6,7 @@ have seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,8 @@ from cait import seeds
 
 Key = tuple[int, int, int]
 """(epoch, index, repeat): with the seed, all that the randomness of one training image depends on."""
+POWERS = {"sqrt": 0.5, "full": 0.0}
+"""A class of n images gets a share of an epoch that grows with n to this power."""
 
 
 class Order(Protocol):
@@ -42,6 +44,44 @@ class Published:
         return torch.randperm(self.length, generator=generator)
 
 
+@dataclass(frozen=True)
+class Balanced:
+    """As many images as the set has, the classes' shares of them closer to each other.
+
+    Images of a small class come several times. Within a class, the counts of two images differ by at most one.
+    `labels` are the class of each image, and `balance` is one of `POWERS`.
+    """
+
+    labels: Tensor
+    balance: str
+
+    @property
+    def name(self) -> str:
+        return f"balanced {self.balance}"
+
+    def __call__(self, generator: torch.Generator) -> Tensor:
+        """Go through each class in shuffled turns up to its share, cut the last turn, then shuffle all."""
+        counts = self.labels.unique(return_counts=True)[1].tolist()
+        members = self.labels.argsort(stable=True).split(counts)
+        drawn = []
+        for images, share in zip(members, shares(counts, POWERS[self.balance]), strict=True):
+            for start in range(0, share, len(images)):
+                turn = images[torch.randperm(len(images), generator=generator)]
+                drawn.append(turn[: share - start])
+        order = torch.cat(drawn)
+        return order[torch.randperm(len(order), generator=generator)]
+
+
+def shares(counts: Sequence[int], power: float) -> list[int]:
+    """`sum(counts)` shared out in the ratio of count ** power, in whole numbers; the largest remainders round up."""
+    total, weights = sum(counts), [count**power for count in counts]
+    exact = [total * weight / sum(weights) for weight in weights]
+    whole = [int(share) for share in exact]
+    for place in sorted(range(len(exact)), key=lambda place: whole[place] - exact[place])[: total - sum(whole)]:
+        whole[place] += 1
+    return whole
+
+
 class TrainBatchSampler(Sampler[list[Key]]):
     """Batches of one rank, in the order of the epoch, from any step on.
 
@@ -50,10 +90,6 @@ class TrainBatchSampler(Sampler[list[Key]]):
     epoch is cut at floor(len // 256 · 256 / w) entries a rank, so it is as long as without repeats. A last batch that
     is not full is left out. No two keys of an epoch are the same: an image that comes several times in an order has
     repeat numbers that continue.
-
-    `decode_once` is not as published: rank r takes every w-th image with all its repeats, one after the other, so one
-    process decodes the image, once. A rank's batch, in which Mixup and CutMix pair images, then has fewer different
-    images. On one process the two are the same.
 
     Args:
         order: of the images; None is the published one, a seeded permutation.
@@ -68,12 +104,11 @@ class TrainBatchSampler(Sampler[list[Key]]):
         repeats: int = 1,
         rank: int = 0,
         world_size: int = 1,
-        decode_once: bool = False,
         order: Order | None = None,
         accumulated: int = 1,
     ) -> None:
         self.length, self.batch_size, self.seed, self.repeats = length, batch_size, seed, repeats
-        self.rank, self.world_size, self.decode_once = rank, world_size, decode_once
+        self.rank, self.world_size = rank, world_size
         self.order, self.accumulated = order or Published(length), accumulated
         self.epoch = self.first_batch = 0
         usable = length // 256 * 256 if repeats > 1 and length >= 256 else length
@@ -88,12 +123,9 @@ class TrainBatchSampler(Sampler[list[Key]]):
         order = self.order(torch.Generator().manual_seed(seeds.epoch_order(self.seed, epoch)))
         counted = occurrences(order) * self.repeats
         for batch in range(self.first_batch, len(self)):
-            entries = torch.arange(batch * self.batch_size, (batch + 1) * self.batch_size)  # of this rank
-            if self.decode_once:
-                places, repeats = entries // self.repeats * self.world_size + self.rank, entries % self.repeats
-            else:
-                entries = entries * self.world_size + self.rank  # of all ranks
-                places, repeats = entries // self.repeats, entries % self.repeats
+            entries = torch.arange(batch * self.batch_size, (batch + 1) * self.batch_size)
+            entries = entries * self.world_size + self.rank  # of this rank among those of all ranks
+            places, repeats = entries // self.repeats, entries % self.repeats
             indices, counts = order[places].tolist(), (repeats + counted[places]).tolist()
             yield [(epoch, index, repeat) for index, repeat in zip(indices, counts, strict=True)]
 

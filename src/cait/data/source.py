@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,18 +13,18 @@ from cait import plugins
 from cait.data import digits
 from cait.data.dataset import MapSamples, Samples
 from cait.data.folder import FolderSource, Splits
-from cait.errors import UserError, one_line
-from cait.references import is_path, locate
+from cait.errors import UserError
+from cait.references import is_path, made
 from cait.settings import group
 
 
 class DataSource(Protocol):
     """Classes and images; UserError if they are no use.
 
-    A source may also have `digest`, the bytes of labels that a run depends on, `test`, further images, and `stored`,
-    how it has changed the training images. If an image may have several classes it has `task`, their name in `TASKS` of
-    cait.plugins; the labels of its images are then the numbers of rows in `label_sets`, 0 or 1 for each class [labels,
-    classes], and are called `label_names`.
+    A source may also have `digest`, bytes that a run depends on besides the images' names, `test`, further images, and
+    `order`, a `cait.data.sampler.Order` of the training images. If an image may have several classes it has `task`,
+    their name in `TASKS` of cait.plugins; the labels of its images are then the numbers of rows in `label_sets`, 0 or 1
+    for each class [labels, classes], and are called `label_names`.
     """
 
     @property
@@ -97,24 +97,10 @@ class SplitSource:
 
 def _open_own(path: str, split: str) -> MapSamples:
     """Call the factory at `path`; see `root` of `cait.data.datamodule.ImageNetDataModule`."""
-    factory = locate(path)
-    try:
-        dataset = factory(split=split)
-    except UserError:
-        raise
-    except Exception as error:
-        reason = one_line(f"{type(error).__name__}: {error}")
-        raise UserError(f"cannot open {path} with split={split!r}: {reason}") from error
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        raise UserError(f"{path} returns {type(dataset).__name__}, which cannot be read by index: no __getitem__")
-    try:
-        count = len(dataset)
-    except (TypeError, NotImplementedError) as error:
-        raise UserError(f"{path} returns {type(dataset).__name__} without a length: no __len__") from error
-    if count == 0:
-        raise UserError(f"{path} with split={split!r} is empty")
-    classes = getattr(dataset, "classes", None)
-    names = list(classes) if isinstance(classes, Iterable) and not isinstance(classes, str) else []
-    if len(names) < 2 or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{path} needs `classes` on its data set, a list of the names of at least 2 classes")
+    dataset = made(path, split=split)
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise UserError(f"{path} returns {type(dataset).__name__}, which is no data set: no __getitem__ or __len__")
+    names = list(getattr(dataset, "classes", None) or [])
+    if len(names) < 2 or not len(dataset):
+        raise UserError(f"{path} needs images, and `classes` on its data set, the names of at least 2 classes")
     return MapSamples(path, split, dataset, names)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Literal, Protocol, get_args
@@ -13,15 +12,14 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup, create_transform
-from timm.data.transforms import RandomResizedCropAndInterpolation, ResizeKeepRatio
+from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 from torchvision.transforms import Compose, RandomCrop
 from torchvision.transforms.functional import crop
 
-from cait.data.dataset import Samples
 from cait.data.reading import AS_SEEN, RawImage, Reading, load_rgb
-from cait.errors import UserError, kind_and_place
-from cait.references import is_path, locate
+from cait.errors import UserError
+from cait.references import locate
 from cait.settings import check_at_least, check_choice, check_share
 
 Fit = Literal["crop", "pad", "squash"]
@@ -71,10 +69,7 @@ class Preprocessing:
     def transform(self) -> Compose:
         """timm's evaluation transform, from a PIL image to uint8 [3, img_size, img_size]."""
         how: dict[str, Any] = dict(crop_pct=self.crop_pct, crop_mode=CROP_MODES[self.fit], normalize=False)
-        transform = create_transform(is_training=False, **how, **self.timms())
-        if self.fit == "pad":
-            transform.transforms[0].get_params = padded_size  # timm's leaves nothing of an image of 1 × 1000 pixels
-        return transform
+        return create_transform(is_training=False, **how, **self.timms())
 
     def whole(self) -> list[Any]:
         """The first stages for a whole image, as in evaluation with crop_pct 1; those of "crop" crop nothing yet."""
@@ -107,9 +102,9 @@ class Augmentation:
     """timm's policy string, such as "rand-m9-mstd0.5-inc1" (RandAugment) or "3a" (DeiT III's ThreeAugment: grey,
     solarised or blurred; there with color_jitter 0.3). None turns it off."""
     augment_ops: list[str] | None = None
-    """Augmentation operations of your own, as "package.module:function". Each takes and returns a PIL image of the
-    crop's size, after auto_augment. A run stays exact if they draw only from the global generators of `random`, numpy
-    and torch, which are seeded for each image."""
+    """Augmentation operations of your own, as "package.module:function". Each takes and returns a PIL image in RGB of
+    the crop's size, after auto_augment. A run stays exact if they draw only from the global generators of `random`,
+    numpy and torch, which are seeded for each image."""
     color_jitter: float | Sequence[float] | None = None
     """Strength of brightness, contrast and saturation jitter, or three numbers, one for each, and a fourth of at most
     0.5 for the hue. As in timm it is used only after "3a" or without auto_augment."""
@@ -120,28 +115,15 @@ class Augmentation:
         check_choice(self, {"train_crop": get_args(TrainCrop)})
         check_share(self, "hflip", "erase_prob")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            got = f"got {list(self.scale)}"
-            raise UserError(f"scale must be two shares above 0 and at most 1, the smaller first, {got}")
+            raise UserError(f"scale must be two shares of at most 1, the smaller first, got {list(self.scale)}")
         if not 0 < self.ratio[0] <= self.ratio[1]:
             raise UserError(f"ratio must be two numbers above 0, the smaller first, got {list(self.ratio)}")
-        self._check_color_jitter()
-        first, *sections = (self.auto_augment or "").split("-")
-        for section in sections:  # timm passes over one without a number, as a misspelt name
-            if not (re.search(r"\d", section) or (first == "rand" and section.startswith("t"))):
-                raise UserError(f"auto_augment {self.auto_augment!r}: there is no section {section!r}")
         try:
             create_transform(224, is_training=True, **self.timms())
         except (AssertionError, KeyError, ValueError) as error:
             raise UserError(f"bad augmentation settings (auto_augment {self.auto_augment!r}): {error}") from error
-
-    def _check_color_jitter(self) -> None:
-        jitter, policy = self.color_jitter, self.auto_augment
-        parts = jitter if isinstance(jitter, Sequence) else [jitter or 0] * 3
-        if not (len(parts) in (3, 4) and min(parts) >= 0 and max(parts[3:], default=0) <= 0.5):
-            numbers = "a number of at least 0, or three, or four with the last, for the hue, at most 0.5"
-            raise UserError(f"color_jitter must be {numbers}; got {jitter}")
-        if jitter is not None and policy and "3a" not in policy:
-            rank_zero_info(f"color_jitter {jitter} is left out beside auto_augment {policy}, as in timm")
+        if self.color_jitter is not None and "3a" not in (self.auto_augment or "3a"):
+            rank_zero_info(f"color_jitter {self.color_jitter} is left out beside auto_augment, as in timm")
 
     def transform(self, preprocessing: Preprocessing) -> Compose:
         """timm's training transform, from a PIL image to float32 [C, img_size, img_size], normalised."""
@@ -156,9 +138,9 @@ class Augmentation:
             final.insert(2, itemgetter(slice(1)))  # normalised, one of grey's equal three
         return Compose([*first, *policy, *self.own_operations(), *final])
 
-    def own_operations(self) -> list[OwnOperation]:
+    def own_operations(self) -> list[Callable[[Image.Image], Image.Image]]:
         """What `augment_ops` names. Raises UserError if one of them cannot be imported."""
-        return [OwnOperation(path) for path in self.augment_ops or ()]
+        return [locate(path) for path in self.augment_ops or ()]
 
     def timms(self) -> dict[str, Any]:
         """Arguments of timm's `create_transform` that training alone has."""
@@ -188,18 +170,15 @@ class ShapedCrop:
         return crop(image, *self.box(*image.size))
 
 
-def padded_size(*given: Any) -> list[int]:
-    """timm's (height, width) of an image that is to be padded, each a pixel at least."""
-    return [max(1, side) for side in ResizeKeepRatio.get_params(*given)]
-
-
 class TrainPipeline(Protocol):
-    """A training transform that opens the images itself; an extra may bring one that is faster than timm's."""
+    """What an extra brings to read training images faster than timm's transform does, and to hand over batches."""
 
     name: str
     """What a checkpoint says the pixels are by; a run does not resume with another's."""
-    backend: str
-    """The `data.backend` that it is."""
+    how_read: str
+    """What decodes the images, in a few words."""
+
+    def __init__(self, preprocessing: Preprocessing, augmentation: Augmentation) -> None: ...
 
     def open(self, raw: RawImage, name: str, whole: bool) -> Any:
         """Open an image for one crop, or decode it `whole`, once, for several.
@@ -210,30 +189,9 @@ class TrainPipeline(Protocol):
     def __call__(self, opened: Any) -> tuple[Tensor, Erased | None]:
         """Augmented pixels, uint8 [S, S, 3], and what to erase when the batch is normalised."""
 
-    def how_read(self, samples: Samples) -> str:
-        """What decodes these images, in a few words."""
-
-
-class OwnOperation:
-    """An augmentation operation of the user's, "package.module:function", from PIL image to PIL image."""
-
-    def __init__(self, path: str) -> None:
-        if not is_path(path):
-            raise UserError(f"augment_ops takes names such as package.module:function, got {path!r}")
-        self.path, self.function = path, locate(path)
-        if not callable(self.function):
-            raise UserError(f"augment_ops: {path} is not a function")
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        """Apply it to an RGB image. Raises UserError if it returns anything but an image of the same size."""
-        try:
-            changed = self.function(image)
-        except Exception as error:
-            raise UserError(f"augment_ops: {self.path} failed: {kind_and_place(error)}") from error
-        if not isinstance(changed, Image.Image) or changed.size != image.size:
-            got = type(changed).__name__ + (f" of {changed.size}" if isinstance(changed, Image.Image) else "")
-            raise UserError(f"augment_ops: {self.path} must return a PIL image of {image.size}, it returned {got}")
-        return changed if changed.mode == "RGB" else changed.convert("RGB")
+    @staticmethod
+    def collate(workers: int, ready: int, size: int) -> Callable[[list[Any]], Any]:
+        """What makes a batch of images of any kind; each worker has so many batches ready, of so many bytes."""
 
 
 class NormalizeAndErase:

@@ -33,7 +33,7 @@ WORDS = {
     *("model.optimizer", "model.optimizer_args", "model.schedule", "model.metrics", "model.distillation"),
     *("model.teacher", "model.teacher_fields", "data.root", "data.train_split", "data.val_split", "data.val_list"),
     *("data.interpolation", "data.fit", "data.background", "data.backend", "data.worker_start", "data.train_crop"),
-    *("data.auto_augment", "data.augment_ops", "data.mix_mode", "data.class_names"),
+    *("data.auto_augment", "data.augment_ops", "data.mix_mode", "data.class_names", "data.balance"),
 }
 """Settings in which a stranger's run may use words; any other holds only numbers, true, false and null. Extras
 add some, `LEARNT` in `cait.plugins`. None of them writes or sends anywhere, nor starts anything."""

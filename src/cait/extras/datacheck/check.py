@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import filecmp
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torchvision.datasets.imagenet import ARCHIVE_META
 
+from cait import disk
 from cait.cli.options import Options
-from cait.data.folder import FolderSource, Splits, abbreviate, class_folders, copies, not_listed
-from cait.data.listing import BESIDE, BROKEN, OTHER, list_images
+from cait.data.folder import FolderSource, Splits, abbreviate, class_folders, not_listed
+from cait.data.listing import BESIDE, BROKEN, OTHER, Files, list_images
 from cait.data.reading import load_rgb
 from cait.data.source import open_source
 from cait.errors import UserError
@@ -77,7 +81,7 @@ def _check_folders(root: Path, images: int) -> Iterator[str]:
     found: dict[str, Classes] = {}
     wrong = list(_listed(source, found))
     try:
-        for line in copies(*source.sets) if not wrong else ():
+        for line in _copies(*source.sets) if not wrong else ():
             tell(line)
     except UserError as error:  # what a run would refuse
         wrong.append(str(error))
@@ -103,6 +107,25 @@ def _listed(source: FolderSource, found: dict[str, Classes]) -> Iterator[str]:
         only = sorted(found[str(part)].keys() - found[str(other)].keys())
         if only and found[str(other)]:  # an empty folder is reported already
             yield f"{len(only):,} class(es) only in {part}: {abbreviate(only)}"
+
+
+def _copies(train: Files, val: Files) -> Iterator[str]:
+    """A line about images of the same bytes under two labels, and one about those in both sets."""
+    alike: dict[tuple[int, bytes], list[tuple[str, int, bool]]] = {}
+    for samples in (train, val):
+        for path, label in samples:
+            with suppress(OSError, UserError), disk.open_file(path) as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(size // 2)  # files that are not compressed often begin alike
+                alike.setdefault((size, file.read(4096)), []).append((path, label, samples is val))
+    labels, sets = [], []
+    for (first, label, held), *others in alike.values():
+        for path, other, is_held in others:
+            if (other, is_held) != (label, held) and filecmp.cmp(first, path, shallow=False):
+                (sets if other == label else labels).append(f"{first} = {path}")
+    for kind, pairs in (("under two labels", labels), ("to train on and to validate on", sets)):
+        if pairs:
+            yield f"{len(pairs):,} images are there twice, {kind}: {abbreviate(pairs)}"
 
 
 def _count(folder: Path, classes: Classes) -> Iterator[str]:

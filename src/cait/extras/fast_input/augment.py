@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,19 +17,19 @@ from PIL import Image
 from timm.data import create_transform
 from timm.data.auto_augment import AugmentOp, AutoAugment, RandAugment
 from timm.data.random_erasing import RandomErasing
+from timm.data.transforms import ResizeKeepRatio
 from torch import Tensor
 from torchvision.transforms import RandomCrop
 
-from cait.data.dataset import Samples
 from cait.data.reading import RawImage
-from cait.data.transforms import PADDING, Augmentation, Erased, Preprocessing, ShapedCrop, padded_size
-from cait.extras.fast_input.decode import Decoder, OpenImage, open_image
+from cait.data.transforms import PADDING, Augmentation, Erased, Preprocessing, ShapedCrop
+from cait.extras.fast_input.batches import HELD, SharedBatches, collate
+from cait.extras.fast_input.decode import OpenImage, choose, open_image
 from cait.extras.fast_input.ops import on_arrays
 
 HOW_READ = {
     "nvimgcodec": "nvImageCodec decodes only the crop of JPEG files",
     "torchvision": "torchvision decodes JPEG files (nvidia-nvimgcodec-cu13 would be faster)",
-    "pillow": "Pillow decodes",
 }
 RESIZED_BY_TORCH = ("bilinear", "bicubic")
 
@@ -43,11 +44,13 @@ class Augment:
 
     name = "cait"  # in checkpoints: scripts/rename.py leaves it
 
-    def __init__(self, backend: Decoder, preprocessing: Preprocessing, augmentation: Augmentation) -> None:
+    def __init__(self, preprocessing: Preprocessing, augmentation: Augmentation) -> None:
         settings = preprocessing.timms() | augmentation.timms() | {"hflip": 0.0}
         stages = create_transform(is_training=True, separate=True, **settings)
         (self.resized_crop,), policy, final = (stage.transforms for stage in stages)
-        self.backend, self.reading, self.size = backend, preprocessing.reading, self.resized_crop.size
+        self.decoder = choose()
+        self.how_read = HOW_READ[self.decoder]
+        self.reading, self.size = preprocessing.reading, self.resized_crop.size
         self.interpolation, self.hflip = preprocessing.interpolation, augmentation.hflip
         self.fit, self.fill = preprocessing.fit, [round(255 * value) for value in settings["mean"]]
         self.crop = self._simple_crop if augmentation.train_crop == "simple" else self._resized_crop
@@ -64,20 +67,14 @@ class Augment:
         for op in chain.from_iterable(map(operations, self.array_ops)):
             op.aug_fn = on_arrays(op.aug_fn)
 
-    def how_read(self, samples: Samples) -> str:
-        """What decodes the images; it looks at the suffixes of up to a thousand names."""
-        if getattr(samples, "in_parts", False):  # raw pixels in shards
-            return "only the rows of the crop are read" if self.backend != "pillow" else HOW_READ["pillow"]
-        kinds = {Path(samples.name(i)).suffix.lower() for i in range(0, len(samples), 1 + len(samples) // 1000)}
-        return HOW_READ[self.backend if kinds & {".jpg", ".jpeg", ""} else "pillow"]
-
     def open(self, raw: RawImage, name: str, whole: bool) -> OpenImage:
         """Open an image for `__call__`; see `open_image` in decode.py."""
-        return open_image(raw, name, whole, self.backend, self.reading)
+        return open_image(raw, name, whole, self.decoder, self.reading)
 
     def __call__(self, image: OpenImage) -> tuple[Tensor, Erased | None]:
         crop = self.crop(image)
-        pixels = (crop.flip(1) if self.flips() else crop).numpy()
+        flipped = self.hflip > 0 and torch.rand(1).item() < self.hflip
+        pixels = (crop.flip(1) if flipped else crop).numpy()
         for op in self.array_ops:
             pixels = op(pixels)
         if self.image_ops:
@@ -87,9 +84,11 @@ class Augment:
             pixels = np.array(augmented)
         return torch.from_numpy(pixels), self._erased()
 
-    def flips(self) -> bool:
-        """Draw whether the image is flipped."""
-        return self.hflip > 0 and torch.rand(1).item() < self.hflip
+    @staticmethod
+    def collate(workers: int, ready: int, size: int) -> Callable[[list[Any]], Any]:
+        """What makes batches of so many bytes, of which each worker has so many ready."""
+        shared = workers > 0 and sys.platform == "linux"  # elsewhere memory that is shared has a file
+        return partial(collate, memory=SharedBatches(workers, ready + HELD, size) if shared else None)
 
     def _resized_crop(self, image: OpenImage) -> Tensor:
         """timm's random crop, resized to uint8 [S, S, 3]; only the crop is decoded."""
@@ -120,7 +119,7 @@ class Augment:
         """Squash or pad [height, width, 3] to [S, S, 3]."""
         if self.fit == "squash":
             return resize(pixels, self.size, self.interpolation)
-        height, width = padded_size(torch.empty(pixels.shape[:2], device="meta"), self.size, 1.0)
+        height, width = ResizeKeepRatio.get_params(torch.empty(pixels.shape[:2], device="meta"), self.size, 1.0)
         top, left = ((side - part) // 2 for side, part in zip(self.size, (height, width), strict=True))
         square = torch.tensor(self.fill, dtype=torch.uint8).repeat(*self.size, 1)
         square[top : top + height, left : left + width] = resize(pixels, (height, width), self.interpolation)

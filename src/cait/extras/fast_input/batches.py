@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import weakref
-from collections.abc import Callable
 from itertools import count
 from mmap import mmap
 from multiprocessing.reduction import DupFd
@@ -28,8 +26,8 @@ fetched one ahead, and one is arriving."""
 MEMORIES: weakref.WeakValueDictionary[int, SharedBatches] = weakref.WeakValueDictionary()
 
 
-def collate(samples: list[tuple[Any, int]], memory: SharedBatches | None) -> tuple[Any, ...]:
-    """Images [B, ...] and labels [B], in `memory` if there is any; and what to erase.
+def collate(samples: list[tuple[Any, int]], memory: SharedBatches | None) -> Any:
+    """Images [B, ...] and labels [B], the images in `memory` if it has room; and what to erase.
 
     Args:
         samples: pairs of an image and its class. An image is a tensor, or a tensor and the box to erase.
@@ -38,13 +36,17 @@ def collate(samples: list[tuple[Any, int]], memory: SharedBatches | None) -> tup
         images and labels; and if the images came with boxes, a list of (place in the batch, box).
     """
     images, labels = map(list, zip(*samples, strict=True))
-    small = torch.from_numpy if memory is None else memory.small
-    rest: list[Any] = []
+    rest: list[Any] = [np.array(labels)]
     if isinstance(images[0], tuple):
         images, boxes = map(list, zip(*images, strict=True))
-        rest = [[(place, box) for place, box in enumerate(boxes) if box]]
-    pixels = default_collate(images) if memory is None else memory.stack(images)
-    return pixels, small(np.array(labels)), *rest
+        rest.append([(place, box) for place, box in enumerate(boxes) if box])
+    where = memory.put(images) if memory is not None else None
+    return InMemory(where, rest) if where else (default_collate(images), *_tensors(rest))
+
+
+def _tensors(rest: list[Any]) -> list[Any]:
+    labels, *boxes = rest
+    return [torch.from_numpy(labels), *boxes]
 
 
 class SharedBatches:
@@ -75,13 +77,8 @@ class SharedBatches:
         """On the way to a worker that is not forked from this process."""
         return _attached, (DupFd(self.file), self.key, self.places, self.size, len(self.taken))
 
-    @staticmethod
-    def possible() -> bool:
-        """Whether there is memory without a file that other processes can map."""
-        return sys.platform == "linux"
-
-    def stack(self, images: list[Tensor]) -> Tensor | Handle:
-        """Stack a batch; a worker stacks it into one of its places if one is free."""
+    def put(self, images: list[Tensor]) -> tuple[Any, ...] | None:
+        """Stack images in a place of this worker and say where; None if it has no room, and outside of workers."""
         worker = get_worker_info()
         shape, dtype = (len(images), *images[0].shape), images[0].numpy().dtype
         if worker is not None and math.prod(shape) * dtype.itemsize <= self.size:
@@ -90,13 +87,8 @@ class SharedBatches:
                 if not self.taken[place]:
                     self.taken[place] = 1
                     torch.stack(images, out=torch.from_numpy(self.array(place, shape, dtype)))
-                    return Handle(self.key, place, shape, dtype)
-        return default_collate(images)
-
-    @staticmethod
-    def small(values: np.ndarray) -> Tensor | ByValue:
-        """What is small in a batch; from a worker it travels in its message."""
-        return torch.from_numpy(values) if get_worker_info() is None else ByValue(values)
+                    return self.key, place, shape, dtype
+        return None
 
     def array(self, place: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         return np.frombuffer(self.memory, dtype, math.prod(shape), place * self.size).reshape(shape)
@@ -112,28 +104,18 @@ def _attached(file: Any, key: int, places: int, size: int, count: int) -> Shared
     return batches
 
 
-class ByValue:
-    """A few numbers on their way from a worker; they unpickle as a tensor. PyTorch would open a file for them."""
+class InMemory:
+    """A batch on its way from a worker. It unpickles as what `collate` returns; the labels travel by value."""
 
-    def __init__(self, values: np.ndarray) -> None:
-        self.values = values
+    def __init__(self, where: tuple[Any, ...], rest: list[Any]) -> None:
+        self.where, self.rest = where, rest
 
-    def __reduce__(self) -> tuple[Callable[..., Tensor], tuple[np.ndarray]]:
-        return torch.from_numpy, (self.values,)
-
-
-class Handle:
-    """A batch on its way from a worker; it unpickles as the tensor."""
-
-    def __init__(self, *where: Any) -> None:
-        self.where = where
-
-    def __reduce__(self) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
-        return _received, self.where
+    def __reduce__(self) -> Any:
+        return _received, (self.rest, *self.where)
 
 
-def _received(key: int, place: int, *kind: Any) -> Tensor:
+def _received(rest: list[Any], key: int, place: int, *kind: Any) -> tuple[Any, ...]:
     batches = MEMORIES[key]
     array = batches.array(place, *kind)
     weakref.finalize(array, batches.free, place).atexit = False
-    return torch.from_numpy(array)  # the tensor's memory refers to the array as long as any tensor uses it
+    return torch.from_numpy(array), *_tensors(rest)  # the tensor refers to the array as long as anything uses it

@@ -1,17 +1,15 @@
 """Decode only the crop of an image, with the fastest decoder that is installed.
 
-All decoders give the same pixels, so the choice does not change a run. The fast ones read JPEG files. Of a PPM file,
-which is not compressed, only the rows of the crop are read. Pillow reads all other files, and every file that the fast
-ones decline.
+All decoders give the same pixels, so the choice does not change a run. The fast ones read JPEG files, and PPM files as
+they are. Pillow reads all other files, and every file that the fast ones decline.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -32,12 +30,10 @@ from cait.data.reading import (
     load_rgb,
     open_bytes,
     orientation,
-    reason_of,
 )
 from cait.data.reading import open_image as open_picture
-from cait.errors import UserError
 
-Decoder = Literal["nvimgcodec", "torchvision", "pillow"]
+Decoder = Literal["nvimgcodec", "torchvision"]
 Box = tuple[int, int, int, int]
 """top, left, height, width, in pixels"""
 
@@ -108,33 +104,6 @@ class JpegStream:
         return np.asarray(image)[:, :width]
 
 
-class Pixmap:
-    """A PPM file; only the rows of a box are read.
-
-    Raises:
-        ValueError: it is none, or Pillow must decide.
-    """
-
-    def __init__(self, file: io.RawIOBase | BytesIO, name: str, reading: Reading) -> None:
-        if (header := PPM.match(file.read(32) or b"")) is None:
-            raise ValueError("not a PPM file")
-        self.file, self.name = file, name
-        self.start, self.size = header.end(), (int(header[1]), int(header[2]))
-        width, height = self.size
-        if file.seek(0, os.SEEK_END) < self.start + 3 * width * height or reading.shrinks(self.size):
-            raise ValueError("Pillow refuses or shrinks it")
-        check_size(width, height)
-
-    def crop(self, box: Box) -> np.ndarray:
-        (top, left, height, width), row = box, 3 * self.size[0]
-        try:
-            self.file.seek(self.start + top * row)
-            rows = np.frombuffer(self.file.read(height * row) or b"", np.uint8).reshape(height, self.size[0], 3)
-        except (OSError, ValueError) as error:
-            raise UnreadableImageError(f"cannot read the image {self.name}: {reason_of(error)}") from error
-        return rows[:, left : left + width].copy()
-
-
 class Upright:
     """An image whose EXIF orientation is applied to each box.
 
@@ -181,21 +150,17 @@ def open_image(raw: RawImage, name: str, whole: bool, decoder: Decoder, reading:
     Raises:
         UnreadableImageError: the image cannot be read.
     """
-    if decoder == "pillow" or isinstance(raw, Image.Image):
+    if isinstance(raw, Image.Image):
         return _by_pillow(raw, name, reading)
     if isinstance(raw, str | Path):
         name = str(raw)
     try:
-        if isinstance(raw, io.RawIOBase | BytesIO) and raw.seekable() and raw.tell() == 0:
-            with suppress(ValueError):
-                return _prepared(Pixmap(raw, name, reading), whole, reading)
-            raw.seek(0)
         with open_bytes(raw) as file:
             data = file.read()
     except OSError as error:
-        raise UnreadableImageError(f"cannot read the image {name}: {reason_of(error)}") from error
+        raise UnreadableImageError(f"cannot read the image {name}: {error.strerror or error}") from error
     # A decoder could read a box above the point where a file is cut off. Pillow refuses such a file, so we do too.
-    if data.startswith(JPEG_START) and data.endswith(JPEG_END):
+    if PPM.match(data) or (data.startswith(JPEG_START) and data.endswith(JPEG_END)):
         try:
             return _prepared(_fast(data, name, decoder, reading), whole, reading)
         except Exception:  # of any kind; Pillow decides
@@ -215,9 +180,16 @@ def _by_pillow(raw: RawImage, name: str, reading: Reading) -> DecodedImage:
 
 def _fast(data: bytes, name: str, decoder: Decoder, reading: Reading) -> OpenImage:
     """Raises any kind of error if Pillow must decide."""
-    frame, has_exif = _header(data)
+    if found := PPM.match(data):
+        frame, has_exif = Frame(0, 3, int(found[1]), int(found[2]), found.end()), False
+    else:
+        frame, has_exif = _header(data)
     if reading.shrinks((frame.width, frame.height)):
         raise ValueError("Pillow shrinks while it decodes, which is faster still")
+    check_size(frame.width, frame.height)
+    if found:
+        pixels = np.frombuffer(data, np.uint8, 3 * frame.width * frame.height, frame.scan)
+        return DecodedImage(pixels.reshape(frame.height, frame.width, 3))
     image = _stored(data, name, decoder, frame)
     if reading.exif_orientation and has_exif:
         with open_picture(BytesIO(data)) as header:
@@ -228,7 +200,6 @@ def _fast(data: bytes, name: str, decoder: Decoder, reading: Reading) -> OpenIma
 
 def _stored(data: bytes, name: str, decoder: Decoder, frame: Frame) -> OpenImage:
     """The image as it lies in the file."""
-    check_size(frame.width, frame.height)
     # nvImageCodec converts CMYK to another RGB, and smooths a box differently if a progressive file lacks its last
     # scans. It misses damage outside the box, so the scan must reach the end of the file without a marker.
     common = frame.kind in BASELINE and frame.components in (1, 3)
@@ -266,23 +237,13 @@ def _header(data: bytes) -> tuple[Frame, bool]:
             return Frame(kind, components, width, height, place), has_exif
 
 
-def choose(wanted: Decoder | Literal["auto"]) -> Decoder:
-    """The decoder to use; "auto" is nvImageCodec if it works here, otherwise torchvision.
-
-    Raises:
-        UserError: nvImageCodec is wanted and does not work here.
-    """
-    if wanted in ("auto", "nvimgcodec"):
-        try:
-            nvimgcodec(os.getpid())
-        except (ImportError, RuntimeError) as error:
-            if wanted != "auto":
-                raise UserError(
-                    f"data.backend nvimgcodec does not work here: {error}; "
-                    "install nvidia-nvimgcodec-cu13, or use torchvision, which gives the same pixels"
-                ) from error
-            return "torchvision"
-    return "nvimgcodec" if wanted == "auto" else wanted
+def choose() -> Decoder:
+    """nvImageCodec if it works here, otherwise torchvision."""
+    try:
+        nvimgcodec(os.getpid())
+    except (ImportError, RuntimeError):
+        return "torchvision"
+    return "nvimgcodec"
 
 
 @cache

@@ -1,22 +1,16 @@
 """Train on a folder of images without a configuration: look at the folder, choose a recipe, say why.
 
-The recipes use small copies of large files, and an order of images in which classes are balanced.
+The recipes use small copies of large files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
-
-from cait.errors import UserError
-from cait.settings import check_choice
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cait.run.program import Program
-
-LEARNT = ("data.balance",)
-"""It is written to."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +20,6 @@ class OwnImages:
     copies_dir: str | None = None
     """Folder for copies of the images that `shrink` has halved, so that each file is read only once. None keeps none.
     The pixels are the same, and the folder may be removed at any time. Only image files have copies."""
-    balance: Literal["sqrt", "full"] | None = None
-    """Draw the images of small classes more often, and those of large classes less. "full" gives all classes the same
-    share of an epoch. "sqrt" gives each class a share in proportion to the square root of its number of images."""
-
-    def __post_init__(self) -> None:
-        check_choice(self, {"balance": ("sqrt", "full", None)})
 
 
 DATA_SETTINGS = "cait.extras.recipe:OwnImages"
@@ -47,18 +35,6 @@ def replace_arguments(verb: str, arguments: list[str], program: Program) -> list
     from cait.extras.recipe.arguments import replace_folder
 
     return replace_folder(arguments, program)
-
-
-def image_order(source: Any, settings: Mapping[str, Any]) -> Any:
-    """The balanced order, if the settings ask for it; otherwise None."""
-    if settings["balance"] is None:
-        return None
-    if getattr(source, "label_sets", None) is not None:
-        raise UserError("data.balance draws by one class an image; for several give --model.class_weights balanced")
-    from cait.data.dataset import known_labels
-    from cait.extras.recipe.balance import Balanced
-
-    return Balanced(known_labels(source.train, settings["root"]), settings["balance"])
 
 
 def wrap_samples(samples: Any, settings: Mapping[str, Any]) -> Any:

@@ -107,7 +107,6 @@ def compare(held: dict[str, Any]) -> tuple[float, float]:
     from cait.extras.extract import evenly, extract
 
     data = ImageNetDataModule(**arguments_of(held, "data") | {"img_size": PROBED})
-    data.announces = False
     data.setup("validate")
     module = CaiTModule(**arguments_of(held, "model") | {"img_size": PROBED, "num_classes": data.num_classes})
     module.initial_weights.load(module.model, module.name)
@@ -150,7 +149,6 @@ def time_run(held: dict[str, Any], folder: Survey) -> Pace:
     channels = flatten(held).get("model.fields.in_chans", 3)
     own_batches: dict[str, Any] = dict(batch_size=batch, global_batch=False, in_chans=channels)
     data = ImageNetDataModule(**arguments_of(held, "data") | own_batches)
-    data.announces = False
     of_images: dict[str, Any] = dict(img_size=data.img_size, num_classes=data.num_classes, task=data.task)
     of_images |= dict(mean=data.preprocessing.mean, std=data.preprocessing.std)
     module = CaiTModule(**arguments_of(held, "model") | of_images)

@@ -25,7 +25,6 @@ def callbacks(run: Run) -> list[Any]:
             shown.append(RunProgressBar())
         shown.append(EpochLines(clock, console().width if sys.stdout.isatty() else None))
     if run.trainer.enable_model_summary is not False:
-        run.data.announces = False
         shown.append(Banner(run.data, None if run.trainer.fast_dev_run else run.folder, clock))
     keeps_nothing = run.trainer.logger is False and run.trainer.enable_checkpointing is False
     if not (run.trainer.fast_dev_run or keeps_nothing):

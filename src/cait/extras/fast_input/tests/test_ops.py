@@ -45,7 +45,7 @@ def differences(
 @pytest.mark.parametrize("name", sorted(NAME_TO_OP))
 def test_operations_are_timms(photographs: list[Image.Image], name: str) -> None:
     found = []
-    for seed in range(20):
+    for seed in range(10):
         for image in images(photographs):
             random.seed(seed)
             level = LEVEL_TO_ARG[name]
@@ -56,7 +56,7 @@ def test_operations_are_timms(photographs: list[Image.Image], name: str) -> None
 
 
 @pytest.mark.parametrize("name", SHIFTS)
-@pytest.mark.parametrize("amount", [0.0, 1.0, -1.0, 0.5, -0.5, 0.02, -0.98, 3.4, -1e3, 1e9])
+@pytest.mark.parametrize("amount", [0.0, 1.0, -0.5, -0.98, 3.4, 1e9])
 def test_shifts_of_any_size_are_timms(photographs: list[Image.Image], name: str, amount: float) -> None:
     for image in images(photographs):
         if name in ("TranslateX", "TranslateY"):

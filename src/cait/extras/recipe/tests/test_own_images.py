@@ -26,13 +26,12 @@ from cait.cli import main
 from cait.data import listing
 from cait.data.datamodule import ImageNetDataModule
 from cait.data.reading import AS_SEEN, Reading, load_rgb
-from cait.data.sampler import TrainBatchSampler, occurrences
+from cait.data.sampler import Balanced, TrainBatchSampler, occurrences, shares
 from cait.data.source import open_source
 from cait.errors import UserError
 from cait.extras.clock import duration
 from cait.extras.recipe import arguments
 from cait.extras.recipe.anatomy import arguments_of
-from cait.extras.recipe.balance import Balanced, shares
 from cait.extras.recipe.duration import Machine, Pace, this_machine
 from cait.extras.recipe.rules import Recipe, choose
 from cait.extras.recipe.survey import Survey, left_out, survey
@@ -187,7 +186,7 @@ def test_who_lacks_the_package_for_them_is_told(
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("a file", "is a file; name the folder"),
+        ("a file", "does not exist; name yours"),
         ("no images", "no images in the class folder"),
         ("one class", "holds 1 class folder(s), at least 2 are needed"),
         ("an empty class", "no images in the class folder"),

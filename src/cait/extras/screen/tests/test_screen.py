@@ -76,7 +76,6 @@ def data(root: Path, **settings: Any) -> ImageNetDataModule:
 
 def said(root: Path, folder: Path, capsys: pytest.CaptureFixture[str], **settings: Any) -> list[str]:
     given = data(root, batch_size=64)
-    given.announces = False
     folder.mkdir(exist_ok=True)
     callbacks = [clock := Clock(), Banner(given, folder, clock), EMA(0.9)]
     fit = trainer(callbacks=callbacks, max_epochs=2, limit_val_batches=0, default_root_dir=folder, **settings)
