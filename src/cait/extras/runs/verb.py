@@ -17,7 +17,6 @@ from cait import disk
 from cait.cli.options import Options
 from cait.errors import UserError, console, one_line, printable, to_type
 from cait.extras.network_name import network_name
-from cait.file_lock import is_leased
 from cait.guards import configurations
 from cait.run import rundir
 from cait.run.program import Program
@@ -179,10 +178,8 @@ def is_held(folder: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # closing the file releases the lock
     except BlockingIOError:
         return True
-    except UserError:
-        return False
-    except OSError:  # no such file, or a file system without locks
-        return is_leased(folder / rundir.LOCK)
+    except (OSError, UserError):  # no such file, or a file system without locks
+        pass
     return False
 
 

@@ -15,7 +15,7 @@ from cait.errors import DISK_FULL, UserError
 from cait.extras.runner import Runner, failure
 from cait.extras.sweep import studies, table
 from cait.extras.sweep.search_space import SearchSpace
-from cait.file_lock import Lock
+from cait.file_lock import acquire
 from cait.run import rundir
 
 KILLS = 3
@@ -91,8 +91,8 @@ class Workers:
 
     def _run(self, worker: int, folder: Path, settings: list[str], reports: studies.Reports) -> int:
         """The exit status of a trial, which is resumed if it is killed."""
-        with Lock(folder / rundir.LOCK) as lock:  # a sweep that is killed may leave its trial training
-            lock.acquire(-1, self.runner.stopped.is_set)
+        # A sweep that is killed may leave its trial training.
+        acquire(folder / rundir.LOCK, -1, self.runner.stopped.is_set).release()
         variables = {}
         if self.jobs > 1 and (devices := _devices()):  # a GPU for each
             variables["CUDA_VISIBLE_DEVICES"] = devices[worker % len(devices)]
