@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,8 +23,6 @@ TABLE: Any = dict(newline="", encoding="utf-8", errors="surrogateescape")
 
 TEXT = 1 << 28
 """Bytes of the largest text that is read."""
-FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
-"""How a cell begins that a spreadsheet would compute; "'" in front of it makes it text."""
 
 
 def open_file(path: str | Path, limit: int | None = None, within: Path | None = None) -> BinaryIO:
@@ -174,20 +171,8 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
     """Write a table whole."""
     with whole(path) as beside, beside.open("w", **TABLE) as file:
         writer = csv.writer(file)
-        writer.writerow(cells(header))
-        writer.writerows(map(cells, rows))
-
-
-def cells(row: Iterable[Any]) -> list[Any]:
-    """A row as a spreadsheet shows it: no name is a formula, which would be computed. `read_csv` undoes it."""
-    return [f"'{cell}" if _is_formula(cell) else cell for cell in row]
-
-
-def _is_formula(cell: Any) -> bool:
-    try:
-        return isinstance(cell, str) and FORMULA.match(cell) is not None and float(cell) != float(cell)
-    except ValueError:  # it is no number
-        return True
+        writer.writerow(header)
+        writer.writerows(rows)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -214,7 +199,7 @@ def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
                 raise UserError(f"{name} has no column `path`, it has {has}; save the table as CSV in UTF-8")
             for row in reader:
                 _check_cells(row, f"{name}, line {reader.line_num}")
-                yield reader.line_num, {column: plain(row[column]) for column in columns}
+                yield reader.line_num, {column: row[column] for column in columns}
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}") from error
     except csv.Error as error:
@@ -235,11 +220,6 @@ def is_text(name: str) -> bool:
         name.encode()
         return True
     return False
-
-
-def plain(cell: str) -> str:
-    """A cell before `cells`."""
-    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 
 def replace(beside: Path, path: Path, previous: Path | None = None) -> None:
