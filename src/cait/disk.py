@@ -127,21 +127,16 @@ def check_output(path: Path, folder: bool = False) -> None:
     Raises:
         UserError: it is the wrong kind, as a device or a folder in the place of a file, or cannot be written.
     """
+    if path.exists() and not (path.is_dir() if folder else path.is_file()):
+        wrong, right = ("a file", "a folder") if folder else ("no file", "a file")
+        raise UserError(f"{path} is {wrong}; name {right} with --output")
     place = path if folder else path.parent
-    made = [each for each in (place, *place.parents) if not each.exists()]
     try:
-        if path.exists() and not (path.is_dir() if folder else path.is_file()):
-            what = "a file" if path.is_file() else "a folder" if path.is_dir() else "not a regular file"
-            raise UserError(f"{path} is {what}; name a {'folder' if folder else 'file'} with --output")
         place.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=place):
             pass
     except OSError as error:
         raise UserError(f"cannot use {path}: {error.strerror or one_line(error)}; it cannot be written") from error
-    finally:
-        for each in made:
-            with suppress(OSError):
-                each.rmdir()
 
 
 def scratch(path: Path) -> Path:

@@ -68,9 +68,10 @@ def flat(more: str = "") -> Callable[[Init], Init]:
 
         described: Any = constructor
         described.__signature__, described.__name__ = signature, "__init__"
-        described.__annotations__ = {name: setting.annotation for name, setting in signature.parameters.items()}
-        sentences = [f"    {name}: {text}" for kind in groups for name, text in documented(kind).items()]
-        described.__doc__ = "\n".join([f"{init.__doc__ or 'Take settings by name.'}\n\nArgs:", *sentences])
+        described.__annotations__ = {name: setting.annotation for name, setting in [*signature.parameters.items()][1:]}
+        sentences = {name: text for kind in reversed(groups) for name, text in documented(kind).items()}
+        lines = [f"    {name}: {text}" for name, text in sentences.items()]
+        described.__doc__ = "\n".join([f"{init.__doc__ or 'Take settings by name.'}\n\nArgs:", *lines])
         return constructor
 
     return decorate
@@ -80,7 +81,7 @@ def _signature(init: Init, kinds: Mapping[str, Any], added: list[Any]) -> inspec
     """The parameters of a constructor, with the fields of its groups in the place of each."""
     settings: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(init).parameters.items():
-        kind = kinds.get(name)  # None of `self`
+        kind = kinds.get(name, parameter.annotation)  # `self` has no kind
         if is_dataclass(kind):
             settings |= _fields(kind)
         elif kind is not Given:
