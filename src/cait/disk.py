@@ -198,7 +198,7 @@ def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}") from error
     except csv.Error as error:
-        raise UserError(f"{name}, line {reader.line_num}, is no CSV file: {one_line(error)}") from error
+        raise UserError(f"{name}, after line {reader.line_num}, is no CSV file: {one_line(error)}") from error
 
 
 def _check_cells(row: dict[Any, Any], where: str) -> None:

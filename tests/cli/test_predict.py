@@ -202,8 +202,8 @@ def test_a_table_names_images_below_its_folder_or_the_runs_root(
         ("", "table.csv has no column `path`, it has none"),
         ("file,label\na.png,b\n", "table.csv has no column `path`, it has file, label"),
         ("path,label\n", "table.csv names no images"),
-        ("path\n" + "b" * 140_000, "table.csv, line 2, is no CSV file: field larger than field limit (131072)"),
-        ('path,label\na.png,x\nb.png,"x\nc.png,y\n', "table.csv, line 4, is no CSV file: unexpected end of data"),
+        ("path\n" + "b" * 140_000, "table.csv, after line 1, is no CSV file: field larger than field limit (131072)"),
+        ('path,label\na.png,x\nb.png,"x\nc.png,y\n', "table.csv, after line 2, is no CSV file: unexpected end of data"),
         (
             "path,label\na.png,x\nb.png,terrier, brown\n",
             "table.csv, line 3: more cells than the header has; put quotes around a cell with a comma",

@@ -51,7 +51,7 @@ def _hint(word: str, verb: str, known: list[str]) -> str:
     same = [f"--{name}" for name in known if name.rpartition(".")[2] == leaf and "." in name]
     if same and "." not in word:
         return f"; did you mean {' or '.join(same)}?"
-    return did_you_mean(f"--{word}", [f"--{name}" for name in known], f"; `cait {verb} --help` lists what there is")
+    return did_you_mean(f"--{word}", [f"--{name}" for name in known], f"; `cait {verb} --help=all` lists what there is")
 
 
 def _file_with(key: str, arguments: list[str]) -> str:
