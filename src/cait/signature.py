@@ -51,8 +51,9 @@ def _path() -> Path:
 def _key() -> bytes:
     """This account's key; empty where there is none."""
     try:
-        key = _path().read_bytes()
-    except (OSError, RuntimeError):  # no home
+        with disk.open_file(_path(), 1 << 10) as file:
+            key = file.read()
+    except (OSError, RuntimeError, UserError):  # no home
         return b""
     return key if len(key) == BYTES else b""
 
