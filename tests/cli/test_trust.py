@@ -170,7 +170,7 @@ def test_a_run_names_neither_code_nor_a_place(hidden: dict[str, Any], builds: bo
     assert told.endswith(trust.REMEDY)
     assert taken or hidden in ATTACKS.values()
     taken.get("data", {}).pop("root", None)  # the images of this test, which are read
-    assert not [word for word in ("stranger", "http", "4242", "Lambda", "os.system", "hub") if word in str(taken)]
+    assert not [word for word in ("stranger", "http", "4242", "Lambda", "os.system", "torch.hub") if word in str(taken)]
 
 
 VERBS = {
@@ -275,7 +275,8 @@ def test_no_code_that_a_checkpoint_names_is_run(stranger: Path, capfd: Capture) 
         # Lightning's `instantiate_module` would make an object of any value with a class path.
         best.write_bytes(before)
         own = {"own": {"class_path": NAME}}
-        change(best, _instantiator="lightning.pytorch.cli.instantiate_module", optimizer_args=own)
+        name = settings(stranger)["model"]["name"]
+        change(best, name=name, _instantiator="lightning.pytorch.cli.instantiate_module", optimizer_args=own)
         assert "unexpected keyword argument 'own'" in refused(export, capfd)
         change(best, _class_path=NAME)
         assert "best.ckpt cannot be loaded: The class" in refused(export, capfd)
