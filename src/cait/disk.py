@@ -128,8 +128,8 @@ def check_output(path: Path, folder: bool = False) -> None:
         UserError: it is the wrong kind, as a device or a folder in the place of a file, or cannot be written.
     """
     if path.exists() and not (path.is_dir() if folder else path.is_file()):
-        wrong, right = ("a file", "a folder") if folder else ("no file", "a file")
-        raise UserError(f"{path} is {wrong}; name {right} with --output")
+        found = "a folder" if path.is_dir() else "a file" if path.is_file() else "not a regular file"
+        raise UserError(f"{path} is {found}; name a {'folder' if folder else 'file'} with --output")
     place = path if folder else path.parent
     try:
         place.mkdir(parents=True, exist_ok=True)
