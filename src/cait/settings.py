@@ -94,7 +94,8 @@ def _signature(init: Init, kinds: Mapping[str, Any], added: list[Any]) -> inspec
 
 def _fields(kind: Any) -> dict[str, inspect.Parameter]:
     """The fields of a group, and of groups in it, as parameters."""
-    types, found = get_type_hints(kind), {}
+    types = get_type_hints(kind)
+    found: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(kind).parameters.items():
         inner = types[name]
         found |= _fields(inner) if is_dataclass(inner) else {name: parameter.replace(annotation=inner)}

@@ -162,7 +162,8 @@ def test_a_run_names_neither_code_nor_a_place(hidden: dict[str, Any], builds: bo
     for key, value in hidden.items():
         both = isinstance(value, dict) and isinstance(config.get(key), dict)
         config[key] = config[key] | value if both else value
-    taken, told = {}, trust.REMEDY
+    taken: dict[str, Any] = {}
+    told = trust.REMEDY
     try:
         taken = trust.as_data(config, (), path, (), own=False, builds=builds)
     except UserError as error:
