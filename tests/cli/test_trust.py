@@ -140,7 +140,7 @@ PLACES: dict[str, dict[str, Any]] = {
     "a download": {"data": {"data_dir": "stranger/x"}},
     "copies": {"data": {"copies_dir": "stranger/x"}},
     "weights": {"model": {"weights": "stranger/x"}},
-    "a teacher": {"model": {"teacher": "stranger/x"}},
+    "a teacher's run": {"model": {"teacher": "stranger/x"}},
     "a teacher's weights": {"model": {"teacher_path": "stranger/x"}},
     "a checkpoint": {"ckpt_path": "stranger/x"},
     "an output": {"output": "stranger/x"},
