@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -77,15 +75,6 @@ def test_the_least_quota_around_a_process_counts(groups: Path) -> None:
         assert cores.quota() == expected
 
 
-def test_the_first_version_of_control_groups_has_its_quota(groups: Path) -> None:
-    (groups / "own").write_text("4:cpu,cpuacct:/docker/1\n")
-    (groups / "cpu").mkdir()
-    (groups / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    for quota, expected in (("-1\n", math.inf), ("600000\n", 6)):
-        (groups / "cpu" / "cpu.cfs_quota_us").write_text(quota)
-        assert cores.quota() == expected
-
-
 @pytest.mark.parametrize("given", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"])
 def test_a_gpus_memory_grows_in_segments_unless_the_user_says_how(
     given: str | None, monkeypatch: pytest.MonkeyPatch
@@ -98,18 +87,3 @@ def test_a_gpus_memory_grows_in_segments_unless_the_user_says_how(
     main(["--version"])
     found = {name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")}
     assert found == ({given: "backend:native"} if given else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
-
-
-def test_imports_are_not_searched_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = gc.get_freeze_count()
-    with cores.importing():  # torch is imported already: this process is somebody's
-        assert gc.isenabled()
-    assert gc.get_freeze_count() == before
-    monkeypatch.delitem(sys.modules, "torch")
-    try:
-        with cores.importing():
-            assert not gc.isenabled()
-        assert gc.isenabled()
-        assert gc.get_freeze_count() > before
-    finally:
-        gc.unfreeze()

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import math
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cait.errors import UserError, one_line
-
 OWN_GROUP = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
-STARTS = ("auto", "fork", "forkserver", "spawn")
+STARTS = ("auto", "fork", "spawn")
 """How loader processes may start."""
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 """The end of a scheduled job, Ctrl-C, the signal that SLURM is asked to send before the end, and a closed terminal.
 
 A scheduler and a terminal send them to the whole group of processes.
 """
-NUMBERS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "TORCHELASTIC_RESTART_COUNT")
-"""Variables that must be whole numbers. The first four count as this process's as soon as Lightning is imported."""
-SERVED = "cait.data.datamodule"
-"""What the server that forks workers has imported, so that a worker starts in milliseconds."""
 
 
 def before_torch() -> None:
@@ -44,57 +34,9 @@ def before_torch() -> None:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
-def open_streams() -> None:
-    """Open standard streams that are closed, so that no file of a run gets their number and what is printed there.
-
-    Raises:
-        UserError: standard output is closed.
-    """
-    closed = [number for number in range(3) if not _is_open(number)]
-    for number in closed:
-        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number, which is this one
-        setattr(sys, ("stdin", "stdout", "stderr")[number], os.fdopen(number, "w" if number else "r", closefd=False))
-    if 1 in closed:
-        raise UserError("standard output is closed; send it to a file or to /dev/null")
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
-
-
 def discard(stream: Any) -> None:
     """Send what is written to a stream from now on nowhere, and what it holds: its reader has gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def check_numbers() -> None:
-    """Raise UserError if a variable of `NUMBERS` is none."""
-    for name in NUMBERS:
-        if not (value := os.environ.get(name, "0")).isdecimal():
-            raise UserError(f"the environment has {name}={value}, which is no whole number; unset it")
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """Import torch and Lightning in three quarters of the time: without the garbage collector.
-
-    They make half a million objects that stay. The collector would search them over and over, and touch them in each
-    worker, which would then have copies.
-    """
-    if "torch" in sys.modules:  # in somebody's process: its objects need not stay
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        atexit.register(gc.unfreeze)  # packages in C++ would report what stays as leaked
-        gc.enable()
 
 
 def share(processes: int) -> int:
@@ -110,79 +52,25 @@ def share(processes: int) -> int:
 
 
 def quota() -> float:
-    """Processor time that this process's control groups allow, in cores; inf without a limit."""
+    """Processor time that this process's control groups allow, in cores, as in a container; inf without a limit."""
     groups = [line.removeprefix("0::/") for line in _read(OWN_GROUP).splitlines() if line.startswith("0::/")]
     folders = [folder for group in groups for folder in (GROUPS / group, *(GROUPS / group).parents)]
-    limits = [_read(folder / "cpu.max") for folder in folders]
-    limits.append(" ".join(_read(GROUPS / f"cpu/cpu.cfs_{name}_us") for name in ("quota", "period")))  # version 1
-    return min(map(_cores, limits))
-
-
-def _cores(limit: str) -> float:
-    time, period = limit.split() or ("max", "")
-    return math.inf if time in ("max", "-1") else int(time) / int(period)
+    limits = [_read(folder / "cpu.max").split() for folder in folders]  # [time or "max", period]
+    return min((int(limit[0]) / int(limit[1]) for limit in limits if limit and limit[0] != "max"), default=math.inf)
 
 
 def _read(path: Path) -> str:
     return path.read_text() if path.is_file() else ""
 
 
-def worker_start(asked: str, trainer: Any, images: Any) -> Any:
+def worker_start(asked: str) -> Any:
     """The context in which loader processes start; None is Python's default.
 
-    "fork" shares the lists of images with the workers. But a process whose NCCL runs has threads, and a fork in the
-    wrong moment hangs. "forkserver" has a fresh process fork them, "spawn" takes seconds to start each anew; both send
-    them a copy of the lists.
-
-    Args:
-        asked: one of `STARTS`. "auto" is fork, but forkserver if the Trainer is on CUDA and `images` can be sent.
-
-    Raises:
-        UserError: the images cannot be sent to another process.
+    "fork" shares the lists of images with the workers, and is "auto" on Linux; elsewhere a fork is not safe. If a fork
+    hangs beside the threads of NCCL, take "spawn": it takes seconds to start each, and sends it a copy of the lists.
     """
     import multiprocessing
 
-    on_cuda = trainer is not None and trainer.strategy.root_device.type == "cuda"
-    if asked == "auto" and sys.platform != "linux":
-        return None  # a fork is not safe there
-    if asked == "fork" or (asked == "auto" and not on_cuda):
-        return multiprocessing.get_context("fork")
-    if refused := _cannot_send(images):
-        if asked != "auto":
-            raise UserError(f"--data.worker_start {asked}: {refused}; take fork")
-        from lightning.pytorch.utilities import rank_zero_info
-
-        rank_zero_info(f"workers are forked: {refused}")
-        return multiprocessing.get_context("fork")
-    if asked != "spawn":
-        _start_server()
-    return multiprocessing.get_context("spawn" if asked == "spawn" else "forkserver")
-
-
-def _start_server() -> None:
-    """Start the process that forks workers, unless it runs. It inherits that signals which ask to stop are blocked."""
-    from multiprocessing import forkserver, resource_tracker
-
-    forkserver.set_forkserver_preload([SERVED])
-    resource_tracker.ensure_running()  # now, because its start ends with unblocking signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-class _Nowhere:
-    def write(self, data: Any) -> None:
-        pass
-
-
-def _cannot_send(images: Any) -> str:
-    """Why these images cannot be sent to another process; empty if they can."""
-    from multiprocessing.reduction import ForkingPickler
-
-    try:
-        ForkingPickler(_Nowhere()).dump(images)
-    except Exception as error:  # of many kinds: it is the user's data set
-        return f"the data set or its transform cannot be sent to another process ({one_line(error)})"
-    return ""
+    if asked == "auto":
+        return multiprocessing.get_context("fork") if sys.platform == "linux" else None
+    return multiprocessing.get_context(asked)

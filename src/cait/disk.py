@@ -5,13 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
-from itertools import zip_longest
 from pathlib import Path
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 from tempfile import TemporaryFile
@@ -26,8 +23,6 @@ TABLE: Any = dict(newline="", encoding="utf-8", errors="surrogateescape")
 
 TEXT = 1 << 28
 """Bytes of the largest text that is read."""
-FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
-"""How a cell begins that a spreadsheet would compute; "'" in front of it makes it text."""
 
 
 def open_file(path: str | Path, limit: int | None = None, within: Path | None = None) -> BinaryIO:
@@ -132,21 +127,16 @@ def check_output(path: Path, folder: bool = False) -> None:
     Raises:
         UserError: it is the wrong kind, as a device or a folder in the place of a file, or cannot be written.
     """
+    if path.exists() and not (path.is_dir() if folder else path.is_file()):
+        found = "a folder" if path.is_dir() else "a file" if path.is_file() else "not a regular file"
+        raise UserError(f"{path} is {found}; name a {'folder' if folder else 'file'} with --output")
     place = path if folder else path.parent
-    made = [each for each in (place, *place.parents) if not each.exists()]
     try:
-        if path.exists() and not (path.is_dir() if folder else path.is_file()):
-            what = "a file" if path.is_file() else "a folder" if path.is_dir() else "not a regular file"
-            raise UserError(f"{path} is {what}; name a {'folder' if folder else 'file'} with --output")
         place.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=place):
             pass
     except OSError as error:
         raise UserError(f"cannot use {path}: {error.strerror or one_line(error)}; it cannot be written") from error
-    finally:
-        for each in made:
-            with suppress(OSError):
-                each.rmdir()
 
 
 def scratch(path: Path) -> Path:
@@ -176,20 +166,8 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
     """Write a table whole."""
     with whole(path) as beside, beside.open("w", **TABLE) as file:
         writer = csv.writer(file)
-        writer.writerow(cells(header))
-        writer.writerows(map(cells, rows))
-
-
-def cells(row: Iterable[Any]) -> list[Any]:
-    """A row as a spreadsheet shows it: no name is a formula, which would be computed. `read_csv` undoes it."""
-    return [f"'{cell}" if _is_formula(cell) else cell for cell in row]
-
-
-def _is_formula(cell: Any) -> bool:
-    try:
-        return isinstance(cell, str) and FORMULA.match(cell) is not None and float(cell) != float(cell)
-    except ValueError:  # it is no number
-        return True
+        writer.writerow(header)
+        writer.writerows(rows)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -205,39 +183,30 @@ def read_csv(path: Path, name: str) -> Iterator[tuple[int, dict[str, str]]]:
     A path may hold bytes that are no text, as names of files may; other cells may not.
 
     Raises:
-        UserError: it cannot be read, has no column `path` or one twice, or a row has a cell without a column.
+        UserError: it cannot be read, has no column `path`, or a row has a cell without a column.
     """
     try:
         with TextIOWrapper(open_file(path), **TABLE | {"encoding": "utf-8-sig"}) as file:  # Excel begins with a mark
-            reader = csv.reader(file, strict=True)
-            columns = [column.strip().lower() for column in next(reader, [])]
-            _check_columns(columns, name)
-            for found in filter(None, reader):
-                yield reader.line_num, _row(columns, found, f"{name}, line {reader.line_num}")
+            reader = csv.DictReader(file, strict=True, restval="")
+            columns = reader.fieldnames = [column.strip().lower() for column in reader.fieldnames or []]
+            if "path" not in columns:
+                has = printable(", ".join(columns)) or "none"
+                raise UserError(f"{name} has no column `path`, it has {has}; save the table as CSV in UTF-8")
+            for row in reader:
+                _check_cells(row, f"{name}, line {reader.line_num}")
+                yield reader.line_num, {column: row[column] for column in columns}
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}") from error
     except csv.Error as error:
-        raise UserError(f"{name}, line {reader.line_num}, is no CSV file: {one_line(error)}") from error
+        raise UserError(f"{name}, after line {reader.line_num}, is no CSV file: {one_line(error)}") from error
 
 
-def _check_columns(columns: Sequence[str], name: str) -> None:
-    if not is_text("".join(columns)) or any("\0" in column for column in columns):
-        raise UserError(f"{name}, line 1: not UTF-8, perhaps UTF-16; save the table as UTF-8")
-    if "path" not in columns:
-        raise UserError(f"{name} has no column `path`, it has {printable(', '.join(columns)) or 'none'}")
-    if twice := [column for column, count in Counter(columns).items() if column and count > 1]:
-        raise UserError(f"{name} has two columns `{printable(twice[0])}`")
-
-
-def _row(columns: Sequence[str], found: Sequence[str], where: str) -> dict[str, str]:
-    if any(map(str.strip, found[len(columns) :])):
-        more = f"{len(found)} cells, the header has {len(columns)}"
-        raise UserError(f"{where}: {more}; put quotes around a cell with a comma")
-    row = dict(zip_longest(columns, found[: len(columns)], fillvalue=""))
+def _check_cells(row: dict[Any, Any], where: str) -> None:
+    if any(map(str.strip, row.get(None, ()))):
+        raise UserError(f"{where}: more cells than the header has; put quotes around a cell with a comma")
     for column, cell in row.items():
-        if column != "path" and not is_text(cell):
+        if column not in ("path", None) and not is_text(cell):
             raise UserError(f"{where}: the {column} {printable(cell)} is not UTF-8; save the table as UTF-8")
-    return {column: plain(cell) for column, cell in row.items()}
 
 
 def is_text(name: str) -> bool:
@@ -246,11 +215,6 @@ def is_text(name: str) -> bool:
         name.encode()
         return True
     return False
-
-
-def plain(cell: str) -> str:
-    """A cell before `cells`."""
-    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 
 def replace(beside: Path, path: Path, previous: Path | None = None) -> None:

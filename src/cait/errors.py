@@ -32,8 +32,6 @@ NAMELESS = (*DISK_FULL, errno.EFBIG, errno.EROFS)
 """Errors of a disk that do not name the file."""
 LIMITS = {
     "Too many open files": "raise the limit, as with `ulimit -n 4096`, or lower --data.num_workers",
-    "can't start new thread": "raise the limit of processes, as with `ulimit -u 4096`, or lower --data.num_workers",
-    "Resource temporarily unavailable": "raise the limit of processes, as with `ulimit -u 4096`",
     "unable to allocate shared memory": "enlarge /dev/shm (`docker run --shm-size 8g`), or lower --data.num_workers",
     "Cannot allocate memory": "lower --data.num_workers or --data.batch_size, or take a machine with more memory",
 }

@@ -6,17 +6,16 @@ A group is a dataclass of defaults, each with its sentence as a string below it,
 
 from __future__ import annotations
 
-import ast
+import copy
 import functools
 import inspect
-import itertools
 import json
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
+
+from docstring_parser import parse_from_object
 
 from cait import plugins
 from cait.errors import UserError, did_you_mean
@@ -37,85 +36,76 @@ def flat(more: str = "") -> Callable[[Init], Init]:
         def __init__(self, model: Model, optimizer: Optimizer, seed: int = 0, *, given: Given) -> None:
 
     is called with `lr=1e-3, seed=1`, where `lr` is a field of `Optimizer`. A parameter of the type `Given` gets all
-    values. Two groups may share a field, of one type and default. The signature and the docstring list all fields, so
-    LightningCLI and `help` show them, and subclasses may pass `**kwargs` on.
+    values. The signature and the docstring list all fields, so LightningCLI and `help` show them, and subclasses may
+    pass `**kwargs` on.
 
     Args:
         more: the kind of `cait.plugins` by which extras add groups. They are checked; their values are in `Given`.
 
     Raises:
-        UserError: in the call, there is no such setting, or a group refuses its value; here, two groups disagree.
+        UserError: in the call, there is no such setting, or a group refuses its value.
     """
 
     def decorate(init: Init) -> Init:
-        self_parameter, *parameters = inspect.signature(init).parameters.values()
-        types = {name: kind for name, kind in get_type_hints(init).items() if name != "return"}
+        kinds = {name: kind for name, kind in get_type_hints(init).items() if name != "return"}
         added = [plugins.load(path) for path in plugins.of_kind(more)] if more else []
-        groups = [*filter(is_dataclass, types.values()), *added]
-        settings: dict[str, inspect.Parameter] = {}
-        for parameter in parameters:
-            kind = types[parameter.name]
-            if kind is not Given:
-                _join(settings, _parameters(kind) if is_dataclass(kind) else [parameter.replace(annotation=kind)])
-        for kind in added:
-            _join(settings, _parameters(kind))
-        ordered = [setting.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for setting in settings.values()]
-        signature = inspect.Signature([self_parameter, *ordered])
+        groups = [kind for kind in (*kinds.values(), *added) if is_dataclass(kind)]
+        signature = _signature(init, kinds, added)
 
         @functools.wraps(init)
         def constructor(self: Any, *args: Any, **named: Any) -> None:
-            for name in named.keys() - settings.keys():
-                raise UserError(f"{type(self).__name__} has no setting {name!r}{did_you_mean(name, settings)}")
+            for name in named.keys() - signature.parameters.keys():
+                raise UserError(
+                    f"{type(self).__name__} has no setting {name!r}{did_you_mean(name, signature.parameters)}"
+                )
             bound = signature.bind(self, *args, **named)
             bound.apply_defaults()
             given = Given(bound.arguments)
-            del given[self_parameter.name]
+            del given["self"]
             for kind in added:
                 group(kind, given)
-            init(self, **{name: given if kind is Given else _value(name, kind, given) for name, kind in types.items()})
+            init(self, **{name: _argument(name, kind, given) for name, kind in kinds.items()})
 
         described: Any = constructor
         described.__signature__, described.__name__ = signature, "__init__"
-        described.__annotations__ = {name: setting.annotation for name, setting in settings.items()}
-        described.__doc__ = f"{init.__doc__ or 'Take settings by name.'}\n\nArgs:\n{_sentences(groups)}"
+        described.__annotations__ = {name: setting.annotation for name, setting in [*signature.parameters.items()][1:]}
+        sentences = {name: text for kind in reversed(groups) for name, text in documented(kind).items()}
+        lines = [f"    {name}: {text}" for name, text in sentences.items()]
+        described.__doc__ = "\n".join([f"{init.__doc__ or 'Take settings by name.'}\n\nArgs:", *lines])
         return constructor
 
     return decorate
 
 
-def _sentences(groups: list[Any]) -> str:
-    """What is said of each field, as in a docstring."""
-    found: dict[str, list[str]] = {}
-    for name, sentence in itertools.chain.from_iterable(documented(kind).items() for kind in groups):
-        found.setdefault(name, []).append(sentence)
-    return "\n".join(f"    {name}: {' '.join(sentences)}" for name, sentences in found.items())
+def _signature(init: Init, kinds: Mapping[str, Any], added: list[Any]) -> inspect.Signature:
+    """The parameters of a constructor, with the fields of its groups in the place of each."""
+    settings: dict[str, inspect.Parameter] = {}
+    for name, parameter in inspect.signature(init).parameters.items():
+        kind = kinds.get(name, parameter.annotation)  # `self` has no kind
+        if is_dataclass(kind):
+            settings |= _fields(kind)
+        elif kind is not Given:
+            settings[name] = parameter.replace(annotation=kind)
+    for kind in added:
+        settings |= _fields(kind)
+    by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([setting.replace(kind=by_name) for setting in settings.values()])
 
 
-def _value(name: str, kind: Any, given: Given) -> Any:
-    return group(kind, given) if is_dataclass(kind) else given[name]
-
-
-def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
-    """The fields of a group, and of groups in it, as keyword parameters."""
+def _fields(kind: Any) -> dict[str, inspect.Parameter]:
+    """The fields of a group, and of groups in it, as parameters."""
     types = get_type_hints(kind)
-    for field in fields(kind):
-        if is_dataclass(types[field.name]):
-            yield from _parameters(types[field.name])
-            continue
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        yield inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if default is MISSING else default,
-            annotation=types[field.name],
-        )
+    found: dict[str, inspect.Parameter] = {}
+    for name, parameter in inspect.signature(kind).parameters.items():
+        inner = types[name]
+        found |= _fields(inner) if is_dataclass(inner) else {name: parameter.replace(annotation=inner)}
+    return found
 
 
-def _join(settings: dict[str, inspect.Parameter], more: Any) -> None:
-    for parameter in more:
-        known = settings.setdefault(parameter.name, parameter)
-        if (known.default, known.annotation) != (parameter.default, parameter.annotation):
-            raise UserError(f"two groups have a setting {parameter.name}, with other types or defaults")
+def _argument(name: str, kind: Any, given: Given) -> Any:
+    if is_dataclass(kind):
+        return group(kind, given)
+    return given if kind is Given else given[name]
 
 
 def group(kind: Any, given: Mapping[str, Any]) -> Any:
@@ -135,43 +125,22 @@ def values(held: Any) -> Settings:
 
 
 def documented(kind: Any) -> dict[str, str]:
-    """The string below each field of a dataclass, by the field's name, with those of dataclasses in it."""
+    """The string below each field of a group, by the field's name, with those of groups in it."""
     found: dict[str, str] = {}
-    bases: list[Any] = [base for base in reversed(kind.__mro__) if is_dataclass(base)]
-    for base in bases:
-        found |= sentences(_classes(base.__module__).get(base.__name__, []))
-    for inner in get_type_hints(kind).values():
-        found |= documented(inner) if is_dataclass(inner) else {}
+    for base in filter(is_dataclass, reversed(kind.__mro__)):
+        found |= {each.arg_name: " ".join(str(each.description).split()) for each in parse_from_object(base).params}
+    for inner in filter(is_dataclass, get_type_hints(kind).values()):
+        found |= documented(inner)
     return found
-
-
-def sentences(body: list[ast.stmt]) -> dict[str, str]:
-    """The string below each field in the source of a class, by the field's name."""
-    found = {}
-    for field, text in itertools.pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
-    return found
-
-
-@functools.cache
-def _classes(module: str) -> dict[str, list[ast.stmt]]:
-    """What the classes of a module consist of; nothing without its source."""
-    file = getattr(sys.modules[module], "__file__", None)
-    tree = ast.parse(Path(file).read_text() if file else "")
-    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def save_hyperparameters(module: Any, given: Given) -> None:
-    """Lightning's `save_hyperparameters` for a `flat` constructor, called in it.
+    """Lightning's own would look for them in the constructor's frame, where `flat` has put groups in their place.
 
-    It saves `given`, and as usual what a subclass has been given besides.
+    A subclass that takes more calls Lightning's for these: `self.save_hyperparameters("layers")`.
     """
-    # Lightning reads the variables of each constructor's frame by the names in its signature, which here are flat.
-    # So it begins above: 0 is this function, 1 the constructor, 2 what `flat` has made of it.
-    caller = sys._getframe(3)
-    module.save_hyperparameters(given, frame=caller)
-    module.save_hyperparameters(frame=caller)
+    module.hparams.update(given)
+    module._hparams_initial, module._log_hyperparams = copy.deepcopy(module.hparams), True  # for the loggers
 
 
 SIZES = {"img_size": 224, "num_classes": 1000, "task": None}

@@ -22,10 +22,9 @@ from harness import SMALL, checkpoint, rows, slow
 from PIL import Image
 from rich.table import Table
 
-from cait import disk, signature
+from cait import disk, signature, yaml_reader
 from cait.cli import command, main
 from cait.errors import UserError, console, printable
-from cait.guards import trust
 
 BAD = "bad"
 MORE = {
@@ -133,48 +132,37 @@ BOMB = "\n".join(
     ]
 )
 YAML = {
-    "aliases of aliases": (BOMB, "more than 100,000 values, at line 5"),
-    "lists in lists": (f"a: {'[' * 900}{']' * 900}", "more than 50 levels"),
+    "aliases of aliases": (BOMB, "in the place of *a write what it stands for"),
+    "lists in lists": (f"a: {'[' * 30_000}{']' * 30_000}", "more than 50 levels"),
     "mappings in mappings": ("".join(f"{' ' * n}a{n}:\n" for n in range(900)), "more than 50 levels"),
-    "a number": (f"seed_everything: {'9' * 6000}", "line 1 has a number of 6,000 digits"),
-    "a number in parts": (f"a: {'1:' * 3000}1", "line 1 has a number of 6,001 digits"),
-    "a part of itself": ("model: &a\n  fields: *a\n", "a part of it contains itself, at line 2"),
-    "a list of itself": ("model: &a [1, {b: *a}]\n", "a part of it contains itself, at line 1"),
-    "a key of itself": ("model: &a {? *a : 1}\n", "a part of it contains itself, at line 1"),
+    "a number": (f"seed_everything: {'9' * 6000}", "is not YAML: Exceeds the limit"),
+    "a part of itself": ("model: &a\n  fields: *a\n", "at line 2, column 11: in the place of *a"),
     "a value that its tag refuses": ("a: !!int x", "is not YAML: invalid literal"),
-    "a date": ("a: 2001-99-99", "is not YAML: month must be in 1..12"),
     "a class": ("a: !!python/name:os.system", "could not determine a constructor"),
+    "a call": ("a: !!python/object/apply:os.abort []", "could not determine a constructor"),
     "two texts": ("a: 1\n---\nb: 2", "is not YAML at line 2"),
-    "no settings": ("- 1", "holds no settings"),
-    "no text": ("a: \udcff", "holds bytes that are no text"),
-    "a control character": ('a: "\\e]"', "holds a control character, in line 1"),
+    "a key twice": ("a: {b: 1, b: 2}", "b is there twice"),
+    "a control character": ('a: "\\e]"', "a control character"),
 }
 
 
 @pytest.mark.parametrize(("text", "words"), YAML.values(), ids=YAML)
-def test_one_reader_of_yaml_serves_all_verbs(text: str, words: str, bad: Path, capfd: Capture) -> None:
-    (bad / "config.yaml").write_bytes(text.encode(errors="surrogateescape"))
-    for verb, arguments in VERBS.items():
-        line, shown = told(arguments, capfd)
-        if verb in ("runs", "plot", "demo"):  # they need no settings, or refuse something else first
-            assert words in shown or verb != "runs"
-        else:
-            assert words in line, verb
+def test_a_hostile_yaml_is_refused(text: str, words: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        yaml_reader.load(text, "it")
+
+
+def test_one_reader_of_yaml_serves_all_verbs(bad: Path, capfd: Capture) -> None:
+    (bad / "config.yaml").write_text(BOMB)
     files = {
         "fit --config": ["fit", "--config", f"logs/{BAD}/config.yaml"],
         "eval --config": ["eval", "--config", f"logs/{BAD}/config.yaml", "--ckpt_path", "x.png"],
         "sweep": ["sweep", f"logs/{BAD}/config.yaml"],
     }
-    known = command.verbs()
-    for arguments in files.values():
-        if arguments[0] in known:
-            assert words in told(arguments, capfd)[0], arguments
-
-
-def test_yaml_in_a_value_has_the_same_limits(bad: Path, capfd: Capture) -> None:
-    for value in ("{" + BOMB.replace("\n", ", ") + "}", YAML["lists in lists"][0]):
-        line, _ = told(["fit", "--config=digits.yaml", f"--model.fields={value}", "--trainer.fast_dev_run=true"], capfd)
-        assert re.search("more than (100,000 values|50 levels)", line)
+    for verb, arguments in (VERBS | files).items():
+        if verb not in ("plot", "demo") and arguments[0] in command.verbs():  # they need no settings
+            line, shown = told(arguments, capfd)
+            assert "in the place of *a" in (shown if verb == "runs" else line), verb
 
 
 def changed(bad: Path, **parts: Any) -> None:
@@ -226,55 +214,6 @@ def test_no_verb_runs_what_a_run_names(verb: str, bad: Path, capfd: Capture) -> 
         assert "strange_code" not in sys.modules, kind
 
 
-PLACES: dict[str, dict[str, Any]] = {
-    "nodes": {"trainer": {"num_nodes": 2}},
-    "processes": {"trainer": {"devices": 50}},
-    "workers": {"data": {"num_workers": 500}},
-    "a download": {"data": {"data_dir": "written"}},
-    "copies": {"data": {"copies_dir": "written"}},
-    "weights": {"model": {"weights": "written/w.pth"}},
-    "a teacher's weights": {"model": {"teacher_path": "written/w.pth"}},
-    "a checkpoint": {"ckpt_path": "written/x.ckpt"},
-    "an output": {"output": "written"},
-    "its folder": {"trainer": {"default_root_dir": "written"}},
-    "a tracker": {"logger": "wandb", "logger_args": {"base_url": "http://127.0.0.1:9"}},
-    "more images": {"v2": "written"},
-    "a setting that is not known": {"data": {"of_tomorrow": "written"}},
-}
-
-
-def test_a_run_says_what_was_learnt_and_no_place(bad: Path, capfd: Capture) -> None:
-    path = bad / "config.yaml"
-    config = yaml.safe_load(path.read_text())
-    for builds in (False, True):
-        taken = trust.as_data(config, (), path, (), own=False, builds=builds)
-        for name in ("root", "img_size", "batch_size", "class_names", "mean"):
-            assert taken["data"][name] == config["data"][name]
-        assert taken["model"] | {"weights": 0} == config["model"] | {"weights": 0}
-        for kind, parts in PLACES.items():
-            for group, part in parts.items():
-                changed_ = config | {group: (config.get(group) or {}) | part if isinstance(part, dict) else part}
-                taken = trust.as_data(changed_, (), path, (), own=False, builds=builds)
-                assert "written" not in str(taken), kind
-                assert not (taken.keys() | taken["trainer"] | taken["data"].keys()) & {"num_nodes", "logger"} - {
-                    "x"
-                } or (taken["trainer"].get("num_nodes", 1) == 1 and not taken.get("logger")), kind
-                assert "50" not in str([taken["trainer"].get("devices"), taken["data"].get("num_workers")]), kind
-    for teacher in ("logs/good/checkpoints/best.ckpt", "../x", "/x"):
-        with pytest.raises(UserError, match="a place of its own"):
-            trust.as_data({"model": {"teacher": teacher}}, (), path, (), own=False, builds=True)
-
-
-def test_neither_eval_nor_predict_starts_what_a_run_asks_for(bad: Path, capfd: Capture) -> None:
-    for signed in (True, False):
-        changed(bad, trainer={"num_nodes": 2, "devices": 50})
-        if signed:
-            signature.sign(bad / "config.yaml", (bad / "config.yaml").read_text())
-        for verb in ("eval", "predict"):
-            line, _ = told([*VERBS[verb], *(["--trainer.limit_val_batches=1"] if verb == "eval" else [])], capfd)
-            assert line == ""
-
-
 def scores(change: Callable[[dict[str, Any]], Any]) -> Mend:
     def mend(bad: Path) -> None:
         path = bad / "evaluation.json"
@@ -295,41 +234,21 @@ def written(name: str, content: str | bytes, mode: str = "wb") -> Mend:
 
 DAMAGED: dict[str, tuple[str, Mend, str]] = {
     "scores: no JSON": ("card", written("evaluation.json", "{"), "evaluation.json: it is no JSON"),
-    "scores: deep": ("card", written("evaluation.json", "[" * 100_000), "evaluation.json: it is no JSON"),
-    "scores: a long number": ("card", written("evaluation.json", f'{{"step": {"9" * 6000}}}'), "is no JSON"),
     "scores: NaN": ("card", written("evaluation.json", '{"step": NaN}'), "is no JSON: NaN is no number"),
-    "scores: no text": ("card", written("evaluation.json", b"\xff"), "evaluation.json: it is no text"),
     "scores: a list": ("card", written("evaluation.json", "[1]"), "evaluation.json is not what"),
-    "scores: epoch": ("card", scores(lambda found: found.update(epoch="x")), "writes: epoch cannot be used"),
-    "scores: classes": ("card", scores(lambda found: found.update(class_names=[1])), "class_names[0] cannot be used"),
-    "scores: raw": ("card", scores(lambda found: found.update(raw=None)), "raw cannot be used: it is missing"),
     "scores: acc1": ("card", scores(lambda found: found["raw"].update(acc1="x")), "raw.acc1 cannot be used"),
     "scores: a class": ("card", scores(lambda found: found["raw"].update(per_class={"a": []})), "raw.per_class.a"),
-    "scores: a threshold": ("card", scores(lambda found: found["raw"].update(thresholds=[1])), "raw.thresholds[0]"),
-    "scores: a set": ("card", scores(lambda found: found["raw"].update(extra={"x": 1})), "raw.extra.x"),
     "baselines": ("card", written("baselines.json", '{"step": 1}'), "baselines.json: metric cannot be used"),
     "metrics: no text": ("plot", written("metrics.csv", b"\xff\n", "ab"), "metrics.csv is no text"),
-    "metrics: a step": ("plot", written("metrics.csv", f"{',' * 3}x\n", "ab"), "metrics.csv, line"),
-    "metrics: digits": ("plot", written("metrics.csv", "²,²,²,²,²,²,²\n", "ab"), "metrics.csv, line"),
     "metrics: a cell": (
         "plot",
         written("metrics.csv", "step,val/acc1\n1,x\n"),
         "val/acc1 at step 1 is 'x', and not a number",
     ),
     "metrics: cells": ("plot", written("metrics.csv", f"1{',1' * 40}\n", "ab"), "more cells than columns"),
-    "metrics: a field": (
-        "plot",
-        written("metrics.csv", f"{'x' * 200_000}\n", "ab"),
-        "is no CSV file: field larger than",
-    ),
     "weights: empty": ("predict", written("checkpoints/best.ckpt", ""), "best.ckpt is not a whole checkpoint"),
     "weights: step": ("predict", lambda bad: rewrite(bad, lambda c: c.update(global_step="x")), "global_step"),
     "weights: weights": ("predict", lambda bad: rewrite(bad, lambda c: c.update(state_dict=[1])), "state_dict"),
-    "weights: settings": (
-        "predict",
-        lambda bad: rewrite(bad, lambda c: c.update(hyper_parameters=[1])),
-        "hyper_parameters",
-    ),
     "weights: a network": (
         "predict",
         lambda bad: rewrite(bad, lambda c: c["hyper_parameters"].update(num_classes="x")),
@@ -345,7 +264,6 @@ DAMAGED: dict[str, tuple[str, Mend, str]] = {
         lambda bad: rewrite(bad, lambda c: of_data(c).update(class_names=[1])),
         "class_names[0]",
     ),
-    "weights: callbacks": ("resume", lambda bad: rewrite(bad, lambda c: c.update(callbacks=[1])), "callbacks"),
     "weights: an average": (
         "eval",
         lambda bad: rewrite(bad, lambda c: c["callbacks"].update(EMA={"x": 1})),
@@ -356,15 +274,8 @@ DAMAGED: dict[str, tuple[str, Mend, str]] = {
         lambda bad: rewrite(bad, lambda c: c["callbacks"].update(EMA=[1])),
         "last.ckpt cannot",
     ),
-    "scores: no thresholds": ("card", scores(lambda found: found["raw"].update(thresholds=None, extra=None)), ""),
-    "scores: several": (
-        "card",
-        scores(lambda found: found["raw"].update(multi_label={})),
-        "raw.multi_label.average_pre",
-    ),
     "weights: loops": ("resume", lambda bad: rewrite(bad, lambda c: c["loops"].update(fit_loop=[1])), "last.ckpt"),
     "weights: optimizer": ("resume", lambda bad: rewrite(bad, lambda c: c.update(optimizer_states=[1])), "last.ckpt"),
-    "weights: schedule": ("resume", lambda bad: rewrite(bad, lambda c: c.update(lr_schedulers=[1])), "last.ckpt"),
 }
 
 
@@ -380,74 +291,48 @@ def test_what_is_damaged_is_named(verb: str, damage: Mend, words: str, bad: Path
     assert words in line
 
 
-GARBAGE = ["\xff\xfe\n", "a,b\n", "1\n", f"{'x' * 200_000}\n", '"\n', f"{'9' * 5000},{'9' * 5000},1\n", "²,²,²\n"]
-
-
-@pytest.mark.parametrize("garbage", GARBAGE, ids=ascii)
-def test_garbage_in_the_metrics_stops_no_resume(garbage: str, bad: Path, capfd: Capture) -> None:
-    """The checkpoint says where the run is. What is no metric is put aside."""
+def test_garbage_in_the_metrics_stops_no_resume(bad: Path, capfd: Capture) -> None:
+    """The checkpoint says where the run is. What is no metric is left out."""
     before = rows(bad)
-    written("metrics.csv", garbage.encode("latin-1"), "ab")(bad)
+    written("metrics.csv", b"a,b\n", "ab")(bad)
     line, _ = told(VERBS["resume"], capfd)
     assert line == ""
-    assert (bad / "damaged-metrics.csv").is_file()
-    after = rows(bad)
     assert checkpoint(bad)["global_step"] == 8
-    assert {row["step"] for row in after} >= (
-        {row["step"] for row in before} if garbage.isascii() and len(garbage) < 9 else set()
-    )
+    assert {row["step"] for row in rows(bad)} >= {row["step"] for row in before}
 
 
-def test_one_bad_run_breaks_no_list(bad: Path, capfd: Capture) -> None:
-    damages: list[Mend] = [
+@pytest.mark.parametrize(
+    "damage",
+    [
         written("config.yaml", BOMB),
         lambda bad: os.mkfifo(bad / "pipe"),
-        lambda bad: (bad / "link").symlink_to("/etc"),
-        written("metrics.csv", b"\xff\n", "ab"),
-        written("metrics.csv", "x,y\n", "ab"),
-        lambda bad: changed(bad, model=[1]),
         lambda bad: changed(bad, trainer={"max_epochs": "x"}),
-    ]
-    whole = bad.with_name("whole")
-    shutil.copytree(bad, whole)
-    try:
-        for damage in damages:
-            shutil.rmtree(bad)
-            shutil.copytree(whole, bad)
-            damage(bad)
-            _, shown = told(["runs", "--json"], capfd)
-            found = {row["name"]: row for row in json.loads(shown)}
-            assert found["good"]["damage"] is None
-            assert BAD in found[BAD]["damage"]
-            _, shown = told(["runs"], capfd)
-            assert re.search(r"^bad .*, damaged *$", shown, re.M)
-            line, shown = told(["compare", "good", BAD, "whole"], capfd)
-            assert line == ""
-            assert "left out: logs/bad" in shown or damage is damages[4] or "max_epochs" in shown
-    finally:
-        shutil.rmtree(whole)
-        for path in bad.parent.glob("compare-*"):
-            path.unlink()
+    ],
+)
+def test_one_bad_run_breaks_no_list(damage: Mend, bad: Path, capfd: Capture) -> None:
+    damage(bad)
+    _, shown = told(["runs", "--json"], capfd)
+    found = {row["name"]: row for row in json.loads(shown)}
+    assert found["good"]["damage"] is None
+    assert BAD in found[BAD]["damage"]
+    _, shown = told(["runs"], capfd)
+    assert re.search(r"^bad .*, damaged *$", shown, re.M)
 
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
 NAMES = [
     "[/b] x",
     f"a{CLIPBOARD}",
-    "=1+1",
-    "@SUM(A1)",
-    "$\\frac$",
     ":smile:",
     "[link=file:///]y",
-    "-2+3",
     "\u202eabc",
     "<b>",
 ]
-"""Markup, codes of a terminal, formulas of a spreadsheet."""
+"""Markup, and codes of a terminal."""
 
 
 @pytest.mark.parametrize("verb", [*FAST, *slow(*(name for name in VERBS if name not in FAST))])
-def test_no_name_is_markup_or_a_code_or_a_formula(verb: str, bad: Path, capfd: Capture) -> None:
+def test_no_name_is_markup_or_a_code(verb: str, bad: Path, capfd: Capture) -> None:
     rewrite(bad, lambda content: of_data(content).update(class_names=NAMES))
 
     def renamed(content: dict[str, Any]) -> None:
@@ -460,8 +345,6 @@ def test_no_name_is_markup_or_a_code_or_a_formula(verb: str, bad: Path, capfd: C
     (bad / "metrics.csv").write_text(logged)
     _, shown = told(VERBS[verb], capfd)
     assert not {"\x1b", "\x07", "\u202e"} & {*shown}
-    for path in bad.rglob("*.csv"):
-        assert not re.search("[\n,]=", path.read_text())
 
 
 def test_the_console_shows_names_as_they_are(capsys: Capture) -> None:
@@ -472,27 +355,6 @@ def test_the_console_shows_names_as_they_are(capsys: Capture) -> None:
     shown = capsys.readouterr().out
     assert all(shown.count(name) >= 2 for name in NAMES if printable(name) == name)
     assert not {"\x1b", "\x07", "\u202e"} & {*shown}
-
-
-def test_a_run_with_a_code_in_its_name_is_refused(bad: Path, capfd: Capture) -> None:
-    named = bad.with_name(f"x{CLIPBOARD}")
-    bad.rename(named)
-    try:
-        for verb, arguments in VERBS.items():
-            words = [str(named) if word == BAD else word for word in arguments]
-            line, shown = told(words, capfd)
-            assert "has a control character in its name" in line or verb == "runs"
-            assert not {"\x1b", "\x07"} & {*shown}
-    finally:
-        named.rename(bad)
-
-
-def test_cells_are_no_formulas_and_are_read_back(tmp_path: Path) -> None:
-    names = [*NAMES, "'=x", "''+x", "plain", "-1.5", "\t=x", "=", "'quoted'"]
-    disk.write_csv(tmp_path / "table.csv", ["path"], [[name] for name in names if "\n" not in name])
-    cells = (tmp_path / "table.csv").read_text().splitlines()
-    assert [cell for cell in cells if re.match('["]?[=+@-]', cell)] == ["-1.5"]
-    assert [row["path"] for _, row in disk.read_csv(tmp_path / "table.csv", "it")] == names
 
 
 OUTPUTS = {
@@ -530,44 +392,15 @@ def test_an_output_that_cannot_be_is_refused_at_once(
         pipe.unlink()
 
 
-def test_every_option_for_an_output_is_tried(capfd: Capture) -> None:
-    """A new verb with --output joins `OUTPUTS`."""
-    for name in VERBS.keys() - {"fit --from"}:
-        _, shown = told([name, "--help"], capfd)
-        assert ("--output" not in shown) or name in OUTPUTS, name
-
-
-@pytest.mark.parametrize(
-    "content", [b"config.yaml \xff\xfe\n", "config.yaml \u00e9\n".encode(), b"", b"x" * 100_000, b"\0"]
-)
-def test_a_signature_that_is_none_is_none(content: bytes, bad: Path) -> None:
-    text = (bad / "config.yaml").read_text()
-    assert signature.is_own(bad / "config.yaml", text)
-    (bad / ".signature").write_bytes(content)
-    assert not signature.is_own(bad / "config.yaml", text)
-
-
 @pytest.mark.parametrize("content", [b"", b"short", b"\n"])
-def test_a_damaged_key_is_replaced_and_said(
-    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_a_damaged_key_signs_nothing(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    key = tmp_path / "cait/key"
-    key.parent.mkdir()
-    key.write_bytes(content)
-    signature.sign(tmp_path / "config.yaml", "a: 1")
-    assert capsys.readouterr().err.count("holds no key") == 1
-    assert key.stat().st_size == signature.BYTES
-    assert key.stat().st_mode & 0o777 == 0o600
-    assert signature.is_own(tmp_path / "config.yaml", "a: 1")
-
-
-def test_a_signature_is_of_one_file(tmp_path: Path) -> None:
-    """What is signed for the owner is no configuration."""
-    signature.sign(tmp_path / ".owner", "a: 1")
-    signature.sign(tmp_path / "config.yaml", "b: 2", "c: 3")
-    signature.sign(tmp_path / "config.yaml", "b: 2")
-    assert signature.is_own(tmp_path / ".owner", "a: 1")
-    assert signature.is_own(tmp_path / "config.yaml", "b: 2")
-    assert not signature.is_own(tmp_path / "config.yaml", "a: 1")
-    assert not signature.is_own(tmp_path / "config.yaml", "c: 3")
+    own = signature.signed("a: 1\n")
+    assert (tmp_path / "cait/key").stat().st_mode & 0o777 == 0o600
+    assert signature.is_own(own)
+    assert not signature.is_own(own.replace("1", "2", 1))
+    assert not signature.is_own(own[: own.index("signed") + 9])
+    assert not signature.is_own("a: 1\n")
+    (tmp_path / "cait/key").write_bytes(content)
+    assert not signature.is_own(own)
+    assert signature.signed("a: 1\n") == "a: 1\n"

@@ -130,7 +130,7 @@ def test_an_overlay_of_the_trainer_does_not_name_the_run() -> None:
 def test_several_nodes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(UserError, match="num_nodes 2: start it on every machine with torchrun or srun"):
-        trainer_checks.check_trainer(trainer(num_nodes=2, devices=1, strategy="ddp"), module(), True, False)
+        trainer_checks.check_trainer(trainer(num_nodes=2, devices=1, strategy="ddp"), True, False)
 
 
 @pytest.mark.parametrize("more", [["--trainer.enable_checkpointing=false"], ["--trainer.fast_dev_run=1"], []])

@@ -82,7 +82,6 @@ def main(
     argv = sys.argv[1:] if argv is None else argv
     program = Program(module, data, sys.argv[0] if module or data else None)
     try:
-        cores.open_streams()
         if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
             # File names may be no text. A terminal of another encoding lacks some of our letters.
             is_unicode = codecs.lookup(sys.stdout.encoding).name.startswith("utf")
@@ -131,7 +130,6 @@ def _run(argv: list[str], program: Program) -> None:
         raise UserError("the working folder has been removed; change to another one") from error
     if not sys.flags.safe_path and here not in sys.path:
         sys.path.append(here)  # `my_file:thing` is found beside logs/
-    cores.check_numbers()
     name, rest, known = argv[0], argv[1:], verbs()
     if name not in known:
         alike = {"train": "fit", "validate": "eval", "validation": "eval", "test": "eval"}.get(name)
@@ -142,6 +140,4 @@ def _run(argv: list[str], program: Program) -> None:
 
         rest = files_first(rest)
     sys.argv[1:] = argv  # the processes that Lightning starts for DDP repeat this command line
-    with cores.importing():
-        function = known[name].load()
-    function(rest, program)
+    known[name].load()(rest, program)

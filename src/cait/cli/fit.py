@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cait import cores
 from cait.cli.options import asks_for_help, check_one_name, replaced, split_run, split_trust
 from cait.errors import UserError, to_type
 from cait.run import rundir
@@ -27,8 +26,7 @@ def fit(arguments: list[str], program: Program) -> None:
         arguments = ["--help"]
     check_one_name(arguments)
     settings = replaced("fit", arguments, program)
-    with cores.importing():
-        from cait.cli.lightning import CaiTCLI
+    from cait.cli.lightning import CaiTCLI
 
     CaiTCLI(["fit", *settings], program)
 
@@ -47,9 +45,9 @@ def resume(arguments: list[str], program: Program) -> None:
         if program.processes.several() and not str(error).endswith(shared):  # as another process has told this one
             raise UserError(f"{error}{shared}") from error
         raise
-    with cores.importing():
-        from cait.cli.lightning import CaiTCLI
-        from cait.guards import trust
+    from cait.cli.lightning import CaiTCLI
+    from cait.guards import trust
+
     with trust.only_known(arguments, given, trusted, True, program.processes.of_first) as configs:
         CaiTCLI(arguments, program, configs)
 

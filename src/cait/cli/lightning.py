@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import yaml
-from jsonargparse import ArgumentError, get_loader, set_loader
+from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -43,7 +43,6 @@ from cait.train.metrics import known_mode
 from cait.train.module import CaiTModule
 from cait.train.step_seed import StepSeed
 
-set_loader("yaml", yaml_reader.limited(get_loader("yaml")))  # it reads YAML in values too
 RUN_VARIABLE = "CAIT_RUN"
 """Passes the run's name from the first process to the others that Lightning starts."""
 # Lightning says these at every start or resume. The user cannot change what they report, or has asked for it.
@@ -94,16 +93,13 @@ class SaveConfig(SaveConfigCallback):
     def _write(self, trainer: Trainer) -> None:
         path = Path(trainer.default_root_dir) / rundir.CONFIG
         text = self.parser.dump(self.config, skip_none=False)
-        if not trainer.is_global_zero or (path.is_file() and disk.read_text(path) == text):
+        if not trainer.is_global_zero:
             return
-        before = signature.own_text(path)
-        is_signed = bool(before) or not path.exists()
-        if is_signed:
-            signature.sign(path, before, text)  # a kill before the last line leaves either text, and both are signed
-        with disk.whole(path) as beside:
-            beside.write_text(text)
-        if is_signed:
-            signature.sign(path, text)
+        if not path.exists() or signature.own_text(path):
+            text = signature.signed(text)
+        if not path.exists() or disk.read_text(path) != text:
+            with disk.whole(path) as beside:
+                beside.write_text(text)
 
 
 class CaiTCLI(LightningCLI):
@@ -336,7 +332,7 @@ class CaiTCLI(LightningCLI):
                 self.datamodule.share_batch(trainer)  # before other processes are started
         except (ValueError, TypeError, ImportError) as error:  # Lightning's, about settings that do not fit together
             raise UserError(one_line(error)) from error
-        trainer_checks.check_trainer(trainer, self.model, self.subcommand == "fit", bool(given.sync_batchnorm))
+        trainer_checks.check_trainer(trainer, self.subcommand == "fit", bool(given.sync_batchnorm))
         if self.subcommand == "fit":
             images = self.datamodule.batch_size * trainer.world_size * trainer.accumulate_grad_batches
             trainer_checks.check_rates(self.model.schedule, images)

@@ -241,7 +241,7 @@ def _csv(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: list
             best = [(";".join(name for name, _ in best) or ";", ";".join(share for _, share in best))]
         path = row["path"] if file is not sys.stdout else CONTROL.sub("\N{REPLACEMENT CHARACTER}", row["path"])
         found = [*itertools.chain(*best)] or [""] * 2 * len(ends)
-        writer.writerow(disk.cells([path, *found, row.get("error", "")]))
+        writer.writerow([path, *found, row.get("error", "")])
 
 
 def _jsonl(file: IO[str], rows: Iterable[Row], paths: list[str], class_names: list[str], places: int | None) -> None:

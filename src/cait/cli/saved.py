@@ -88,7 +88,7 @@ def data_settings(folder: Path) -> Settings:
     text = configurations.read_text(path)
     settings: Any = read(path, text).get("data")
     disk.check_shape(settings, dict, path, "data")
-    if not signature.is_own(path, text):
+    if not signature.is_own(text):
         from cait.guards import trust
 
         trust.check_code(path, settings, None)

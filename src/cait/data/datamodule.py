@@ -229,7 +229,7 @@ class ImageNetDataModule(LightningDataModule):
         if len(sampler) == 0:
             lacks = f"do not fill one batch of {self.batch_size} on {world_size} process(es); lower --data.batch_size"
             raise UserError(f"{len(self.train_images)} training images {lacks}")
-        settings = self._loading(self.train_images, self.batch_size, 1 if self.train_transform is self.pipeline else 4)
+        settings = self._loading(self.batch_size, 1 if self.train_transform is self.pipeline else 4)
         return Loader(self.train_images, batch_sampler=sampler, position=self._position, **settings)
 
     def _write_held_out(self) -> None:
@@ -266,13 +266,13 @@ class ImageNetDataModule(LightningDataModule):
         rank, world_size = self.rank_and_world()
         if len(images) < world_size:  # a process without a batch would not join in adding up the metrics
             raise UserError(f"{len(images)} {purpose} images cannot be shared out over {world_size} processes")
-        settings = dict(batch_size=self.eval_batch_size) | self._loading(images, self.eval_batch_size)
+        settings = dict(batch_size=self.eval_batch_size) | self._loading(self.eval_batch_size)
         return Loader(images, sampler=ShardSampler(len(images), rank, world_size), **settings)
 
-    def _loading(self, images: Any, batch_size: int, bytes_a_value: int = 1) -> dict[str, Any]:
+    def _loading(self, batch_size: int, bytes_a_value: int = 1) -> dict[str, Any]:
         """Settings of a loader of images in uint8; `bytes_a_value` is 4 for float32."""
         workers, ready = self.workers(self.trainer.num_devices if self.trainer else 1), self.loading.prefetch
-        start = cores.worker_start(self.loading.worker_start, self.trainer, images) if workers else None
+        start = cores.worker_start(self.loading.worker_start) if workers else None
         size = batch_size * 3 * self.img_size**2 * bytes_a_value
         return dict(
             num_workers=workers,

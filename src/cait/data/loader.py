@@ -44,8 +44,8 @@ class Loading:
     num_workers: int | None = None
     """Loader processes for each training process, each on one core. None means its share of the cores, at most 16, see
     `cait.cores.share`."""
-    worker_start: Literal["auto", "fork", "forkserver", "spawn"] = "auto"
-    """How loader processes start, see `cait.cores.worker_start`. "auto" is fork, but forkserver on CUDA."""
+    worker_start: Literal["auto", "fork", "spawn"] = "auto"
+    """How loader processes start, see `cait.cores.worker_start`. "auto" is fork on Linux."""
     prefetch: int = 2
     """Batches that each worker has ready."""
     max_bad_share: float = 0.01

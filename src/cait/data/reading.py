@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import AvifImagePlugin, ExifTags, Image, ImageColor, TiffImagePlugin, WebPImagePlugin  # noqa: F401
 
-from cait.disk import TABLE, cells, open_file, plain
+from cait.disk import TABLE, open_file
 from cait.errors import UserError
 from cait.file_lock import tell
 from cait.settings import check_at_least
@@ -223,7 +223,7 @@ class UnreadableImages:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # One short write in append mode, so that processes do not write into each other's lines.
             with self.path.open("a", **TABLE) as file:
-                csv.writer(file).writerow(cells([image, reason]))
+                csv.writer(file).writerow([image, reason])
         self._check(len(self.seen), reason)
         if len(self.seen) == 1 and self.path is not None:
             tell(f"{reason}; the run goes on without it, and {self.path} lists all such images")
@@ -233,7 +233,7 @@ class UnreadableImages:
         if self.path is None or not self.path.is_file():
             return {}
         with self.path.open(**TABLE) as file:
-            return {plain(row[0]): plain(row[1]) for row in csv.reader(file) if len(row) == 2}
+            return {row[0]: row[1] for row in csv.reader(file) if len(row) == 2}
 
     def check(self) -> int:
         """How many images all processes have noted; this one notes none again. Raises UserError past `limit`."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cait import CONFIGS, disk, plugins, signature, yaml_reader
-from cait.errors import UserError, one_line
+from cait.errors import UserError
 
 LINKED = {
     "model.img_size": "give --data.img_size",
@@ -34,21 +34,12 @@ class SavedConfig(NamedTuple):
     """Called with its settings and the names of all that there are; returns those that may be used."""
 
 
-_NEGATIVE = re.compile(r"-\.?\d[\d_]*\.?\d*(e[+-]?\d+)?", re.IGNORECASE)
-
-
 def join_values(arguments: Iterable[str]) -> list[str]:
-    """`--config FILE` as `--config=FILE`, and `--model.lr -1e-3` as `--model.lr=-1e-3`.
-
-    A file of --config is found by `found`. argparse would take a negative number for an option.
-    """
+    """`--config FILE` as `--config=FILE`; the file is found by `found`."""
     joined: list[str] = []
     for argument in arguments:
-        option = joined[-1] if joined else ""
-        if option in ("--config", "-c") and not argument.startswith("-"):
+        if joined and joined[-1] in ("--config", "-c") and not argument.startswith("-"):
             joined[-1] = f"--config={argument}"
-        elif _NEGATIVE.fullmatch(argument) and re.fullmatch(r"--[^=]+", option):
-            joined[-1] += f"={argument}"
         else:
             joined.append(re.sub("^-c=", "--config=", argument))
     return [re.sub("(?s)^--config=(.*)", lambda given: f"--config={found(given[1])}", word) for word in joined]
@@ -63,8 +54,6 @@ def files_first(arguments: Iterable[str]) -> list[str]:
 
 def found(name: str) -> str:
     """The file that --config names: from the working directory, else among the package's, as digits.yaml."""
-    if os.path.exists(name) and not (os.path.isfile(name) or os.path.isdir(name)):
-        raise UserError(f"--config {name} is not a regular file")
     packaged = os.path.join(CONFIGS, name.removeprefix(f"{CONFIGS.name}/"))
     return packaged if os.path.isfile(packaged) and not os.path.exists(name) else name
 
@@ -118,16 +107,12 @@ def is_overlay(path: Path) -> bool:
 def read(path: Path) -> SavedConfig:
     """Read a configuration, once. Raises UserError if it is no text."""
     text = read_text(path)
-    return SavedConfig(text, signature.is_own(path, text))
+    return SavedConfig(text, signature.is_own(text))
 
 
 def read_text(path: Path) -> str:
     """The text of a configuration. Raises UserError if it is no text."""
-    try:
-        return disk.read_text(path, yaml_reader.MOST_BYTES)
-    except UserError as error:
-        reason = one_line(error).replace(f"{path} is no text", "it holds bytes that are no text")
-        raise UserError(f"{path} is not a configuration: {reason.replace(str(path), 'it')}") from error
+    return disk.read_text(path, yaml_reader.MOST_BYTES)
 
 
 def settings(path: Path, text: str | None = None) -> dict[str, Any]:
@@ -137,11 +122,9 @@ def settings(path: Path, text: str | None = None) -> dict[str, Any]:
         text: what it holds, if that has been read already.
 
     Raises:
-        UserError: it is no YAML or holds no settings, has a key twice or sets one that follows another.
+        UserError: it is no YAML, holds no settings, or sets one that follows another.
     """
     content = yaml_reader.load(read_text(path) if text is None else text, path)
-    if content is None:
-        raise UserError(f"{path} is not a configuration: it is empty")
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a configuration: it holds no settings, as `model:` and `  lr: 1.0e-3` below it")
     groups = {group: part for group, part in content.items() if isinstance(part, dict)}

@@ -12,9 +12,9 @@ from typing import Any
 from filelock import Timeout
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from cait import disk, signature
+from cait import disk
 from cait.errors import UserError
-from cait.file_lock import Lock
+from cait.file_lock import acquire
 from cait.run.rundir import FINISHED, LOCK, OWNER
 
 SECONDS = 10.0
@@ -38,18 +38,13 @@ class RunLock(Callback):
         self.run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
         disk.check_inside(run_dir)
-        self._lock = Lock(run_dir / LOCK)
         try:
-            self._lock.acquire_from_the_dead(PATIENCE)
+            self._lock = acquire(run_dir / LOCK, PATIENCE)
         except Timeout as error:
-            lease = self._lock.lease
-            advice = f", which renews {lease}; if it is gone, delete that file" if lease else ""
-            by = signature.own_text(run_dir / OWNER) or "another process"  # anybody could write there what is not so
-            raise UserError(f"{run_dir} is being trained by {by}{advice}") from error
+            raise UserError(f"{run_dir} is being trained by {_owner(run_dir) or 'another process'}") from error
         self._trained, self._before = False, {path.name for path in run_dir.iterdir()}  # `roll_back` keeps them
         self.owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}"
         (run_dir / OWNER).write_text(self.owner)
-        signature.sign(run_dir / OWNER, self.owner)
         disk.clear_scratch(run_dir)
 
     def release(self) -> None:
@@ -58,10 +53,6 @@ class RunLock(Callback):
     def on_train_start(self, *_: Any) -> None:
         self._trained = True
         (self.run_dir / FINISHED).unlink(missing_ok=True)
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        if self._lock.is_lost:  # a file system without locks, and this process stood still for a minute
-            raise UserError(f"{self.run_dir} was taken over by {_owner(self.run_dir)}, while this process was held up")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # Lightning does not call this after an exception or a signal
@@ -76,9 +67,8 @@ class RunLock(Callback):
             if path.name not in self._before | {LOCK}:
                 disk.remove(path)
         self.release()
-        ours = {LOCK, OWNER, signature.SIGNATURE}
-        if {path.name for path in self.run_dir.iterdir()} <= ours:
-            for name in ours:
+        if {path.name for path in self.run_dir.iterdir()} <= {LOCK, OWNER}:
+            for name in (LOCK, OWNER):
                 (self.run_dir / name).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # another process has just taken it
                 self.run_dir.rmdir()

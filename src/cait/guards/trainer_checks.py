@@ -7,12 +7,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins.environments import LightningEnvironment
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.utilities import rank_zero_info
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from cait import ckpt, plugins
 from cait.errors import UserError
@@ -33,24 +32,12 @@ def check_numbers(given: Any) -> None:
     for name in ("max_epochs", "max_steps", "limit_train_batches"):
         if given[name] == 0:
             raise UserError(f"--trainer.{name} 0 trains nothing")
-    for name in ("accumulate_grad_batches", "log_every_n_steps", "check_val_every_n_epoch"):
-        if given[name] is not None and given[name] < 1:
-            raise UserError(f"--trainer.{name} must be at least 1, got {given[name]}")
-    shares = ("limit_train_batches", "limit_val_batches", "overfit_batches")
-    for name in (*shares, "gradient_clip_val", "min_epochs", "min_steps"):
-        if given[name] is not None and given[name] < 0:
-            raise UserError(f"--trainer.{name} must be at least 0, got {given[name]}")
-    for least, most in (("min_epochs", "max_epochs"), ("min_steps", "max_steps")):
-        if None not in (given[least], given[most]) and 0 < given[most] < given[least]:
-            raise UserError(f"--trainer.{least} {given[least]} is more than --trainer.{most} {given[most]}")
+    if (given.accumulate_grad_batches or 1) < 1:
+        raise UserError(f"--trainer.accumulate_grad_batches must be at least 1, got {given.accumulate_grad_batches}")
     interval = given.val_check_interval
-    if isinstance(interval, int | float):
-        if interval <= 0:
-            raise UserError(f"--trainer.val_check_interval must be above 0, got {interval}")
-    elif interval is not None:  # each process would go by its own clock, and a resumed run by another one
+    if interval is not None and not isinstance(interval, int | float):
+        # Each process would go by its own clock, and a resumed run by another one.
         raise UserError(f"--trainer.val_check_interval counts batches or a share of an epoch, not time: {interval}")
-    if given.num_sanity_val_steps is not None and given.num_sanity_val_steps < -1:
-        raise UserError(f"--trainer.num_sanity_val_steps must be at least -1, got {given.num_sanity_val_steps}")
     if given.use_distributed_sampler:
         raise UserError("--trainer.use_distributed_sampler true: the data module itself divides the images")
 
@@ -111,43 +98,34 @@ def check_strategy(given: str | Strategy) -> None:
     added = plugins.merged("STRATEGIES")
     if isinstance(given, Strategy):
         _check_type(type(given))
-    elif given.lower() in added:
         return
-    elif "spawn" in given.lower():  # the run's callbacks cannot be sent to another process
-        raise UserError(f"--trainer.strategy {given} is not for runs; take ddp")
-    elif given.lower() in StrategyRegistry:
-        _check_type(StrategyRegistry[given.lower()]["strategy"])
-    elif given != "auto":
-        *names, last = ["auto", "ddp", "ddp_...", *added]
-        raise UserError(f"--trainer.strategy {given} is unknown; a run takes {', '.join(names)} or {last}")
+    is_known = given.lower() in ("auto", *added) or given.lower().startswith("ddp")
+    if not is_known or "spawn" in given.lower():  # the run's callbacks cannot be sent to another process
+        raise UserError(f"--trainer.strategy {given}: a run takes {', '.join(['auto', 'ddp', 'ddp_...', *added])}")
 
 
 def _check_type(kind: type) -> None:
     added = plugins.merged("STRATEGIES")
     if kind not in (SingleDeviceStrategy, DDPStrategy) and f"{kind.__module__}:{kind.__name__}" not in added.values():
         names = ", ".join(["ddp", *added])
-        raise UserError(
-            f"--trainer.strategy: runs save and resume with {names} or on a single device, not {kind.__name__}"
-        )
+        raise UserError(f"--trainer.strategy: runs save and resume with {names} or one device, not {kind.__name__}")
 
 
-def check_trainer(trainer: Trainer, model: LightningModule, trains: bool, sync_batchnorm: bool) -> None:
+def check_trainer(trainer: Trainer, trains: bool, sync_batchnorm: bool) -> None:
     """Refuse what the strategy cannot do, by its method `check` if it has one; report devices that stay idle."""
     _check_type(type(trainer.strategy))
     if hasattr(trainer.strategy, "check"):
         trainer.strategy.check(trainer.precision, sync_batchnorm)
+    if not trains:
+        return
     cluster = getattr(trainer.strategy, "cluster_environment", None)
-    if trains and trainer.num_nodes > 1 and isinstance(cluster, LightningEnvironment) and not os.getenv("MASTER_ADDR"):
+    if trainer.num_nodes > 1 and isinstance(cluster, LightningEnvironment) and not os.getenv("MASTER_ADDR"):
         raise UserError(f"--trainer.num_nodes {trainer.num_nodes}: start it on every machine with torchrun or srun")
     asked = trainer.num_devices * trainer.num_nodes
-    if trains and trainer.world_size != asked:  # Lightning would train on as many as SLURM has started
+    if trainer.world_size != asked:  # Lightning would train on as many as SLURM has started
         raise UserError(
             f"--trainer.devices and num_nodes make {asked} processes, SLURM has started {trainer.world_size}"
         )
-    batch_norm = any(isinstance(layer, _BatchNorm) for layer in model.modules())
-    on_cpu = trainer.strategy.root_device.type == "cpu"
-    if sync_batchnorm and batch_norm and trainer.world_size > 1 and on_cpu:
-        raise UserError("--trainer.sync_batchnorm true needs GPUs: torch has no such batch norm for the CPU")
     count = trainer.accelerator.auto_device_count()
-    if trains and trainer.num_devices < count:
+    if trainer.num_devices < count:
         rank_zero_info(f"training on {trainer.num_devices} of {count} devices; --trainer.devices {count} takes all")

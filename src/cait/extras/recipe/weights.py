@@ -77,7 +77,7 @@ def initial_weights(source: str, name: str | None = None) -> Weights:
     if ckpt.average(ckpt.read_checkpoint(path, without=["optimizer_states"])):
         settings["model.weights_ema"] = True
     fields = {"model": {"fields": model.get("fields") or {}}}
-    fields = trust.as_data(fields, (), rundir.config(folder), (), own=False, builds=True)["model"]["fields"]
+    fields = trust.as_data(fields, (), rundir.config(folder), (), own=False, builds=True)["model"].get("fields", {})
     settings |= {f"model.fields.{key}": value for key, value in fields.items()}
     settings |= {f"data.{key}": data[key] for key in OF_IMAGES if key in data}
     return Weights(str(path), settings)

@@ -170,7 +170,7 @@ REFUSED = [
         "path,label,split\ntrain/0/0000.png,a,train\ntrain/0/0010.png,a,train\ntrain/1/0001.png,b,test\n",
         "no training images are left of the class b",
     ),
-    ("path,label\ntrain/0/0000.png,terrier, brown\n", "line 2: 3 cells, the header has 2"),
+    ("path,label\ntrain/0/0000.png,terrier, brown\n", "line 2: more cells than the header has"),
     ("path,label,group\ntrain/0/0000.png,a,x\ntrain/1/0001.png,b,x\n", "two groups are needed to hold one out"),
     ("path,label\ntrain/0/0000.png,a\ntrain/1/0001.png,K\udce4se\n", "line 3: the label K�se is not UTF-8"),
     ("path,label\ntrain/K\udce4se.png,a\n", "; save the table as UTF-8, if the names are that"),
