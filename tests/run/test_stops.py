@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import SMALL, Cait, checkpoint, slow
+from harness import SMALL, Cait, checkpoint
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from modules import FIELDS, module, trainer
@@ -262,7 +262,8 @@ def test_a_save_that_is_due_before_a_validation_is_made_after_it(
     assert [position.batch for position in saved] == [2, 4, 6, 0]
 
 
-@pytest.mark.parametrize("stop", ["on_train_batch_end", *slow("on_validation_end")])
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", ["on_train_batch_end", "on_validation_end"])
 def test_two_processes_stop_and_go_on(stop: str, cait: Cait, tmp_path: Path) -> None:
     recipe = [
         *SMALL,
