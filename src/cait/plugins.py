@@ -47,8 +47,6 @@ KINDS = {
     "STEMS": 'dict[str, str]: {"name": "module:factory"}: (CaiTConfig) -> module of images to tokens [B, N, d]',
     "fold": "(network, portable) -> network: for inference alone, changed in place; portable: for other programs too",
     "TASKS": 'dict[str, str]: {"name": "module:Task"}: what the labels of an image are; see cait.train.metrics',
-    "STRATEGIES": 'dict[str, str]: {"name": "module:Strategy"}: strategies of the Trainer, made without arguments',
-    "CHECKPOINT_FOLDERS": '"module": its read(folder, without) and is_whole(folder) serve checkpoints that are folders',
     "figures": "(folder) -> dict[str, Figure]: figures of a run for `cait plot`; a UserError says why there are none",
     "results": "(folder) -> Results or None: what a run is compared with, for its summary, its card and its page",
     "suggest": "(run) -> list[(what, command)]: what to type after training, for the summary",

@@ -51,17 +51,12 @@ class DurableCheckpointIO(TorchCheckpointIO):
             beside.unlink(missing_ok=True)
 
     def load_checkpoint(self, path: Any, *arguments: Any, **settings: Any) -> dict[str, Any]:
-        """Read a file, or a folder that a sharded run wrote, with whole tensors."""
-        if Path(path).is_dir():
-            return ckpt.read_checkpoint(path)
         with ckpt.reading(path):
             return super().load_checkpoint(path, *arguments, **settings)
 
 
 def is_whole(path: Path) -> bool:
     """Whether every part of a checkpoint has the checksum that was written with it."""
-    if path.is_dir():
-        return ckpt.folder_reader(path).is_whole(path)
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None

@@ -74,7 +74,7 @@ def write(folder: Path, output: Path, repo: str, ema: bool | None, license: str 
         raise UserError(f"{folder} has no scores of a moving average: the run kept none")
     ema = "ema" in about if ema is None else ema
     config = saved.of_run(folder)
-    state = ckpt.data_state(ckpt.read_checkpoint(checkpoint, without=ckpt.TENSORS)) or {}
+    state = ckpt.data_state(ckpt.read_checkpoint(checkpoint)) or {}
     output.mkdir(parents=True, exist_ok=True)
     images = _images(folder, output)
     names = [image.name for image in images]
