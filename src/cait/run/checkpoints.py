@@ -293,12 +293,8 @@ class BestCheckpoint(ModelCheckpoint):
             super().on_validation_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        before, now = state_dict["dirpath"], str(self.dirpath)
-
-        def moved(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {moved(key): moved(item) for key, item in value.items()}
-            return value.replace(before, now) if isinstance(value, str) else value
-
-        same_run = Path(now, BEST).exists()  # else it starts from another run's checkpoint
-        super().load_state_dict(moved(state_dict) if same_run else state_dict)
+        best = str(Path(str(self.dirpath), BEST))
+        if state_dict["best_k_models"] and Path(best).exists():  # else it starts from another run's checkpoint
+            moved = {"dirpath": self.dirpath, "best_model_path": best, "kth_best_model_path": best}
+            state_dict |= moved | {"best_k_models": {best: state_dict["best_model_score"]}}
+        super().load_state_dict(state_dict)
