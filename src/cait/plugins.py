@@ -29,8 +29,7 @@ KINDS = {
     "SETTINGS": "list[Setting]: settings of `cait fit` or of other verbs that train or score",
     "RECIPE_SETTINGS": "dict[str, Any]: settings of extras that a recipe chosen for a folder takes",
     "CALLBACK_SETTINGS": 'dict[str, str]: {"name": "module:Callback"}; the class\'s arguments are --name.ARGUMENT',
-    "DATA_SETTINGS": '"module:Group": a dataclass whose fields become settings of the data module, see cait.settings',
-    "MODEL_SETTINGS": '"module:Group": the same for the LightningModule; a run holds them in `module.hparams`',
+    "GROUPS": 'dict[str, str]: {"data": "module:Group"}: a dataclass whose fields become settings of "data" or "model"',
     "LEARNT": 'Sequence[str]: settings in words that a stranger\'s run may set, as "data.labels"; they write nowhere',
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
     "quieten": "() -> None: before a verb trains or scores, to hide some of Lightning's messages",
@@ -195,6 +194,11 @@ def merged(kind: str) -> dict[str, Any]:
 def settings() -> list[Setting]:
     """The settings that extras add to verbs."""
     return [setting for added in of_kind("SETTINGS") for setting in added]
+
+
+def groups(part: str) -> list[type]:
+    """The dataclasses whose fields extras add to the settings of the data module, "data", or of the "model"."""
+    return [load(added[part]) for added in of_kind("GROUPS") if part in added]
 
 
 def results(folder: Path) -> list[Results]:

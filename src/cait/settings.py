@@ -41,7 +41,7 @@ def flat(more: str = "") -> Callable[[Init], Init]:
     LightningCLI and `help` show them, and subclasses may pass `**kwargs` on.
 
     Args:
-        more: the kind of `cait.plugins` by which extras add groups. They are checked; their values are in `Given`.
+        more: what extras add groups to, as `cait.plugins.groups` has them. They are checked; `Given` has their values.
 
     Raises:
         UserError: in the call, there is no such setting, or a group refuses its value; here, two groups disagree.
@@ -50,7 +50,7 @@ def flat(more: str = "") -> Callable[[Init], Init]:
     def decorate(init: Init) -> Init:
         self_parameter, *parameters = inspect.signature(init).parameters.values()
         types = {name: kind for name, kind in get_type_hints(init).items() if name != "return"}
-        added = [plugins.load(path) for path in plugins.of_kind(more)] if more else []
+        added = plugins.groups(more) if more else []
         groups = [*filter(is_dataclass, types.values()), *added]
         settings: dict[str, inspect.Parameter] = {}
         for parameter in parameters:

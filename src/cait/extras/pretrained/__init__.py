@@ -13,7 +13,7 @@ VERBS = {
         "features of images: cait features RUN|--name MODEL --images DIR --output FILE.npz",
     )
 }
-MODEL_SETTINGS = "cait.extras.pretrained.freeze:FreezeSettings"
+GROUPS = {"model": "cait.extras.pretrained.freeze:FreezeSettings"}
 SETTINGS = [
     Setting(
         "baselines",

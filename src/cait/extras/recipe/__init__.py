@@ -34,7 +34,7 @@ class OwnImages:
         check_choice(self, {"balance": ("sqrt", "full", None)})
 
 
-DATA_SETTINGS = "cait.extras.recipe:OwnImages"
+GROUPS = {"data": "cait.extras.recipe:OwnImages"}
 
 
 def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:
