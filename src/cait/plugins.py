@@ -27,7 +27,6 @@ FOLDER = Path(__file__).parent / "extras"
 KINDS = {
     "VERBS": "dict[str, Verb]: verbs of `cait` by name",
     "SETTINGS": "list[Setting]: settings of `cait fit` or of other verbs that train or score",
-    "RECIPE_SETTINGS": "dict[str, Any]: settings of extras that a recipe chosen for a folder takes",
     "CALLBACK_SETTINGS": 'dict[str, str]: {"name": "module:Callback"}; the class\'s arguments are --name.ARGUMENT',
     "GROUPS": 'dict[str, str]: {"data": "module:Group"}: a dataclass whose fields become settings of "data" or "model"',
     "LEARNT": 'Sequence[str]: settings in words that a stranger\'s run may set, as "data.labels"; they write nowhere',
@@ -48,7 +47,6 @@ KINDS = {
     "TASKS": 'dict[str, str]: {"name": "module:Task"}: what the labels of an image are; see cait.train.metrics',
     "figures": "(folder) -> dict[str, Figure]: figures of a run for `cait plot`; a UserError says why there are none",
     "results": "(folder) -> Results or None: what a run is compared with, for its summary, its card and its page",
-    "suggest": "(run) -> list[(what, command)]: what to type after training, for the summary",
     "SCORES": "Sequence[str]: names of scores in evaluation.json, which no metric of the user's own may have",
     "scorers": "(scoring) -> Scorer: what `cait eval` counts beyond loss and accuracy; see cait.cli.evaluate",
     "published": '(hparams, settings) -> {"published": {who: {set: top-1}}}: accuracies to show beside those of `eval`',
