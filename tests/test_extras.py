@@ -17,7 +17,6 @@ from harness import LIMIT, REPO, environment, link_digits, rows, start
 from runs import wait_for_steps
 
 from cait import plugins
-from cait.errors import UserError
 
 SOURCE = REPO / "src" / "cait"
 EXTRAS = sorted(path.parent.name for path in (SOURCE / "extras").glob("*/__init__.py"))
@@ -75,13 +74,6 @@ def test_contrib_is_found_in_a_clone_alone(tmp_path: Path, monkeypatch: pytest.M
     assert plugins._contributed() == []
     path = REPO / "contrib/__init__.py"
     assert not path.exists() or {*CONTRIB} <= plugins.extras().keys()
-
-
-def test_two_extras_of_one_name_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = EXTRAS[0]
-    monkeypatch.setattr(plugins, "_contributed", lambda: [(name, f"contrib.{name}")])
-    with pytest.raises(UserError, match=f"two extras are called {name}: cait.extras.{name} and contrib.{name}"):
-        plugins.extras.__wrapped__()
 
 
 def strings(path: Path) -> set[str]:

@@ -139,16 +139,11 @@ def extras() -> dict[str, ModuleType]:
     """The extras by name: the folders of cait/extras and contrib, then installed packages.
 
     Raises:
-        UserError: one cannot be imported, or two have one name.
+        UserError: one cannot be imported.
     """
     paths = [(path.parent.name, f"{GROUP}.{path.parent.name}") for path in FOLDER.glob("*/__init__.py")]
     paths = sorted(paths + _contributed()) + [(point.name, point.value) for point in entry_points(group=GROUP)]
-    found: dict[str, ModuleType] = {}
-    for name, path in paths:
-        if name in found:
-            raise UserError(f"two extras are called {name}: {found[name].__name__} and {path}")
-        found[name] = _imported(name, path)
-    return found
+    return {name: _imported(name, path) for name, path in paths}
 
 
 def _contributed() -> list[tuple[str, str]]:
@@ -176,17 +171,8 @@ def of_kind(kind: str) -> list[Any]:
 
 
 def merged(kind: str) -> dict[str, Any]:
-    """The dictionaries that the extras have under this name, in one.
-
-    Raises:
-        UserError: two extras have the same key.
-    """
-    joined: dict[str, Any] = {}
-    for part in of_kind(kind):
-        if twice := joined.keys() & part.keys():
-            raise UserError(f"two extras add {kind} {', '.join(sorted(twice))}")
-        joined |= part
-    return joined
+    """The dictionaries that the extras have under this name, in one."""
+    return {key: value for part in of_kind(kind) for key, value in part.items()}
 
 
 def settings() -> list[Setting]:
