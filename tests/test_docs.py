@@ -1,4 +1,4 @@
-"""The documentation: its links lead somewhere, its commands can be found, and `make docs-check` tells a wrong one."""
+"""The documentation: its links lead somewhere, its commands can be found, and its notebook is of one run."""
 
 import importlib.util
 import json
@@ -52,49 +52,6 @@ def test_pages_have_commands_and_every_skipped_one_a_reason() -> None:
         assert block.words.get("skip") != "", block.place
 
 
-@pytest.mark.parametrize(
-    ("command", "cut"),
-    [
-        ("make train RUN=a", f'make train RUN=a ARGS="{check.FEW_STEPS} 1"'),
-        ("make resume ARGS=\"--x '{a: b}'\"", f"make resume ARGS=\"--x '{{a: b}}' {check.FEW_STEPS} 2\""),
-        (".venv/bin/cait fit --config FILE", f".venv/bin/cait fit --config FILE {check.FEW_STEPS} 1"),
-        ("make eval RUN=a", "make eval RUN=a"),
-    ],
-)
-def test_training_is_cut_to_a_few_steps(command: str, cut: str) -> None:
-    assert check.few_steps(command) == cut
-
-
-def test_a_sample_gets_the_numbers_that_are_printed() -> None:
-    printed = "model  CaiT 6×96\nepoch 2/2  loss: 0.81  acc1: 94.1%  lr: 1e-05\n│ top-1 │  9.75 % │ ──── │\n"
-    sample = "epoch 30/30 loss: 0.706 ... lr: 1e-05\n...\n│ top-1     │  99.44 % │ ── │\nno such line 3\n"
-    now, missing = check.as_printed(sample, printed)
-    assert now == "epoch 2/2  loss: 0.81  ...  lr: 1e-05\n...\n│ top-1 │  9.75 % │ ──── │\nno such line 3\n"
-    assert missing == ["no such line 3"]
-    printed = "│ 0 │ 97 │\n│ 1 │ 98 │\n"
-    assert check.as_printed("│ 0 │ 98 │\n│ 1 │ 97 │\n", printed)[0] == printed
-    printed = "a/0001.png 91 %\na/0002.png 92 %\na/0003.png 93 %\n"
-    assert check.as_printed("a/0002.png 7 %\na/0003.png 8 %\n", printed)[0] == printed[16:]
-
-
-def test_a_command_that_is_not_run_is_parsed(monkeypatch) -> None:
-    monkeypatch.chdir(REPO)
-    monkeypatch.setattr("sys.argv", ["cait"])
-    fit = "-m cait fit --config configs/digits.yaml --data.root DIR"
-    assert check.parse(f"torchrun {fit}; fi") == "settings parsed"
-    assert check.parse("scontrol requeue 1") == "not parsed"
-    with pytest.raises(ValueError, match=r"did you mean --model\.lr\?"):
-        check.parse(f"srun {fit} --model.lrr 1")
-    with pytest.raises(ValueError, match="No rule to make target"):
-        check.parse("make no-such-target")
-
-
-def test_a_command_that_fails_is_told_with_its_output() -> None:
-    assert check.run("echo fine") == "fine\n"
-    with pytest.raises(ValueError, match="exit code 3\nwhy"):
-        check.run("echo why; exit 3")
-
-
 @pytest.mark.parametrize("path", check.NOTEBOOKS, ids=str)
 def test_a_notebook_has_the_outputs_of_one_run(path: Path) -> None:
     text = (REPO / path).read_text()
@@ -114,26 +71,3 @@ def test_a_notebook_has_the_outputs_of_one_run(path: Path) -> None:
             assert not OF_A_MACHINE.search(printed), printed
             assert not set("\r\x1b") & set(printed), "progress bars, or colours"
     assert pictures
-
-
-def test_a_path_of_a_machine_is_found_in_an_output() -> None:
-    assert OF_A_MACHINE.search("/tmp/x/logs/a: warning")
-    assert OF_A_MACHINE.search('  File "/usr/lib/python3/a.py"')
-    assert not OF_A_MACHINE.search("logs/notebook/metrics.csv, epoch 1/10, https://site.org/a/b, val/acc1, ./a/b/c")
-
-
-def test_a_notebook_is_valid_and_a_cell_that_fails_is_told(tmp_path: Path) -> None:
-    """With Jupyter's own parts."""
-    nbformat = pytest.importorskip("nbformat")
-    pytest.importorskip("ipykernel")
-    pytest.importorskip("nbclient")
-    for path in check.NOTEBOOKS:
-        nbformat.validate(nbformat.read(REPO / path, as_version=4))
-    cells = [nbformat.v4.new_code_cell(code) for code in ("print(6 * 7)", "1 / 0")]
-    for count in (1, 2):
-        nbformat.write(nbformat.v4.new_notebook(cells=cells[:count]), tmp_path / f"{count}.ipynb")
-    check.execute(tmp_path / "1.ipynb")
-    (cell,) = nbformat.read(tmp_path / "1.ipynb", as_version=4).cells
-    assert [output.text for output in cell.outputs] == ["42\n"]
-    with pytest.raises(ValueError, match="ZeroDivisionError"):
-        check.execute(tmp_path / "2.ipynb")

@@ -10,7 +10,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from harness import LIMIT, REPO, SMALL, environment, link_digits
+from harness import LIMIT, REPO, SMALL, environment
+
+pytestmark = pytest.mark.slow
 
 PROJECT = "images_seen_project"
 
@@ -35,29 +37,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
-    folder = tmp_path_factory.mktemp("place")
-    link_digits(folder, digits_root)
-    return folder
-
-
 def cait(place: Path, installed: Path | None, *arguments: str, status: int = 0) -> str:
     """What `cait` prints, in a process that finds the package if it is given."""
     env = environment()
     if installed is not None:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), str(installed))))
     done = subprocess.run(
-        [sys.executable, "-m", "cait", *arguments],
-        cwd=place,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT,
+        [sys.executable, "-m", "cait", *arguments], cwd=place, env=env, capture_output=True, text=True, timeout=LIMIT
     )
-    assert done.returncode == status, done.stdout
-    return done.stdout
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
 
 
 def test_a_run_counts_as_the_page_says(place: Path, installed: Path) -> None:
@@ -66,13 +55,8 @@ def test_a_run_counts_as_the_page_says(place: Path, installed: Path) -> None:
     ]
     assert all(words in commands for words in (f"./{PROJECT}", "--count_every_n_steps 20", "cait seen counted"))
     assert "images that a run has seen" in cait(place, installed, "--help")
-    fit = ("fit", *SMALL, "--run_name=counts", "--trainer.max_steps=2")
+    fit = ("fit", *SMALL, "--run_name=counted", "--trainer.max_steps=2")
     assert "128 images seen" in cait(place, installed, *fit, "--count_every_n_steps=2").splitlines()
-
-
-@pytest.mark.slow
-def test_it_goes_on_counting_and_its_verb_reads_it(place: Path, installed: Path) -> None:
-    cait(place, installed, "fit", *SMALL, "--run_name=counted", "--trainer.max_steps=2", "--count_every_n_steps=2")
     assert cait(place, installed, "seen", "counted") == "128 images seen\n"
     assert "256 images seen" in cait(place, installed, "resume", "counted", "--trainer.max_steps=4").splitlines()
     # Without the package there is no such verb, and the run still goes on.
@@ -80,10 +64,6 @@ def test_it_goes_on_counting_and_its_verb_reads_it(place: Path, installed: Path)
     resumed = cait(place, None, "resume", "counted", "--trainer.max_steps=5")
     assert "left out count_every_n_steps" in resumed
     assert "images seen" not in resumed
-
-
-@pytest.mark.slow
-def test_a_run_that_did_not_count_is_refused_in_a_line(place: Path, installed: Path) -> None:
     cait(place, installed, "fit", *SMALL, "--run_name=plain", "--trainer.max_steps=1")
     message = "cait: error: logs/plain did not count: train with --count_every_n_steps\n"
     assert cait(place, installed, "seen", "plain", status=2) == message

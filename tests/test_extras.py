@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import ast
-import io
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import LIMIT, REPO, environment, link_digits, slow, start
+from harness import LIMIT, REPO, environment, link_digits, rows, start
 from runs import wait_for_steps
 
 from cait import plugins
-from cait.errors import UserError
 
 SOURCE = REPO / "src" / "cait"
 EXTRAS = sorted(path.parent.name for path in (SOURCE / "extras").glob("*/__init__.py"))
@@ -79,42 +76,21 @@ def test_contrib_is_found_in_a_clone_alone(tmp_path: Path, monkeypatch: pytest.M
     assert not path.exists() or {*CONTRIB} <= plugins.extras().keys()
 
 
-def test_two_extras_of_one_name_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = EXTRAS[0]
-    monkeypatch.setattr(plugins, "_contributed", lambda: [(name, f"contrib.{name}")])
-    with pytest.raises(UserError, match=f"two extras are called {name}: cait.extras.{name} and contrib.{name}"):
-        plugins.extras.__wrapped__()
-
-
-def words_of(path: Path) -> set[str]:
-    """The strings of a file, without docstrings, whole and by words."""
-    text = path.read_text()
-    documented = {
-        node.body[0].value.lineno
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        and node.body
-        and isinstance(node.body[0], ast.Expr)
-    }
-    found = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.STRING and token.start[0] not in documented:
-            found.add(token.string.strip("rbf").strip("\"'"))
-    return found
+def strings(path: Path) -> set[str]:
+    """The strings of a file."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 @pytest.mark.parametrize("name", EXTRAS + CONTRIB)
 def test_the_core_does_not_name_it(name: str) -> None:
     extra = plugins.extras()[name]
-    names = {name, *getattr(extra, "VERBS", {}), *getattr(extra, "CALLBACK_SETTINGS", {})}
-    names |= {key for kind in ("STRATEGIES", "ATTENTION_BACKENDS", "STEMS") for key in getattr(extra, kind, {})}
-    names |= {setting.name for setting in getattr(extra, "SETTINGS", [])}
+    names = {name, *getattr(extra, "VERBS", {}), *(setting.name for setting in getattr(extra, "SETTINGS", []))}
+    place = re.compile(rf"(extras|contrib)[./]{name}\b")
     for path in CORE:
-        assert not (names & words_of(path)) - OTHERS.keys(), f"{path} names the extra {name}"
-        assert f"extras.{name}" not in path.read_text(), f"{path} names the extra {name}"
-        assert not re.search(rf"(extras|contrib)/{name}\b", path.read_text()), f"{path} names the extra {name}"
-    makefile = (REPO / "Makefile").read_text()
-    assert not re.search(rf"^{name}:|(extras|contrib)/{name}\b|cait {name}\b", makefile, re.M)
+        assert not (names & strings(path)) - OTHERS.keys(), f"{path} names the extra {name}"
+        assert not place.search(path.read_text()), f"{path} names the extra {name}"
+    assert not re.search(rf"^{name}:|(extras|contrib)/{name}\b|cait {name}\b", (REPO / "Makefile").read_text(), re.M)
 
 
 @pytest.fixture
@@ -152,33 +128,23 @@ def killed(folder: Path, name: str) -> None:
     assert (folder / "logs" / name / "checkpoints/last.ckpt").exists()
 
 
-@pytest.mark.parametrize(
-    "deleted", [*slow(*([name] for name in EXTRAS)), EXTRAS], ids=lambda names: "+".join(names)[:40]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("deleted", [EXTRAS, *([name] for name in EXTRAS)], ids=lambda names: "+".join(names)[:40])
 def test_the_core_works_without(deleted: list[str], copy: Path) -> None:
     verbs = {verb for name in deleted for verb in getattr(plugins.extras()[name], "VERBS", {})}
-    # A run that has something of each extra in its configuration.
-    killed(copy, "before")
+    killed(copy, "before")  # a run that has something of each extra in its configuration
     for name in deleted:
         shutil.rmtree(copy / "src/cait/extras" / name)
-    helped = run(copy, "--help")
-    targets = subprocess.run(
-        ["make", "help", f"PYTHON={sys.executable}"],
-        cwd=copy,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=True,
-    ).stdout
-    for text in (helped, targets):
+    make = ["make", "help", f"PYTHON={sys.executable}"]
+    targets = subprocess.run(make, cwd=copy, capture_output=True, text=True, timeout=LIMIT, check=True).stdout
+    for text in (run(copy, "--help"), targets):
         assert not verbs & set(re.findall(r"^  ([a-z-]+) ", text, re.M))
         assert "predict" in text
-    steps = len((copy / "logs/before/metrics.csv").read_text().splitlines())
+    steps = len(rows(copy / "logs/before"))
     told = run(copy, "resume", "before", "--trainer.max_epochs=1")
-    assert "before/checkpoints/best.ckpt" in told or "`max_epochs=1` reached" in told
     assert not re.search("Be aware|not resumable|resuming from a checkpoint that ended", told)
     assert (copy / "logs/before/checkpoints/best.ckpt").exists()
-    assert len((copy / "logs/before/metrics.csv").read_text().splitlines()) > steps
+    assert len(rows(copy / "logs/before")) > steps
     killed(copy, "new")
     run(copy, "resume", "new", "--trainer.max_epochs=1")
     assert "top-1" in run(copy, "eval", "new")

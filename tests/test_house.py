@@ -113,7 +113,6 @@ ELSEWHERE = {
     "yaml_reader.py": "the reader of YAML",
     "ckpt.py": "torch's reader, after `open_file`",
     "model/weights.py": "torch's and safetensors' readers, after `open_file`",
-    "contrib/fsdp/sharded.py": "torch's reader, after `check_inside`",
     "extras/page.py": "the page's template",
     "extras/recipe/duration.py": "what the kernel says",
     "extras/recipe/trial.py": "what the kernel says",

@@ -128,10 +128,10 @@ def test_a_wrong_setting_is_refused(settings: dict[str, Any], said: str) -> None
 
 
 def test_extras_add_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "of_kind", {"DATA_SETTINGS": [f"{__name__}:Added"]}.__getitem__)
+    monkeypatch.setattr(plugins, "groups", {"data": [Added]}.__getitem__)
 
     class Data:
-        @flat("DATA_SETTINGS")
+        @flat("data")
         def __init__(self, optimizer: Optimizer, given: Given) -> None:
             self.optimizer, self.given = optimizer, given
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from harness import REPO
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:

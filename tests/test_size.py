@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 import size
 from harness import SMALL, Cait
 
@@ -76,18 +75,3 @@ def test_the_table_of_the_extras_is_true() -> None:
         assert packages == extra.packages, extra.name
         for said, now in ((lines, extra.lines), (tests, extra.tests)):
             assert abs(int(said.replace(",", "")) - now) <= max(50, 0.2 * now), f"{extra.name}: {said}, now {now}"
-
-
-def test_a_long_constructor_and_a_name_in_two_rooms_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(size, "SOURCE", tmp_path)
-    monkeypatch.setattr(size, "EXTRAS", tmp_path / "extras")
-    for folder in ("model", "train", "extras/one", "extras/one/tests"):
-        (tmp_path / folder).mkdir(parents=True)
-    names = ", ".join(f"a{number}" for number in range(21))
-    (tmp_path / "model/block.py").write_text(f"class Long:\n    def __init__(self, {names}): ...\n")
-    (tmp_path / "train/block.py").write_text(f"class Short:\n    def __init__(self, {names[:-5]}): ...\n")
-    (tmp_path / "extras/one/block.py").write_text("")
-    (tmp_path / "extras/one/tests/test_block.py").write_text("x = 1\n")
-    assert size.names_in_two_rooms() == ["block.py"]
-    assert size.long_constructors() == ["model/block.py: Long"]
-    assert size.lines(size.sources(tmp_path)) == 4

@@ -1,16 +1,13 @@
-"""`--trainer.strategy fsdp2`: each process keeps a part of all parameters, gradients, moments and averages."""
+"""Lightning's strategy for FSDP2: each process keeps a part of all parameters, gradients, moments and averages."""
 
 from __future__ import annotations
 
 from copy import deepcopy
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -18,11 +15,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cait import ckpt, disk
+from cait import ckpt
 from cait.errors import UserError, one_line
 from cait.model import network as networks
 from cait.model.config import VARIANTS
-from cait.run.checkpoints import DurableCheckpointIO
 from contrib.fsdp import sharded
 
 if TYPE_CHECKING:
@@ -39,12 +35,12 @@ NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _BatchNorm)
 class FullyShardedStrategy(ModelParallelStrategy):
     """Lightning's strategy for FSDP2 over all processes. `CaiTModule.configure_model` calls `shard_module`.
 
-    Checkpoints hold what a run with DDP saves, key by key, with sharded tensors: see `sharded.py`. So they are
-    restored at the same points of a run as DDP's, and either strategy reads the other's checkpoints.
+    Checkpoints are files as a run with DDP writes them, see `sharded.py`. So they are restored at the same points of a
+    run as DDP's, and either strategy reads the other's checkpoints.
     """
 
     restore_checkpoint_after_setup, lightning_restore_optimizer = False, True
-    # Lightning's own would gather whole tensors, or leave the loading to `load_checkpoint`.
+    # Lightning's own would leave the loading to `load_checkpoint`.
     lightning_module_state_dict = Strategy.lightning_module_state_dict
     load_model_state_dict = Strategy.load_model_state_dict
     optimizer_state = Strategy.optimizer_state
@@ -60,8 +56,6 @@ class FullyShardedStrategy(ModelParallelStrategy):
             raise UserError(f"--trainer.precision {precision}: fsdp2 takes {' or '.join(PRECISIONS)}")
         if sync_batchnorm:
             raise UserError("--trainer.sync_batchnorm true: fsdp2 leaves batch norms as they are; take ddp")
-        if type(self.checkpoint_io) not in (DurableCheckpointIO, TorchCheckpointIO):
-            raise UserError("fsdp2 writes checkpoints itself: leave out plugins that write them")
         if self.root_device.type not in ("cpu", "cuda"):
             raise UserError(f"fsdp2 needs GPUs of NVIDIA or AMD, or the CPU, not {self.root_device.type}")
 
@@ -108,7 +102,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         return result
 
     def _check_states(self, optimizer: Any) -> None:
-        """Refuse moments that are not sharded as their parameters are: a checkpoint cannot hold them."""
+        """Refuse moments that are not sharded as their parameters are: `load_checkpoint` would share them out."""
         for parameter, state in optimizer.state.items():
             self._states_checked = True
             for name, value in state.items():
@@ -119,29 +113,16 @@ class FullyShardedStrategy(ModelParallelStrategy):
                     )
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        """`storage_options` may be {"previous": folder}: the checkpoint that was at `filepath` is kept there."""
-        path = Path(filepath)
-        beside = self.broadcast(disk.scratch(path))
-        publish = partial(disk.replace, beside, path, (storage_options or {}).get("previous"))
-        error = sharded.save(checkpoint, beside, publish)
-        if error:
-            self.checkpoint_io.error = f"cannot write {path}: {error}"  # type: ignore[attr-defined]
-            if self.is_global_zero:
-                disk.remove(beside)
+        """Write whole tensors, as with DDP: process 0 has them one by one in its host's memory."""
+        Strategy.save_checkpoint(self, sharded.gather(checkpoint), filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a checkpoint, sharded or plain. Each process keeps only its own part."""
-        mesh, path = self.device_mesh["data_parallel"], Path(checkpoint_path)
-        if not path.is_dir():
-            assert self.lightning_module is not None
-            state = self.lightning_module.state_dict()
-            names = {name for name, value in state.items() if isinstance(value, DTensor)}
-            names |= {name.removeprefix("model.") for name in names}  # those of the moving average
-            return sharded.share_out(ckpt.read_checkpoint(path), mesh, names)
-        try:
-            return sharded.read(path, mesh)
-        except Exception as error:
-            raise UserError(f"{path} is not a whole checkpoint of a run") from error
+        """Read a checkpoint. Each process keeps only its own part."""
+        assert self.lightning_module is not None
+        state = self.lightning_module.state_dict()
+        names = {name for name, value in state.items() if isinstance(value, DTensor)}
+        names |= {name.removeprefix("model.") for name in names}  # those of the moving average
+        return sharded.share_out(ckpt.read_checkpoint(checkpoint_path), self.device_mesh["data_parallel"], names)
 
 
 def shard(network: Any, mesh: DeviceMesh, compute: torch.dtype | None = None) -> None:

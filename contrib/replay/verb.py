@@ -77,7 +77,7 @@ def _choose_start(asked: Namespace) -> None:
     for name in (rundir.LAST, rundir.PREVIOUS, rundir.BEST) if asked.folder else ():
         path = asked.folder / rundir.CHECKPOINTS / name
         with contextlib.suppress(UserError):
-            checkpoint = ckpt.read_checkpoint(path, without=ckpt.TENSORS)
+            checkpoint = ckpt.read_checkpoint(path)
             step = int(checkpoint["global_step"])
             asked.data_state = asked.data_state or ckpt.data_state(checkpoint)
             if nearest < step <= asked.step and not (asked.ckpt_path or asked.data_only) and is_whole(path):

@@ -50,7 +50,7 @@ class Shards:
 
 
 LEARNT = ("data.order",)
-DATA_SETTINGS = "contrib.shards:Shards"
+GROUPS = {"data": "contrib.shards:Shards"}
 
 
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cait import disk, plugins
+from cait import disk
 from cait.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 
 EMA = "EMA"
 """Key of the moving average among the states of the callbacks."""
-TENSORS = ("state_dict", "optimizer_states", "callbacks")
-"""Keys of a checkpoint that hold nearly all of its size."""
 Checkpoint = dict[str, Any]
 FIELDS = {
     "state_dict": dict,
@@ -45,24 +42,17 @@ def check_weights(path: Path) -> None:
         raise UserError(f"the weights {path} do not exist")
 
 
-def read_checkpoint(path: str | Path, without: Sequence[str] = ()) -> Checkpoint:
-    """Read a checkpoint without running code from it.
-
-    The tensors of a file stay on disk. Those of a folder are read whole, except under the keys `without`, such as
-    "optimizer_states": there None takes their place.
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Read a checkpoint without running code from it. Its tensors stay on disk until they are used.
 
     Raises:
-        UserError: the file or folder is not a whole checkpoint of a run.
+        UserError: the file is not a whole checkpoint of a run.
     """
     import torch
 
-    folders = folder_reader(path) if Path(path).is_dir() else None
     try:
-        if folders is not None:
-            checkpoint = folders.read(Path(path), without=without)
-        else:
-            disk.open_file(Path(path)).close()  # a pipe would wait
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        disk.open_file(Path(path)).close()  # a pipe would wait
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         checkpoint["global_step"], checkpoint["state_dict"]
     except Exception as error:
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
@@ -86,18 +76,6 @@ def reading(path: Any) -> Iterator[None]:
 def _unreadable(path: Any, error: OSError) -> UserError:
     # It names the machine, because others may be able to read the file.
     return UserError(f"{socket.gethostname()} cannot read {path}: {error.strerror or one_line(error)}")
-
-
-def folder_reader(path: str | Path) -> Any:
-    """The module that reads checkpoints that are folders, such as `path`; an extra brings it.
-
-    Raises:
-        UserError: no extra does.
-    """
-    modules = plugins.of_kind("CHECKPOINT_FOLDERS")
-    if not modules:
-        raise UserError(f"{path} is a folder of sharded tensors, and no extra here reads such")
-    return importlib.import_module(modules[0])
 
 
 def is_checkpoint(content: Any) -> bool:

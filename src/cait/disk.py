@@ -1,4 +1,4 @@
-"""Files and folders that are whole after a kill at any moment: the old one or the new one."""
+"""Files that are whole after a kill at any moment: the old one or the new one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from typing import Any, BinaryIO
 
 from cait.errors import UserError, one_line, printable
 
-AWAY = ".away.tmp"
-"""Suffix of a file or folder that was moved away to make room for another."""
 TABLE: Any = dict(newline="", encoding="utf-8", errors="surrogateescape")
 """How files with the names of images are opened: names may hold bytes that are not text."""
 
@@ -218,14 +216,10 @@ def is_text(name: str) -> bool:
 
 
 def replace(beside: Path, path: Path, previous: Path | None = None) -> None:
-    """Move the file or folder `beside` to `path`, and keep what was at `path` as `previous`.
+    """Move the file `beside` to `path`, and keep what was at `path` as `previous`.
 
-    A kill at any moment leaves the old one or the new one. No rename replaces a folder, so the one that has to go is
-    moved away first. After a kill between those renames, `clear_scratch` puts it back.
+    A kill at any moment leaves the old one or the new one.
     """
-    if any(place is not None and place.is_dir() for place in (beside, path, previous)):
-        _replace_folder(beside, path, previous)
-        return
     if previous is not None and path.exists():
         _keep(path, previous)
     os.replace(beside, path)
@@ -242,23 +236,6 @@ def _keep(path: Path, previous: Path) -> None:
         os.replace(path, previous)
     else:
         os.replace(link, previous)
-
-
-def _replace_folder(beside: Path, path: Path, previous: Path | None) -> None:
-    if beside.is_dir():
-        flush(beside)
-    displaced = previous or path
-    away = displaced.with_name(f".{displaced.name}{AWAY}")
-    remove(away)
-    if path.exists():
-        if displaced.exists():
-            displaced.rename(away)
-        if previous is not None:
-            path.rename(previous)
-    beside.rename(path)
-    flush(path.parent)
-    with suppress(OSError):  # NFS keeps a folder that somebody reads; `clear_scratch` comes back to it
-        remove(away)
 
 
 def cause_of(error: BaseException) -> str:
@@ -285,11 +262,7 @@ def remove(path: Path) -> None:
 
 
 def clear_scratch(folder: Path) -> None:
-    """Remove what killed processes left half written, and put back what they had moved away."""
+    """Remove what killed processes left half written."""
     for path in list(folder.rglob(".*.tmp")):
-        place = path.with_name(path.name.removeprefix(".").removesuffix(AWAY))
-        if path.name.endswith(AWAY) and not place.exists():
-            path.rename(place)
-            continue
         with suppress(OSError):  # a process that has lost process 0 may still write there
             remove(path)

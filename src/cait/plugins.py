@@ -27,10 +27,8 @@ FOLDER = Path(__file__).parent / "extras"
 KINDS = {
     "VERBS": "dict[str, Verb]: verbs of `cait` by name",
     "SETTINGS": "list[Setting]: settings of `cait fit` or of other verbs that train or score",
-    "RECIPE_SETTINGS": "dict[str, Any]: settings of extras that a recipe chosen for a folder takes",
     "CALLBACK_SETTINGS": 'dict[str, str]: {"name": "module:Callback"}; the class\'s arguments are --name.ARGUMENT',
-    "DATA_SETTINGS": '"module:Group": a dataclass whose fields become settings of the data module, see cait.settings',
-    "MODEL_SETTINGS": '"module:Group": the same for the LightningModule; a run holds them in `module.hparams`',
+    "GROUPS": 'dict[str, str]: {"data": "module:Group"}: a dataclass whose fields become settings of "data" or "model"',
     "LEARNT": 'Sequence[str]: settings in words that a stranger\'s run may set, as "data.labels"; they write nowhere',
     "replace_arguments": "(verb, arguments, program) -> arguments: a step before the command line is parsed",
     "callbacks": "(run) -> list[Callback]: callbacks of a run that is about to train",
@@ -42,11 +40,8 @@ KINDS = {
     "STEMS": 'dict[str, str]: {"name": "module:factory"}: (CaiTConfig) -> module of images to tokens [B, N, d]',
     "fold": "(network, portable) -> network: for inference alone, changed in place; portable: for other programs too",
     "TASKS": 'dict[str, str]: {"name": "module:Task"}: what the labels of an image are; see cait.train.metrics',
-    "STRATEGIES": 'dict[str, str]: {"name": "module:Strategy"}: strategies of the Trainer, made without arguments',
-    "CHECKPOINT_FOLDERS": '"module": its read(folder, without) and is_whole(folder) serve checkpoints that are folders',
     "figures": "(folder) -> dict[str, Figure]: figures of a run for `cait plot`; a UserError says why there are none",
     "results": "(folder) -> Results or None: what a run is compared with, for its summary, its card and its page",
-    "suggest": "(run) -> list[(what, command)]: what to type after training, for the summary",
     "SCORES": "Sequence[str]: names of scores in evaluation.json, which no metric of the user's own may have",
     "scorers": "(scoring) -> Scorer: what `cait eval` counts beyond loss and accuracy; see cait.cli.evaluate",
     "published": '(hparams, settings) -> {"published": {who: {set: top-1}}}: accuracies to show beside those of `eval`',
@@ -138,16 +133,11 @@ def extras() -> dict[str, ModuleType]:
     """The extras by name: the folders of cait/extras and contrib, then installed packages.
 
     Raises:
-        UserError: one cannot be imported, or two have one name.
+        UserError: one cannot be imported.
     """
     paths = [(path.parent.name, f"{GROUP}.{path.parent.name}") for path in FOLDER.glob("*/__init__.py")]
     paths = sorted(paths + _contributed()) + [(point.name, point.value) for point in entry_points(group=GROUP)]
-    found: dict[str, ModuleType] = {}
-    for name, path in paths:
-        if name in found:
-            raise UserError(f"two extras are called {name}: {found[name].__name__} and {path}")
-        found[name] = _imported(name, path)
-    return found
+    return {name: _imported(name, path) for name, path in paths}
 
 
 def _contributed() -> list[tuple[str, str]]:
@@ -175,22 +165,18 @@ def of_kind(kind: str) -> list[Any]:
 
 
 def merged(kind: str) -> dict[str, Any]:
-    """The dictionaries that the extras have under this name, in one.
-
-    Raises:
-        UserError: two extras have the same key.
-    """
-    joined: dict[str, Any] = {}
-    for part in of_kind(kind):
-        if twice := joined.keys() & part.keys():
-            raise UserError(f"two extras add {kind} {', '.join(sorted(twice))}")
-        joined |= part
-    return joined
+    """The dictionaries that the extras have under this name, in one."""
+    return {key: value for part in of_kind(kind) for key, value in part.items()}
 
 
 def settings() -> list[Setting]:
     """The settings that extras add to verbs."""
     return [setting for added in of_kind("SETTINGS") for setting in added]
+
+
+def groups(part: str) -> list[type]:
+    """The dataclasses whose fields extras add to the settings of the data module, "data", or of the "model"."""
+    return [load(added[part]) for added in of_kind("GROUPS") if part in added]
 
 
 def results(folder: Path) -> list[Results]:

@@ -40,7 +40,7 @@ def flat(more: str = "") -> Callable[[Init], Init]:
     pass `**kwargs` on.
 
     Args:
-        more: the kind of `cait.plugins` by which extras add groups. They are checked; their values are in `Given`.
+        more: what extras add groups to, as `cait.plugins.groups` has them. They are checked; `Given` has their values.
 
     Raises:
         UserError: in the call, there is no such setting, or a group refuses its value.
@@ -48,7 +48,7 @@ def flat(more: str = "") -> Callable[[Init], Init]:
 
     def decorate(init: Init) -> Init:
         kinds = {name: kind for name, kind in get_type_hints(init).items() if name != "return"}
-        added = [plugins.load(path) for path in plugins.of_kind(more)] if more else []
+        added = plugins.groups(more) if more else []
         groups = [kind for kind in (*kinds.values(), *added) if is_dataclass(kind)]
         signature = _signature(init, kinds, added)
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import inspect
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from modules import loader, module, trainer
 
@@ -154,21 +151,7 @@ def test_lightnings_own_answers_to_signals_can_be_replaced() -> None:
     fit = trainer()
     # Called before each batch under DDP; replaced on the instance, because it waits for the device.
     assert "self._broadcast_sigterm_tensor()" in inspect.getsource(type(fit.fit_loop.epoch_loop).advance)
-    # Registered before on_train_start, and put back to what was found at the end.
-    source = inspect.getsource(_SignalConnector.register_signal_handlers)
-    assert "signal.SIGTERM" in source
-    assert hasattr(_SubprocessScriptLauncher, "kill")
-
-
-def test_lightnings_observer_of_children_ends_without_any() -> None:
-    observer = _ChildProcessObserver(main_pid=0, child_processes=[subprocess.Popen(["sleep", "1000"])])
-    try:
-        assert observer._run() is False
-        observer._child_processes[0].kill()
-    finally:
-        observer._child_processes[0].wait()
-    observer._child_processes = []  # instead of that one, for which it would kill this process
-    assert observer._run() is True
+    assert "signal.SIGTERM" in inspect.getsource(_SignalConnector.register_signal_handlers)  # before on_train_start
 
 
 def test_a_run_leaves_the_processs_signal_handlers_as_it_found_them(tmp_path: Path) -> None:
@@ -209,16 +192,3 @@ def test_torch_saves_checksums_that_zipfile_checks(damage: int, tmp_path: Path) 
     content[damage] ^= 0xFF
     path.write_bytes(content if damage > 0 else content[:damage])
     assert not is_whole(path)
-
-
-def test_the_store_of_the_rendezvous_can_be_had() -> None:
-    """Processes agree on signals through it."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        store = torch.distributed.PrefixStore("a", torch.distributed.distributed_c10d._get_default_store())
-        store.set("key", "5 0 7")
-        assert list(map(int, store.get("key").split())) == [5, 0, 7]
-        assert not store.check(["other"])
-        assert store.delete_key("key")
-    finally:
-        torch.distributed.destroy_process_group()

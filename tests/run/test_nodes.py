@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -20,10 +19,10 @@ from typing import Any, NamedTuple, cast
 import pytest
 import torch
 import torch.distributed as dist
-from harness import KIND, LIMIT, SMALL, Cait, checkpoint, ended, environment, free_port, link_digits, rows, start
+from harness import KIND, LIMIT, Cait, checkpoint, ended, environment, free_port, start
 from lightning.pytorch import Callback, Trainer
 from modules import loader, module, trainer
-from runs import ENDLESS, RECIPE, TWO, apart, assert_same, slurm_task, torchrun, wait_for_steps
+from runs import ENDLESS, RECIPE, TWO, apart, assert_same, slurm_task, wait_for_steps
 
 from cait.errors import UserError
 from cait.guards.run_lock import RunLock
@@ -31,37 +30,6 @@ from cait.model.network import create_model
 from cait.run import program
 from cait.run.checkpoints import DurableCheckpointIO, LastCheckpoint
 from cait.run.program import Processes
-from cait.run.signals import StopSignals
-
-
-def test_all_processes_hear_the_same_after_the_same_step_however_far_apart_they_are() -> None:
-    size, store = 4, dist.HashStore()
-    heard: list[list[tuple[int, bool]]] = [[] for _ in range(size)]
-    ahead = threading.Semaphore(200)  # steps that process 0 may be ahead of process 2, as a GPU's queue would allow
-
-    def process(rank: int) -> None:
-        signals = StopSignals()
-        signals.share(store, decides=rank == 0, step=0)
-        for step in range(1, 2001):
-            if rank == 0:
-                assert ahead.acquire(timeout=LIMIT)
-            if rank == 2:
-                ahead.release()
-            if rank == 2 and step == 300:
-                signals._note(signal.SIGUSR1, None)
-            heard[rank].append(signals.agreed(step, save=rank == 0 and step % 7 == 0, wait=step % 50 != 0))
-            if heard[rank][-1][0]:
-                return
-
-    threads = [threading.Thread(target=process, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=LIMIT)
-    assert heard[0][-1][0] == signal.SIGUSR1
-    assert any(save for _, save in heard[0])
-    assert all(other == heard[0] for other in heard[1:])
-    assert len(heard[0]) < 2000
 
 
 class Cluster(NamedTuple):
@@ -104,14 +72,6 @@ def together(main: Callable[[Processes, int], Any], monkeypatch: pytest.MonkeyPa
     return found
 
 
-def told_by_one(processes: Processes, rank: int) -> list[str]:
-    if rank == 2:
-        processes.tell("no such file")
-        raise UserError("no such file")
-    processes.agree()
-    return processes.agree()
-
-
 HOST = socket.gethostname()
 SAME = "all processes of a run need the same data, code and settings"
 ODD = f"process 1 on {HOST} has --model.lr 0.1, process 0 on {HOST} 0.2: {SAME}"
@@ -122,10 +82,6 @@ LACKS = f"process 1 on {HOST} has checkpoint None, process 0 on {HOST} last.ckpt
     ("main", "expected"),
     [
         (lambda processes, rank: processes.agree(str(rank)), [["0", "1", "2"]] * 3),
-        (
-            lambda processes, rank: [processes.agree(f"{n} {rank}")[1] for n in range(9)],
-            [[f"{n} 1" for n in range(9)]] * 3,
-        ),
         (lambda processes, rank: processes.of_first(lambda: f"of {rank}"), ["of 0"] * 3),
         (lambda processes, rank: processes.compare({"--model.lr": "0.1"}), [None] * 3),
         (lambda processes, rank: processes.compare({"--model.lr": "0.1" if rank else "0.2"}), [ODD] * 3),
@@ -134,7 +90,6 @@ LACKS = f"process 1 on {HOST} has checkpoint None, process 0 on {HOST} last.ckpt
             lambda processes, rank: processes.agree(trouble="full" if rank == 1 else ""),
             [f"process 1 on {HOST}: full"] * 3,
         ),
-        (told_by_one, [f"process 2 on {HOST}: no such file"] * 2 + ["no such file"]),
     ],
 )
 def test_processes_agree_before_they_train(main: Any, expected: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,17 +117,6 @@ def test_after_a_restart_nobody_takes_the_store_of_the_start_before(monkeypatch:
     assert opened[1].get("word") == b"heard"
     assert os.environ["MASTER_PORT"] == str(opened[0].port) != str(torchruns.port)
     assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "False"  # torch takes the same
-
-
-def test_the_answers_are_cleared_from_the_store() -> None:
-    store = dist.HashStore()
-    signals = StopSignals()
-    signals.share(store, decides=True, step=0)
-    for step in range(1, 10):
-        signals.agreed(step, wait=False)
-    assert store.num_keys() == 9
-    signals.forget()
-    assert store.num_keys() == 0
 
 
 @pytest.mark.parametrize(("minutes", "saves"), [(1e-9, 6), (None, 1), (100.0, 1)])
@@ -210,12 +154,6 @@ def test_no_save_comes_between_a_step_and_its_validation(tmp_path: Path) -> None
     assert [step for what, step in events if what == "saved"] == [*range(1, 13)]
     for step in (4, 8, 12):
         assert events.index(("saved", step)) == events.index(("validated", step)) + 1
-
-
-@pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan")])
-def test_no_time_to_save(minutes: float, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="save_every_n_minutes must be above 0"):
-        LastCheckpoint(tmp_path, every_n_minutes=minutes)
 
 
 def test_a_run_is_finished_until_it_is_continued(tmp_path: Path) -> None:
@@ -284,28 +222,6 @@ def test_a_folder_is_held_until_its_process_ends_however_it_ends(tmp_path: Path)
         os.killpg(held.pid, signal.SIGKILL)
 
 
-@pytest.mark.slow
-def test_a_second_resume_leaves_the_first_alone(cait: Cait, tmp_path: Path) -> None:
-    one = [*SMALL, "--trainer.max_epochs=1000", "--trainer.log_every_n_steps=1", "--save_every_n_steps=2"]
-    job = start(tmp_path, "fit", *one, "--run_name=busy")
-    run = tmp_path / "logs/busy"
-    try:
-        wait_for_steps(run, 5, job)
-        before = len(rows(run))
-        second = cait("resume", "busy")
-        assert second.returncode == 2
-        assert re.search(rf"cait: error: logs/busy is being trained by process {job.pid} on ", second.stderr)
-        assert "Traceback" not in second.stderr
-        wait_for_steps(run, before + 5, job)
-        job.kill()  # not its workers
-        job.wait()
-        on = cait("resume", "busy", f"--trainer.max_epochs={checkpoint(run)['epoch'] + 1}")
-        assert on.returncode == 0, on.stderr
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, signal.SIGKILL)
-
-
 def test_batch_norm_over_all_processes_keeps_its_channels() -> None:
     torch.manual_seed(0)
     model = create_model("xxs24", 32, 7, 0.0, embed_dim=32, depth=2, num_heads=2, norm="batchnorm").train()
@@ -337,13 +253,9 @@ def test_two_tasks_of_slurm(cait: Cait, tmp_path: Path) -> None:
 
 
 DIFFERS = {
-    "folder": (
-        [],
-        r"process 1 on \S+: logs/cut is not the folder of process .*; all nodes must share it",
-    ),
+    "folder": ([], r"process 1 on \S+: logs/cut is not the folder of process .*; all nodes must share it"),
     "images": ([], rf"process 1 on \S+ has training images 1,436 \(\w+\), process 0 on \S+ 1,437 \(\w+\): {SAME}"),
     "setting": (["--model.lr=0.5"], rf"process 1 on \S+ has --model.lr 0.5, process 0 on \S+ 0.002: {SAME}"),
-    "start": (["--data.root=nowhere"], r"the data folder nowhere does not exist"),
 }
 
 
@@ -369,7 +281,7 @@ def test_a_node_that_differs_ends_the_run_of_all_before_its_first_step(
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("no run", "there is no run logs/cut; .*; all nodes must share logs/"),
+        ("no run", "there is no run logs/cut"),
         ("older", r"process 1 on \S+ has checkpoint last.ckpt at step 4, process 0 on \S+ last.ckpt at step 5: "),
         ("torn", "logs/cut/checkpoints/last.ckpt is not a whole checkpoint of a run"),
     ],
@@ -407,41 +319,6 @@ def error_of(job: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.slow
-def test_the_first_process_alone_needs_the_key_that_signed_the_run(tmp_path: Path, digits_root: Path) -> None:
-    link_digits(tmp_path, digits_root)
-    (tmp_path / "own_net.py").write_text(
-        "from torch import nn\n"
-        "class Net(nn.Sequential):\n"
-        "    def __init__(self, img_size, num_classes):\n"
-        "        super().__init__(nn.Flatten(), nn.Linear(3 * img_size ** 2, num_classes))\n"
-    )
-    settings = [*ENDLESS, "--model.name=own_net:Net", "--model.fields=null", "--trainer.limit_val_batches=1"]
-    alone = ["--trainer.devices=1", "--data.batch_size=64", "--trainer.max_steps=2", "--run_name=own"]
-    job = start(tmp_path, "fit", *settings, *alone, env=environment() | {"XDG_CONFIG_HOME": str(tmp_path / "home0")})
-    output = job.communicate(timeout=LIMIT)[0]
-    assert job.returncode == 0, output
-    script = tmp_path / "homes.sh"
-    script.write_text(f'XDG_CONFIG_HOME={tmp_path}/home$RANK exec {sys.executable} "$@"\n')
-    command = (*torchrun("--standalone", "--no_python"), "bash", str(script))
-    again = start(tmp_path, "resume", "own", *TWO, "--trainer.max_steps=4", command=command)
-    output = again.communicate(timeout=LIMIT)[0]
-    assert again.returncode == 0, output
-    assert checkpoint(tmp_path / "logs/own")["global_step"] == 4
-
-
-@pytest.mark.slow
-def test_both_tasks_of_slurm_end_if_the_name_of_the_run_is_taken(tmp_path: Path, digits_root: Path) -> None:
-    link_digits(tmp_path, digits_root)
-    (tmp_path / "logs/cut/checkpoints").mkdir(parents=True)
-    (tmp_path / "logs/cut/checkpoints/last.ckpt").touch()
-    tasks = [slurm_task(tmp_path, rank, "fit", *ENDLESS, "--run_name=cut") for rank in range(2)]
-    outputs = [job.communicate(timeout=LIMIT)[0] for job in tasks]
-    assert [job.returncode for job in tasks] == [2, 2], outputs
-    for output, said in zip(outputs, ("logs/cut", r"process 0 on \S+: logs/cut"), strict=True):
-        assert re.search(rf"^cait: error: {said} holds a run", output, re.M), output
-
-
-@pytest.mark.slow
 def test_torchrun_starts_a_run_again_that_lost_a_process(cait: Cait, tmp_path: Path, place: Path) -> None:
     # Saved by the clock, and inside SLURM, which started torchrun as its one task.
     recipe = [*RECIPE, *TWO, "--save_every_n_steps=null", "--save_every_n_minutes=0.005"]
@@ -456,72 +333,3 @@ def test_torchrun_starts_a_run_again_that_lost_a_process(cait: Cait, tmp_path: P
     assert job.returncode == 0, output
     assert "nothing to do" not in output
     assert_same(run, ended(place, "two", [*RECIPE, *TWO]))
-
-
-@pytest.fixture
-def two_nodes() -> Iterator[list[tuple[str, ...]]]:
-    """What runs a command on each of two machines, as far as the network goes; their own names lead to loopback."""
-    names = ["cait-a", "cait-b"]
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and iproute2")
-
-    def ip(*arguments: str) -> None:
-        subprocess.run(["ip", *arguments], check=True, capture_output=True)
-
-    try:
-        try:
-            for name in names:
-                ip("netns", "add", name)
-            ip("link", "add", "veth-a", "netns", names[0], "type", "veth", "peer", "name", "veth-b", "netns", names[1])
-            for name, link, address in ((names[0], "veth-a", "10.77.0.1/24"), (names[1], "veth-b", "10.77.0.2/24")):
-                ip("-n", name, "addr", "add", address, "dev", link)
-                ip("-n", name, "link", "set", link, "up")
-                ip("-n", name, "link", "set", "lo", "up")
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"may not make network namespaces here: {error.stderr.decode().strip()}")
-        yield [
-            ("ip", "netns", "exec", name, "env", f"GLOO_SOCKET_IFNAME={link}")
-            for name, link in zip(names, ("veth-a", "veth-b"), strict=True)
-        ]
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
-
-
-@pytest.mark.slow
-def test_two_nodes_whose_names_lead_to_loopback(cait: Cait, tmp_path: Path, two_nodes: list[tuple[str, ...]]) -> None:
-    # DDP connects through the interface that is named, as NCCL finds its own. Then the name is taken away: what
-    # else would make a group of Gloo's, must do without.
-    unset = ["--trainer.callbacks+=recorder.ForgetInterface"]
-    nodes = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=2", "--trainer.strategy=ddp"]
-    recipe = [*ENDLESS, "--trainer.devices=1", *nodes, *unset, "--save_every_n_steps=1000"]
-
-    def launch(*arguments: str) -> list[subprocess.Popen[str]]:
-        jobs = []
-        for rank, prefix in enumerate(two_nodes):
-            options = ("--nnodes=2", f"--node_rank={rank}", "--master_addr=10.77.0.1", "--master_port=29613")
-            run = (*prefix, sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=1", *options)
-            jobs.append(start(tmp_path, *arguments, command=run))
-        return jobs
-
-    run = tmp_path / "logs/cut"
-    jobs = launch("fit", *recipe, "--run_name=cut")
-    try:
-        wait_for_steps(run, 3, jobs[0])
-        workers = subprocess.run(["pgrep", "-P", str(jobs[1].pid)], capture_output=True, text=True).stdout.split()
-        os.kill(int(workers[0]), signal.SIGUSR1)  # the process of the other node alone
-        outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
-        assert all(job.returncode != 0 for job in jobs)
-        assert "make resume RUN=cut" in outputs[0], outputs[0]
-        stopped = checkpoint(run)["global_step"]
-        assert stopped >= 3
-        jobs = launch(
-            "resume", "cut", "--trust-config", f"--trainer.max_steps={stopped + 2}", "--trainer.max_epochs=-1"
-        )
-        outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
-        assert [job.returncode for job in jobs] == [0, 0], outputs
-        assert checkpoint(run)["global_step"] == stopped + 2
-    finally:
-        for job in jobs:
-            if job.poll() is None:
-                os.killpg(job.pid, signal.SIGKILL)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from harness import python
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import loader, module, trainer
 
@@ -27,26 +26,13 @@ CHECKPOINT: dict[str, Any] = {
 STATE = {"class_names": ["cat", "dog"], "depends_on": {"seed": 0}}
 
 
-@pytest.mark.parametrize("name", ["ImageNetDataModule", "MyData", "test_run.<locals>.MyData"])
-def test_the_data_modules_part_is_found_by_what_it_holds(name: str) -> None:
+def test_the_data_modules_part_is_found_by_what_it_holds() -> None:
+    name = "test_run.<locals>.MyData"
     saved = CHECKPOINT | {name: STATE}
     assert ckpt.data_state(saved) is STATE
     assert ckpt.class_names(saved) == ["cat", "dog"]
     ckpt.rename_data_state(saved, "OtherData")
     assert saved == CHECKPOINT | {"OtherData": STATE}
-
-
-def test_a_part_that_says_what_it_depends_on_comes_first() -> None:
-    saved = CHECKPOINT | {"Other": {"class_names": ["x"]}, "MyData": STATE}
-    assert ckpt.data_state(saved) is STATE
-
-
-def test_a_checkpoint_without_a_data_module() -> None:
-    saved = CHECKPOINT.copy()
-    assert ckpt.data_state(saved) is None
-    assert ckpt.class_names(saved) is None
-    ckpt.rename_data_state(saved, "MyData")
-    assert saved == CHECKPOINT
 
 
 def test_the_weights_and_their_average() -> None:
@@ -59,18 +45,6 @@ def test_the_weights_and_their_average() -> None:
     assert torch.equal(average["head.bias"], 2 * WEIGHT)
     assert ckpt.average(CHECKPOINT | {"callbacks": {"EMA": {}}}) is None  # ema.decay null
     assert ckpt.average({"state_dict": {}}) is None
-
-
-@pytest.mark.parametrize("content", [b"", b"no checkpoint"])
-def test_what_is_no_checkpoint_is_told(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    with pytest.raises(UserError, match="not a whole checkpoint"):
-        ckpt.read_checkpoint(path)
-    path.write_bytes(content)
-    with pytest.raises(UserError, match="not a whole checkpoint"):
-        ckpt.read_checkpoint(path)
-    torch.save(CHECKPOINT, path)
-    assert ckpt.read_checkpoint(path)["global_step"] == 3
 
 
 def test_a_run_is_a_name_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,11 +74,6 @@ def test_a_file_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
     assert path.read_text() == "before"
 
 
-def test_it_needs_no_torch() -> None:
-    done = python("import sys; sys.modules['torch'] = None; from cait.run.rundir import folder_of; print(folder_of)")
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_best_of_a_script_follows_from_the_metric(tmp_path: Path) -> None:
     assert [BestCheckpoint(tmp_path, name).mode for name in ("val/acc1", "val/loss")] == ["max", "min"]
     with pytest.raises(UserError, match="is the largest value best, or the smallest"):
@@ -121,10 +90,7 @@ def test_the_best_of_a_script_follows_from_the_metric(tmp_path: Path) -> None:
         ("nan inf nan", "max", None),
     ],
 )
-def test_what_is_not_finite_is_never_the_best(
-    values: str, mode: str, best: float | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
+def test_what_is_not_finite_is_never_the_best(values: str, mode: str, best: float | None, tmp_path: Path) -> None:
     numbers = list(map(float, values.split()))
     logs = LambdaCallback(on_validation_epoch_end=lambda fit, net: net.log("val/x", numbers[fit.current_epoch]))
     fit = trainer(
@@ -137,4 +103,3 @@ def test_what_is_not_finite_is_never_the_best(
     fit.fit(module(), loader(), loader(4))
     assert checkpoint.best_model_score == best
     assert (tmp_path / "best.ckpt").exists() is (best is not None)
-    assert caplog.text.count("never the best") == 1

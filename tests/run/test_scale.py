@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from harness import REPO, SMALL, Cait, checkpoint, rows, start
+from harness import REPO, SMALL, Cait, rows
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from modules import module, trainer
-from runs import TWO, wait_for_steps
+from runs import TWO
 
 from cait.cli import main
 from cait.cli.lightning import CaiTCLI
@@ -112,14 +111,6 @@ def test_a_step_that_cannot_be_filled_is_refused(images: int, batch_size: int, a
         batches_a_step(images, batch_size, trainer(accumulate_grad_batches=accumulate))
 
 
-def test_every_trainer_accumulates(digits_root: Path) -> None:
-    given = data(digits_root, batch_size=32, global_batch=64)
-    for fit in (trainer(), trainer()):
-        for _ in range(2):  # by the command line and by `setup`
-            given.share_batch(fit)
-        assert fit.accumulate_grad_batches == 2
-
-
 def test_an_overlay_of_the_trainer_does_not_name_the_run() -> None:
     assert configurations.recipe(["--config=configs/digits.yaml", "--config=configs/trainer/debug.yaml"]) == "digits"
     files = ["configs/trainer/gpu.yaml", "configs/imagenet/xxs24_224.yaml", "finetune_384.yaml"]
@@ -133,33 +124,20 @@ def test_several_nodes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         trainer_checks.check_trainer(trainer(num_nodes=2, devices=1, strategy="ddp"), True, False)
 
 
-@pytest.mark.parametrize("more", [["--trainer.enable_checkpointing=false"], ["--trainer.fast_dev_run=1"], []])
-def test_slurm_is_never_asked_to_requeue_by_lightning(
-    more: list[str], tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch
+def test_one_process_in_slurm_numbers_its_runs_and_is_not_requeued_by_lightning(
+    tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm = dict(NTASKS="1", JOB_ID="7", JOB_NAME="train", PROCID="0", LOCALID="0", NODEID="0", NODELIST="node1")
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.chdir(tmp_path)
-    trainers: list[Trainer] = []
-    monkeypatch.setattr(CaiTCLI, "fit", lambda cli, *_, **__: trainers.append(cli.trainer))
-    main(["fit", *SMALL, f"--data.root={digits_root}", "--trainer.devices=1", "--run_name=mine", *more])
-    environment: Any = trainers[0]._accelerator_connector.cluster_environment
-    assert (type(environment), environment.auto_requeue) == (SLURMEnvironment, False)
-
-
-@pytest.mark.parametrize("job", ["train", "bash", "interactive"])
-def test_one_process_in_a_session_of_slurm_numbers_its_unnamed_runs(
-    job: str, tmp_path: Path, digits_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in dict(NTASKS="1", JOB_ID="7", JOB_NAME=job, PROCID="0", LOCALID="0", NODEID="0").items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    monkeypatch.chdir(tmp_path)
-    names: list[str] = []
-    monkeypatch.setattr(CaiTCLI, "fit", lambda cli, *_, **__: names.append(cli.run_dir.name))
+    made: list[CaiTCLI] = []
+    monkeypatch.setattr(CaiTCLI, "fit", lambda cli, *_, **__: made.append(cli))
     for _ in range(2):
         main(["fit", *SMALL, f"--data.root={digits_root}", "--trainer.devices=1"])
-    assert names == ["digits", "digits-2"]
+    assert [cli.run_dir.name for cli in made] == ["digits", "digits-2"]
+    environment: Any = made[0].trainer._accelerator_connector.cluster_environment
+    assert (type(environment), environment.auto_requeue) == (SLURMEnvironment, False)
 
 
 def slurm(folder: Path, *arguments: str, status: int, **variables: str) -> tuple[int, list[str]]:
@@ -221,31 +199,16 @@ def test_a_job_that_failed_is_tried_again_so_many_times(status: int, tmp_path: P
 
 @pytest.mark.slow
 def test_a_global_batch_gives_two_processes_the_curve_of_one(cait: Cait, tmp_path: Path) -> None:
-    """And a run of two processes goes on with one, at its step."""
     recipe = [*SMALL, "--data.global_batch=64", "--data.mixup=0", "--data.cutmix=0", "--model.drop_path_rate=0"]
-    recipe += ["--trainer.max_epochs=3", "--trainer.log_every_n_steps=1", "--trainer.accelerator=cpu"]
-    for name, options in {
-        "one": ["--trainer.devices=1", "--data.batch_size=64"],
-        "accumulated": ["--trainer.devices=1", "--data.batch_size=32"],
-        "two": [*TWO, "--data.batch_size=32"],
-    }.items():
+    recipe += ["--trainer.max_epochs=3", "--trainer.log_every_n_steps=1"]
+    curves = []
+    for name, options in {"one": ["--data.batch_size=64"], "two": [*TWO, "--data.batch_size=32"]}.items():
         done = cait("fit", *recipe, *options, f"--run_name={name}")
         assert done.returncode == 0, done.stderr
-    job = start(tmp_path, "fit", *recipe, *TWO, "--data.batch_size=32", "--save_every_n_steps=3", "--run_name=cut")
-    wait_for_steps(tmp_path / "logs/cut", 28, job)
-    os.killpg(job.pid, signal.SIGKILL)
-    job.wait()
-    assert checkpoint(tmp_path / "logs/cut")["global_step"] % 22  # amid an epoch
-    done = cait("resume", "cut", "--trainer.devices=1", "--trainer.strategy=auto")
-    assert done.returncode == 0, done.stderr
-    curves = {
-        name: torch.tensor([float(row["train/loss"]) for row in rows(tmp_path / "logs" / name) if row["train/loss"]])
-        for name in ("one", "accumulated", "two", "cut")
-    }
-    assert len(curves["one"]) == 66
-    for name in ("accumulated", "two", "cut"):
-        torch.testing.assert_close(curves[name][:STEPS], curves["one"][:STEPS], rtol=0, atol=1e-5)
-    assert checkpoint(tmp_path / "logs/cut")["global_step"] == 66
+        losses = [float(row["train/loss"]) for row in rows(tmp_path / "logs" / name) if row["train/loss"]]
+        curves.append(torch.tensor(losses))
+    assert len(curves[0]) == 66
+    torch.testing.assert_close(curves[1][:STEPS], curves[0][:STEPS], rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -262,17 +225,8 @@ def test_the_overlays_run(overlay: str, cait: Cait, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-@pytest.mark.parametrize("overlay", ["gpu", "node", "nodes"])
-def test_overlays_for_gpus_are_refused_in_a_line_without_one(
-    overlay: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, digits_root: Path, tmp_path: Path
-) -> None:
-    from cait.cli import main
-
-    monkeypatch.setattr("sys.argv", ["cait"])
-    monkeypatch.chdir(tmp_path)
-    configs = ["--config", str(REPO / "configs/digits.yaml"), "--config", str(REPO / f"configs/trainer/{overlay}.yaml")]
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", *configs, f"--data.root={digits_root}"])
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_an_overlay_for_gpus_is_refused_in_a_line_without_one(cait: Cait) -> None:
+    refused = cait("fit", "--config", str(REPO / "configs/digits.yaml"), "--config", "trainer/gpu.yaml")
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
     assert line.startswith("cait: error: --trainer.accelerator gpu: this machine has no GPU that PyTorch can use; ")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import SMALL, Cait, checkpoint, slow
+from harness import SMALL, Cait, checkpoint
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from modules import FIELDS, module, trainer
@@ -143,8 +143,10 @@ WAYS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
 """How a run is stopped, given the batches of a step, and the batches of its epoch done, if a step has one."""
 
 
-@pytest.mark.parametrize("accumulated", [1, 3])
-@pytest.mark.parametrize("way", WAYS)
+ACCUMULATED = ("max_steps amid an epoch", "early stopping", "own callback after a batch", "the module's own hook")
+
+
+@pytest.mark.parametrize(("way", "accumulated"), [*((way, 1) for way in WAYS), *((way, 3) for way in ACCUMULATED)])
 def test_a_stopped_run_ends_with_the_bits_of_one_left_alone(
     way: str, accumulated: int, fit: Callable, whole: Callable
 ) -> None:
@@ -268,7 +270,8 @@ def test_a_save_that_is_due_before_a_validation_is_made_after_it(
     assert [position.batch for position in saved] == [2, 4, 6, 0]
 
 
-@pytest.mark.parametrize("stop", ["on_train_batch_end", *slow("on_validation_end")])
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", ["on_train_batch_end", "on_validation_end"])
 def test_two_processes_stop_and_go_on(stop: str, cait: Cait, tmp_path: Path) -> None:
     recipe = [
         *SMALL,

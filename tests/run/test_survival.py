@@ -5,25 +5,21 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
-import fcntl
+import functools
+import itertools
 import json
 import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
-import termios
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from forked import heed_ctrl_c
-from harness import LIMIT, NO_TEXT, SMALL, Cait, checkpoint, ended, environment, rows, slow, start
+from harness import LIMIT, SMALL, Cait, checkpoint, ended, environment, rows, slow, start
 from lightning.pytorch.callbacks import LambdaCallback
 from modules import FIELDS, Chosen, loader, module, precision_of, trainer
 from PIL import Image
@@ -39,106 +35,61 @@ from cait.run.signals import output_may_go
 
 
 @pytest.fixture(scope="module")
-def whole(place: Path) -> Path:
-    """The run of RECIPE that nothing happened to."""
-    return ended(place, "one", RECIPE)
+def wholes(place: Path) -> Callable[[int], Path]:
+    """The run of RECIPE on so many processes that nothing happened to."""
+    return functools.cache(lambda processes: ended(place, f"on{processes}", [*RECIPE, *DEVICES_OF[processes]]))
 
 
-@pytest.fixture(scope="module")
-def whole_of_two(place: Path) -> Path:
-    """The same on two processes."""
-    return ended(place, "two", [*RECIPE, *TWO])
-
-
-def test_killed_amid_an_epoch_and_with_the_newest_checkpoint_torn(cait: Cait, tmp_path: Path, whole: Path) -> None:
-    run = tmp_path / "logs/cut"
-    job = start(tmp_path, "fit", *RECIPE, "--run_name=cut")
-    wait_for_steps(run, 30, job)
-    os.killpg(job.pid, signal.SIGKILL)
-    job.wait()
-    last = run / "checkpoints/last.ckpt"
-    newer = checkpoint(run)["global_step"]
-    assert newer >= 22
-    last.write_bytes(last.read_bytes()[:-1000])
-    resumed = cait("resume", "cut")
-    assert resumed.returncode == 0, resumed.stderr
-    assert "last.ckpt is damaged; going on from logs/cut/checkpoints/previous.ckpt\n" in resumed.stdout
-    assert_same(run, whole)
-
-
-@pytest.mark.slow
-def test_killed_amid_a_cooldown_that_was_not_planned(cait: Cait, tmp_path: Path) -> None:
-    recipe, run = [*RECIPE, "--model.warmup_epochs=0.5"], tmp_path / "logs/cut"
-    planned = cait("fit", *recipe, "--model.schedule=wsd", "--model.cooldown=0.3333", "--run_name=planned")
-    assert planned.returncode == 0, planned.stderr
-    begun = cait("fit", *recipe, "--trainer.max_epochs=2", "--model.schedule=constant", "--run_name=cut")
-    assert begun.returncode == 0, begun.stderr
-    cooldown = ["--model.schedule=wsd", "--model.cooldown=1", "--trainer.max_epochs=3"]
-    job = start(tmp_path, "resume", "cut", *cooldown)
-    wait_for_steps(run, 55, job)
-    os.killpg(job.pid, signal.SIGKILL)
-    job.wait()
-    assert 44 < checkpoint(run)["global_step"] < 66
-    resumed = cait("resume", "cut")
-    assert resumed.returncode == 0, resumed.stderr
-    assert_same(run, tmp_path / "logs/planned")
-
-
-@pytest.mark.slow
-def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, tmp_path: Path, whole: Path) -> None:
-    with filled_disk(cait, tmp_path, "8m", RECIPE, lambda run: assert_same(run, whole)) as run:
-        assert is_whole(run / "checkpoints/last.ckpt")
-        assert not list((run / "checkpoints").glob(".*"))
+DEVICES_OF = {1: [], 2: TWO}
+SLURM = dict(NTASKS="1", JOB_ID="7", JOB_NAME="train", PROCID="0", LOCALID="0", NODEID="0", NODELIST="node1")
+WAYS = {
+    "kill": (signal.SIGKILL, {}),
+    "kill, and the newest checkpoint is torn": (signal.SIGKILL, {}),
+    "a scheduler's end": (signal.SIGTERM, {}),
+    "Ctrl-C": (signal.SIGINT, {}),
+    "SLURM's time limit": (signal.SIGUSR1, {f"SLURM_{name}": value for name, value in SLURM.items()}),
+    "a closed terminal": (signal.SIGHUP, {}),
+}
+"""How a run ends: the signal, which its whole group gets, and variables beside it."""
+OFTEN = [("kill, and the newest checkpoint is torn", 1), ("a scheduler's end", 1), ("a scheduler's end", 2)]
 
 
 @pytest.mark.parametrize(
-    "signum",
-    [signal.SIGTERM, *slow(signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)],
+    ("way", "processes"),
+    [*OFTEN, *slow(*(cell for cell in itertools.product(WAYS, DEVICES_OF) if cell not in OFTEN))],
 )
-def test_a_signal_finishes_the_step_saves_and_leaves(
-    signum: signal.Signals, cait: Cait, tmp_path: Path, whole: Path
+def test_a_resumed_run_ends_with_the_bits_of_one_left_alone(
+    way: str, processes: int, cait: Cait, tmp_path: Path, wholes: Callable[[int], Path]
 ) -> None:
-    run = tmp_path / "logs/cut"
-    recipe = [*RECIPE, "--save_every_n_steps=1000"]  # so that what stands there was saved for the signal
-    slurm = dict(NTASKS="1", JOB_ID="7", JOB_NAME="train", PROCID="0", LOCALID="0", NODEID="0", NODELIST="node1")
-    under = {f"SLURM_{name}": value for name, value in slurm.items()} if signum == signal.SIGUSR1 else {}
-    job = start(tmp_path, "fit", *recipe, "--run_name=cut", env=environment() | under)
-    wait_for_steps(run, 26, job)
-    os.killpg(job.pid, signum)  # as schedulers do: to the loader's workers too
-    output = job.stdout.read()
-    assert job.wait() == 128 + signum, output
-    assert "make resume RUN=cut" in output
-    assert "Traceback" not in output
+    (signum, variables), run, whole = WAYS[way], tmp_path / "logs/cut", wholes(processes)
+    # What stands there after a signal to stop was saved for the signal.
+    often = [] if signum == signal.SIGKILL else ["--save_every_n_steps=1000"]
+    recipe = [*RECIPE, *DEVICES_OF[processes], *often, "--run_name=cut"]
+    job = start(tmp_path, "fit", *recipe, env=environment() | (variables if processes == 1 else {}))
+    wait_for_steps(run, 30, job)
+    os.killpg(job.pid, signum)
+    output = job.communicate(timeout=LIMIT)[0]
+    assert job.returncode in (-signum, 128 + signum), output
     assert checkpoint(run)["global_step"] >= 24
-    assert rows(run)[: len(rows(run))] == rows(whole)[: len(rows(run))]
-    assert cait("resume", "cut").returncode == 0
+    if signum != signal.SIGKILL:
+        assert "make resume RUN=cut" in output
+        assert "Traceback" not in output
+        assert rows(run) == rows(whole)[: len(rows(run))]
+    if "torn" in way:
+        last = run / "checkpoints/last.ckpt"
+        last.write_bytes(last.read_bytes()[:-1000])
+    resumed = cait("resume", "cut")
+    assert resumed.returncode == 0, resumed.stderr
+    damaged = "last.ckpt is damaged; going on from logs/cut/checkpoints/previous.ckpt"
+    assert (damaged in resumed.stdout) is ("torn" in way)
     assert_same(run, whole)
 
 
-def test_a_closed_terminal_saves_and_leaves(cait: Cait, tmp_path: Path, whole: Path) -> None:
-    run, arguments = tmp_path / "logs/cut", [*RECIPE, "--save_every_n_steps=1000", "--run_name=cut"]
-    ours, theirs = os.openpty()
-    os.set_blocking(ours, False)
-    job = subprocess.Popen(
-        [sys.executable, "-m", "cait", "fit", *arguments],
-        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
-        cwd=tmp_path,
-        env=environment(),
-        start_new_session=True,
-        preexec_fn=lambda: (heed_ctrl_c(), fcntl.ioctl(0, termios.TIOCSCTTY)),
-    )
-    os.close(theirs)
-    shown = b""
-    while not (run / "metrics.csv").exists() or len(rows(run)) < 26:
-        with contextlib.suppress(BlockingIOError):
-            shown += os.read(ours, 1 << 16)
-        assert job.poll() is None, shown
-        time.sleep(0.02)
-    os.close(ours)  # from now on it cannot print
-    assert job.wait(LIMIT) == 128 + signal.SIGHUP
-    assert checkpoint(run)["global_step"] >= 24
-    assert cait("resume", "cut").returncode == 0
-    assert_same(run, whole)
+@pytest.mark.slow
+def test_a_full_disk_keeps_the_checkpoint_before(cait: Cait, tmp_path: Path, wholes: Callable[[int], Path]) -> None:
+    with filled_disk(cait, tmp_path, "8m", RECIPE, lambda run: assert_same(run, wholes(1))) as run:
+        assert is_whole(run / "checkpoints/last.ckpt")
+        assert not list((run / "checkpoints").glob(".*"))
 
 
 def test_a_run_whose_output_goes_stops_unless_it_ignores_that(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,39 +113,11 @@ def test_a_run_whose_output_goes_stops_unless_it_ignores_that(monkeypatch: pytes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["lightning", "torchrun"])
-def test_a_signal_to_two_processes(launcher: str, cait: Cait, tmp_path: Path, whole_of_two: Path) -> None:
-    recipe = [*RECIPE, *TWO, "--save_every_n_steps=1000"]
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone")
-    job = start(tmp_path, "fit", *recipe, "--run_name=cut", command=torchrun if launcher == "torchrun" else ())
-    run = tmp_path / "logs/cut"
-    wait_for_steps(run, 26, job)
-    os.killpg(job.pid, signal.SIGTERM)
-    output = job.stdout.read()
-    code = job.wait()
-    # torchrun has codes of its own; what counts there is that the run was saved.
-    assert code == 143 if launcher == "lightning" else code != 0, output
-    assert "make resume RUN=cut" in output
-    assert checkpoint(run)["global_step"] >= 24
-    resumed = cait("resume", "cut")
-    assert resumed.returncode == 0, resumed.stderr
-    assert_same(run, whole_of_two)
-
-
-@pytest.mark.slow
 def test_begun_on_one_process_and_gone_on_with_two(cait: Cait, tmp_path: Path) -> None:
     # Mixing and stochastic depth are drawn by each process for itself, so they are off.
-    plain = [
-        *SMALL,
-        "--trainer.accelerator=cpu",
-        "--model.drop_path_rate=0",
-        "--data.mixup=0",
-        "--data.cutmix=0",
-        "--data.repeats=2",
-        "--trainer.max_epochs=3",
-        "--model.warmup_epochs=0",
-        "--model.min_lr=2e-3",  # flat, so that the rate does not depend on the length of the run
-    ]
+    plain = [*SMALL, "--model.drop_path_rate=0", "--data.mixup=0", "--data.cutmix=0", "--data.repeats=2"]
+    # The rate is flat, so that it does not depend on the length of the run.
+    plain += ["--trainer.max_epochs=3", "--model.warmup_epochs=0", "--model.min_lr=2e-3"]
 
     def recorder(name: str) -> list[str]:
         return ["--trainer.callbacks+=recorder.Recorder", f"--trainer.callbacks.folder={name}"]
@@ -202,12 +125,7 @@ def test_begun_on_one_process_and_gone_on_with_two(cait: Cait, tmp_path: Path) -
     assert cait("fit", *plain, *recorder("seen-one"), "--run_name=one").returncode == 0
     assert cait("fit", *plain, "--trainer.max_epochs=1", "--run_name=two", *recorder("seen-begin")).returncode == 0
     further = ["resume", "two", *TWO, "--trainer.max_epochs=3", "--trainer.callbacks.folder=seen-two"]
-    with (tmp_path / "logs/two/config.yaml").open("a") as config:
-        config.write("# no longer as this account has signed it\n")
-    refused = cait(*further)
-    assert refused.returncode == 2
-    assert "logs/two/config.yaml names recorder.Recorder" in refused.stderr
-    done = cait(*further, "--trust-config")
+    done = cait(*further)
     assert done.returncode == 0, done.stderr
 
     def seen(name: str, rank: int) -> dict[int, dict]:
@@ -230,31 +148,20 @@ def test_begun_on_one_process_and_gone_on_with_two(cait: Cait, tmp_path: Path) -
         assert mean != pytest.approx(ranks[0][step]["loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"--seed_everything=7": "seed was 0, is 7"},
-        *slow(
-            {
-                "--data.batch_size=32": "images a batch, over all processes was 64, is 32",
-                "--trainer.accumulate_grad_batches=2": "images a batch, over all processes was 64, is 32",
-                "--data.root=fewer": "training pictures was 1437, is 1436",
-            }
-        ),
-    ],
-)
-def test_a_checkpoint_of_other_data_seed_or_batch_is_refused(
-    changes: dict[str, str], cait: Cait, tmp_path: Path, digits_root: Path
-) -> None:
+def test_a_checkpoint_of_other_data_seed_or_batch_is_refused(cait: Cait, tmp_path: Path, digits_root: Path) -> None:
     shutil.copytree(digits_root, tmp_path / "fewer")
     next((tmp_path / "fewer/train/3").iterdir()).unlink()
     assert cait("fit", *SMALL, "--trainer.max_steps=2", "--run_name=a").returncode == 0
     resume = ("resume", "a", "--trainer.max_steps=4")
-    for change, words in changes.items():
+    for change, words in {
+        "--seed_everything=7": "seed was 0, is 7",
+        "--trainer.accumulate_grad_batches=2": "images a batch, over all processes was 64, is 32",
+        "--data.root=fewer": "training pictures was 1437, is 1436",
+    }.items():
         refused = cait(*resume, change)
         assert refused.returncode == 2
         assert words in refused.stderr
-    done = cait(*resume, *changes, "--data.check_resume=false")
+    done = cait(*resume, "--seed_everything=7", "--data.root=fewer", "--data.check_resume=false")
     assert done.returncode == 0, done.stderr
 
 
@@ -339,22 +246,12 @@ def test_a_broken_validation_picture_is_not_counted(jpegs: Path) -> None:
     data.setup("fit")
     labels = torch.cat([labels for _, labels in data.val_dataloader()])
     assert sorted(labels.tolist()) == [-1] + [0] * 19 + [1] * 20
-    from cait.train.metrics import EvalMetrics
-
-    metrics = EvalMetrics(2)
-    logits = torch.nn.functional.one_hot(labels.clamp(min=0), 2).float()
-    logits[labels < 0] = torch.tensor([float("nan"), 5.0])
-    metrics.update(logits, labels)
-    assert metrics.compute("val")["val/acc1"] == 100
 
 
-@pytest.mark.parametrize("backend", ["timm", "auto"])
 def test_an_image_on_a_failing_disk_is_named_at_once(
-    backend: str, jpegs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    jpegs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = package.ImageNetDataModule(
-        root=str(jpegs), img_size=16, batch_size=16, num_workers=0, repeats=1, backend=backend
-    )
+    data = package.ImageNetDataModule(root=str(jpegs), img_size=16, batch_size=16, num_workers=0, repeats=1)
     data.unreadable_path = jpegs / "unreadable.csv"
     opened, bad = os.open, [str(path) for path in sorted(jpegs.glob("train/class0/*"))[:2]]
 
@@ -370,16 +267,6 @@ def test_an_image_on_a_failing_disk_is_named_at_once(
     assert data.train_images.unreadable.read() == reasons
     said = f"; the run goes on without it, and {jpegs}/unreadable.csv lists all such images\n"
     assert capsys.readouterr().err in [reason + said for reason in reasons.values()]
-
-
-def test_an_unreadable_image_whose_name_is_no_text_is_listed(jpegs: Path) -> None:
-    data = package.ImageNetDataModule(root=str(jpegs), img_size=16, batch_size=16, num_workers=1, repeats=1)
-    data.unreadable_path = jpegs / "unreadable.csv"
-    broken = os.fsdecode(os.fsencode(jpegs / "train/class0") + b"/" + NO_TEXT + b".jpg")
-    Path(broken).write_bytes(b"")
-    data.setup("fit")
-    assert sum(len(batch[0]) for batch in data.train_dataloader()) > 0
-    assert data.train_images.unreadable.read().keys() == {broken}
 
 
 def poisoned(batches: Iterable[int]):
@@ -416,8 +303,8 @@ def test_a_step_without_a_finite_gradient_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("optimizer", ["fused AdamW", "Lamb", *slow("AdamW", "SGD")])
-@pytest.mark.parametrize("precision", ["32", "bf16-mixed", "bf16-true", *slow("16-mixed", "64-true")])
+@pytest.mark.parametrize("optimizer", ["fused AdamW", "Lamb", *slow("SGD")])
+@pytest.mark.parametrize("precision", ["32", "bf16-mixed", *slow("bf16-true", "16-mixed")])
 def test_weights_moments_and_step_count_stay_in_every_precision(
     precision: str, optimizer: str, clip: float | None, tmp_path: Path
 ) -> None:
@@ -431,7 +318,7 @@ def test_weights_moments_and_step_count_stay_in_every_precision(
     settings: dict = dict(max_epochs=1, gradient_clip_val=clip, **precision_of(precision))
     net = Chosen(optimizer, img_size=8, num_classes=7, fields=FIELDS, lr_base_size=None, lr=1e-2, warmup_epochs=0)
     trainer(callbacks=[NonFiniteGuard(tmp_path, 10), watch], **settings).fit(net, poisoned((1, 2, 4)))
-    for step, (before, after) in enumerate(pairwise(seen), start=1):
+    for step, (before, after) in enumerate(itertools.pairwise(seen), start=1):
         same = [a.equal(b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(before, after, strict=True)]
         assert all(same) is (step in (1, 2, 4)), step
     assert all(leaf.isfinite().all() for leaf in seen[-1] if isinstance(leaf, torch.Tensor))
@@ -440,12 +327,6 @@ def test_weights_moments_and_step_count_stay_in_every_precision(
     with pytest.raises(UserError, match="10 steps in a row gave no finite gradient"):
         poisoned_throughout.fit(net, poisoned(range(6)))
     assert poisoned_throughout.global_step == 10
-
-
-def test_a_wrapper_of_a_fused_optimizer_leaves_such_a_step_out_too(tmp_path: Path) -> None:
-    net = module(optimizer="lookahead_adamw", optimizer_args={"fused": True}, lr=1e-2, warmup_epochs=0)
-    trainer(max_epochs=1, callbacks=[NonFiniteGuard(tmp_path, 10)]).fit(net, poisoned((1, 2, 4)))
-    assert all(parameter.isfinite().all() for parameter in net.parameters())
 
 
 def test_too_many_of_them_end_the_run_with_the_batch(tmp_path: Path) -> None:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torture
-from forked import Forked, zygote
 
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_ends_as_one_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if sys.platform == "linux":
-        zygote()
-        monkeypatch.setattr(subprocess, "Popen", Forked)
     brief = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=8", "--trainer.limit_val_batches=2"]
     monkeypatch.setattr(torture, "RECIPE", [*torture.RECIPE, *brief])
     # The seed kills at half the time that a run takes.

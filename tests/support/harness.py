@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import functools
+import logging
 import os
-import signal
+import re
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +181,65 @@ def start(
     )
 
 
+@contextlib.contextmanager
+def caught(number: int) -> Iterator[list[str]]:
+    """What is written to standard output, 1, or standard error, 2, also by children: put into the list at the end."""
+    name, texts = ("stdout", "stderr")[number - 1], []
+    getattr(sys, name).flush()
+    kept = os.dup(number)
+    with tempfile.TemporaryFile("w+", errors="surrogateescape") as file, pytest.MonkeyPatch.context() as patch:
+        os.dup2(file.fileno(), number)
+        stream = open(number, "w", buffering=1, closefd=False, errors="surrogateescape")  # noqa: SIM115
+        patch.setattr(sys, name, stream)
+        try:
+            yield texts
+        finally:
+            stream.flush()
+            os.dup2(kept, number)
+            os.close(kept)
+            file.seek(0)
+            texts.append(file.read())
+
+
+def takes_several_processes(folder: Path, arguments: Sequence[str]) -> bool:
+    """Whether the words, or the run that they name, ask for more than one device."""
+    devices = [word for word in arguments if word.startswith("--trainer.devices=")]
+    if devices:
+        return devices[-1] != "--trainer.devices=1"
+    config = folder / "logs" / arguments[min(1, len(arguments) - 1)] / "config.yaml"
+    return config.is_file() and re.search(r"^  devices: [2-9]", config.read_text(), re.M) is not None
+
+
+def call(folder: Path, *arguments: str, command: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run `cait` in a folder as a user does, but in this process; on several devices in a process of its own."""
+    if command or takes_several_processes(folder, arguments):
+        job = start(folder, *arguments, command=command, stderr=subprocess.PIPE)
+        out, err = job.communicate(timeout=LIMIT)
+        return subprocess.CompletedProcess(job.args, job.returncode, out, err)
+    from cait.cli import main
+
+    variables, modules, status = os.environ.copy(), {*sys.modules}, 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["cait", *arguments])
+        patch.setattr(sys, "path", [str(folder), *sys.path])
+        patch.setattr(rich, "_console", None)
+        os.environ.update(environment())
+        with caught(1) as out, caught(2) as err:
+            for handler in logging.getLogger("lightning.pytorch").handlers:
+                patch.setattr(handler, "stream", sys.stderr)
+            try:
+                main([*arguments])
+            except SystemExit as end:
+                status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    os.environ.clear()
+    os.environ.update(variables)
+    for name in sys.modules.keys() - modules:  # files of the folder's own
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{folder}/"):
+            del sys.modules[name]
+    return subprocess.CompletedProcess(arguments, status, out[0], err[0])
+
+
 def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -220,24 +282,13 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ended(place: Path, name: str, recipe: list[str]) -> Path:
     """Train a run to its end; returns its folder."""
-    job = start(place, "fit", *recipe, f"--run_name={name}")
-    output = job.communicate(timeout=LIMIT)[0]
-    assert job.returncode == 0, output
+    done = call(place, "fit", *recipe, f"--run_name={name}")
+    assert done.returncode == 0, done.stderr
     return place / "logs" / name
 
 
 @pytest.fixture
 def cait(tmp_path: Path, digits_root: Path) -> Cait:
-    """Run `cait` as a user does, in a folder of its own that has the digits at data/digits."""
+    """`call` in a folder of the test's own that has the digits at data/digits."""
     link_digits(tmp_path, digits_root)
-
-    def run(*arguments: str, command: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-        job = start(tmp_path, *arguments, command=command, stderr=subprocess.PIPE)
-        try:
-            out, err = job.communicate(timeout=LIMIT)
-        except BaseException:
-            os.killpg(job.pid, signal.SIGKILL)
-            raise
-        return subprocess.CompletedProcess(job.args, job.returncode, out, err)
-
-    return run
+    return functools.partial(call, tmp_path)

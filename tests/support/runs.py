@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from harness import LIMIT, SMALL, Cait, checkpoint, environment, rows, start
+from harness import LIMIT, SMALL, Cait, call, checkpoint, environment, rows, start
 from torture import same
 
 # A step checkpoint every third step, in epochs of 22, with all that a checkpoint could forget.
@@ -37,16 +36,14 @@ def assert_same(run: Path, whole: Path) -> None:
 
 
 def kill_and_resume(place: Path, recipe: list[str], whole: Path) -> str:
-    """Kill a run before its step 5, resume it, and hold it against a whole one. Returns what the resumed run said."""
-    once = ["--trainer.callbacks+=recorder.KilledOnce", "--trainer.callbacks.step=5"]
-    killed = start(place, "fit", *recipe, "--run_name=killed", *once)
-    output = killed.communicate(timeout=LIMIT)[0]
-    assert killed.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), output
-    resumed = start(place, "resume", "killed")
-    output = resumed.communicate(timeout=LIMIT)[0]
-    assert resumed.returncode == 0, output
+    """End a run before its step 5, resume it, and hold it against a whole one. Returns what the resumed run said."""
+    once = ["--trainer.callbacks+=recorder.LeavesOnce", "--trainer.callbacks.step=5"]
+    left = call(place, "fit", *recipe, "--run_name=killed", *once)
+    assert left.returncode == 137, left.stderr
+    resumed = call(place, "resume", "killed")
+    assert resumed.returncode == 0, resumed.stderr
     assert_same(place / "logs/killed", whole)
-    return output
+    return resumed.stdout
 
 
 def wait_for_steps(run: Path, steps: int, job: subprocess.Popen) -> None:

@@ -1,13 +1,7 @@
 """One of several processes that compare Muon on shares with Muon on whole tensors: test_fsdp.py starts them.
 
-    muon_share.py FOLDER
-
-Train from the checkpoint in FOLDER if there is one, which another number of processes may have written, and leave one
-there. Print by how much the shares differ from what one process makes of all steps.
+It prints by how much the shares differ from what one process makes.
 """
-
-import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,7 +13,6 @@ from torch.optim import Optimizer
 from cait.model.network import create_model
 from cait.train.module import whole_tensor
 from cait.train.optim import OptimizerSettings
-from contrib.fsdp import sharded
 from contrib.fsdp.strategy import shard
 
 STEPS = 4
@@ -36,9 +29,9 @@ def optimizer_of(model: nn.Module) -> Optimizer:
     return OptimizerSettings(optimizer="muon", weight_decay=0.1).build(model, 0.02)
 
 
-def train(model: nn.Module, optimizer: Optimizer, steps: range) -> None:
+def train(model: nn.Module, optimizer: Optimizer) -> None:
     """All processes see the same images."""
-    for step in steps:
+    for step in range(STEPS):
         images = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(step))
         model(images).square().sum().backward()
         optimizer.step()
@@ -51,31 +44,20 @@ def tensors(model: nn.Module) -> list[Tensor]:
     return [whole_tensor(parameter.detach()) for name, parameter in named if not name.endswith("attn.k.bias")]
 
 
-def difference(folder: Path) -> float:
+def difference() -> float:
     """The largest of a tensor, relative to how far the tensor has moved."""
     whole, shares = network(), network()
     start = [tensor.clone() for tensor in tensors(whole)]
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    shard(shares, mesh)
-    optimizer, done = optimizer_of(shares), 0
-    if folder.is_dir():
-        checkpoint = sharded.read(folder, mesh)
-        shares.load_state_dict(checkpoint["state_dict"])
-        optimizer.load_state_dict(checkpoint["optimizer_states"][0])
-        done = checkpoint["step"]
-    train(shares, optimizer, range(done, done + STEPS))
-    train(whole, optimizer_of(whole), range(done + STEPS))
-    states = {"state_dict": shares.state_dict(), "optimizer_states": [optimizer.state_dict()], "step": done + STEPS}
-    (beside := folder.with_suffix(f".{done}")).mkdir(exist_ok=True)
-    reason = sharded.save(states, beside, lambda: None if folder.is_dir() else beside.rename(folder))
-    assert reason is None, reason
+    shard(shares, init_device_mesh("cpu", (dist.get_world_size(),)))
+    for model in (shares, whole):
+        train(model, optimizer_of(model))
     sides = zip(tensors(shares), tensors(whole), start, strict=True)
     return max(float((ours - theirs).norm() / (theirs - before).norm()) for ours, theirs, before in sides)
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    largest = difference(Path(sys.argv[1]))
+    largest = difference()
     if dist.get_rank() == 0:
         print(largest)
     dist.destroy_process_group()

@@ -106,8 +106,6 @@ def main(
         if line is None:
             raise
         print(f"cait: error: {line}", file=sys.stderr, flush=True)
-        if argv[:1] in (["fit"], ["resume"]):
-            program.processes.tell(line)
         raise SystemExit(2) from None
 
 

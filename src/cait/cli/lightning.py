@@ -21,7 +21,6 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 import cait
@@ -246,8 +245,7 @@ class CaiTCLI(LightningCLI):
 
         config, known = saved.read(path, found.text), self._known()
         if path.name == rundir.CONFIG:
-            strategies = {"auto", *StrategyRegistry, *plugins.merged("STRATEGIES")}
-            config, left_out = saved.without_absent(config, known, strategies)
+            config, left_out = saved.without_absent(config, known)
             if left_out := [name for name in left_out if name not in {setting.name for setting in plugins.settings()}]:
                 rank_zero_info(f"{path}: left out {', '.join(left_out)}, because no extra that is here takes them")
         return found.limit(config, known) if found.limit else config
@@ -265,7 +263,7 @@ class CaiTCLI(LightningCLI):
         else:
             self.checkpoint = config.ckpt_path
             ckpt.check_exists(config.ckpt_path)
-            checkpoint = ckpt.read_checkpoint(config.ckpt_path, without=ckpt.TENSORS)
+            checkpoint = ckpt.read_checkpoint(config.ckpt_path)
             config.weights_only = True  # whatever the configuration says; Lightning reads the file again
             self.checkpoint_epoch, self.checkpoint_step = checkpoint.get("epoch"), int(checkpoint["global_step"])
             if self.config.subcommand == "fit":
@@ -342,8 +340,6 @@ class CaiTCLI(LightningCLI):
         """Let an `EMA` of your own among the Trainer's callbacks replace `--ema`; drop callbacks that are off."""
         if any(isinstance(callback, EMA) for callback in config["callbacks"]):
             callbacks = [callback for callback in callbacks if not isinstance(callback, EMA)]
-        if path := plugins.merged("STRATEGIES").get(str(config["strategy"]).lower()):  # Lightning does not know it
-            config["strategy"] = plugins.load(path)()
         added = tuple(map(plugins.load, plugins.merged("CALLBACK_SETTINGS").values()))
         # Before the guard: in a step without a finite gradient it skips the callbacks that follow it.
         config["callbacks"][:0] = [callback for callback in callbacks if isinstance(callback, added) and callback.is_on]

@@ -94,7 +94,7 @@ def checkpoint_of(source: str, purpose: str) -> tuple[Path, Path | None]:
         UserError: there is no such run or file; the error names the `purpose`, such as "visualize".
     """
     path = Path(source)
-    if path.is_file() or (path.suffix == ".ckpt" and path.is_dir()):
+    if path.is_file():
         folder = Path(os.path.relpath(path.absolute().parent.parent))
         if not (folder / rundir.CONFIG).is_file():
             return path, None
@@ -130,7 +130,7 @@ def from_checkpoint(
     from cait.model.weights import load_weights
 
     try:
-        checkpoint = ckpt.read_checkpoint(path, without=["optimizer_states"])
+        checkpoint = ckpt.read_checkpoint(path)
     except UserError as error:
         if folder is not None:
             raise

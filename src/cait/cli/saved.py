@@ -29,15 +29,12 @@ def read(path: Path, text: str | None = None) -> dict[str, Any]:
     return configurations.settings(path, text)
 
 
-def without_absent(
-    config: dict[str, Any], known: Collection[str], strategies: Collection[str]
-) -> tuple[dict[str, Any], list[str]]:
+def without_absent(config: dict[str, Any], known: Collection[str]) -> tuple[dict[str, Any], list[str]]:
     """(`config` without settings and classes of extras that are not here, names of those left out that were set)
 
     Args:
         config: as `read` returns it.
         known: every setting and group of settings, as "model" and "model.lr".
-        strategies: names that trainer.strategy takes.
     """
     kept = {key: value for key, value in config.items() if key in known}
     if isinstance(data := kept.get("data"), dict):  # the other groups that extras add settings to
@@ -49,8 +46,6 @@ def without_absent(
     if not isinstance(trainer := kept.get("trainer"), dict):
         return kept, left_out
     present = {name: _present(value) for name, value in trainer.items()}
-    if isinstance(strategy := trainer.get("strategy"), str) and "." not in strategy and strategy not in strategies:
-        present["strategy"] = None
     left_out += [f"trainer.{name}" for name, value in trainer.items() if present[name] != value]
     kept["trainer"] = {name: value for name, value in present.items() if value is not None or trainer[name] is None}
     return kept, left_out
@@ -61,7 +56,7 @@ def _present(value: Any) -> Any:
     if isinstance(value, list):
         return [item for item in value if _present(item) is not None]
     path = value.get("class_path") if isinstance(value, dict) else value
-    if not isinstance(path, str) or not path.startswith("cait."):
+    if not isinstance(path, str) or not path.startswith(("cait.", "contrib.")):
         return value
     try:
         found = find_spec(path.rpartition(".")[0])

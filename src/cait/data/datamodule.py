@@ -50,7 +50,7 @@ class ImageNetDataModule(LightningDataModule):
             folders or data sets that are missing or cannot be used.
     """
 
-    @flat("DATA_SETTINGS")
+    @flat("data")
     def __init__(
         self,
         splits: Splits,

@@ -49,7 +49,7 @@ def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:
     path = folder / rundir.EVALUATION
     try:
         about = disk.read_json(path, {"step?": int, "root?": str}, folder)
-        step = ckpt.read_checkpoint(checkpoint, without=ckpt.TENSORS)["global_step"]
+        step = ckpt.read_checkpoint(checkpoint)["global_step"]
         root = root_name(str(saved.data_settings(folder).get("root")))
         scored = about.get("step"), about.get("root")
         if scored != (step, root):

@@ -13,7 +13,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.utilities import rank_zero_info
 
-from cait import ckpt, plugins
+from cait import ckpt
 from cait.errors import UserError
 from cait.progress import Position
 from cait.train.metrics import best_mode
@@ -95,20 +95,15 @@ def check_length(given: Any, checkpoint: ckpt.Checkpoint, path: str) -> None:
 
 def check_strategy(given: str | Strategy) -> None:
     """Refuse a strategy that nobody has, or with which a run cannot save and resume."""
-    added = plugins.merged("STRATEGIES")
     if isinstance(given, Strategy):
         _check_type(type(given))
-        return
-    is_known = given.lower() in ("auto", *added) or given.lower().startswith("ddp")
-    if not is_known or "spawn" in given.lower():  # the run's callbacks cannot be sent to another process
-        raise UserError(f"--trainer.strategy {given}: a run takes {', '.join(['auto', 'ddp', 'ddp_...', *added])}")
+    elif "." not in given and (not given.startswith(("auto", "ddp")) or "spawn" in given):
+        raise UserError(f"--trainer.strategy {given}: a run takes auto, ddp, ddp_... or a class's path")
 
 
 def _check_type(kind: type) -> None:
-    added = plugins.merged("STRATEGIES")
-    if kind not in (SingleDeviceStrategy, DDPStrategy) and f"{kind.__module__}:{kind.__name__}" not in added.values():
-        names = ", ".join(["ddp", *added])
-        raise UserError(f"--trainer.strategy: runs save and resume with {names} or one device, not {kind.__name__}")
+    if kind not in (SingleDeviceStrategy, DDPStrategy) and not hasattr(kind, "check"):
+        raise UserError(f"--trainer.strategy: runs save and resume with ddp or one device, not {kind.__name__}")
 
 
 def check_trainer(trainer: Trainer, trains: bool, sync_batchnorm: bool) -> None:

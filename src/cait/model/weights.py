@@ -66,8 +66,6 @@ def read_weights(path: str | Path, ema: bool = False) -> tuple[StateDict, list[s
 
 def _read(path: str | Path) -> Any:
     path = Path(path)
-    if path.is_dir() and path.suffix == ".ckpt":  # of a sharded run
-        return ckpt.read_checkpoint(path, without=["optimizer_states"])
     ckpt.check_weights(path)
     disk.open_file(path).close()  # a pipe would wait
     try:

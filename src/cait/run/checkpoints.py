@@ -15,13 +15,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cait import ckpt, disk, progress
 from cait.errors import UserError, to_type
 from cait.run.rundir import BEST, LAST, PREVIOUS
-from cait.run.signals import StopSignals
+from cait.run.signals import STEPS, StopSignals
 from cait.train.metrics import known_mode
 
 
@@ -52,17 +51,12 @@ class DurableCheckpointIO(TorchCheckpointIO):
             beside.unlink(missing_ok=True)
 
     def load_checkpoint(self, path: Any, *arguments: Any, **settings: Any) -> dict[str, Any]:
-        """Read a file, or a folder that a sharded run wrote, with whole tensors."""
-        if Path(path).is_dir():
-            return ckpt.read_checkpoint(path)
         with ckpt.reading(path):
             return super().load_checkpoint(path, *arguments, **settings)
 
 
 def is_whole(path: Path) -> bool:
     """Whether every part of a checkpoint has the checksum that was written with it."""
-    if path.is_dir():
-        return ckpt.folder_reader(path).is_whole(path)
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
@@ -91,7 +85,7 @@ class LastCheckpoint(Checkpoint):
     """Save `last.ckpt` at intervals and after every epoch, and keep the one before as `previous.ckpt`.
 
     At SIGTERM, SIGINT, SIGUSR1 or SIGHUP the process finishes the running step, saves, and exits with 128 + the
-    signal's number. Several processes train on for about a second, until all have agreed.
+    signal's number. Several processes agree on it every `cait.run.signals.STEPS` steps.
 
     Only whole optimizer steps are saved, because a checkpoint holds no accumulated gradients. A save that is due before
     a validation, or a stop, waits for the validation, because a checkpoint does not say whether it has run. So whatever
@@ -148,9 +142,9 @@ class LastCheckpoint(Checkpoint):
             return
         self._last_step = trainer.global_step
         self._note_patience(trainer)
-        is_over = self.every_n_minutes is not None and time.monotonic() - self._last_save > 60 * self.every_n_minutes
-        self._stop, save = self.signals.agreed(trainer.global_step, save=is_over)
-        self._due |= save or (self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0)
+        self._due |= self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
+        if trainer.world_size == 1 or trainer.global_step % STEPS == 0:
+            self._ask(trainer)
         if not _validation_follows(trainer):
             self._save_and_leave(trainer)
 
@@ -167,8 +161,14 @@ class LastCheckpoint(Checkpoint):
         self._stop_at_a_step(trainer)
         self._due |= trainer.global_step == 0  # what was done before the first step took time
         if not trainer.is_last_batch and not trainer.fit_loop._should_accumulate():
-            self._stop, _ = self.signals.agreed(trainer.global_step, wait=False)
+            self._ask(trainer)
             self._save_and_leave(trainer)
+
+    def _ask(self, trainer: Trainer) -> None:
+        """Agree with the other processes on whether to save or to stop."""
+        is_over = self.every_n_minutes is not None and time.monotonic() - self._last_save > 60 * self.every_n_minutes
+        stop, save = self.signals.agreed(trainer, is_over)
+        self._stop, self._due = self._stop or stop, self._due or save
 
     def _note_patience(self, trainer: Trainer) -> None:
         # A stop amid an epoch brings a validation and the end of the epoch forward. Neither counts for the patience of
@@ -200,9 +200,9 @@ class LastCheckpoint(Checkpoint):
         else:
             self._put_back_patience()
         self.save(trainer)
-        stop, _ = self.signals.agreed(trainer.global_step, wait=False)
-        if stop:
-            self._leave(trainer, stop)
+        self._ask(trainer)
+        if self._stop:
+            self._leave(trainer, self._stop)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._raise_error(trainer)
@@ -214,7 +214,6 @@ class LastCheckpoint(Checkpoint):
         """Save. UserError on all processes if a checkpoint could not be written, now or since the last save."""
         options = {"previous": self.folder / PREVIOUS}
         trainer.save_checkpoint(self.folder / LAST, weights_only=False, storage_options=options)
-        self.signals.forget()
         self._due, self._last_save = False, time.monotonic()
         self._raise_error(trainer)
 
@@ -267,7 +266,7 @@ class BestCheckpoint(ModelCheckpoint):
     """`best.ckpt` by a metric.
 
     Lightning forgets the best score if the folder has another path. Here a run whose folder was
-    moved keeps it, as long as its file exists. A value that is not finite is never the best, and is told once.
+    moved keeps it, as long as its file exists. A value that is not finite is never the best.
 
     Args:
         folder: of the checkpoints.
@@ -280,29 +279,15 @@ class BestCheckpoint(ModelCheckpoint):
         plain_name: dict[str, Any] = dict(enable_version_counter=False, auto_insert_metric_name=False)
         super().__init__(folder, Path(BEST).stem, monitor, mode=mode, **plain_name)
         self.metric = monitor
-        self._is_told = False
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        if current is None or trainer.strategy.reduce_boolean_decision(bool(current.isfinite())):
-            return super().check_monitor_top_k(trainer, current)
-        if not self._is_told:
-            rank_zero_info(
-                f"warning: {self.metric} is {current:g} at step {trainer.global_step}; that is never the best"
-            )
-        self._is_told = True
-        return False
+        is_finite = current is None or trainer.strategy.reduce_boolean_decision(bool(current.isfinite()))
+        return is_finite and super().check_monitor_top_k(trainer, current)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raises UserError if there is no such metric, as soon as that is certain."""
-        metrics = trainer.callback_metrics
-        # The sanity check before training already has the metrics of validation; those of training come later.
-        judged = self.metric.startswith("val") if trainer.sanity_checking else trainer.state.fn == "fit"
-        if judged and self.metric not in metrics:
-            if not trainer.sanity_checking:
-                for callback in trainer.checkpoint_callbacks:
-                    if isinstance(callback, LastCheckpoint):
-                        callback.save(trainer)
-            names = ", ".join(sorted(metrics))
+        """Raises UserError if validation gives no such metric; one of training Lightning looks for itself, later."""
+        if trainer.sanity_checking and self.metric.startswith("val") and self.metric not in trainer.callback_metrics:
+            names = ", ".join(sorted(trainer.callback_metrics))
             raise UserError(f"--best_metric {self.metric}: there is no such metric, only {names}")
         if trainer.state.fn == "fit" and trainer.global_step == 0 and not trainer.sanity_checking:
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))  # before the first epoch has begun
@@ -310,12 +295,8 @@ class BestCheckpoint(ModelCheckpoint):
             super().on_validation_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        before, now = state_dict["dirpath"], str(self.dirpath)
-
-        def moved(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {moved(key): moved(item) for key, item in value.items()}
-            return value.replace(before, now) if isinstance(value, str) else value
-
-        same_run = Path(now, BEST).exists()  # else it starts from another run's checkpoint
-        super().load_state_dict(moved(state_dict) if same_run else state_dict)
+        best = str(Path(str(self.dirpath), BEST))
+        if state_dict["best_k_models"] and Path(best).exists():  # else it starts from another run's checkpoint
+            moved = {"dirpath": self.dirpath, "best_model_path": best, "kth_best_model_path": best}
+            state_dict |= moved | {"best_k_models": {best: state_dict["best_model_score"]}}
+        super().load_state_dict(state_dict)

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
-from lightning.pytorch.utilities import rank_zero_info
 
 from cait import disk
 from cait.errors import UserError
-
-
-def _is_cell(item: tuple[Any, Any]) -> bool:
-    """Whether a column and its cell are of metrics: the cell is a number or empty."""
-    name, cell = item
-    try:
-        return bool(name) and (cell == "" or float(cell) is not None)
-    except (ValueError, TypeError):
-        return False
 
 
 class RunCSVWriter(ExperimentWriter):
@@ -42,13 +31,8 @@ class RunCSVWriter(ExperimentWriter):
             text = disk.read_text(path, within=path.parent) if path.exists() else ""
             rows = [*csv.DictReader(text.split("\n")[:-1])]  # a crash tears the last line
         except (UserError, csv.Error):
-            rows = [{}]
-        kept = [row for row in rows if all(map(_is_cell, row.items())) and str(row.get("step")).isdecimal()]
-        if len(kept) < len(rows):
-            aside = path.with_name(f"damaged-{path.name}")
-            os.replace(path, aside)
-            rank_zero_info(f"{path} holds what is no metric: it goes on with the rest, and the old file is {aside}")
-        return [row for row in kept if int(row["step"]) < step]
+            rows = []
+        return [row for row in rows if str(row.get("step")).isdecimal() and None not in row and int(row["step"]) < step]
 
     def replace_rows(self, rows: list[dict[str, Any]], fieldnames: list[str]) -> None:
         cells = ([row.get(name, "") for name in fieldnames] for row in rows)

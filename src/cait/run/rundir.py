@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from pathlib import Path
 
-from cait.disk import AWAY, check_inside
+from cait.disk import check_inside
 from cait.errors import CONTROL, UserError, did_you_mean
 
 LOGS = Path("logs")
@@ -20,7 +20,7 @@ VALIDATION = "validation.csv"
 UNREADABLE = "unreadable_images.csv"
 NONFINITE = "nonfinite.pt"
 LOCK, OWNER, FINISHED = ".lock", ".owner", ".finished"
-# In its folder of checkpoints. Each is a file, or a folder of sharded tensors.
+# In its folder of checkpoints.
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
 
@@ -76,7 +76,7 @@ def best_checkpoint(folder: Path, purpose: str) -> Path:
     Raises:
         UserError: the run has neither; the error names the `purpose`, such as "score".
     """
-    for name in (BEST, f".{BEST}{AWAY}", LAST):  # the second exists for a moment, while a folder replaces the best
+    for name in (BEST, LAST):
         path = folder / CHECKPOINTS / name
         if path.exists():
             return path

@@ -86,7 +86,7 @@ class CaiTModule(LightningModule):
     twin: Any = None
     """What `predict` uses, a `cait.train.prediction.Twin`."""
 
-    @flat("MODEL_SETTINGS")
+    @flat("model")
     def __init__(
         self,
         architecture: NetworkSettings,

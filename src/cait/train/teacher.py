@@ -96,7 +96,7 @@ def _of_run(path: str, student: str) -> tuple[nn.Module, dict[str, Any]]:
     """The network of a run with its raw weights, and its hyper-parameters."""
     if not Path(path).exists():
         raise UserError(f"the teacher {path} does not exist")
-    checkpoint = ckpt.read_checkpoint(path, without=("optimizer_states", "callbacks"))
+    checkpoint = ckpt.read_checkpoint(path)
     hparams = checkpoint.get("hyper_parameters", {})
     disk.check_shape(
         hparams, ckpt.NETWORK | {"mean": [(int, float)], "std": [(int, float)]}, Path(path), "hyper_parameters"

@@ -45,7 +45,7 @@ class Annotations:
 
 
 LEARNT = ("data.labels",)
-DATA_SETTINGS = "cait.extras.annotations:Annotations"
+GROUPS = {"data": "cait.extras.annotations:Annotations"}
 MULTI_LABEL = "multi_label"
 TASKS = {MULTI_LABEL: "cait.extras.annotations.several:MultiLabel"}
 

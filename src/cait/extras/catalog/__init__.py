@@ -28,7 +28,7 @@ class Catalog:
 
 
 LEARNT = ("data.input_key", "data.target_key")
-DATA_SETTINGS = "cait.extras.catalog:Catalog"
+GROUPS = {"data": "cait.extras.catalog:Catalog"}
 
 
 def open_source(root: str, settings: Mapping[str, Any]) -> Any:

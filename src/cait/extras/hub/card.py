@@ -58,7 +58,7 @@ def write(folder: Path, output: Path, repo: str, ema: bool | None, license: str 
     if ema and "ema" not in about:
         raise UserError(f"{folder} has no scores of a moving average: the run kept none")
     scored = about["raw" if ema is False or "ema" not in about else "ema"]
-    state = ckpt.data_state(ckpt.read_checkpoint(checkpoint, without=ckpt.TENSORS)) or {}
+    state = ckpt.data_state(ckpt.read_checkpoint(checkpoint)) or {}
     config = saved.of_run(folder)
     output.mkdir(parents=True, exist_ok=True)
     images = _images(folder, output)

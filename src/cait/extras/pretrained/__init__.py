@@ -13,7 +13,7 @@ VERBS = {
         "features of images: cait features RUN|--name MODEL --images DIR --output FILE.npz",
     )
 }
-MODEL_SETTINGS = "cait.extras.pretrained.freeze:FreezeSettings"
+GROUPS = {"model": "cait.extras.pretrained.freeze:FreezeSettings"}
 SETTINGS = [
     Setting(
         "baselines",
@@ -24,7 +24,6 @@ SETTINGS = [
         ("fit",),
     )
 ]
-RECIPE_SETTINGS = {"baselines": True}
 
 
 def step_callbacks(data: Any) -> list[Any]:
@@ -55,10 +54,3 @@ def results(folder: Path) -> Results | None:
     from cait.extras.pretrained import baselines
 
     return baselines.table(found) if (found := baselines.read(folder)) else None
-
-
-def suggest(run: Run) -> list[tuple[str, str]]:
-    """What to try if a baseline is better than the run."""
-    from cait.extras.pretrained import baselines
-
-    return baselines.suggestions(run) if run.config.baselines else []

@@ -56,6 +56,10 @@ class Baselines(Callback):
         except (Exception, KeyboardInterrupt) as error:
             print(f"no baselines: {one_line(error) or type(error).__name__}", flush=True)
 
+    def suggestions(self) -> list[tuple[str, str]]:
+        """What the summary of the run says that one may try."""
+        return suggestions(self.run)
+
     def _score(self, trainer: Trainer, pl_module: Any, file: Path) -> None:
         data, device = self.run.data, trainer.strategy.root_device
         sets = data.train_images.samples, data.val_images.samples

@@ -22,7 +22,7 @@ class OwnImages:
     The pixels are the same, and the folder may be removed at any time. Only image files have copies."""
 
 
-DATA_SETTINGS = "cait.extras.recipe:OwnImages"
+GROUPS = {"data": "cait.extras.recipe:OwnImages"}
 
 
 def replace_arguments(verb: str, arguments: list[str], program: Program) -> list[str]:

@@ -124,8 +124,8 @@ def _planned(root: Path, given: dict[str, Any], from_: str, minutes: float) -> d
     from cait.extras.recipe.trial import Trial  # here, because a folder that cannot be used is told sooner
 
     recipe = choose(folder, machine, given, Trial(folder), weights, minutes)
-    for name, value in plugins.merged("RECIPE_SETTINGS").items():
-        recipe.take(name, value)
+    if "baselines" in {setting.name for setting in plugins.settings()}:
+        recipe.take("baselines", True)
     recipe.lines[:0] = [("weights", reason)] if reason else []
     with contextlib.redirect_stdout(sys.stderr if "print_config" in given else sys.stdout):
         _report(source, folder, recipe)

@@ -99,7 +99,7 @@ class Recipe:
     @property
     def solves_head(self) -> bool:
         """Whether the run solves a head before the first step, which is an extra's work. A run of ours brings one."""
-        settings = {each.name for path in plugins.of_kind("MODEL_SETTINGS") for each in fields(plugins.load(path))}
+        settings = {each.name for group in plugins.groups("model") for each in fields(group)}
         is_new = self.weights is not None and "data.img_size" not in self.weights.settings
         return is_new and "solve_head" in settings and self.get("model.solve_head", True)
 

@@ -74,7 +74,7 @@ def initial_weights(source: str, name: str | None = None) -> Weights:
     if name not in VARIANTS and not name.startswith(TIMM):
         raise UserError(f"the network of {folder} is code, {name}: give --model.weights {path}")
     settings: dict[str, Any] = {"model.weights": str(path), "model.name": name}
-    if ckpt.average(ckpt.read_checkpoint(path, without=["optimizer_states"])):
+    if ckpt.average(ckpt.read_checkpoint(path)):
         settings["model.weights_ema"] = True
     fields = {"model": {"fields": model.get("fields") or {}}}
     fields = trust.as_data(fields, (), rundir.config(folder), (), own=False, builds=True)["model"].get("fields", {})

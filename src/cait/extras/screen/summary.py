@@ -20,6 +20,8 @@ from cait.progress import Position
 from cait.run import rundir
 from cait.run.checkpoints import BestCheckpoint
 
+LOOKS = {"see its mistakes": "visualize", "draw the curves": "plot"}
+"""What to do with a run, and the verb for it, if there is one."""
 NAMES = 5
 """Classes that a warning names."""
 ENOUGH = 5
@@ -89,13 +91,15 @@ class RunSummary(Callback):
         return rows
 
     def _commands(self, trainer: Trainer) -> list[tuple[str, str]]:
-        command = self.run.program.command
+        command, verbs = self.run.program.command, plugins.merged("VERBS")
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         in_logs = rundir.run_argument(self.run_dir) == self.run_dir.name
         folder = f"--logdir {self.run_dir.parent}"
         watch = to_type("make tensorboard" + ("" if in_logs else f' ARGS="{folder}"'), f"tensorboard {folder}")
         return [
             ("evaluate", command("eval", self.run_dir)),
-            *(row for suggest in plugins.of_kind("suggest") for row in suggest(self.run)),
+            *(row for callback in callbacks for row in getattr(callback, "suggestions", list)()),
+            *((what, command(verb, self.run_dir)) for what, verb in LOOKS.items() if verb in verbs),
             *(("train longer", command("resume", self.run_dir, options)) for options in train_longer(trainer)),
             ("watch all runs", watch),
         ]

@@ -1,6 +1,6 @@
 """Look at a run: attention maps, its worst mistakes, curves, and what differs between runs."""
 
-from cait.plugins import Run, Verb
+from cait.plugins import Verb
 
 VERBS = {
     "visualize": Verb(
@@ -17,8 +17,3 @@ VERBS = {
         "what differs between runs, and their curves: cait compare NAME NAME ... [--output FILE]",
     ),
 }
-
-
-def suggest(run: Run) -> list[tuple[str, str]]:
-    commands = {"see its mistakes": "visualize", "draw the curves": "plot"}
-    return [(what, run.program.command(verb, run.folder)) for what, verb in commands.items()]

@@ -27,7 +27,7 @@ import cait
 from cait import plugins
 from cait.cli import main
 from cait.data.datamodule import ImageNetDataModule
-from cait.extras import extract, pretrained, probes
+from cait.extras import extract, probes
 from cait.extras.pretrained import baselines
 from cait.model.weights import classifiers
 from cait.train.module import CaiTModule
@@ -188,7 +188,7 @@ def test_a_better_baseline_is_said_with_what_to_try(tmp_path: Path) -> None:
     assert table.head[-1] == "top-1"
     for ours in (63.0, 62.5, float(torch.tensor(62.499))):  # not better by what rounding makes of it
         (tmp_path / baselines.FILE).write_text(json.dumps(found(ours, 62.5)))
-        assert (plugins.results(tmp_path)[0].note, pretrained.suggest(ended(tmp_path, {}))) == ("", [])
+        assert (plugins.results(tmp_path)[0].note, baselines.suggestions(ended(tmp_path, {}))) == ("", [])
 
 
 def ended(folder: Path, settings: dict) -> SimpleNamespace:
@@ -225,9 +225,9 @@ def test_what_to_try_is_weights_first_and_keeps_them(
     (tmp_path / baselines.FILE).write_text(json.dumps(found(50.0, 62.5)))
     run = ended(tmp_path, settings)
     first = [("try", f"make train {weights_first}")] if weights_first else []
-    assert pretrained.suggest(run) == [*first, ("try", f"make train {longer}")]
+    assert baselines.suggestions(run) == [*first, ("try", f"make train {longer}")]
     os.utime(tmp_path / "config.yaml", (time.time() - 700,) * 2)  # of a run that had more time
-    assert pretrained.suggest(run) == first
+    assert baselines.suggestions(run) == first
 
 
 def test_an_unreadable_image_is_left_out(tmp_path: Path) -> None:
