@@ -295,13 +295,13 @@ def written(name: str, content: str | bytes, mode: str = "wb") -> Mend:
 
 
 DAMAGED: dict[str, tuple[str, Mend, str]] = {
-    "scores: no JSON": ("card", written("evaluation.json", "{"), "evaluation.json: it is no JSON"),
-    "scores: deep": ("card", written("evaluation.json", "[" * 100_000), "evaluation.json: it is no JSON"),
+    "scores: no JSON": ("card", written("evaluation.json", "{"), "evaluation.json is no JSON"),
+    "scores: deep": ("card", written("evaluation.json", "[" * 100_000), "evaluation.json is no JSON"),
     "scores: a long number": ("card", written("evaluation.json", f'{{"step": {"9" * 6000}}}'), "is no JSON"),
     "scores: NaN": ("card", written("evaluation.json", '{"step": NaN}'), "is no JSON: NaN is no number"),
-    "scores: no text": ("card", written("evaluation.json", b"\xff"), "evaluation.json: it is no text"),
-    "scores: a list": ("card", written("evaluation.json", "[1]"), "evaluation.json is not what"),
-    "scores: epoch": ("card", scores(lambda found: found.update(epoch="x")), "writes: epoch cannot be used"),
+    "scores: no text": ("card", written("evaluation.json", b"\xff"), "evaluation.json is no text"),
+    "scores: a list": ("card", written("evaluation.json", "[1]"), "its content cannot be used"),
+    "scores: epoch": ("card", scores(lambda found: found.update(epoch="x")), "epoch cannot be used"),
     "scores: classes": ("card", scores(lambda found: found.update(class_names=[1])), "class_names[0] cannot be used"),
     "scores: raw": ("card", scores(lambda found: found.update(raw=None)), "raw cannot be used: it is missing"),
     "scores: acc1": ("card", scores(lambda found: found["raw"].update(acc1="x")), "raw.acc1 cannot be used"),
@@ -315,9 +315,9 @@ DAMAGED: dict[str, tuple[str, Mend, str]] = {
     "metrics: a cell": (
         "plot",
         written("metrics.csv", "step,val/acc1\n1,x\n"),
-        "val/acc1 at step 1 is 'x', and not a number",
+        "is no row of numbers",
     ),
-    "metrics: cells": ("plot", written("metrics.csv", f"1{',1' * 40}\n", "ab"), "more cells than columns"),
+    "metrics: cells": ("plot", written("metrics.csv", f"1{',1' * 40}\n", "ab"), "is no row of numbers"),
     "metrics: a field": (
         "plot",
         written("metrics.csv", f"{'x' * 200_000}\n", "ab"),
@@ -422,13 +422,8 @@ def test_one_bad_run_breaks_no_list(bad: Path, capfd: Capture) -> None:
             assert BAD in found[BAD]["damage"]
             _, shown = told(["runs"], capfd)
             assert re.search(r"^bad .*, damaged *$", shown, re.M)
-            line, shown = told(["compare", "good", BAD, "whole"], capfd)
-            assert line == ""
-            assert "left out: logs/bad" in shown or damage is damages[4] or "max_epochs" in shown
     finally:
         shutil.rmtree(whole)
-        for path in bad.parent.glob("compare-*"):
-            path.unlink()
 
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
