@@ -1,15 +1,10 @@
 """Measure every layer while a run trains: activations, gradients, LayerScale."""
 
-from pathlib import Path
-from typing import Any
+from cait.plugins import Verb
 
 CALLBACK_SETTINGS = {"monitor": "contrib.monitor.callback:Monitor"}
+VERBS = {
+    "heat-maps": Verb("contrib.monitor.heat_maps:heat_maps", "draw the layers of a run with --monitor: NAME"),
+}
 FILE = "monitor.csv"
 """In the folder of a run; its columns are step, layer, part, name and value."""
-
-
-def figures(folder: Path) -> dict[str, Any]:
-    """Heat maps of the measured layers of a run."""
-    from contrib.monitor.heat_maps import draw
-
-    return draw(folder)

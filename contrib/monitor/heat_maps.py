@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,9 +12,11 @@ import numpy as np
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
+from cait.cli.options import Options, named_run
 from cait.errors import UserError
 from cait.extras import curves
-from cait.extras.plots import panels
+from cait.extras.plots import panels, write
+from cait.run.program import Program
 from contrib.monitor import FILE
 
 MODULES = "(modules)"
@@ -53,6 +56,17 @@ Tables = dict[tuple[str, str], Table]
 """By part and name, as ("sa", "branch_ratio")."""
 
 
+def heat_maps(arguments: list[str], program: Program) -> None:
+    """Draw the heat maps of a run into its folder."""
+    options = Options("heat-maps", "Draw the layers that a run has measured.")
+    options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")
+    folder = named_run("heat-maps", options.parse_args(arguments).run)
+    for name, figure in draw(folder).items():
+        path = folder / "heat_maps" / f"{name}.png"
+        write(figure, path)
+        print(os.path.relpath(path))
+
+
 def draw(folder: Path) -> dict[str, Figure]:
     """All figures of a run by name.
 
@@ -72,7 +86,7 @@ def read(folder: Path) -> Tables:
     """
     path = folder / FILE
     found: dict[tuple[str, str], dict[tuple[int, str], dict[int, float]]] = {}
-    for _, row in curves.csv_rows(path, "only a run with --monitor.every_n_steps N writes it"):
+    for row in curves.csv_rows(path, "only a run with --monitor.every_n_steps N writes it"):
         with contextlib.suppress(ValueError, KeyError):  # a crash of the machine has garbled the row
             part, layer = row["part"], row["layer"]
             kind, label = (part, layer) if part in PARTS else (MODULES, part)

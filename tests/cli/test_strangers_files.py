@@ -243,9 +243,9 @@ DAMAGED: dict[str, tuple[str, Mend, str]] = {
     "metrics: a cell": (
         "plot",
         written("metrics.csv", "step,val/acc1\n1,x\n"),
-        "val/acc1 at step 1 is 'x', and not a number",
+        "is no row of numbers",
     ),
-    "metrics: cells": ("plot", written("metrics.csv", f"1{',1' * 40}\n", "ab"), "more cells than columns"),
+    "metrics: cells": ("plot", written("metrics.csv", f"1{',1' * 40}\n", "ab"), "is no row of numbers"),
     "weights: empty": ("predict", written("checkpoints/best.ckpt", ""), "best.ckpt is not a whole checkpoint"),
     "weights: step": ("predict", lambda bad: rewrite(bad, lambda c: c.update(global_step="x")), "global_step"),
     "weights: weights": ("predict", lambda bad: rewrite(bad, lambda c: c.update(state_dict=[1])), "state_dict"),

@@ -29,8 +29,7 @@ def write_sets(place: Path) -> None:
     """The digits in ten classes, and 0 and 1 in negative in two more.
 
     Below `place`, data/ has 301 validation pictures, one of them unreadable, and real.json their labels by ReaL.
-    Further sets: v2/ by the classes' indices, named/ by their names, part/ of some classes, c/ by corruptions and
-    severities.
+    Further sets: v2/ by the classes' indices, named/ by their names, part/ of some classes by their names.
     """
     digits = load_digits()
     pictures = [(digit, pixels * 255 / 16) for digit, pixels in zip(digits.target, digits.images, strict=True)]
@@ -53,14 +52,12 @@ def write_sets(place: Path) -> None:
             path.write_bytes(b"no picture")
             real[-1] = []  # timm's evaluator knows of none
     (place / "real.json").write_text(json.dumps(real))
+    (place / "named").mkdir()
     for index in range(12):
-        (place / "named").mkdir(exist_ok=True)
         (place / "named" / NAMES[index]).symlink_to(place / "v2" / str(index))
-    for part in ("part", "c/fog/1", "c/fog/4", "c/noise/shot_noise/2"):
-        for index in PART:
-            (place / part).mkdir(parents=True, exist_ok=True)
-            (place / part / NAMES[index]).symlink_to(place / "v2" / str(index))
-    (place / "c/noise/shot_noise/5").symlink_to(place / "named")
+    (place / "part").mkdir()
+    for index in PART:
+        (place / "part" / NAMES[index]).symlink_to(place / "v2" / str(index))
 
 
 def train(place: Path) -> None:

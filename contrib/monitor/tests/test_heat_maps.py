@@ -9,8 +9,7 @@ import pytest
 from matplotlib.collections import QuadMesh
 
 from cait.errors import UserError
-from contrib.monitor import figures
-from contrib.monitor.heat_maps import MAPS, MODULES, draw_map, read
+from contrib.monitor.heat_maps import MAPS, MODULES, draw, draw_map, heat_maps, read
 
 PARTS = ("sa", "ffn", "ca", "ca_ffn")
 STEPS = (2, 5, 8, 11, 14, 17)
@@ -38,13 +37,15 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_each_figure_with_a_map_is_drawn(run: Path) -> None:
-    drawn = figures(run)
+    drawn = draw(run)
     assert list(drawn) == ["branch_ratio", "grad_norm"]  # of γ's quantiles the median alone has a map
     assert drawn.keys() <= MAPS.keys()
+    heat_maps([str(run)], None)  # type: ignore[arg-type]
+    assert {path.stem for path in (run / "heat_maps").iterdir()} == drawn.keys()
 
 
 def test_the_heat_map_shows_the_rows_of_the_file(run: Path) -> None:
-    figure = figures(run)["branch_ratio"]
+    figure = draw(run)["branch_ratio"]
     axes = {axes.get_title(): axes for axes in figure.axes}
     mesh = next(part for part in axes["feed-forward"].collections if isinstance(part, QuadMesh))
     expected = [[value("ffn", layer, step) for step in STEPS] for layer in (1, 2)]
@@ -78,8 +79,8 @@ def test_a_single_step_and_equal_values_can_be_drawn(number: str, tmp_path: Path
 
 def test_a_run_without_figures_is_told_why(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"monitor.csv is missing: only a run with --monitor.every_n_steps N writes it"):
-        figures(tmp_path)
+        draw(tmp_path)
     for content in (b"", b"step,layer,part,name,value\n1,2,sa", b"\x00\xff\n"):  # it may not have come so far
         (tmp_path / "monitor.csv").write_bytes(content)
         with pytest.raises(UserError, match=r"monitor.csv (holds no figures yet|is no text)"):
-            figures(tmp_path)
+            draw(tmp_path)

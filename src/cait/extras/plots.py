@@ -28,7 +28,6 @@ mpl.rcParams.update(
         "axes.spines.right": False,
         "axes.titlesize": 10,
         "legend.frameon": False,
-        "image.interpolation": "nearest",
         "figure.dpi": 120,
         "text.parse_math": False,  # a class may be called "$x"
         # Okabe and Ito's colours, which people with colour-blindness can tell apart.
@@ -63,9 +62,7 @@ def pixels(image: Tensor, preprocessing: Preprocessing) -> np.ndarray:
 
 
 def check(path: Path) -> None:
-    """Raise UserError if no format of figures ends a file's name so, or it is a folder's."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file for the figure")
+    """Raise UserError if no format of figures ends a file's name so."""
     if path.suffix[1:] not in (formats := FigureCanvasBase.get_supported_filetypes()):
         raise UserError(f"a figure's file ends with one of .{', .'.join(sorted(formats))}; {path} does not")
 

@@ -48,25 +48,16 @@ def read(folder: Path, checkpoint: Path, again: str) -> dict[str, Any]:
     """
     path = folder / rundir.EVALUATION
     try:
-        about = disk.read_json(path, {"step?": int, "root?": str}, folder)
-        step = ckpt.read_checkpoint(checkpoint)["global_step"]
-        root = root_name(str(saved.data_settings(folder).get("root")))
-        scored = about.get("step"), about.get("root")
-        if scored != (step, root):
-            scored_of = "step {} of {}".format(*scored)
-            raise UserError(
-                f"{path} is of {scored_of}, the run of step {step} of {root}: score it again with `{again}`"
-            )
-        disk.check_shape(about, ABOUT, path)
-        for part in {"raw", "ema"} & about.keys():
-            about[part] = {name: value for name, value in about[part].items() if value is not None}
+        about: dict[str, Any] = disk.read_json(path, ABOUT, folder)
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing: `{again}` writes it") from error
     except UserError as error:
-        if str(error).startswith(f"{path} is no "):
-            raise UserError(f"cannot read {path}: it {str(error).removeprefix(str(path)).strip()}") from error
-        if not str(error).startswith(f"{path}: "):
-            raise
-        reason = str(error).removeprefix(f"{path}: ")
-        raise UserError(f"{path} is not what `{again}` writes: {reason}; score the run again") from error
+        raise UserError(f"{error}; score the run again with `{again}`") from error
+    step = ckpt.read_checkpoint(checkpoint)["global_step"]
+    root = root_name(str(saved.data_settings(folder).get("root")))
+    if (about["step"], about["root"]) != (step, root):
+        scored = f"{path} is of step {about['step']} of {about['root']}, the run of step {step} of {root}"
+        raise UserError(f"{scored}: score it again with `{again}`")
+    for part in {"raw", "ema"} & about.keys():
+        about[part] = {name: value for name, value in about[part].items() if value is not None}
     return about

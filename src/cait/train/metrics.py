@@ -180,7 +180,7 @@ class EvalMetrics(nn.Module):
 def _metric(name: str, path: str, size: dict[str, int]) -> Metric:
     if not NAME.fullmatch(name):
         raise UserError(f"a metric of your own cannot be called {name!r}: take letters, digits and . _ -")
-    if name in {*STANDARD, *(score for names in plugins.of_kind("SCORES") for score in names)}:
+    if name in STANDARD:
         raise UserError(f"a metric of your own cannot be called {name}, which is there already")
     metric = made(path, **size)
     if not isinstance(metric, Metric):

@@ -1,4 +1,4 @@
-"""`cait eval` beyond loss and accuracy: calibration, confusions, thresholds, ReaL, ImageNet-V2, -A, -R and -C."""
+"""`cait eval` beyond loss and accuracy: calibration, confusions, thresholds, ReaL, ImageNet-V2, -A, -R and -Sketch."""
 
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ SETTINGS = [
         dict[str, str] | None,
         None,
         "Folder of another evaluation set of the same classes, or of some, under a name of yours: --extra.sketch DIR. "
-        "ImageNet-A, -R and -Sketch go by their WordNet folders, ImageNet-C by its corruptions and severities.",
+        "ImageNet-A, -R and -Sketch go by their WordNet folders.",
         ("eval",),
     ),
     Setting(
@@ -42,10 +42,6 @@ SETTINGS = [
         ("eval",),
     ),
 ]
-SCORES = (
-    *("never_predicted", "confusions", "confusion", "calibration", "thresholds", "wanted_accuracy"),
-    *("real", "v2", "extra"),
-)
 
 
 def scorers(scoring: Any) -> Any:

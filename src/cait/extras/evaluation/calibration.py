@@ -32,18 +32,18 @@ class CalibrationError(MulticlassCalibrationError):
         error = float(super().compute())
         confidence, right = (dim_zero_cat(values).cpu().numpy() for values in (self.confidences, self.accuracies))
         right = right.astype(bool)
-        wanted = None if self.wanted is None else _reached(confidence, right, self.wanted)
         return {
             "calibration": {"ece": None if math.isnan(error) else 100 * error, "bins": _bins(confidence, right)},
             "thresholds": [_answered(confidence, right, threshold) for threshold in THRESHOLDS],
-            "wanted_accuracy": wanted,
+            "wanted_accuracy": None if self.wanted is None else _reached(confidence, right, self.wanted),
         }
 
 
 def _bins(confidence: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
     """Those of the diagram, of equal width."""
     images, sure, hits = (
-        np.histogram(confidence, BINS, (0, 1), weights=weights)[0] for weights in (None, confidence, right)
+        np.histogram(confidence, BINS, (0, 1), weights=weights)[0]
+        for weights in (None, confidence, right.astype(float))
     )
     return [
         {"images": int(count), "confidence": _percent(total, count), "accuracy": _percent(correct, count)}
@@ -77,23 +77,18 @@ def _percent(part: float, whole: float) -> float | None:
 
 
 def diagram(found: Mapping[str, Mapping[str, Any]]) -> Any:
-    """The reliability diagram of each set of weights: accuracy over confidence, and below the images of each bin.
+    """The reliability diagram of each set of weights, by title: accuracy over confidence, from `calibration`.
 
     On the dashed line the accuracy is the confidence.
-
-    Args:
-        found: `calibration` of `CalibrationError.compute`, by title.
     """
     from cait.extras import plots  # matplotlib takes a second to import
 
-    figure, axes = plots.grid(2, len(found), 3.6 * len(found), 4.4, sharex=True, gridspec_kw={"height_ratios": [3, 1]})
+    figure, axes = plots.panels(len(found), 3.6, 3.4)
     centres = (np.arange(BINS) + 0.5) * 100 / BINS
-    for column, (title, calibrated) in enumerate(found.items()):
-        above, below = axes[:, column]
-        above.plot([0, 100], [0, 100], color="#999999", linewidth=1, linestyle="--", zorder=3)
-        above.bar(centres, [each["accuracy"] or 0.0 for each in calibrated["bins"]], 100 / BINS, edgecolor="white")
+    for panel, (title, calibrated) in zip(axes, found.items(), strict=True):
+        panel.plot([0, 100], [0, 100], color="#999999", linewidth=1, linestyle="--", zorder=3)
+        panel.bar(centres, [each["accuracy"] or 0.0 for each in calibrated["bins"]], 100 / BINS, edgecolor="white")
         error = "no images" if calibrated["ece"] is None else f"calibration error {calibrated['ece']:.1f} %"
-        above.set(title=f"{title}: {error}", ylabel="accuracy in %", xlim=(0, 100), ylim=(0, 100))
-        below.bar(centres, [each["images"] for each in calibrated["bins"]], 100 / BINS, edgecolor="white")
-        below.set(xlabel="probability of the predicted class in %", ylabel="images")
+        panel.set(title=f"{title}: {error}", xlabel="probability of the predicted class in %", ylabel="accuracy in %")
+        panel.set(xlim=(0, 100), ylim=(0, 100))
     return figure

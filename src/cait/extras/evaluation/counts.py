@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
+from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from cait.cli.evaluate import Scores
@@ -15,29 +14,7 @@ from cait.extras.evaluation.calibration import CalibrationError
 CONFUSIONS = 20
 """Pairs of classes that are listed as the most confused."""
 CLASSES_IN_MATRIX = 1000
-"""With more classes only the cells of the confusion matrix that are not 0 are listed."""
-
-
-class RealAccuracy(Metric):
-    """Top-1 and top-5 in per cent where several classes may be right; an image without any is not counted."""
-
-    counts: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        # Images, those right at the first guess, those right within five. Integers, so that the sums are exact.
-        self.add_state("counts", torch.zeros(3, dtype=torch.long), dist_reduce_fx="sum")
-
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: logits [B, num_classes], right classes [B, L], padded with -1."""
-        best = logits.topk(min(5, logits.shape[1])).indices
-        hits = (best[:, :, None] == labels[:, None, :]).any(dim=2)  # [B, 5]
-        self.counts += torch.stack([(labels >= 0).any(dim=1).sum(), hits[:, 0].sum(), hits.any(dim=1).sum()])
-
-    def compute(self) -> Scores:
-        images, *right = self.counts.tolist()
-        acc1, acc5 = (100 * count / images if images else None for count in right)
-        return {"acc1": acc1, "acc5": acc5, "images": images}
+"""With more classes the scores are without the confusion matrix."""
 
 
 class Counts(nn.Module):
@@ -53,29 +30,39 @@ class Counts(nn.Module):
         super().__init__()
         self.confusion = MulticlassConfusionMatrix(num_classes, ignore_index=-1, validate_args=False)
         self.calibration = CalibrationError(num_classes, wanted)
-        self.real = RealAccuracy()
+        self.real_acc1, self.real_acc5, self.real_images = MeanMetric(), MeanMetric(), SumMetric()
 
     def update(self, logits: Tensor, labels: Tensor, real: Tensor | None) -> None:
-        """Count a batch: logits [B, num_classes], labels [B], ReaL's labels [B, L]. Labels below 0 are not counted."""
+        """Count a batch: logits [B, num_classes], labels [B], ReaL's labels [B, L]. Those below 0 are not counted."""
         labels = labels.clamp(min=-1)
         self.confusion.update(logits, labels)
         probabilities = logits.float().softmax(dim=1)
         self.calibration.update(probabilities, labels.where(probabilities[:, 0].isfinite(), -1))  # it may be NaN
-        if real is not None:
-            self.real.update(logits, real.where(labels[:, None] >= 0, -1))
+        if real is not None:  # an image without a right class is not counted
+            best = logits.topk(min(5, logits.shape[1])).indices
+            counted = (labels >= 0) & (real >= 0).any(dim=1)
+            hits = (best[:, :, None] == real[:, None, :]).any(dim=2)[counted]  # [images, 5]
+            self.real_acc1.update(hits[:, 0])
+            self.real_acc5.update(hits.any(dim=1))
+            self.real_images.update(len(hits))
 
     def compute(self, class_names: list[str], with_real: bool) -> Scores:
         """The scores by name; the README lists them."""
         matrix = self.confusion.compute().cpu()
-        has_images, is_guessed = matrix.any(dim=1), matrix.any(dim=0)
-        cells = matrix.nonzero()
-        listed = torch.cat([cells, matrix[tuple(cells.T)][:, None]], dim=1)
+        unseen = matrix.any(dim=1) & ~matrix.any(dim=0)
         scores: Scores = {
-            "confusion": (matrix if len(matrix) <= CLASSES_IN_MATRIX else listed).tolist(),
             "confusions": _most_confused(matrix, class_names),
-            "never_predicted": [class_names[i] for i in (has_images & ~is_guessed).nonzero().flatten()],
+            "never_predicted": [class_names[i] for i in unseen.nonzero().flatten()],
+            **self.calibration.compute(),
         }
-        return scores | self.calibration.compute() | ({"real": self.real.compute()} if with_real else {})
+        if len(matrix) <= CLASSES_IN_MATRIX:
+            scores["confusion"] = matrix.tolist()
+        if with_real:
+            images = int(self.real_images.compute())
+            right = {"acc1": self.real_acc1, "acc5": self.real_acc5}
+            scores["real"] = {name: 100 * float(each.compute()) if images else None for name, each in right.items()}
+            scores["real"]["images"] = images
+        return scores
 
 
 def _most_confused(matrix: Tensor, class_names: Sequence[str]) -> list[Scores]:

@@ -9,7 +9,6 @@ from rich.table import Table
 from cait.cli.evaluate import Row, Scores
 from cait.data.folder import abbreviate
 from cait.errors import console
-from cait.extras.evaluation.extra_sets import ALEXNET
 
 CONFUSED, FEW = 3, 5
 """The screen shows at most so many pairs and names."""
@@ -19,7 +18,7 @@ def rows(core: Sequence[Row], result: Scores) -> Iterator[Row]:
     """The calibration error, and the rows of `core` on each further set."""
     yield Row("calibration error", "{:.2f} %", ("calibration", "ece"))
     of_a_set = [row for row in core if row.place[0] not in ("acc1_macro", "loss")]
-    of_a_set += [Row("mCE", "{:.2f} %", ("mce",)), Row("classes", "{:,}", ("classes",))]
+    of_a_set.append(Row("classes", "{:,}", ("classes",)))
     places: dict[str, tuple[str, ...]] = {"ReaL": ("real",), "V2": ("v2",)}
     places |= {name: ("extra", name) for name in result["extra"]}
     for title, place in places.items():
@@ -31,9 +30,6 @@ def rows(core: Sequence[Row], result: Scores) -> Iterator[Row]:
 def show(result: Scores) -> None:
     """Print what the figures of the raw weights on a whole set hide."""
     raw, screen = result["raw"], console()
-    for name, scores in raw.get("extra", {}).items():
-        if "corruptions" in scores:
-            screen.print(_corruption_table(name, scores["corruptions"]))
     screen.print(_threshold_table(raw))
     if result["tta"]:
         print("scored with mirror images")
@@ -51,13 +47,12 @@ def _remarks(scores: Scores) -> Iterator[str]:
         few = [f"{pair['true']} taken for {pair['predicted']} ({pair['images']:,})" for pair in pairs[:CONFUSED]]
         yield f"most confused: {', '.join(few)}"
     if reached := scores["wanted_accuracy"]:
-        if reached["threshold"] is None:
-            yield f"no probability is high enough: no answers are right {reached['wanted']:g} % of the time"
+        wanted, threshold, share = reached["wanted"], reached["threshold"], reached["coverage"]
+        if threshold is None:
+            yield f"no probability is high enough: no answers are right {wanted:g} % of the time"
         else:
-            yield (
-                f"for {reached['wanted']:g} % accuracy: answer from a probability of {reached['threshold']:.4f} on, "
-                f"which {reached['coverage']:.1f} % of the images have"
-            )
+            which = f"answer from a probability of {threshold:.4f} on, which {share:.1f} % of the images have"
+            yield f"for {wanted:g} % accuracy: {which}"
 
 
 def _threshold_table(scores: Scores) -> Table:
@@ -66,15 +61,4 @@ def _threshold_table(scores: Scores) -> Table:
     table = Table("answer from a probability of", *(f"{row['threshold']:g}" for row in shown))
     for title, key in (("images answered, %", "coverage"), ("of these right, %", "accuracy")):
         table.add_row(title, *("" if row[key] is None else f"{row[key]:.1f}" for row in shown))
-    return table
-
-
-def _corruption_table(name: str, acc1: dict[str, dict[str, float]]) -> Table:
-    """Top-1 by corruption and severity."""
-    severities = sorted({severity for values in acc1.values() for severity in values})
-    table = Table(f"{name}: top-1, % at severity", *severities, "mean")
-    for corruption in sorted(acc1, key=[*ALEXNET, *acc1].index):
-        values = acc1[corruption]
-        cells = [f"{values[severity]:.1f}" if severity in values else "" for severity in severities]
-        table.add_row(corruption, *cells, f"{sum(values.values()) / len(values):.1f}")
     return table

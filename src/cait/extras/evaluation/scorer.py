@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
+from timm.data import ImageNetInfo
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
@@ -20,18 +21,11 @@ from cait.errors import UserError
 from cait.extras import plots
 from cait.extras.evaluation import calibration, report
 from cait.extras.evaluation.counts import Counts
-from cait.extras.evaluation.extra_sets import (
-    SEVERITIES,
-    TEST,
-    Corruptions,
-    ExtraSet,
-    mce,
-    open_extra,
-    open_test,
-    scan_extra_val,
-)
-from cait.extras.evaluation.real_labels import is_imagenet, real_labels
+from cait.extras.evaluation.extra_sets import TEST, ExtraSet, open_extra, open_test
+from cait.extras.evaluation.real_labels import real_labels
 from cait.train.ema import EMA
+
+V2 = "v2"
 
 
 class Evaluation(Callback):
@@ -56,27 +50,24 @@ class Evaluation(Callback):
             raise UserError(f"--wanted_accuracy is above 0 and at most 1, as 0.95; got {config.wanted_accuracy}")
         if self._several and (config.v2 or config.extra):
             raise UserError("--v2 and --extra score class folders, and an image of this run may have several classes")
-        self._v2 = ExtraSet(scan_extra_val(Path(config.v2), names)) if config.v2 else None
-        self._places = dict(config.extra or {})
-        self._extra: dict[str, ExtraSet | Corruptions] = {
-            name: open_extra(Path(root), names) for name, root in self._places.items()
-        }
-        if TEST not in self._extra and (test := open_test(self.data.source)) is not None:
-            self._places, self._extra = {TEST: "the test split", **self._places}, {TEST: test, **self._extra}
+        places = {V2: config.v2} if config.v2 else {}
+        places |= config.extra or {}
+        self._sets = {name: open_extra(Path(place), names) for name, place in places.items()}
+        if TEST not in self._sets and (test := open_test(self.data.source)) is not None:
+            self._sets = {TEST: test, **self._sets}
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         loader: Any = trainer.val_dataloaders
         self._order, self._done = loader.sampler.indices, 0  # the images that this process sees, in order
         self._real = self._real_labels() if loader.dataset is self.data.val_images else None
         self._ema: Any = next((callback for callback in trainer.callbacks if isinstance(callback, EMA)), None)  # type: ignore[attr-defined]
-        average = self._ema.average if self._ema else None
-        weights = ["raw"] if average is None else ["raw", "ema"]
-        weights = [] if self._several else weights  # what is counted here is of one class an image
+        networks = {"raw": pl_module.model, "ema": self._ema.average if self._ema else None}
+        networks = {name: network for name, network in networks.items() if network is not None}
+        self._hooks = [network.register_forward_hook(self._judge) for network in networks.values()]
+        counted = [] if self._several else networks  # what is counted here is of one class an image
         self._counts = {
-            name: Counts(pl_module.num_classes, self.config.wanted_accuracy).to(pl_module.device) for name in weights
+            name: Counts(pl_module.num_classes, self.config.wanted_accuracy).to(pl_module.device) for name in counted
         }
-        networks = (pl_module.model, average)
-        self._hooks = [network.register_forward_hook(self._judge) for network in networks if network is not None]
 
     def _judge(self, network: Any, inputs: tuple[Tensor], logits: Tensor) -> Tensor:
         """The logits that are scored instead of the network's own, [B, num_classes]."""
@@ -97,8 +88,7 @@ class Evaluation(Callback):
         return logits
 
     def _real_labels(self) -> Tensor | None:
-        names = self.data.class_names
-        if self.config.real is None and not is_imagenet(names):
+        if self.config.real is None and self.data.class_names != ImageNetInfo().label_names():
             return None
         try:
             return real_labels(self.config.real, self.data.val_images.samples)
@@ -129,45 +119,25 @@ class Evaluation(Callback):
         """Score the further sets, and say how all of them were scored."""
         config = self.config
         self.scoring.trainer.datamodule = None  # the data module would list all its images again
-        result["tta"] = config.tta
+        result["tta"], result["v2"] = config.tta, config.v2
         result["real"] = (config.real or "timm's") if "real" in result["raw"] else None
-        result["v2"], result["extra"] = config.v2, self._places
-        if self._v2 is not None:
-            for weights, scores in self._score(self._v2).items():
-                result[weights]["v2"] = scores
-        for name, found in self._extra.items():
-            scored = self._score(found) if isinstance(found, ExtraSet) else self._score_corrupted(found)
-            for weights, scores in scored.items():
-                result[weights].setdefault("extra", {})[name] = scores
+        result["extra"] = dict(config.extra or {})
+        if TEST in self._sets:
+            result["extra"].setdefault(TEST, "the test split")
+        for name, found in self._sets.items():
+            for weights, scores in self._score(found).items():
+                place = result[weights] if name == V2 else result[weights].setdefault("extra", {})
+                place[name] = scores
 
     def _score(self, found: ExtraSet) -> dict[str, Scores]:
         """The scores of a further set, by weights."""
         self.only = found.only
         loader = self.data.extra_val_dataloader(found.samples)
-        classes = {} if found.only is None else {"classes": len(found.only)}
         scored = self.scoring.validate(model=self.scoring.module, dataloaders=loader)
-        return {weights: scores | classes for weights, scores in scored.items()}
-
-    def _score_corrupted(self, found: Corruptions) -> dict[str, Scores]:
-        """Top-1 by corruption and severity, its mean, and the mean corruption error, by weights."""
-        acc1: dict[str, Any] = {weights: {name: {} for name in found} for weights in self.scores}
-        images = dict.fromkeys(acc1, 0)
-        for name, sets in found.items():  # two figures of each are kept: the confusion matrices would fill the memory
-            for severity, each in sets.items():
-                for weights, scores in self._score(each).items():
-                    acc1[weights][name][severity] = scores["acc1"]
-                    images[weights] += scores["images"]
-        whole = len(self.data.class_names) == 1000 and all(len(sets) == len(SEVERITIES) for sets in found.values())
-        result = {}
-        for weights, by_name in acc1.items():
-            means = {name: sum(values.values()) / len(values) for name, values in by_name.items()}
-            result[weights] = {
-                "acc1": sum(means.values()) / len(means),
-                "images": images[weights],
-                "mce": mce({name: 100 - mean for name, mean in means.items()}) if whole else None,
-                "corruptions": by_name,
-            }
-        return result
+        if found.only is not None:
+            for scores in scored.values():
+                scores["classes"] = len(found.only)
+        return scored
 
     def rows(self, core: Sequence[Row], result: Scores) -> Iterable[Row]:
         """Further rows of the table."""

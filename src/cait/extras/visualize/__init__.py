@@ -9,8 +9,8 @@ VERBS = {
         "cait visualize NAME [--images FILE|DIR ...] [--self_attention BLOCK,...] [--raw]",
     ),
     "plot": Verb(
-        "cait.extras.visualize.plot:plot",
-        "draw a run's curves and the heat maps of its layers: cait plot NAME [--output DIR]",
+        "cait.extras.visualize.compare:plot",
+        "draw a run's curves: cait plot NAME [--output FILE]",
     ),
     "compare": Verb(
         "cait.extras.visualize.compare:compare",

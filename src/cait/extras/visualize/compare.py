@@ -1,16 +1,16 @@
-"""`cait compare`: the settings and the metrics in which runs differ, and their curves over each other."""
+"""`cait compare`: the settings and the metrics in which runs differ, and their curves; `cait plot`: those of one."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cait import disk
 from cait.cli import saved
-from cait.cli.options import Options
-from cait.errors import UserError, console, one_line, printable, to_type
+from cait.cli.options import Options, named_run
+from cait.errors import UserError, console, to_type
 from cait.extras import curves
 from cait.extras.curves import Curve
 from cait.extras.network_name import network_name
@@ -20,7 +20,18 @@ from cait.settings import Settings, as_text, flatten
 
 NOT_SETTINGS = ("run_name", "output", "ckpt_path", "trainer.default_root_dir")
 """A run's own name and places."""
-TRAINING = ("train/acc1", "train/loss")
+
+
+def plot(arguments: list[str], program: Program) -> None:
+    """Draw the curves of a run."""
+    options = Options("plot", "Draw the curves of a run.")
+    options.add_argument("run", metavar="NAME", nargs="?", help="the run's folder in logs/")
+    options.add_argument("--output", type=Path, metavar="FILE", help="default curves.png in the run's folder")
+    given = options.parse_args(arguments)
+    folder = named_run("plot", given.run)
+    output = given.output or folder / "curves.png"
+    _draw({folder.name: curves.read(folder)}, output)
+    print(os.path.relpath(output))
 
 
 def compare(arguments: list[str], program: Program) -> None:
@@ -29,40 +40,27 @@ def compare(arguments: list[str], program: Program) -> None:
     options.add_argument("runs", metavar="NAME", nargs="*", help="two or more folders in logs/")
     options.add_argument("--output", type=Path, metavar="FILE", help="default logs/compare-NAME-NAME.png")
     given = options.parse_args(arguments)
-    command = to_type('make compare RUNS="a b"', "cait compare a b")
-    folders = [*_readable(given.runs)]
-    if len({folder.resolve() for folder in folders}) < len(folders) or len(folders) < 2:
+    folders = {os.path.relpath(rundir.folder_of(name)): rundir.folder_of(name) for name in given.runs}
+    if len(folders) < 2:
+        command = to_type('make compare RUNS="a b"', "cait compare a b")
         raise UserError(f"compare two runs or more, each named once: `{command}`")
-    from cait.extras import plots
-
-    names = [folder.resolve().name for folder in folders]  # "." has a name too
-    output = given.output or folders[0].parent / f"compare-{'-'.join(names)}.png"
-    labels = names if len(set(names)) == len(names) else list(map(str, folders))
-    disk.check_output(output)
-    all_settings = [settings(folder) for folder in folders]
-    models = [saved.of_run(folder)["model"] for folder in folders]
+    names = [folder.resolve().name for folder in folders.values()]  # "." has a name too
+    labels = names if len(set(names)) == len(names) else [*folders]
+    models = [saved.of_run(folder)["model"] for folder in folders.values()]
     networks = [network_name(model["name"], model.get("fields")) for model in models]
-    logged = [curves.read(folder) for folder in folders]
-    plots.write(curves.draw(dict(zip(labels, logged, strict=True))), output)
-    _print(labels, {"setting": differing(all_settings), "metric": {"network": networks} | _metrics(logged)})
+    logged = [curves.read(folder) for folder in folders.values()]
+    output = given.output or next(iter(folders.values())).parent / f"compare-{'-'.join(names)}.png"
+    _draw(dict(zip(labels, logged, strict=True)), output)
+    _print(labels, "setting", differing([settings(folder) for folder in folders.values()]))
+    _print(labels, "metric", {"network": networks} | _metrics(logged))
     print(os.path.relpath(output))
 
 
-def _readable(names: Sequence[str]) -> Iterator[Path]:
-    """The folders of those runs that can be read; a line says what is wrong with another, if two others are left."""
-    damaged, found = list[UserError](), list[Path]()
-    for name in names:
-        try:
-            folder = rundir.folder_of(name)
-            saved.of_run(folder), curves.read(folder)
-            found.append(folder)
-        except UserError as error:
-            damaged.append(error)
-    if damaged and len(found) < 2:
-        raise damaged[0]
-    for each in damaged:
-        print(f"left out: {printable(one_line(each))}", file=sys.stderr)
-    return iter(found)
+def _draw(runs: Mapping[str, dict[str, Curve]], output: Path) -> None:
+    from cait.extras import plots
+
+    disk.check_output(output)
+    plots.write(curves.draw(runs), output)
 
 
 def settings(folder: Path) -> Settings:
@@ -81,42 +79,41 @@ def differing(all_settings: Sequence[Settings]) -> dict[str, list[str]]:
     return found
 
 
-def reached(curve: Curve, name: str) -> tuple[float, float, int]:
-    """(best value, last value, step of the best): the best loss is the smallest, of anything else the largest."""
+def reached(curve: Curve, name: str) -> tuple[float, int]:
+    """The best value and its step: the best loss is the smallest, of anything else the largest."""
     steps, values = curve
     best = (min if "loss" in name else max)(values)
-    return best, values[-1], steps[values.index(best)]
+    return best, steps[values.index(best)]
 
 
 def _metrics(logged: Sequence[dict[str, Curve]]) -> dict[str, list[str]]:
     """Steps, epochs, and the best and the last value of each metric, by run."""
     rows: dict[str, list[str]] = {"steps": [], "epochs": []}
     for of_run in logged:
-        done, per_epoch = max(max(steps) for steps, _ in of_run.values()) + 1, curves.steps_per_epoch(of_run)
+        done, per_epoch = max(steps[-1] for steps, _ in of_run.values()) + 1, curves.steps_per_epoch(of_run)
         rows["steps"].append(str(done))
         rows["epochs"].append(f"{done / per_epoch:.4g}" if per_epoch else "≤ 1")
-    metrics = {name for of_run in logged for name in of_run}
-    for name in sorted(name for name in metrics if name in TRAINING or name.startswith("val")):
-        found = [reached(of_run[name], name) if name in of_run else None for of_run in logged]
-        if name not in TRAINING:
-            rows[f"{name}, best (step)"] = [f"{one[0]:.4g} ({one[2]})" if one else "-" for one in found]
-        rows[f"{name}, last"] = [f"{one[1]:.4g}" if one else "-" for one in found]
+    names = {name for of_run in logged for name in of_run}
+    for name in sorted(name for name in names if name in ("train/acc1", "train/loss") or name.startswith("val")):
+        if name.startswith("val"):
+            best = [reached(of_run[name], name) if name in of_run else None for of_run in logged]
+            rows[f"{name}, best (step)"] = [f"{one[0]:.4g} ({one[1]})" if one else "-" for one in best]
+        rows[f"{name}, last"] = [f"{of_run[name][1][-1]:.4g}" if name in of_run else "-" for of_run in logged]
     return rows
 
 
-def _print(labels: Sequence[str], tables: Mapping[str, dict[str, list[str]]]) -> None:
+def _print(labels: Sequence[str], title: str, rows: Mapping[str, list[str]]) -> None:
     from rich import box
     from rich.table import Table
 
     # A table that is piped into a file keeps its columns. Values have brackets, which are no markup.
     screen = console(width=None if sys.stdout.isatty() else 80, highlight=False)
-    if not tables["setting"]:
-        screen.print("The settings are the same.")
-    for title, rows in tables.items():
-        if rows:
-            table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-            for label in (title, *labels):
-                table.add_column(label, overflow="fold", no_wrap=label == title)
-            for name, values in rows.items():
-                table.add_row(name, *values)
-            screen.print(table)
+    if not rows:
+        screen.print(f"The {title}s are the same.")
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for label in (title, *labels):
+        table.add_column(label, overflow="fold", no_wrap=label == title)
+    for name, values in rows.items():
+        table.add_row(name, *values)
+    screen.print(table)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,15 +14,15 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from cait import disk
+from cait.data.folder import FolderSource
 from cait.extras import plots
 
 LABELLED = 30
-"""Up to this many classes the confusion matrix has their names and counts; beyond, it is an image."""
+"""Up to this many classes the confusion matrix has their names and counts."""
 CAPTION = "A row is a true class: where its images went. Colours are shares of the row; an empty cell has no image."
-MOST_CELLS = 200
-"""Cells along a side of that image; neighbouring classes share one if there are more."""
-SHADES = PowerNorm(0.4, vmin=0, vmax=1)
-"""Makes rare mistakes visible beside the diagonal."""
+HEADER = ("path", "label", "split", "probability", "suggestion", "its probability")
+"""Of the table of labels."""
 
 
 class Scored(NamedTuple):
@@ -43,21 +44,18 @@ class Scored(NamedTuple):
     def wrong(self) -> np.ndarray:
         return self.counted & (self.predicted != self.labels)
 
-    @property
-    def acc1(self) -> float:
-        """In per cent; NaN if no image counts."""
-        counted = int(self.counted.sum())
-        return 100 * (1 - int(self.wrong.sum()) / counted) if counted else float("nan")
-
     def worst(self, most: int) -> list[int]:
         """The wrong images with the highest loss, the worst first."""
-        wrong = np.flatnonzero(self.wrong)
-        return wrong[np.argsort(-self.losses[wrong], kind="stable")][:most].tolist()
+        return [index for index in self.doubtful() if self.wrong[index]][:most]
 
-    def confusions(self, most: int) -> list[tuple[int, int, int]]:
-        """(true class, predicted class, images) of the most frequent confusions, the most frequent first."""
+    def doubtful(self) -> list[int]:
+        """The images that count, by their loss, the highest first."""
+        return [index for index in (-self.losses).argsort(kind="stable").tolist() if self.counted[index]]
+
+    def confusions(self, most: int) -> list[tuple[tuple[int, int], int]]:
+        """((true class, predicted class), images) of the most frequent confusions, the most frequent first."""
         pairs = zip(self.labels[self.wrong].tolist(), self.predicted[self.wrong].tolist(), strict=True)
-        return [(*pair, count) for pair, count in Counter(sorted(pairs)).most_common(most)]
+        return Counter(sorted(pairs)).most_common(most)
 
 
 @torch.no_grad()
@@ -76,24 +74,37 @@ def score(network: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> Scored:
 def confusion(scored: Scored, class_names: Sequence[str]) -> Figure:
     """The confusion matrix, each row as shares of its class. A cell without an image is left empty."""
     classes = len(class_names)
-    cells = min(classes, MOST_CELLS)
-    rows, columns = (values[scored.counted] * cells // classes for values in (scored.labels, scored.predicted))
-    matrix = np.zeros((cells, cells), np.int64)
-    np.add.at(matrix, (rows, columns), 1)
-    shares = matrix / matrix.sum(axis=1, keepdims=True).clip(1)
-    named = classes <= LABELLED
-    side = max(3.65, 0.55 + 0.3 * classes + 0.07 * max(map(len, class_names))) if named else 6.5
-    figure, axes = plots.grid(1, 1, side, side if named else 0.85 * side)
-    axis = axes[0, 0]
-    shown = axis.imshow(np.ma.masked_equal(shares, 0), norm=SHADES, extent=(-0.5, classes - 0.5, classes - 0.5, -0.5))
-    axis.set(xlabel="predicted class", ylabel="true class")
-    if not named:
-        figure.colorbar(shown, ax=axis, shrink=0.7, label="share of the true class")
-    else:
-        axis.set_xticks(range(classes), class_names, rotation=90, parse_math=False)
-        axis.set_yticks(range(classes), class_names, parse_math=False)
-        for (row, column), count in np.ndenumerate(matrix):
-            if count:
-                colour = "#111111" if shares[row, column] > 0.6 else "white"
-                axis.text(column, row, str(count), ha="center", va="center", fontsize=7, color=colour)
+    matrix = np.zeros((classes, classes), np.int64)
+    np.add.at(matrix, (scored.labels[scored.counted], scored.predicted[scored.counted]), 1)
+    shares = np.ma.masked_equal(matrix / matrix.sum(axis=1, keepdims=True).clip(1), 0)
+    side = max(3.65, 0.55 + 0.3 * classes + 0.07 * max(map(len, class_names))) if classes <= LABELLED else 6.5
+    figure, ((axes,),) = plots.grid(1, 1, side, side)
+    axes.imshow(shares, norm=PowerNorm(0.4, vmin=0, vmax=1))  # rare mistakes are visible beside the diagonal
+    axes.set(xlabel="predicted class", ylabel="true class")
+    if classes <= LABELLED:
+        axes.set_xticks(range(classes), class_names, rotation=90)
+        axes.set_yticks(range(classes), class_names)
+        for row, column in np.argwhere(matrix):
+            colour = "#111111" if shares[row, column] > 0.6 else "white"
+            axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=7, color=colour)
     return figure
+
+
+def write_labels(path: Path, source: FolderSource, scored: Scored) -> None:
+    """List the scored validation images by their loss, the highest first. The others follow as the run divides them.
+
+    So one can correct the column `label`, and train on the table: it names all images.
+    """
+    disk.write_csv(path, HEADER, _rows(source, scored))
+
+
+def _rows(source: FolderSource, scored: Scored) -> Iterator[tuple[str, ...]]:
+    names, start = source.class_names, len(str(source.root)) + 1
+    for index in scored.doubtful():
+        path, label = source.val[index]
+        taken, of_label = scored.predicted[index], f"{np.exp(-scored.losses[index]):.4f}"
+        suggestion = (names[taken], f"{scored.probabilities[index]:.4f}") if taken != label else ("", "")
+        yield path[start:], names[label], "val", of_label, *suggestion
+    for split in ("train", "test"):
+        for path, label in getattr(source, split, None) or ():
+            yield path[start:], names[label], split, "", "", ""

@@ -6,7 +6,6 @@ import argparse
 import os
 import shlex
 from pathlib import Path
-from typing import Any
 
 from cait import disk
 from cait.cli import loading
@@ -14,8 +13,6 @@ from cait.cli.options import Options, run_missing
 from cait.errors import UserError
 from cait.model.config import VARIANTS
 from cait.run.program import Program
-
-FOLDER = "visualize"
 
 
 def visualize(arguments: list[str], program: Program) -> None:
@@ -39,7 +36,7 @@ def visualize(arguments: list[str], program: Program) -> None:
                 checkpoint, folder, given.ema, given.img_size, program.module, program.data
             )
         loaded.network.to(loading.device(folder))
-        output = given.output or Path(folder or ".", FOLDER)
+        output = given.output or Path(folder or ".", "visualize")
         disk.check_output(output, folder=True)
         page = sections.write(loaded, folder, given, output, shlex.join(["cait", "visualize", *arguments]))
     print(os.path.relpath(page))
@@ -58,26 +55,22 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options.add_argument(
         "--pretrained", action="store_true", help="RUN is a model, as xxs24: take the weights that timm publishes"
     )
-    blocks: dict[str, Any] = {"type": whole_numbers, "default": [], "metavar": "BLOCK[,BLOCK]"}
-    options.add_argument("--self_attention", **blocks, help="show these blocks too, from 0")
-    patch: dict[str, Any] = {"type": whole_numbers, "metavar": "ROW,COLUMN"}
-    options.add_argument("--query", **patch, help="the patch that asks there; default the centre")
+    options.add_argument(
+        "--self_attention", type=numbers, default=[], metavar="BLOCK[,BLOCK]", help="show these blocks too, from 0"
+    )
+    options.add_argument(
+        "--query", type=numbers, metavar="ROW,COLUMN", help="the patch that asks there; default the centre"
+    )
     options.add_argument("--no_validation", action="store_true", help="do not score the run's validation set")
     options.add_argument("--output", type=Path, metavar="DIR", help="default logs/RUN/visualize, or visualize")
     options.add_trust()
     given = options.parse_args(arguments)
     if given.source is None:
         raise run_missing("visualize")
-    if given.num_images < 1:
-        raise UserError(f"--num_images must be at least 1, got {given.num_images}")
     if given.query is not None and len(given.query) != 2:
         raise UserError("--query takes the row and the column of a patch, as --query 3,4")
-    if given.query is not None and not given.self_attention:
-        raise UserError("--query is the patch whose self-attention is shown: name blocks with --self_attention")
-    if given.pretrained and (given.name or given.ema):
-        raise UserError("--pretrained takes neither --name nor --ema: `cait visualize xxs24 --pretrained --images DIR`")
     return given
 
 
-def whole_numbers(text: str) -> list[int]:
+def numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
