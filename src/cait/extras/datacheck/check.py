@@ -118,7 +118,8 @@ def _copies(train: Files, val: Files) -> Iterator[str]:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(size // 2)  # files that are not compressed often begin alike
                 alike.setdefault((size, file.read(4096)), []).append((path, label, samples is val))
-    labels, sets = [], []
+    labels: list[str] = []
+    sets: list[str] = []
     for (first, label, held), *others in alike.values():
         for path, other, is_held in others:
             if (other, is_held) != (label, held) and filecmp.cmp(first, path, shallow=False):
