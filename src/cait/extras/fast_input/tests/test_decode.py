@@ -20,7 +20,7 @@ from cait.extras.fast_input import decode
 from cait.extras.fast_input.decode import Decoder, JpegStream, open_image
 
 FASTEST = decode.choose()
-DECODERS = pytest.mark.parametrize("decoder", {FASTEST, "torchvision"})
+DECODERS = pytest.mark.parametrize("decoder", sorted({FASTEST, "torchvision"}))
 
 
 def sampled(jpeg: bytes, luma: int) -> bytes:
