@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -24,6 +25,8 @@ from cait.data.source import DataSource, open_source
 from cait.data.transforms import Augmentation, Mixing, NormalizeAndErase, Preprocessing, TrainPipeline
 from cait.errors import UserError
 from cait.settings import Given, flat, values
+
+PIXELS = "pixels by"
 
 
 class ImageNetDataModule(LightningDataModule):
@@ -355,7 +358,7 @@ class ImageNetDataModule(LightningDataModule):
             "class of the data module": type(self).__qualname__,
             "seed": self.seed,
             "repeats": self.repeats,
-            "pixels by": self.pipeline.name if self.pipeline else "timm",
+            PIXELS: self.pipeline.name if self.pipeline else "timm",
             "images a batch, over all processes": self.world_batch_size * whole_steps,
             "batches accumulated": progress.accumulation(self.trainer) if later else accumulated // whole_steps,
             "training pictures": len(self.source.train),
@@ -382,7 +385,10 @@ class ImageNetDataModule(LightningDataModule):
         if not self.check_resume or self.trainer is None or not self.trainer.training:
             return
         for name, value in self.state_dict()["depends_on"].items():
-            if (saved := state_dict["depends_on"].get(name, value)) != value:
+            saved = state_dict["depends_on"].get(name, value)
+            if name == PIXELS and saved != value == "timm" and self.loading.backend == "auto":
+                rank_zero_info(f"the run's pixels were by {saved}, an extra that is gone; timm's are nearly the same")
+            elif saved != value:
                 changed = f"{name} was {saved}, is {value}; to continue anyway add --data.check_resume false"
                 raise UserError(f"the checkpoint is of a run with other data or settings: {changed}")
 
