@@ -67,7 +67,7 @@ def _file_with(key: str, arguments: list[str]) -> str:
 def _shortened(reason: str) -> str:
     """Why a setting cannot have its value: what it takes instead of it."""
     if made := cannot_make(reason):
-        return made
+        return f"fails: {made}"
     value = re.search(r"(?:Got|Given) value: ?(.*)$", reason)
     types = re.search(r"Subtypes: \[(.*)\] Errors: |Expected an? (.*?)\. Got value", reason)
     if not (value and types):
