@@ -207,7 +207,7 @@ def takes_several_processes(folder: Path, arguments: Sequence[str]) -> bool:
     if devices:
         return devices[-1] != "--trainer.devices=1"
     config = folder / "logs" / arguments[min(1, len(arguments) - 1)] / "config.yaml"
-    return config.is_file() and re.search(r"^  devices: [2-9]", config.read_text(), re.M) is not None
+    return config.is_file() and re.search(r"^  devices: '?[2-9]", config.read_text(), re.M) is not None
 
 
 def call(folder: Path, *arguments: str, command: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
