@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,15 +42,18 @@ OTHERS["pretrained"] = "timm's word for published weights"
 """Words of the core that an extra has for a name or a setting, and what they mean there."""
 
 
-def imported(path: Path) -> Iterator[str]:
+@functools.cache
+def imported(path: Path) -> list[str]:
     """The modules that a file imports, also within functions, and those that it names in a string."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("cait."):
-            yield node.value.replace(":", ".")
+            found.append(node.value.replace(":", "."))
+    return found
 
 
 @pytest.mark.parametrize("name", EXTRAS)
@@ -76,6 +79,7 @@ def test_contrib_is_found_in_a_clone_alone(tmp_path: Path, monkeypatch: pytest.M
     assert not path.exists() or {*CONTRIB} <= plugins.extras().keys()
 
 
+@functools.cache
 def strings(path: Path) -> set[str]:
     """The strings of a file."""
     nodes = ast.walk(ast.parse(path.read_text()))

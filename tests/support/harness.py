@@ -207,7 +207,7 @@ def takes_several_processes(folder: Path, arguments: Sequence[str]) -> bool:
     if devices:
         return devices[-1] != "--trainer.devices=1"
     config = folder / "logs" / arguments[min(1, len(arguments) - 1)] / "config.yaml"
-    return config.is_file() and re.search(r"^  devices: [2-9]", config.read_text(), re.M) is not None
+    return config.is_file() and re.search(r"^  devices: '?[2-9]", config.read_text(), re.M) is not None
 
 
 def call(folder: Path, *arguments: str, command: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -226,8 +226,12 @@ def call(folder: Path, *arguments: str, command: tuple[str, ...] = ()) -> subpro
         patch.setattr(rich, "_console", None)
         os.environ.update(environment())
         with caught(1) as out, caught(2) as err:
-            for handler in logging.getLogger("lightning.pytorch").handlers:
-                patch.setattr(handler, "stream", sys.stderr)
+            # Lightning prints through a handler of its own, unless it was imported by pytest, which has another.
+            handler = logging.StreamHandler(sys.stderr)
+            patch.setattr(logging.getLogger("lightning"), "handlers", [handler])
+            for name in ("lightning.pytorch", "lightning.fabric"):
+                patch.setattr(logging.getLogger(name), "handlers", [])
+                patch.setattr(logging.getLogger(name), "propagate", True)
             try:
                 main([*arguments])
             except SystemExit as end:

@@ -32,7 +32,9 @@ class RunCSVWriter(ExperimentWriter):
             rows = [*csv.DictReader(text.split("\n")[:-1])]  # a crash tears the last line
         except (UserError, csv.Error):
             rows = []
-        return [row for row in rows if str(row.get("step")).isdecimal() and None not in row and int(row["step"]) < step]
+        return [
+            row for row in rows if str(row.get("step")).isdecimal() and None not in row and float(row["step"]) < step
+        ]
 
     def replace_rows(self, rows: list[dict[str, Any]], fieldnames: list[str]) -> None:
         cells = ([row.get(name, "") for name in fieldnames] for row in rows)
