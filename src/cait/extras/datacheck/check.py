@@ -97,7 +97,8 @@ def _listed(source: FolderSource, found: dict[str, Classes]) -> Iterator[str]:
     try:
         train, val = source.split_folders()
         for folder in (train, val) if val else (train,):
-            classes = found[str(folder)] = {}
+            classes: Classes = {}
+            found[str(folder)] = classes
             yield from _count(folder, classes)
             print(f"{folder}: {len(classes):,} classes, {sum(map(len, classes.values())):,} images", flush=True)
     except UserError as error:

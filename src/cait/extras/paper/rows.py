@@ -140,7 +140,7 @@ def rows() -> dict[str, Row]:
     found = {}
     for table, content in tables().items():
         for name, line in content["rows"].items():
-            about = {key: value for key, value in line.items() if key in Row.__dataclass_fields__}
+            about = {key: value for key, value in line.items() if "." not in key}
             changes = {key: value for key, value in line.items() if "." in key}
             row = Row(table, name, flatten(changes), **about)
             found[row.id] = row

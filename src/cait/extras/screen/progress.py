@@ -20,9 +20,8 @@ SHOWN = {
     "val/acc1_macro": ("val/acc1_macro", "{:.2f}%"),
 }
 NOT_SHOWN = ("val/acc5", "val/loss")
-ON_THE_BAR = ("train/loss", "train/acc1", "val/acc1")
 MEANS = ("train/loss", "train/acc1")
-"""Metrics whose mean over the epoch is on the epoch's line: the module's `figures`."""
+"""Metrics on the bar. Their means over the epoch, the module's `figures`, are on the epoch's line."""
 WIDE = 105
 """On a terminal with at least this many columns the bar shows the times and the speed."""
 
@@ -62,7 +61,7 @@ class RunProgressBar(RichProgressBar):
         done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         if not trainer.training or done % self.refresh_rate == 0 or done == trainer.num_training_batches:
             known = trainer.callback_metrics
-            self._metrics = shown_metrics({name: known[name] for name in ON_THE_BAR if name in known})
+            self._metrics = shown_metrics({name: known[name] for name in MEANS if name in known})
         return self._metrics
 
 

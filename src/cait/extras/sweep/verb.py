@@ -52,8 +52,8 @@ def sweep(arguments: list[str], program: Program) -> None:
         print(trials.trial_folder(folder, place).name, _in_words(trial, search), sep="  ")
     if ranked and ranked[0][1].state.name == "COMPLETE":
         _say_what_next(trials.trial_folder(folder, ranked[0][0]), search, program)
-    elif not given.show:
-        raise UserError(f"no trial of {folder} has come to its end")
+    if ranked and all(trial.state.name == "FAIL" for _, trial in ranked):
+        raise UserError(f"all {len(ranked)} trials of {folder} have failed")
 
 
 def rank(tries: dict[int, FrozenTrial], search: SearchSpace) -> list[tuple[int, FrozenTrial]]:

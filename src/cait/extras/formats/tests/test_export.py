@@ -113,7 +113,7 @@ def test_unusable_places_are_told(tmp_path: Path) -> None:
     model = random_network(**TINY)
     (tmp_path / "file").write_text("theirs")
     for path, format, words in [
-        (tmp_path / "file", "timm", "cannot use"),
+        (tmp_path / "file", "timm", "is a file; name a folder"),
         (tmp_path / "file" / "x.pt2", "torch_export", "cannot use"),
         (tmp_path / "x.bin", "torch_export", "has to end in .pt2"),
     ]:
