@@ -4,7 +4,7 @@ from cait.plugins import Verb
 
 CALLBACK_SETTINGS = {"monitor": "contrib.monitor.callback:Monitor"}
 VERBS = {
-    "heat-maps": Verb("contrib.monitor.heat_maps:heat_maps", "draw the layers of a run with --monitor: NAME"),
+    "heat-maps": Verb("contrib.monitor.heat_maps:heat_maps", "draw the layers of a run: cait heat-maps NAME"),
 }
 FILE = "monitor.csv"
 """In the folder of a run; its columns are step, layer, part, name and value."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,26 +63,18 @@ def heat_maps(arguments: list[str], program: Program) -> None:
     for name, figure in draw(folder).items():
         path = folder / "heat_maps" / f"{name}.png"
         write(figure, path)
-        print(os.path.relpath(path))
+        print(path)
 
 
 def draw(folder: Path) -> dict[str, Figure]:
-    """All figures of a run by name.
-
-    Raises:
-        UserError: the run has not measured its layers, or has logged nothing.
-    """
+    """All figures of a run by name; a UserError if it has not measured its layers, or has logged nothing."""
     tables, per_epoch = read(folder), curves.steps_per_epoch(curves.read(folder))
     names = [name for name in MAPS if any(name == figure for _, figure in tables)]
     return {name: draw_map(tables, name, per_epoch) for name in names}
 
 
 def read(folder: Path) -> Tables:
-    """The tables of a run's monitor.csv.
-
-    Raises:
-        UserError: the run was not monitored, or nothing is there yet.
-    """
+    """The tables of a run's monitor.csv; a UserError if it was not monitored, or nothing is there yet."""
     path = folder / FILE
     found: dict[tuple[str, str], dict[tuple[int, str], dict[int, float]]] = {}
     for row in curves.csv_rows(path, "only a run with --monitor.every_n_steps N writes it"):

@@ -73,7 +73,7 @@ def _images(loaded: Loaded, given: argparse.Namespace, output: Path) -> str:
         view = attention.look(loaded.network, image, loaded.task, given.self_attention, given.query)
         figure = attention.draw(view, photograph, pixels, loaded.class_names)
         name = f"{path.parent.name}/{path.stem}"
-        file = output / (re.sub(r"[^\w.-]+", "-", name).lstrip(".-") + ".png")
+        file = output / (re.sub(r"[^\w.-]+", "-", name).lstrip(".-")[:100] + ".png")
         plots.write(figure, file)
         words = ", ".join(
             f"{taken} {value:.1%}" for taken, value in attention.likely(view.probabilities, loaded.class_names)
@@ -111,6 +111,8 @@ def _one_of_each_class(loaded: Loaded) -> Photographs:
                 image = load_rgb(raw, name, loaded.data.preprocessing.reading)
                 shown.add(label)
                 yield Path(names[label], Path(name).name), image, names[label]
+                if len(shown) > len(names):
+                    return
         except UnreadableImageError:
             continue
 
