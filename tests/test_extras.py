@@ -107,7 +107,7 @@ def words_of(path: Path) -> set[str]:
 def test_the_core_does_not_name_it(name: str) -> None:
     extra = plugins.extras()[name]
     names = {name, *getattr(extra, "VERBS", {}), *getattr(extra, "CALLBACK_SETTINGS", {})}
-    names |= {key for kind in ("STRATEGIES", "ATTENTION_BACKENDS", "STEMS") for key in getattr(extra, kind, {})}
+    names |= getattr(extra, "STRATEGIES", {}).keys()
     names |= {setting.name for setting in getattr(extra, "SETTINGS", [])}
     for path in CORE:
         assert not (names & words_of(path)) - OTHERS.keys(), f"{path} names the extra {name}"

@@ -1,3 +1,1 @@
-"""Attention with talking heads as a Triton kernel: --model.fields.attention_backend fused, on a GPU."""
-
-ATTENTION_BACKENDS = {"fused": "contrib.fused.backend:Fused"}
+"""Attention with talking heads as a Triton kernel, on a GPU: --trainer.callbacks+=contrib.fused.backend.Fused"""

@@ -22,8 +22,6 @@ from torch import Tensor, nn
 
 from cait import disk, plugins
 from cait.errors import UserError
-from cait.model.attention import SelfAttention
-from cait.model.network import for_inference
 
 Forward = Callable[[Tensor], Tensor]
 """Images [B, C, S, S] to logits [B, num_classes]."""
@@ -42,8 +40,6 @@ class Format:
     """Default name of the file, or of the directory if it has no suffix."""
     tolerance: float
     """Largest accepted difference of a logit, as a share of the largest logit or of 1."""
-    folded: bool = True
-    """Whether the network may be changed to one that is faster at inference, with other weights."""
 
 
 class Exported(NamedTuple):
@@ -84,16 +80,11 @@ def export(
     disk.check_output(output, folder)
     shape = input_shape or model.input_shape
     model = copy.deepcopy(model).float().cpu().eval().to(memory_format=torch.contiguous_format)
-    for module in model.modules():
-        if isinstance(module, SelfAttention):
-            module.backend = "auto"  # others may need a GPU
     metadata: dict[str, Any] = {"class_names": list(class_names)} if class_names else {}
     metadata |= {"img_size": shape[-1], **(preprocessing or {})}
     expected = _logits(model, shape)
     if not expected.isfinite().all():
         raise UserError("the network's logits are not finite: there is nothing to export")
-    if chosen.folded:
-        model = for_inference(model, portable=True)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         # Beside the place, hidden: on one disk, so moving is one step.

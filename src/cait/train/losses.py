@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cait import references
-from cait.errors import UserError, kind_and_place
+from cait.errors import UserError
 from cait.settings import check_choice
 
 ClassWeights = Literal["balanced"]
@@ -71,9 +71,9 @@ class LossSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise UserError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
-        if self.class_weights is not None and (self.class_weights != "balanced" or self.loss != "cross_entropy"):
-            given = repr(self.class_weights)
-            raise UserError(f"class_weights is balanced or null, with the loss cross_entropy; got {given}")
+        check_choice(self, {"class_weights": (None, "balanced")})
+        if self.class_weights is not None and self.loss != "cross_entropy":
+            raise UserError(f"class_weights is for the loss cross_entropy, not for {self.loss}")
 
     def build(self) -> Loss:
         """Build the loss, without the weights of classes. Raises UserError if there is no such loss."""
@@ -87,25 +87,6 @@ class LossSettings:
         if not callable(loss):
             raise UserError(f"{self.loss} must return a function of logits and targets, got {type(loss).__name__}")
         return loss
-
-    def check(self, loss: Loss, logits: Tensor, shares: bool) -> None:
-        """Try a loss of the user's own on logits [B, num_classes], and labels [B] or, as `shares`, probabilities.
-
-        Raises:
-            UserError: it fails, or gives no number that depends on the logits.
-        """
-        if not references.is_path(self.loss):
-            return
-        labels = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
-        targets = F.one_hot(labels, logits.shape[1]).to(logits) if shares else labels
-        try:
-            value = loss(logits, targets)
-        except Exception as error:
-            shapes = f"logits {list(logits.shape)} and targets {list(targets.shape)}"
-            raise UserError(f"the loss {self.loss} fails on {shapes}: {kind_and_place(error)}") from error
-        if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:
-            got = f"a tensor of {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise UserError(f"the loss {self.loss} must be one number that depends on the logits, got {got}")
 
     def weighted(self, counts: Sequence[int]) -> WeightedCrossEntropy:
         """Build the "balanced" cross entropy, for classes of so many images; the weights' mean over these is 1."""

@@ -42,10 +42,6 @@ SETTINGS = [
         ("eval",),
     ),
 ]
-SCORES = (
-    *("never_predicted", "confusions", "confusion", "calibration", "thresholds", "wanted_accuracy"),
-    *("real", "v2", "extra"),
-)
 
 
 def scorers(scoring: Any) -> Any:

@@ -139,7 +139,7 @@ def attention_in_use(network: nn.Module) -> str:
     """The backends of attention with talking heads; empty without any."""
     layers = [layer for layer in network.modules() if isinstance(layer, SelfAttention)]
     names = {layer.backend for layer in layers if layer.talking_heads and not layer.cosine}
-    return ", ".join(sorted({"recompute" if name == "auto" else name for name in names}))
+    return ", ".join(sorted(names))
 
 
 def show(rows: dict[str, str], title: str) -> None:

@@ -564,9 +564,6 @@ def test_a_run_is_visualized(trained: Path, capfd: Capture) -> None:
     ]:
         assert words in refused(arguments, capfd), arguments
 
-    content = torch.load("moved.ckpt", weights_only=True)
-    content["hyper_parameters"]["fields"]["attention_backend"] = "fused"  # trained on a GPU
-    torch.save(content, "moved.ckpt")
     main(["visualize", "moved.ckpt", "--images", "x.jpg"])
     assert capfd.readouterr().out.splitlines()[-1] == "visualize/index.html"
     text, _ = check_page(Path("visualize/index.html"))
