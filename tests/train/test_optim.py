@@ -256,6 +256,7 @@ assert warnings.filters == filters
 """
 
 
+@pytest.mark.slow
 def test_lightning_bolts_schedule_comes_without_the_package(tmp_path: Path) -> None:
     # Importing it would take seconds, warn, and put names into numpy.
     (tmp_path / "bolts.py").write_text(BOLTS)

@@ -164,6 +164,9 @@ class CaiTModule(LightningModule):
             if data is None:
                 raise UserError("class_weights counts the images of a data module; without one set it to null")
             self.loss = self.task.loss(self.loss_settings, data).to(self.device)
+        if mixing := getattr(self.trainer.datamodule, "mixing", None):  # type: ignore[attr-defined]
+            logits = torch.zeros(2, self.num_classes, device=self.device, requires_grad=True)
+            self.loss_settings.check(self.loss, logits, shares=mixing.is_on or self.task.several)
         if self.distillation.is_on:
             from cait.train.teacher import load_teacher
 
@@ -218,8 +221,6 @@ class CaiTModule(LightningModule):
         heads = self._heads(images.to(self.dtype))
         logits = precise(heads[0])
         loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets)
-        if loss.ndim:
-            raise UserError(f"the loss must be one number, got a tensor of {list(loss.shape)}: take the mean")
         if self.teacher is not None:
             loss = self.distillation.loss(loss, heads[-1], self.teacher(images), self.task.distillation_loss)
         self._log_step(loss.detach(), logits.detach(), targets, batch_idx)
