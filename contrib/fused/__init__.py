@@ -1,1 +1,1 @@
-"""Attention with talking heads as a Triton kernel, on a GPU: --trainer.callbacks+=contrib.fused.backend.Fused"""
+"""Attention with talking heads as a Triton kernel, on a GPU: --trainer.callbacks+=contrib.fused.callback.Fused"""

@@ -5,19 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from cait.errors import UserError
 from cait.model.attention import SelfAttention
 from cait.model.talking_heads import reference
-
-
-class Fused(Callback):
-    """Train and validate with the kernels. Checkpoints stay as they are: eval and predict run without them."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        use(pl_module)
 
 
 def use(network: nn.Module) -> None:

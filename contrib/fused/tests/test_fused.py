@@ -275,9 +275,10 @@ def test_where_it_cannot_run_is_told(heads: int, k: int, dtype: torch.dtype, wor
 
 
 def test_the_callback_changes_every_layer_and_no_checkpoint() -> None:
+    callback = pytest.importorskip("contrib.fused.callback")
     module, plain = torch.nn.Module(), network("reference")
     module.model = network("reference")
-    kernels.Fused().setup(None, module, "fit")
+    callback.Fused().setup(None, module, "fit")
     assert {layer.attend for layer in module.modules() if hasattr(layer, "attend")} == {kernels.fused}
     assert module.model.state_dict().keys() == plain.state_dict().keys()
 
