@@ -29,11 +29,12 @@ from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from cait.model import talking_heads
 from cait.model.attention import merge_heads
-from cait.model.recompute import heads_first, padded, scaled_product
-from cait.model.talking_heads import attend
+from cait.model.talking_heads import heads_first, padded, scaled_product
 from contrib.fused import attention, kernels
 from contrib.fused.attention import Tile, Tiling
+from contrib.fused.backend import fused
 
 SHAPES = ["8x196", "4x196", "8x576", "4x576"]
 """Heads × tokens of S-24 and XXS-24, at 224 and at 384."""
@@ -117,7 +118,8 @@ class Layer:
                 return merge_heads(F.scaled_dot_product_attention(*self.qkv.permute(2, 0, 3, 1, 4).unbind(0)))
             if backend.startswith("timm"):
                 return (self.compiled if "compiled" in backend else self.timm)(self.d_out)  # for its shape
-            return attend(self.qkv, self.proj_l, self.proj_w, K**-0.5, backend)
+            mixers = self.proj_l.weight, self.proj_l.bias, self.proj_w.weight, self.proj_w.bias
+            return talking_heads.BACKENDS.get(backend, fused)(self.qkv, *mixers, K**-0.5)
 
     def times(self, backend: str, rounds: int) -> dict[str, float]:
         """ms of a forward pass as in inference, of a backward pass, and MiB at the peak of both."""

@@ -56,7 +56,7 @@ VIT = "vit_small_patch16_224"
 class Case:
     """A case by its name, as "s36-224-dp.2-compiled"."""
 
-    def __init__(self, name: str, backend: str = "auto") -> None:
+    def __init__(self, name: str, backend: str = "recompute") -> None:
         self.name, self.backend = name, backend
         self.model, size, *rest = name.split("-")
         self.img_size = int(size)
@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for a Markdown and a JSON file")
     parser.add_argument("--tag", help="a word for the files' names")
     parser.add_argument("--against", default="timm", choices=["timm", "vit"], help="timm's CaiT or ViT-S/16")
-    parser.add_argument("--backend", nargs="+", default=["auto"], help="of our attention")
+    parser.add_argument("--backend", nargs="+", default=["recompute"], help="of our attention")
     parser.add_argument("--tilings", type=Path, help="tiles for the fused attention, as kernel.py --tune writes them")
     options = parser.parse_args()
     use_tilings(options.tilings)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import cait
 from cait.extras.formats.exporting import export
-from cait.model.network import for_inference
+from contrib.inference.folded import fold
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "ViT-S/16": lambda: timm.create_model("vit_small_patch16_224"),
@@ -56,9 +56,9 @@ class Side(Case):
 
 
 def runner(model: nn.Module, batch: int) -> Callable[[], Tensor]:
-    """A forward pass, as `cait predict` makes it: ours is folded."""
+    """A forward pass, with ours folded, as contrib/inference does."""
     images = torch.randn(batch, *SHAPE)
-    model = for_inference(model.eval())
+    model = fold(model.eval())
     return torch.inference_mode()(lambda: model(images))
 
 

@@ -21,7 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
-from cait.model.recompute import heads_first, no_autocast, padded, scaled_product
+from cait.model.talking_heads import heads_first, no_autocast, padded, scaled_product
 from contrib.fused import kernels
 
 

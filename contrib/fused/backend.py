@@ -1,27 +1,33 @@
-"""The backend "fused"."""
+"""The kernels in place of a network's attention. Triton is imported on first use: not every machine has it."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cait.model.talking_heads import Shape
+from cait.errors import UserError
+from cait.model.talking_heads import reference
 
 
-class Fused:
-    """See `cait.model.talking_heads.Backend`. Triton is imported on first use, because not every machine has it."""
+def fused(qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float) -> Tensor:
+    """qkv [B, N, 3, h, k], weights [h, h] and biases [h] to [B, N, h·k]. Raises UserError where it cannot run."""
+    if torch.compiler.is_exporting() or qkv.is_meta:
+        return reference(qkv, weight_l, bias_l, weight_w, bias_w, scale)
+    if reason := _refusal(qkv.device.type, qkv.dtype, qkv.shape[3]):
+        raise UserError(f"the fused attention needs {reason}")
+    from contrib.fused import attention
 
-    def refusal(self, shape: Shape) -> str | None:
-        """What the kernels need and do not have here, or None."""
-        try:
-            from contrib.fused import attention
-        except ImportError as error:
-            return f"Triton ({error})"
-        return attention.refusal(torch.device(shape.device), shape.dtype, shape.heads)
+    return attention.talking_heads(qkv, weight_l, bias_l, weight_w, bias_w, scale)[0]
 
-    def __call__(
-        self, qkv: Tensor, weight_l: Tensor, bias_l: Tensor, weight_w: Tensor, bias_w: Tensor, scale: float
-    ) -> Tensor:
+
+@torch.compiler.assume_constant_result  # torch.compile need not trace it
+def _refusal(*case: Any) -> str | None:
+    """What the kernels need for a type of device, a dtype and a number of heads, and do not have here; or None."""
+    try:
         from contrib.fused import attention
-
-        return attention.talking_heads(qkv, weight_l, bias_l, weight_w, bias_w, scale)[0]
+    except ImportError as error:
+        return f"Triton ({error})"
+    device, dtype, heads = case
+    return attention.refusal(torch.device(device), dtype, heads)

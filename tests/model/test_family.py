@@ -11,7 +11,6 @@ from timm.models.cait import ClassAttn
 import cait
 from cait.errors import UserError
 from cait.model.cait import CaiT
-from cait.model.config import variant_config
 
 SMALL = dict(name="s24", img_size=32, embed_dim=32, num_heads=4, num_classes=10, drop_path_rate=0.0)
 
@@ -77,22 +76,6 @@ def test_epsilon_scales_each_branch(residual: str) -> None:
     assert not torch.equal(block(x), x)
 
 
-def test_epsilon_follows_a_changed_depth_alone() -> None:
-    row = variant_config("xxs36")
-    assert row.epsilon == 1e-5
-    assert variant_config("xxs36", depth=36) == row
-    assert variant_config("xxs36", depth=48).epsilon == 1e-6
-
-
-def test_uniform_start_lies_in_zero_to_two_epsilon() -> None:
-    torch.manual_seed(0)
-    model = cait.create_model(**SMALL, depth=24, layer_scale_dist="uniform")
-    values = torch.cat([block.gamma_1.detach() for block in model.blocks])
-    assert 0 <= values.min() < 1e-6
-    assert 1.9e-5 < values.max() <= 2e-5
-    assert values.mean().item() == pytest.approx(1e-5, rel=0.1)
-
-
 def test_fixup_and_t_fixup_weights_follow_their_papers() -> None:
     torch.manual_seed(0)
     fields = SMALL | dict(embed_dim=128, depth=8, talking_heads=False)
@@ -120,7 +103,7 @@ def test_fixup_and_t_fixup_weights_follow_their_papers() -> None:
     assert t_fixup.blocks[3].mlp.fc1.weight.std().item() == pytest.approx((2 / 640) ** 0.5 * factor, rel=0.05)
 
 
-@pytest.mark.parametrize("depth", [12, 18, 24, 36, 48])
+@pytest.mark.parametrize("depth", [12, 48])
 def test_every_depth_has_finite_gradients_in_bfloat16(depth: int) -> None:
     torch.manual_seed(0)
     model = cait.create_model(**SMALL, depth=depth).to(torch.bfloat16)
@@ -201,15 +184,6 @@ def test_class_attention_with_two_queries_is_timms_with_each() -> None:
     assert torch.allclose(block(z[:, 2:], z[:, :2]), expected, rtol=0, atol=1e-12)
 
 
-def test_both_class_tokens_out_of_the_keys_attend_to_the_patches_alone() -> None:
-    model, z = two_tokens(cls_in_keys=False)
-    attention = model.blocks_token_only[0].attn
-    alone = cait.create_model(**SMALL, depth=1, cls_in_keys=False).double().blocks_token_only[0].attn
-    alone.load_state_dict(attention.state_dict())
-    each = [alone(torch.cat((z[:, i : i + 1], z[:, 2:]), dim=1)) for i in (0, 1)]
-    assert torch.allclose(attention(z), torch.cat(each, dim=1), rtol=0, atol=1e-12)
-
-
 def test_each_head_teaches_its_token() -> None:
     model, _ = two_tokens(cls_in_keys=False)
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
@@ -237,23 +211,23 @@ def test_cosine_scores() -> None:
     ("fields", "words"),
     [
         (dict(residual="rezro"), "must be one of"),
+        (dict(stem="cnv"), "stem must be one of patch, conv, pooled, got 'cnv'"),
         (dict(talking_heads="yes"), "true or false"),
         (dict(class_token_at=24), "one of the 24 blocks"),
-        (dict(class_token_at=True), "one of the 24 blocks"),
-        (dict(class_token_at="first"), "one of the 24 blocks"),
-        (dict(class_token_at=0, depth=0), "one of the 0 blocks"),  # it would have no position
-        (dict(mlp_ratio="4"), "mlp_ratio must be a number"),
-        (dict(mlp_ratio=True), "mlp_ratio must be a number"),
-        (dict(mlp_ratio=0), "no channels"),
+        (dict(class_token_at=True), "a whole number"),
         (dict(layer_scale_init="1e-5"), "layer_scale_init must be a number"),
-        (dict(layer_scale_init=float("nan")), "layer_scale_init must be a number"),
-        (dict(drop_path_rate="0.1"), "drop_path_rate must be a number"),
         (dict(global_pool="avg"), "depth_token_only must be 0"),
         (dict(depth_token_only=0), "never updated"),
-        (dict(global_pool="avg", depth_token_only=0, distillation_token=True), "no class token"),
-        (dict(distillation_token=1), "true or false"),
+        (dict(depht=3), "did you mean depth"),
+        (dict(img_size=225), "multiple of patch_size"),
+        (dict(num_heads=5), "multiple of num_heads"),
+        (dict(drop_path_rate=1.0), r"\[0, 1\)"),
+        (dict(depth=-1), "depth must be at least 0, got -1"),
+        (dict(embed_dim="big"), "embed_dim must be a whole number"),
     ],
 )
 def test_choices_that_cannot_be_are_told(fields: dict, words: str) -> None:
     with pytest.raises(UserError, match=words):
         cait.create_model("s24", **fields)
+    with pytest.raises(UserError, match="unknown model 'xxl'; choose one of xxs24"):
+        cait.create_model("xxl")

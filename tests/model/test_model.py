@@ -5,20 +5,18 @@ from typing import Any
 import pytest
 import timm
 import torch
-from attention_cases import attention_case
 from harness import slow
 from networks import network, step
-from timm.layers import DropPath as TimmDropPath
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cait
-from cait import plugins
 from cait.errors import UserError
-from cait.model.config import VARIANTS
 from cait.model.residual import DropPath, draw_samples, scaled_linear
-from cait.model.talking_heads import Shape, attend
 
 # Parameters at 224 with 1,000 classes, as measured on the released code.
+
+
+# At 224 with 1,000 classes, as measured on the released code.
 PARAMETERS = {
     "xxs24": 11_956_264,
     "xxs36": 17_299_720,
@@ -30,15 +28,6 @@ PARAMETERS = {
     "m24": 185_850_088,
     "m36": 270_929_512,
     "m48": 356_008_936,
-}
-IN_TIMM = {
-    "xxs24": "cait_xxs24_224",
-    "xxs36": "cait_xxs36_224",
-    "xs24": "cait_xs24_384",
-    "s24": "cait_s24_224",
-    "s36": "cait_s36_384",
-    "m36": "cait_m36_384",
-    "m48": "cait_m48_448",
 }
 
 
@@ -85,34 +74,17 @@ def test_training_with_stochastic_depth_is_timms() -> None:
     assert (ours(images) - outputs[1]).abs().max() > 1e-2
 
 
-def test_drop_path_draws_and_scales_as_timms() -> None:
-    branch = torch.randn(64, 5, 7)
-    results = []
-    for layer in (DropPath(0.25), TimmDropPath(0.25)):
-        torch.manual_seed(3)
-        results.append(layer(branch))
-    assert torch.equal(*results)
-    dropped = (results[0] == 0).flatten(1).all(1)
-    assert 0 < dropped.sum() < 64
-    assert torch.equal(DropPath(0.25).eval()(branch), branch)
-
-
-@pytest.mark.parametrize("mode", ["skip", "subset"])
-@pytest.mark.parametrize("rate", [0.25, 0.97])  # at .97 the draw of "skip" is empty
-def test_skipping_work_is_multiplying_by_zero(mode: str, rate: float) -> None:
+@pytest.mark.parametrize("rate", [0.25, 0.97])  # at .97 the draw is empty
+def test_skipping_work_is_multiplying_by_zero(rate: float) -> None:
     torch.manual_seed(0)
     fields: dict = dict(img_size=32, embed_dim=32, num_heads=2, depth=1, layer_scale_init=0.7)
-    block = cait.create_model("s24", drop_path_rate=rate, drop_path_mode=mode, **fields).blocks[0].double()
+    block = cait.create_model("s24", drop_path_rate=rate, **fields).blocks[0].double()
     x = torch.randn(9, 4, 32, dtype=torch.float64, requires_grad=True)
 
     def mask(B: int) -> torch.Tensor:
         """The factor of each image, from the draw that the block makes."""
         factors = torch.zeros(B, dtype=torch.float64)
-        if mode == "subset":
-            count = max(1, round((1 - rate) * B))
-            factors[torch.randperm(B)[:count]] = B / count
-        else:
-            factors[torch.rand(B) < 1 - rate] = 1 / (1 - rate)
+        factors[torch.rand(B) < 1 - rate] = 1 / (1 - rate)
         return factors[:, None, None]
 
     torch.manual_seed(1)
@@ -141,25 +113,17 @@ class Operations(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("mode", ["skip", "subset"])
-def test_taking_images_sorts_nothing_and_has_the_bits_that_indexing_had(
-    mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_taking_images_sorts_nothing_and_has_the_bits_that_indexing_had(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.randn(16, 3, 32, 32)
     with Operations() as computed:
-        ours = step(network(mode), images, 3)
+        ours = step(network(), images, 3)
     # index_put, which indexing has in its backward pass, sorts the indices on CUDA.
     assert not [name for name in computed.names if "index_put" in name]
     monkeypatch.setattr(cait.model.residual, "sampled", lambda x, sample: x if sample is None else x[sample[0]])
-    assert all(map(torch.equal, ours, step(network(mode), images, 3)))
+    assert all(map(torch.equal, ours, step(network(), images, 3)))
 
 
-def test_samples_are_on_the_device_of_the_images() -> None:
-    ((indices, factor),) = draw_samples([DropPath(0.5, "subset")], torch.zeros(4, 2, device="meta"))
-    assert indices.device.type == factor.device.type == "meta"
-
-
-@pytest.mark.parametrize("mode", ["mask", "skip", "subset"])
+@pytest.mark.parametrize("mode", ["mask", "skip"])
 def test_expectation_and_variance_of_stochastic_depth(mode: str) -> None:
     torch.manual_seed(0)
     layer, B, draws = DropPath(0.25, mode), 8, 4000
@@ -170,24 +134,12 @@ def test_expectation_and_variance_of_stochastic_depth(mode: str) -> None:
     variance = 0.25 / 0.75  # of one image: (1 - keep) / keep
     assert factors.mean(0) == pytest.approx([1.0] * B, abs=0.05)
     assert factors.var(0) == pytest.approx([variance] * B, abs=0.06)
-    # The mean over the batch varies by a B-th of that, and not at all where the number is fixed.
-    assert factors.mean(1).var().item() == pytest.approx(0 if mode == "subset" else variance / B, abs=0.005)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_parameter_counts(name: str) -> None:
+@pytest.mark.parametrize(("name", "count"), PARAMETERS.items())
+def test_parameter_counts(name: str, count: int) -> None:
     with torch.device("meta"):
-        model = cait.create_model(name)
-    assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
-
-
-@pytest.mark.parametrize("name", IN_TIMM)
-def test_names_order_and_shapes_are_timms(name: str) -> None:
-    with torch.device("meta"):
-        theirs = timm.create_model(IN_TIMM[name])
-        ours = cait.create_model(name, img_size=int(IN_TIMM[name][-3:]))
-    expected = [(key, value.shape) for key, value in theirs.state_dict().items()]
-    assert [(key, value.shape) for key, value in ours.state_dict().items()] == expected
+        assert sum(parameter.numel() for parameter in cait.create_model(name).parameters()) == count
 
 
 def test_initial_weights_follow_timms_distribution() -> None:
@@ -201,57 +153,20 @@ def test_initial_weights_follow_timms_distribution() -> None:
             assert got.mean().item() == pytest.approx(expected.mean().item(), abs=0.002), name
 
 
-@pytest.mark.parametrize(("depth", "epsilon"), [(6, 0.1), (18, 0.1), (24, 1e-5), (36, 1e-6)])
-def test_layer_scale_starts_at_the_epsilon_of_the_depth(depth: int, epsilon: float) -> None:
+def test_epsilon_and_stochastic_depth_are_the_papers_unless_given() -> None:
     with torch.device("meta"):
-        config = cait.create_model("s36", depth=depth).config
-    assert config.epsilon == epsilon
-    assert cait.create_model("xxs24", depth=depth, embed_dim=8, num_heads=2).blocks[0].gamma_1[0] == epsilon
-    with torch.device("meta"):
+        for depth, epsilon in ((6, 0.1), (18, 0.1), (24, 1e-5), (36, 1e-6)):
+            assert cait.create_model("s36", depth=depth).config.epsilon == epsilon
         assert cait.create_model("xxs36").config.epsilon == 1e-5  # the released exception
-
-
-def test_paper_rate_of_stochastic_depth_unless_given() -> None:
-    with torch.device("meta"):
+        assert cait.create_model("xxs36", depth=48).config.epsilon == 1e-6
         assert cait.create_model("s36").blocks[7].drop_path.rate == 0.2
         assert cait.create_model("s36", drop_path_rate=0.0).blocks[7].drop_path.rate == 0.0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (dict(name="xxl"), "xxs24"),
-        (dict(name="xxs24", depht=3), "did you mean depth"),
-        (dict(name="xxs24", img_size=225), "multiple of patch_size"),
-        (dict(name="xxs24", num_heads=5), "multiple of num_heads"),
-        (dict(name="xxs24", drop_path_rate=1.0), "[0, 1)"),
-        (dict(name="xxs24", depth=-1), "depth"),
-        (dict(name="xxs24", embed_dim="big"), "embed_dim"),
-    ],
-)
-def test_bad_settings_are_told(arguments: dict, words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        cait.create_model(**arguments)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_wrong_image_size_is_told() -> None:
     model = cait.create_model("xxs24", img_size=32, depth=1)
     with pytest.raises(UserError, match="32×32"):
         model(torch.zeros(1, 3, 48, 48))
-
-
-def test_bfloat16_autocast_stays_near_float32() -> None:
-    _, ours = pair()
-    ours.eval()
-    images = torch.randn(2, 3, 224, 224)
-    with torch.no_grad():
-        reference = ours(images)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = ours(images)
-    assert logits.dtype == torch.bfloat16
-    assert (logits.float() - reference).norm() / reference.norm() < 0.05
 
 
 @pytest.mark.parametrize("fields", [{}, {"attention": "cosine"}, {"talking_heads": False}, {"cls_in_keys": False}])
@@ -267,8 +182,7 @@ def test_the_maps_on_request_are_those_that_weigh_the_values(fields: dict) -> No
     torch.testing.assert_close(class_attn.proj((class_attn.maps(z) @ v).transpose(1, 2).flatten(2)), class_attn(z))
 
 
-@pytest.mark.parametrize("width", [0, 1, 5])  # of gamma: none, a scalar, one a channel
-@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize(("width", "tokens"), [(0, 3), (1, 3), (5, 1), (5, 3)])  # of gamma: none, a scalar, a channel
 @pytest.mark.parametrize("gelu", [False, True])
 def test_gamma_taken_into_the_weights_is_gamma_times_the_layer(width: int, tokens: int, gelu: bool) -> None:
     torch.manual_seed(0)
@@ -289,47 +203,3 @@ def test_a_small_gamma_does_not_vanish_in_float16() -> None:
     torch.nn.init.constant_(linear.weight, 0.02)
     out = scaled_linear(linear, torch.full((1, 3, 4), 50.0).half(), torch.full((5,), 1e-6))
     torch.testing.assert_close(out.double(), 1e-6 * (4.0 + linear.bias.double()).expand(1, 3, 5), rtol=1e-2, atol=0)
-
-
-class SlowBackend:
-    """What an extra may add."""
-
-    def refusal(self, shape: Shape) -> str | None:
-        return "at least 2 heads" if shape.heads < 2 else None
-
-    def __call__(self, qkv: torch.Tensor, *weights: Any) -> torch.Tensor:
-        return 2 * qkv[:, :, 2].flatten(2)
-
-
-@pytest.fixture
-def slow_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "merged", lambda kind: {"slow": f"{__name__}:SlowBackend"})
-
-
-def test_an_extra_adds_a_backend(slow_backend: None) -> None:
-    fields = dict(patch_size=8, embed_dim=32, num_heads=2, depth=1)
-    network = cait.create_model("xxs24", 16, 10, attention_backend="slow", **fields)
-    given = attention_case(2, 5, torch.float32)[:3]
-    assert torch.equal(attend(*given, 0.5, "slow"), 2 * given[0][:, :, 2].flatten(2))
-    assert {block.attn.backend for block in network.blocks} == {"slow"}
-    with pytest.raises(UserError, match="attention_backend slow needs at least 2 heads; take auto or reference"):
-        attend(*attention_case(1, 5, torch.float32)[:3], 0.5, "slow")
-
-
-def test_auto_recomputes_but_for_what_is_exported_or_has_no_numbers() -> None:
-    qkv, proj_l, proj_w, _ = attention_case(2, 5, torch.float32)
-    given = qkv, proj_l, proj_w, 0.5
-    assert attend(*given).grad_fn.name() == "TalkingHeadsBackward"
-    assert torch.equal(attend(*given), attend(*given, "recompute"))
-    assert "TalkingHeads" not in attend(*given, "reference").grad_fn.name()
-    meta = [part.to("meta") for part in given[:3]]
-    assert "TalkingHeads" not in attend(*meta, 0.5).grad_fn.name()
-
-
-def test_a_backend_of_an_absent_extra_gives_way_to_auto(slow_backend: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "merged", lambda kind: {})
-    fields = dict(patch_size=8, embed_dim=32, num_heads=2, depth=1)
-    with pytest.warns(UserWarning, match="gone is none of auto, reference, recompute: auto takes its place"):
-        network = cait.create_model("xxs24", 16, 10, attention_backend="gone", **fields)
-    assert network.config.attention_backend == "auto"
-    network(torch.zeros(1, 3, 16, 16))

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from cait.model.talking_heads import attend
+from cait.model.talking_heads import BACKENDS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def attention_case(heads: int, N: int, dtype: torch.dtype, width: int = 48, batch: int = 2) -> tuple:
+def attention_case(heads: int, N: int, dtype: torch.dtype, width: int = 48, batch: int = 2) -> list[Tensor]:
+    """qkv, W_l, b_l, W_w, b_w and the gradient of the output."""
     generator = torch.Generator().manual_seed(heads * 1000 + N)
-    qkv = torch.randn(batch, N, 3, heads, width, generator=generator, dtype=torch.float64)
-    proj_l, proj_w = torch.nn.Linear(heads, heads), torch.nn.Linear(heads, heads)
-    for parameter in (*proj_l.parameters(), *proj_w.parameters()):
-        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * heads**-0.5
-    d_out = torch.randn(batch, N, heads * width, generator=generator, dtype=torch.float64)
-    place = dict(dtype=dtype, device=DEVICE)
-    return qkv.to(**place).requires_grad_(), proj_l.to(**place), proj_w.to(**place), d_out.to(**place)
+    shapes = [(batch, N, 3, heads, width), *[(heads, heads), (heads,)] * 2, (batch, N, heads * width)]
+    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    for tensor in tensors[1:5]:
+        tensor *= heads**-0.5
+    return [tensor.to(DEVICE, dtype) for tensor in tensors]
 
 
-def attention_results(case: tuple, backend: str) -> list[torch.Tensor]:
-    """Output and every gradient."""
-    qkv, proj_l, proj_w, d_out = case
-    out = attend(qkv, proj_l, proj_w, qkv.shape[-1] ** -0.5, backend)
-    leaves = (qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias)
-    return [out.detach(), *torch.autograd.grad(out, leaves, d_out)]
+def attention_results(case: list[Tensor], backend: str) -> list[Tensor]:
+    """The output, and the gradients of qkv, W_l, b_l, W_w and b_w."""
+    leaves = [tensor.clone().requires_grad_() for tensor in case[:5]]
+    out = BACKENDS[backend](*leaves, leaves[0].shape[-1] ** -0.5)
+    return [out.detach(), *torch.autograd.grad(out, leaves, case[5])]

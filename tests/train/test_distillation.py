@@ -46,8 +46,9 @@ class TwoHeads(TokenHead):
         return self.student.forward_heads(images)
 
 
-@pytest.mark.parametrize("token", [False, True])
-@pytest.mark.parametrize(("kind", "alpha", "tau"), [("hard", 0.5, 1.0), ("soft", 0.5, 1.0), ("soft", 0.3, 3.0)])
+@pytest.mark.parametrize(
+    ("kind", "alpha", "tau", "token"), [("hard", 0.5, 1.0, False), ("hard", 0.5, 1.0, True), ("soft", 0.3, 3.0, False)]
+)
 def test_loss_and_gradients_are_those_of_timms_task(
     kind: str, alpha: float, tau: float, token: bool, teacher_file: Path
 ) -> None:
@@ -100,12 +101,6 @@ def test_a_run_with_a_distillation_token_learns_and_is_scored_by_both_heads(teac
     trainer(max_epochs=6).fit(distilled(teacher_file, fields=fields), loader(), ckpt_path=tmp_path / "x.ckpt")
     with pytest.raises(UserError, match=r"another network: model\.dist_token"):
         trainer(max_epochs=6).fit(distilled(teacher_file), loader(), ckpt_path=tmp_path / "x.ckpt")
-
-
-def test_a_distillation_token_without_a_teacher_is_told() -> None:
-    with pytest.raises(UserError, match="set distillation to hard or soft") as caught:
-        module(fields=FIELDS | dict(distillation_token=True))
-    assert "\n" not in str(caught.value)
 
 
 def test_the_teacher_stays_frozen_and_out_of_everything(teacher_file: Path, tmp_path: Path) -> None:
@@ -204,6 +199,32 @@ def test_dinov3_has_no_head_so_a_run_that_starts_from_it_is_the_teacher(
         trainer(max_epochs=1).fit(headless, loader())
 
 
+class Plain(nn.Module):
+    """A network of one's own."""
+
+    def __init__(self, img_size: int, num_classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(images.mean(dim=(2, 3)))
+
+
+def test_a_run_of_your_own_network_teaches_by_name_alone(tmp_path: Path) -> None:
+    """The checkpoint may be a stranger's, so the code that it names is not run for its word."""
+    name, fit = f"{__name__}:Plain", trainer(max_epochs=1)
+    fit.fit(module(name=name, fields=None), loader())
+    fit.save_checkpoint(path := str(tmp_path / "run.ckpt"))
+    with pytest.raises(UserError, match=f"--model.teacher {name} --model.teacher_path {path}"):
+        trainer(max_epochs=1).fit(module(distillation="hard", teacher=path), loader())
+    named = module(distillation="hard", teacher=name, teacher_path=path)
+    student = module(name=name, fields=None, distillation="hard", teacher=path)
+    for net in (named, student):
+        trainer(max_epochs=1).fit(net, loader())
+        own = {key.removeprefix("model."): value for key, value in fit.lightning_module.state_dict().items()}
+        assert all(torch.equal(value, own[key]) for key, value in net.teacher.network.state_dict().items())
+
+
 def loader_of(img_size: int):
     torch.manual_seed(0)
     data = torch.utils.data.TensorDataset(torch.randn(8, 3, img_size, img_size), torch.randint(0, 7, (8,)))
@@ -218,14 +239,11 @@ def test_unusable_teachers_are_told(teacher_file: Path, tmp_path: Path) -> None:
     for settings, words in [
         (dict(teacher="resnet_of_nobody"), "resnet_of_nobody cannot be loaded"),
         (dict(teacher_path=str(tmp_path / "none.pth")), "none.pth: FileNotFoundError"),
-        (dict(num_classes=9), "size mismatch"),
-        (dict(teacher=str(tmp_path / "none.ckpt")), "does not exist"),
         (dict(teacher=str(tmp_path / "torn.ckpt")), "not a whole checkpoint"),
         (dict(teacher=str(tmp_path / "seven.ckpt"), num_classes=9), "knows 7 classes, the data has 9"),
     ]:
         with pytest.raises(UserError, match=words) as caught:
             trainer(max_epochs=1).fit(distilled(teacher_file, **settings), loader())
         assert "\n" not in str(caught.value)
-    for settings in (dict(distillation_alpha=1.5), dict(distillation_tau=0.0)):
-        with pytest.raises(UserError, match="distillation_alpha"):
-            module(fields=FIELDS, **settings)
+    with pytest.raises(UserError, match="set distillation to hard or soft"):
+        module(fields=FIELDS | dict(distillation_token=True))

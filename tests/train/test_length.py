@@ -66,8 +66,9 @@ CHANGES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("stop", [12, 14])  # at the end of an epoch, and amid one
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("change", "stop"), [*((change, 14) for change in CHANGES), ("nothing", 12), ("fewer batches", 12)]
+)  # amid an epoch, and at the end of one
 def test_the_fall_goes_on_from_where_it_stands(change: str, stop: int, tmp_path: Path) -> None:
     path, settings = tmp_path / "x.ckpt", dict(batches=6) | CHANGES[change]()
     before = leg(path, 6, stop)
@@ -81,8 +82,8 @@ def test_the_fall_goes_on_from_where_it_stands(change: str, stop: int, tmp_path:
     assert after.last == pytest.approx(LOW)
 
 
-@pytest.mark.parametrize("limits", [dict(max_epochs=7), dict(max_steps=20), dict(max_epochs=6, max_steps=100)])
-@pytest.mark.parametrize("batches", [3, 6, 10])
+@pytest.mark.parametrize("limits", [dict(max_epochs=7), dict(max_steps=20)])
+@pytest.mark.parametrize("batches", [3, 10])
 def test_another_end_gives_the_cosine_to_that_end(batches: int, limits: dict, tmp_path: Path) -> None:
     path = tmp_path / "x.ckpt"
     done = len(leg(path, 6, 14).rates)

@@ -22,26 +22,7 @@ from cait.data.datamodule import ImageNetDataModule
 from cait.errors import UserError
 from cait.guards.nonfinite import NonFiniteGuard
 from cait.train.ema import EMA, update
-from cait.train.metrics import EvalMetrics
 from cait.train.module import CaiTModule
-
-
-def test_metrics_count_a_whole_set_of_uneven_batches() -> None:
-    torch.manual_seed(0)
-    logits, labels = torch.randn(50, 7), torch.randint(0, 7, (50,))
-    # The first batch is right in top-1 and so in top-5: metrics that share their states would stay merged.
-    logits[:10] = torch.nn.functional.one_hot(labels[:10], 7).float()
-    metrics = EvalMetrics(7)
-    for part in (slice(0, 10), slice(10, 43), slice(43, 50)):
-        metrics.update(logits[part], labels[part])
-    figures = metrics.compute("val")
-    top5 = logits.topk(5).indices
-    assert figures["val/acc1"].item() == pytest.approx(100 * (logits.argmax(1) == labels).float().mean().item())
-    assert figures["val/acc5"].item() == pytest.approx(100 * (top5 == labels[:, None]).any(1).float().mean().item())
-    expected = torch.nn.functional.cross_entropy(logits, labels).item()
-    assert figures["val/loss"].item() == pytest.approx(expected, rel=1e-6)
-    metrics.update(logits[:10], labels[:10])  # the count began anew
-    assert metrics.compute("val")["val/acc1"].item() == 100
 
 
 class Buffers(torch.nn.Module):
@@ -94,19 +75,6 @@ def test_the_moving_average_is_timms(network: str) -> None:
             assert not torch.equal(average[name], raw[name]), name
 
 
-def test_the_average_of_batch_norms_statistics_comes_back(tmp_path: Path) -> None:
-    def run(epochs: int, start: Path | None = None) -> dict:
-        torch.manual_seed(0)
-        fit = trainer(max_epochs=epochs, callbacks=[ours := EMA(decay=0.9)])
-        fit.fit(module(**NETWORKS["BatchNorm"], warmup_epochs=0, schedule="constant"), loader(), ckpt_path=start)
-        fit.save_checkpoint(tmp_path / "x.ckpt")
-        return dict(ours.state_dict())
-
-    whole = run(3)
-    run(1)
-    assert same(run(3, tmp_path / "x.ckpt"), whole)
-
-
 def statistics_of(rank: int, folder: Path) -> None:
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.FileStore(str(folder / "store"), 2), rank=rank, world_size=2
@@ -142,22 +110,7 @@ def test_the_average_of_weights_in_bfloat16_is_in_float32() -> None:
     assert ours.average.head.weight.mean().item() == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_the_loss_is_the_mean_of_all_images_whatever_the_network_computes_in(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    logits, labels = 3 * torch.randn(300, 128, 7), torch.randint(0, 7, (300, 128))
-    metrics = EvalMetrics(7).to(dtype=dtype)
-    for _ in range(2):  # it starts again
-        for batch in zip(logits, labels, strict=True):
-            metrics.update(*batch)
-        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), labels.flatten())
-        assert metrics.compute("val")["val/loss"].item() == pytest.approx(expected.item(), rel=1e-5)
-    metrics.update(logits[0], labels[0])
-    metrics.update(logits[1].fill_(float("nan")), labels[1])
-    assert metrics.compute("val")["val/loss"].isnan()
-
-
-@pytest.mark.parametrize("precision", ["bf16-true", "16-true", "64-true"])
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
 def test_true_precisions_train_and_score_the_data_modules_batches(precision: str, digits_root: Path) -> None:
     data = ImageNetDataModule(root=str(digits_root), img_size=8, batch_size=16, num_workers=0, repeats=1)
     net = module(num_classes=10, lr=1e-3, warmup_epochs=0)
@@ -176,23 +129,6 @@ def test_true_precisions_train_and_score_the_data_modules_batches(precision: str
     torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(len(probabilities)), rtol=0, atol=1e-5)
 
 
-def test_the_average_is_scored_beside_the_raw_weights_and_comes_back() -> None:
-    fit = trainer(callbacks=[ours := EMA(decay=0.5)])
-    fit.fit(net := module(lr=1e-2, warmup_epochs=0), loader(), loader(8))
-    metrics = fit.callback_metrics
-    assert ours.average is not None
-    with torch.no_grad():
-        for name, model in (("val", net.model), ("val_ema", ours.average)):
-            model.eval()
-            images, labels = loader(8).dataset.tensors
-            expected = torch.nn.functional.cross_entropy(model(images), labels).item()
-            assert metrics[f"{name}/loss"].item() == pytest.approx(expected, rel=1e-5)
-    other = EMA(decay=0.5)
-    other.load_state_dict(ours.state_dict())
-    other.on_fit_start(fit, net)
-    assert all(torch.equal(other.state_dict()[key], value) for key, value in ours.state_dict().items())
-
-
 def test_the_average_is_scored_with_a_checkpoint_and_given_up_aloud(tmp_path, caplog) -> None:
     fit = trainer(callbacks=[EMA(decay=0.5)])
     fit.fit(net := module(lr=1e-2, warmup_epochs=0), loader(), loader(8))
@@ -207,20 +143,6 @@ def test_the_average_is_scored_with_a_checkpoint_and_given_up_aloud(tmp_path, ca
     assert "the moving average in the checkpoint is given up" in caplog.text
 
 
-def test_the_average_is_that_of_the_checkpoint_that_is_scored(tmp_path) -> None:
-    paths = [tmp_path / "1.ckpt", tmp_path / "2.ckpt"]
-    for epochs, path in enumerate(paths, start=1):
-        fit = trainer(max_epochs=epochs, callbacks=[EMA(decay=0.5)])
-        fit.fit(module(lr=1e-2, warmup_epochs=0), loader(), ckpt_path=paths[0] if epochs == 2 else None)
-        fit.save_checkpoint(path)
-    one = trainer(callbacks=[EMA(decay=0.5)])
-    found = [one.validate(net := module(), loader(8), path, verbose=False)[0] for path in paths]
-    found.append(one.validate(net, loader(8), paths[0], verbose=False)[0])
-    for path, figures in zip([*paths, paths[0]], found, strict=True):
-        assert figures == trainer(callbacks=[EMA(decay=0.5)]).validate(module(), loader(8), path, verbose=False)[0]
-    assert found[0]["val_ema/loss"] != found[1]["val_ema/loss"]
-
-
 @pytest.mark.parametrize(("base", "accumulate", "peak"), [(None, 1, 0.01), (512, 1, 0.01 * 4 / 512), (8, 3, 0.015)])
 def test_the_peak_rate_follows_the_global_batch(base: int | None, accumulate: int, peak: float) -> None:
     net = module(lr=0.01, lr_base_size=base, warmup_epochs=0)
@@ -229,31 +151,21 @@ def test_the_peak_rate_follows_the_global_batch(base: int | None, accumulate: in
     assert fit.lr_scheduler_configs[0].scheduler.base_lrs == pytest.approx([peak, peak])
 
 
-def set_rate(hook: str) -> LambdaCallback:
-    return LambdaCallback(**{hook: lambda fit, net, *_, **__: setattr(net.hparams, "lr", 0.125)})
-
-
-@pytest.mark.parametrize("hook", [None, "setup", "tuner"])
-def test_a_rate_that_is_set_before_the_schedule_holds_for_the_run(hook: str | None, tmp_path: Path) -> None:
+def test_a_rate_that_a_tuner_sets_holds_for_the_run(tmp_path: Path) -> None:
     net = module(lr=0.01, warmup_epochs=0, schedule="constant")
-    fit = trainer(callbacks=[set_rate("setup")] if hook == "setup" else [])
-    if hook == "tuner":
-        Tuner(fit).lr_find(net, loader(240), num_training=40)
-    elif hook is None:
-        net.hparams.lr = 0.125
+    fit = trainer()
+    Tuner(fit).lr_find(net, loader(240), num_training=40)
     fit.fit(net, loader())
     assert net.hparams.lr != 0.01
     assert {group["lr"] for group in fit.optimizers[0].param_groups} == {net.hparams.lr}
     fit.save_checkpoint(tmp_path / "x.ckpt")
-    saved = torch.load(tmp_path / "x.ckpt", weights_only=True)
-    assert saved["hyper_parameters"]["lr"] == net.hparams.lr
-    assert {group["initial_lr"] for group in saved["optimizer_states"][0]["param_groups"]} == {net.hparams.lr}
+    assert torch.load(tmp_path / "x.ckpt", weights_only=True)["hyper_parameters"]["lr"] == net.hparams.lr
 
 
-@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_end", ""])
+@pytest.mark.parametrize("hook", ["on_train_start", "on_train_batch_end", ""])
 def test_a_rate_that_is_set_later_is_refused(hook: str) -> None:
-    finder = LearningRateFinder(num_training_steps=40)
-    fit = trainer(callbacks=[set_rate(hook) if hook else finder])
+    sets = LambdaCallback(**{hook: lambda trainer, net, *_: net.hparams.update(lr=0.5)}) if hook else None
+    fit = trainer(callbacks=[sets or LearningRateFinder(num_training_steps=40)])
     with pytest.raises(UserError, match=r"hparams\.lr became .* and give it as --model\.lr"):
         fit.fit(module(lr=0.01), loader(240), loader(4))
 
@@ -265,8 +177,7 @@ def test_warmup_counts_optimizer_steps() -> None:
     assert (schedule.warmup_epochs, schedule.max_epochs) == (4, 8)  # 6 batches by 4: 2 steps an epoch
 
 
-@pytest.mark.parametrize("by_callback", [False, True])
-def test_each_step_has_the_mean_gradient_of_its_batches(by_callback: bool) -> None:
+def test_each_step_has_the_mean_gradient_of_its_batches() -> None:
     """Also the last of an epoch, which has two batches where the others have four."""
     net, batches, steps = module(drop_path_rate=0.0, lr=0.0, min_lr=0.0, warmup_lr=0.0), loader(), []
 
@@ -274,10 +185,7 @@ def test_each_step_has_the_mean_gradient_of_its_batches(by_callback: bool) -> No
         def on_before_optimizer_step(self, *_: object) -> None:
             steps.append([weight.grad.clone() for weight in net.model.parameters() if weight.grad is not None])
 
-    every: dict = dict(callbacks=[Watching()], accumulate_grad_batches=4)
-    if by_callback:
-        every = dict(callbacks=[Watching(), GradientAccumulationScheduler({0: 4})])
-    trainer(max_epochs=1, **every).fit(net, batches)
+    trainer(max_epochs=1, callbacks=[Watching(), GradientAccumulationScheduler({0: 4})]).fit(net, batches)
 
     def gradient(batch: list[torch.Tensor]) -> list[torch.Tensor]:
         net.zero_grad()
@@ -303,8 +211,7 @@ def test_settings_of_now_win_over_a_checkpoints(tmp_path) -> None:
     assert again.global_step == 24
 
 
-@pytest.mark.parametrize("cooldown", [1 / 3, 1.0])
-def test_a_run_cooled_down_from_a_checkpoint_is_one_that_was_planned_so(cooldown: float, tmp_path) -> None:
+def test_a_run_cooled_down_from_a_checkpoint_is_one_that_was_planned_so(tmp_path) -> None:
     def run(epochs: int, start: str | None = None, **settings: object) -> dict:
         torch.manual_seed(0)
         net = module(lr=1e-2, warmup_epochs=0.5, drop_path_rate=0.0, **settings)
@@ -314,19 +221,11 @@ def test_a_run_cooled_down_from_a_checkpoint_is_one_that_was_planned_so(cooldown
 
     planned = run(3, schedule="wsd", cooldown=1 / 3)
     before = run(2, schedule="constant")
-    cooled = run(3, tmp_path / "x.ckpt", schedule="wsd", cooldown=cooldown)
+    cooled = run(3, tmp_path / "x.ckpt", schedule="wsd", cooldown=1.0)
     for part in ("state_dict", "optimizer_states", "lr_schedulers"):
         assert same(cooled[part], planned[part]), part
     assert before["lr_schedulers"][0]["cooldown_start"] == 12
     assert cooled["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(1e-5)
-
-
-def test_another_networks_checkpoint_is_refused(tmp_path) -> None:
-    first = trainer(max_epochs=1)
-    first.fit(module(), loader())
-    first.save_checkpoint(tmp_path / "x.ckpt")
-    with pytest.raises(UserError, match="another network"):
-        trainer().fit(module(fields=FIELDS | {"depth": 3}), loader(), ckpt_path=tmp_path / "x.ckpt")
 
 
 def test_another_optimizers_checkpoint_is_refused(tmp_path) -> None:
@@ -336,21 +235,14 @@ def test_another_optimizers_checkpoint_is_refused(tmp_path) -> None:
     checkpoint = torch.load(tmp_path / "x.ckpt", weights_only=True)
     plain, decayed = checkpoint["optimizer_states"][0]["param_groups"]
     one = plain | {"params": plain["params"] + decayed["params"]}
-    for groups in ([one], [plain | {"params": plain["params"][:-1]}, decayed], [plain, decayed, decayed]):
-        checkpoint["optimizer_states"][0]["param_groups"] = groups
-        torch.save(checkpoint, tmp_path / "other.ckpt")
-        with pytest.raises(UserError, match="the checkpoint's optimizer has groups of"):
-            trainer().fit(module(), loader(), ckpt_path=tmp_path / "other.ckpt")
+    checkpoint["optimizer_states"][0]["param_groups"] = [one]
+    torch.save(checkpoint, tmp_path / "other.ckpt")
+    with pytest.raises(UserError, match="the checkpoint's optimizer has groups of"):
+        trainer().fit(module(), loader(), ckpt_path=tmp_path / "other.ckpt")
+    with pytest.raises(UserError, match="another network"):
+        trainer().fit(module(fields=FIELDS | {"depth": 3}), loader(), ckpt_path=tmp_path / "x.ckpt")
     with pytest.raises(UserError, match="the checkpoint's optimizer is adamw, this one sgd; start a new run"):
         trainer().fit(module(optimizer="sgd"), loader(), ckpt_path=tmp_path / "x.ckpt")
-
-
-def test_a_run_of_another_optimizer_is_scored(tmp_path) -> None:
-    first = trainer(max_epochs=1)
-    first.fit(module(optimizer="lamb"), loader(), loader(8))
-    first.save_checkpoint(tmp_path / "x.ckpt")
-    (figures,) = trainer().validate(module(), loader(8), tmp_path / "x.ckpt", verbose=False)
-    assert figures["val/loss"] == pytest.approx(first.callback_metrics["val/loss"].item(), rel=1e-6)
 
 
 def test_the_logged_rate_is_the_heads_under_layer_decay() -> None:
@@ -371,6 +263,8 @@ def test_a_loader_without_a_length_needs_no_warmup_in_epochs(tmp_path) -> None:
     settings: dict = dict(max_epochs=-1, max_steps=3, log_every_n_steps=0, callbacks=[guard])  # and logs nothing
     with pytest.raises(UserError, match="the warm-up counts epochs, and the loader has no length"):
         trainer(**settings).fit(module(), DataLoader(Endless(), 4))
+    with pytest.raises(UserError, match="max_epochs"):
+        trainer(max_epochs=-1).fit(module(), loader())
     (fit := trainer(**settings)).fit(module(warmup_epochs=0), DataLoader(Endless(), 4))
     assert fit.global_step == 3
 
@@ -405,51 +299,12 @@ def clipping_case(precision: str, optimizer: str, algorithm: str) -> tuple[list[
 
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
 @pytest.mark.parametrize("optimizer", ["fused AdamW", *slow("AdamW", "SGD")])
-@pytest.mark.parametrize("precision", ["32", "bf16-mixed", "16-mixed", "bf16-true"])
+@pytest.mark.parametrize("precision", ["32", "16-mixed", *slow("bf16-mixed", "bf16-true")])
 def test_gradients_are_clipped_in_every_precision(precision: str, optimizer: str, algorithm: str) -> None:
     got, expected = clipping_case(precision, optimizer, algorithm)
     assert got
     for ours, reference in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-2 if precision == "bf16-true" else 1e-5, atol=1e-8)
-
-
-def test_a_run_may_begin_and_cease_to_clip(tmp_path) -> None:
-    settings = [dict(), dict(gradient_clip_val=1.0), dict()]
-    for epochs, more in enumerate(settings, start=1):
-        fit = trainer(precision="bf16-mixed", max_epochs=epochs, **more)
-        fit.fit(module(), loader(), ckpt_path=tmp_path / "x.ckpt" if epochs > 1 else None)
-        assert [group["fused"] for group in fit.optimizers[0].param_groups] == [True, True]
-        fit.save_checkpoint(tmp_path / "x.ckpt")
-    assert fit.global_step == 18
-
-
-def test_a_checkpoint_loads_without_the_command_line(tmp_path) -> None:
-    first = trainer(max_epochs=1)
-    first.fit(net := module(), loader())
-    first.save_checkpoint(tmp_path / "x.ckpt")
-    again = CaiTModule.load_from_checkpoint(tmp_path / "x.ckpt")
-    assert all(torch.equal(value, again.state_dict()[key]) for key, value in net.state_dict().items())
-    assert again.model.config.embed_dim == 16
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (dict(label_smoothing=1.0), r"label_smoothing must be in \[0, 1\), got 1.0"),
-        (dict(lr=-1), "must be at least 0"),
-        (dict(lr_base_size=0), "lr_base_size must be at least 1 or null, got 0"),
-        (dict(fields={"dept": 2}), "did you mean depth"),
-        (dict(fields={"img_size": 16}), "img_size is a setting beside `fields`"),
-    ],
-)
-def test_bad_settings_are_told(settings: dict, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        module(**settings)
-
-
-def test_an_endless_run_is_refused() -> None:
-    with pytest.raises(UserError, match="max_epochs"):
-        trainer(max_epochs=-1).fit(module(), loader())
 
 
 def test_a_subclass_keeps_the_loss_of_its_own_when_the_network_is_built_for_the_data() -> None:

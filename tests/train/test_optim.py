@@ -2,20 +2,18 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import timm
 import torch
 from harness import script
-from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_groups_weight_decay
+from timm.optim import create_optimizer_v2, list_optimizers, param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import cait
 from cait.errors import UserError
-from cait.train.optim import OptimizerSettings, param_groups
-from cait.train.schedule import ScheduleSettings, warmup_schedule
+from cait.train.optim import L2, OptimizerSettings, param_groups
+from cait.train.schedule import Length, ScheduleSettings, warmup_schedule
 
 DISTILLED_DEIT: dict = dict(depth=12, num_heads=3, talking_heads=False, residual="plain", depth_token_only=0)
 DISTILLED_DEIT |= dict(class_token_at=0, distillation_token=True)
@@ -77,34 +75,13 @@ def test_a_step_is_that_of_timms_optimizer(name: str, arguments: dict, layer_dec
     assert not torch.allclose(weights[0], torch.cat([p.flatten() for p in small_net().parameters()]), atol=1e-5)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU multiplies in bfloat16")
-def test_muon_multiplies_in_float32_on_a_cpu() -> None:
-    """timm's is in bfloat16: 20 times as slow on a CPU without units for it."""
-    types = set()
-
-    class Look(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, _: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-            if func in (torch.ops.aten.addmm.out, torch.ops.aten.mm.out):
-                types.update(arg.dtype for arg in args if isinstance(arg, torch.Tensor))
-            return func(*args, **(kwargs or {}))
-
-    layer = nn.Linear(8, 4)
-    layer(torch.randn(2, 8)).square().sum().backward()
-    optimizer = OptimizerSettings("muon").build(layer, lr=0.1)
-    with Look():
-        optimizer.step()
-    assert types == {torch.float32}
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
         ("adamm", {}, "unknown optimizer 'adamm'; did you mean adam"),
         ("sgd", dict(momentun=0.9), "optimizer sgd: .*momentun"),
-        ("adamw", dict(amsgrat=True), "optimizer adamw: .*amsgrat"),
         ("lion", dict(momentum=0.9), "optimizer lion takes no momentum"),
         ("torch.optim:Rprob", {}, "has no 'Rprob'; did you mean Rprop"),
-        ("json:dumps", {}, "optimizer json:dumps: "),
         ("builtins:dict", {}, "optimizer builtins:dict|must return a torch.optim.Optimizer"),
     ],
 )
@@ -115,39 +92,34 @@ def test_an_optimizer_that_is_none_is_refused_in_one_line(name: str, arguments: 
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "expected"),
+    ("name", "expected"),
     [
-        ("adamw", {}, 0.05),
-        ("lion", {}, 0.05),
-        ("lamb", {}, 0.05),
-        ("muon", {}, 0.05),
-        ("radamw", {}, 0.05),
-        ("torch.optim:Adafactor", {}, 0.05),
-        ("sgd", {}, 0.0),
-        ("adam", {}, 0.0),
-        ("nadam", {}, 0.0),
-        ("lookahead_radam", {}, 0.0),
-        ("torch.optim:NAdam", {}, 0.0),
-        ("torch.optim:NAdam", {"decoupled_weight_decay": True}, 0.05),
-        ("adahessian", {}, 0.0),  # it needs second derivatives, so it cannot be tried
+        *((name, 0.05) for name in ("adamw", "lion", "lamb", "muon", "radamw", "torch.optim:Adafactor")),
+        *((name, 0.0) for name in ("sgd", "adam", "lookahead_radam", "torch.optim:NAdam")),
     ],
 )
 def test_the_default_decay_is_the_papers_unless_the_optimizer_adds_it_to_the_gradient(
-    name: str, arguments: dict, expected: float
+    name: str, expected: float
 ) -> None:
-    network = small_net()
-    state = torch.get_rng_state()
     for given, taken in ((None, expected), (0.02, 0.02)):
-        groups = OptimizerSettings(name, arguments, weight_decay=given).build(network, lr=1e-3).param_groups
+        groups = OptimizerSettings(name, weight_decay=given).build(small_net(), lr=1e-3).param_groups
         assert max(group["weight_decay"] for group in groups) == taken
-    assert torch.equal(torch.get_rng_state(), state)  # the trial draws nothing
 
 
-def test_frozen_parameters_are_left_out() -> None:
-    model = cait.create_model("xxs24", img_size=32, depth=1)
-    model.patch_embed.requires_grad_(False)
-    listed = sum(len(group["params"]) for group in param_groups(model, 0.05))
-    assert listed == len(list(model.parameters())) - 2
+@pytest.mark.parametrize("name", sorted(L2))
+def test_these_optimizers_do_add_it_to_the_gradient(name: str) -> None:
+    """A step with a decay of 1 is a step of the gradient with the weights added."""
+    ends = []
+    for decay in (1.0, 0.0):
+        torch.manual_seed(0)
+        weight = (layer := nn.Linear(4, 4, bias=False)).weight
+        path = name if name in list_optimizers() else "torch.optim:ASGD"
+        optimizer = OptimizerSettings(path, weight_decay=decay).build(layer, 0.01)
+        for gradient in torch.randn(2, 4, 4):
+            weight.grad = gradient + (1 - decay) * weight.detach()
+            optimizer.step()
+        ends.append(weight)
+    torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-6)
 
 
 def closed_form(step: int, warmup: int, total: int, peak: float, start: float, end: float) -> float:
@@ -168,7 +140,7 @@ CLOSED_FORMS = {"cosine": closed_form, "wsd": half_cooled}
 
 def scheduled(warmup: int, total: int, peak: float = 1e-3, **settings: object) -> tuple[torch.optim.Optimizer, object]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
-    return optimizer, warmup_schedule(optimizer, ScheduleSettings(**settings), warmup, total)
+    return optimizer, warmup_schedule(optimizer, ScheduleSettings(**settings), lambda: Length(warmup, total))
 
 
 def rates(warmup: int, total: int, **settings: object) -> tuple[list[float], torch.optim.Optimizer, object]:
@@ -196,7 +168,7 @@ def test_the_rate_of_a_group_is_scaled_in_every_step(schedule_name: str) -> None
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr_scale": scale} for scale in (1.0, 0.3)]
     optimizer = torch.optim.SGD(groups, lr=1e-3)
     settings = ScheduleSettings(schedule=schedule_name, cooldown=0.5)
-    schedule = warmup_schedule(optimizer, settings, warmup_steps=3, total_steps=12)
+    schedule = warmup_schedule(optimizer, settings, lambda: Length(3, 12))
     for step in range(12):
         expected = CLOSED_FORMS[schedule_name](step, 3, 12, 1e-3, 1e-6, 1e-5)
         assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([expected, 0.3 * expected], rel=1e-12)
@@ -213,11 +185,6 @@ def test_without_warmup_it_is_torchs_cosine() -> None:
         optimizer.step()
         cosine.step()
     assert rates(0, 60)[0] == pytest.approx(expected, rel=1e-9)
-
-
-def test_rounding_does_not_build_up_over_a_long_run() -> None:
-    taken, _, _ = rates(500, 50_000)
-    assert taken[-1] == pytest.approx(closed_form(49_999, 500, 50_000, 1e-3, 1e-6, 1e-5), rel=1e-12)
 
 
 def test_a_resumed_schedule_follows_the_settings_of_now() -> None:
@@ -274,26 +241,13 @@ def test_a_cooldown_begins_no_earlier_than_the_step_that_a_resumed_run_has_reach
     assert cosine.state_dict() == {"last_epoch": 40, "_step_count": 41, "length": (5, 40, (-1, -1))}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (dict(schedule="linear"), "schedule must be one of cosine, constant, wsd, got 'linear'"),
-        (dict(cooldown=1.5), r"cooldown must be in \[0, 1\], got 1.5"),
-        (dict(cooldown=-0.1), r"cooldown must be in \[0, 1\], got -0.1"),
-    ],
-)
-def test_a_schedule_that_does_not_exist_is_refused(settings: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        ScheduleSettings(**settings)
-
-
 BOLTS = """
 import sys, types, warnings, numpy, torch
-from cait.train.schedule import ScheduleSettings, warmup_schedule
+from cait.train.schedule import Length, ScheduleSettings, warmup_schedule
 def names(): return {name for name, value in vars(numpy).items() if not isinstance(value, types.ModuleType)}
 before, filters = names(), list(warnings.filters)
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)
-schedule = warmup_schedule(optimizer, ScheduleSettings(), warmup_steps=2, total_steps=4)
+schedule = warmup_schedule(optimizer, ScheduleSettings(), lambda: Length(2, 4))
 (theirs,) = [base for base in type(schedule).__mro__ if base.__name__ == "LinearWarmupCosineAnnealingLR"]
 assert "pl_bolts" in theirs.__init__.__code__.co_filename
 assert not [name for name in sys.modules if "pl_bolts" in name or "pytorch_lightning" in name]
@@ -302,6 +256,7 @@ assert warnings.filters == filters
 """
 
 
+@pytest.mark.slow
 def test_lightning_bolts_schedule_comes_without_the_package(tmp_path: Path) -> None:
     # Importing it would take seconds, warn, and put names into numpy.
     (tmp_path / "bolts.py").write_text(BOLTS)

@@ -73,12 +73,9 @@ def test_a_module_takes_its_sizes_from_the_data(digits_root: Path, tmp_path: Pat
     assert again.predict(image) == loaded.predict(image)
 
 
-@pytest.mark.parametrize("sizes", [dict(num_classes=1000), dict(img_size=16), dict(img_size=16, num_classes=10)])
-def test_other_sizes_than_the_datas_are_refused(sizes: dict, digits_root: Path) -> None:
-    name, value = next(iter(sizes.items()))
-    found = {"num_classes": 10, "img_size": 8}[name]
-    with pytest.raises(UserError, match=f"^the module has {name} {value}, the data has {found}: leave it out"):
-        trainer(max_steps=1).fit(module(**sizes), data(digits_root))
+def test_other_sizes_than_the_datas_are_refused(digits_root: Path) -> None:
+    with pytest.raises(UserError, match=r"^the module has num_classes 1000, the data has 10: leave it out"):
+        trainer(max_steps=1).fit(module(num_classes=1000), data(digits_root))
 
 
 def test_bare_loaders_take_the_sizes_that_the_module_was_given() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
-from harness import python
 
 from cait import seeds
 
@@ -26,14 +23,3 @@ from cait import seeds
 )
 def test_the_numbers_of_a_stream_stay_as_they_are(stream: str, place: tuple[int, ...], number: int) -> None:
     assert getattr(seeds, stream)(*place) == number
-
-
-def test_every_stream_is_pinned() -> None:
-    (pinned,) = (mark.args[1] for mark in test_the_numbers_of_a_stream_stay_as_they_are.pytestmark)
-    streams = {name for name, kind in inspect.getmembers(seeds, inspect.isfunction) if not name.startswith("_")}
-    assert {stream for stream, *_ in pinned} == streams
-
-
-def test_seeds_need_no_torch() -> None:
-    done = python("import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from cait import seeds")
-    assert done.returncode == 0, done.stderr

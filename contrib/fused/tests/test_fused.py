@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 import cait
 from cait.errors import UserError
-from cait.model.talking_heads import attend
+from cait.model.talking_heads import BACKENDS
+from contrib.fused import backend as kernels
 
 pytest.importorskip("triton", reason="Triton is not on this platform")
 
@@ -72,11 +73,9 @@ def case(heads: int, N: int, dtype: torch.dtype, k: int = 48, batch: int = 1) ->
 def results(given: list[Tensor], backend: str) -> list[Tensor]:
     """The output and the gradients of qkv, W_l, b_l, W_w and b_w."""
     qkv, weight_l, bias_l, weight_w, bias_w = (tensor.clone().requires_grad_() for tensor in given[:5])
-    proj_l, proj_w = (torch.nn.Linear(len(bias_l), len(bias_l), device=DEVICE) for _ in range(2))
-    proj_l.weight, proj_l.bias = torch.nn.Parameter(weight_l), torch.nn.Parameter(bias_l)
-    proj_w.weight, proj_w.bias = torch.nn.Parameter(weight_w), torch.nn.Parameter(bias_w)
-    out = attend(qkv, proj_l, proj_w, qkv.shape[-1] ** -0.5, backend)
-    leaves = (qkv, proj_l.weight, proj_l.bias, proj_w.weight, proj_w.bias)
+    leaves = (qkv, weight_l, bias_l, weight_w, bias_w)
+    attend = BACKENDS.get(backend, kernels.fused)
+    out = attend(*leaves, qkv.shape[-1] ** -0.5)
     return [out.detach(), *torch.autograd.grad(out, leaves, given[5])]
 
 
@@ -269,7 +268,7 @@ def test_where_it_cannot_run_is_told(heads: int, k: int, dtype: torch.dtype, wor
     with pytest.raises(UserError, match=words) as caught:
         results(case(heads, 5, dtype, k), "fused")
     assert "\n" not in str(caught.value)
-    results(case(heads, 5, dtype, k), "auto")
+    results(case(heads, 5, dtype, k), "recompute")
 
 
 def test_without_triton_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +276,7 @@ def test_without_triton_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "contrib.fused.attention", raising=False)
     monkeypatch.delattr("contrib.fused.attention", raising=False)
-    with pytest.raises(UserError, match="attention_backend fused needs Triton"):
+    with pytest.raises(UserError, match="the fused attention needs Triton"):
         results(case(2, 5, torch.float32, 8), "fused")
 
 

@@ -125,7 +125,6 @@ def from_checkpoint(
         UserError: the checkpoint or the run's configuration cannot be used.
     """
     from cait.data.datamodule import ImageNetDataModule
-    from cait.model.attention import SelfAttention
     from cait.model.network import input_shape, rebuild
     from cait.model.weights import load_weights
 
@@ -146,9 +145,6 @@ def from_checkpoint(
         size = img_size
         network = rebuild(hparams | {"img_size": size}).eval()
         load_weights(network, path, ema)
-    for part in network.modules():
-        if isinstance(part, SelfAttention):
-            part.backend = "auto"  # this machine may not have the run's
     source: Path = path
     if folder is not None:
         source, settings = rundir.config(folder), saved.data_settings(folder)

@@ -138,9 +138,8 @@ def _rows(
     import torch
 
     from cait.data.listing import Files
-    from cait.model.network import for_inference
 
-    data, network, task = loaded.data, for_inference(loaded.network.to(device)), loaded.task
+    data, network, task = loaded.data, loaded.network.to(device), loaded.task
     data.num_workers = min(data.workers(1), len(paths) // data.eval_batch_size)  # a few images need no workers
     data.predict_samples = Files((path, -1) for path in paths)
     remaining = iter(paths)

@@ -8,10 +8,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cait.model import talking_heads
 from cait.model.config import CaiTConfig
 from cait.model.residual import scalar_bias, scaled_linear
-from cait.model.talking_heads import mixed_softmax
+from cait.model.talking_heads import backend_named, mixed_softmax
 
 COSINE_EPS = 1e-6
 
@@ -19,7 +18,8 @@ COSINE_EPS = 1e-6
 class SelfAttention(nn.Module):
     """Attention among all tokens, with talking heads: [B, N, d] to [B, N, d].
 
-    The maps are mixed over the heads before the softmax (proj_l) and after it (proj_w).
+    The maps are mixed over the heads before the softmax (proj_l) and after it (proj_w), see
+    `cait.model.talking_heads`.
     """
 
     def __init__(self, config: CaiTConfig) -> None:
@@ -28,6 +28,7 @@ class SelfAttention(nn.Module):
         self.scale = (d // self.num_heads) ** -0.5
         self.cosine = config.attention == "cosine"
         self.talking_heads, self.backend = config.talking_heads, config.attention_backend
+        self.attend = backend_named(self.backend)
         self.bias_qkv, self.bias_proj = scalar_bias(config), scalar_bias(config)
         self.qkv = nn.Linear(d, d * 3, bias=config.qkv_bias)
         self.proj = nn.Linear(d, d)
@@ -38,10 +39,10 @@ class SelfAttention(nn.Module):
         """γ · attention(x); no γ means 1."""
         qkv = self._qkv(x)
         if self.talking_heads and not self.cosine:
-            out = talking_heads.attend(qkv, self.proj_l, self.proj_w, self.scale, self.backend)
+            out = self.attend(qkv, *self._mixers(), self.scale)
         else:
             q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, h, N, k]
-            out = self._weights(q, k) @ v if self.talking_heads else attend(q, k, v, self.scale, self.cosine)
+            out = self._weights(q, k) @ v if self.talking_heads else plain_attention(q, k, v, self.scale, self.cosine)
             out = merge_heads(out)
         return scaled_linear(self.proj, self.bias_proj(out), gamma)
 
@@ -53,9 +54,12 @@ class SelfAttention(nn.Module):
     def _qkv(self, x: Tensor) -> Tensor:
         return self.qkv(self.bias_qkv(x)).unflatten(-1, (3, self.num_heads, -1))  # [B, N, 3, h, k]
 
+    def _mixers(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.proj_l.weight, self.proj_l.bias, self.proj_w.weight, self.proj_w.bias
+
     def _weights(self, q: Tensor, k: Tensor) -> Tensor:
         maps = scores(q, k, self.scale, self.cosine)
-        return mixed_softmax(maps, self.proj_l, self.proj_w) if self.talking_heads else maps.softmax(dim=-1)
+        return mixed_softmax(maps, *self._mixers()) if self.talking_heads else maps.softmax(dim=-1)
 
 
 class ClassAttention(nn.Module):
@@ -78,7 +82,7 @@ class ClassAttention(nn.Module):
         """γ · attention(z); no γ means 1."""
         queries, keys = self._queries_and_keys(z)
         q, k, v = (self._split_heads(y) for y in (self.q(queries), self.k(keys), self.v(keys)))
-        out = attend(q, k, v, self.scale, self.cosine)  # [B, h, T, k]
+        out = plain_attention(q, k, v, self.scale, self.cosine)  # [B, h, T, k]
         return scaled_linear(self.proj, self.bias_proj(merge_heads(out)), gamma)
 
     def maps(self, z: Tensor) -> Tensor:
@@ -108,8 +112,8 @@ def scores(q: Tensor, k: Tensor, scale: float, cosine: bool) -> Tensor:
     return (q * scale) @ k.transpose(-2, -1)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, cosine: bool) -> Tensor:
-    """Plain attention, [B, h, queries, k]. PyTorch fuses it where the scores are products."""
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, cosine: bool) -> Tensor:
+    """Attention without talking heads, [B, h, queries, k]. PyTorch fuses it where the scores are products."""
     if cosine:
         return scores(q, k, scale, cosine).softmax(dim=-1) @ v
     return F.scaled_dot_product_attention(q, k, v, scale=scale)

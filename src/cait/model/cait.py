@@ -7,7 +7,6 @@ as it is. Shapes: B images, N patches, d = embed_dim, T = 1 class token, or 2 wi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,24 +14,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from cait import plugins
 from cait.errors import UserError
 from cait.model import initialization, residual
 from cait.model.attention import ClassAttention, SelfAttention
-from cait.model.config import CaiTConfig, stems
+from cait.model.config import CaiTConfig
 from cait.model.residual import Sample, scalar_bias, scaled_linear
-from cait.model.talking_heads import known_backend
-
-
-class PatchEmbed(nn.Module):
-    """Cut the image into patches and project each: [B, C, H, W] to [B, N, d]."""
-
-    def __init__(self, config: CaiTConfig) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(config.in_chans, config.embed_dim, config.patch_size, stride=config.patch_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.proj(x).flatten(2).transpose(1, 2).contiguous()
+from cait.model.stem import STEMS
 
 
 def norm_layer(config: CaiTConfig) -> nn.Module:
@@ -161,7 +148,7 @@ class CaiT(nn.Module):
 
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__()
-        self.config = config = replace(config, attention_backend=known_backend(config.attention_backend))
+        self.config = config
         self.grad_checkpointing = False
         """Compute the activations of self-attention blocks again in the backward pass instead of saving them."""
         d = config.embed_dim
@@ -172,7 +159,7 @@ class CaiT(nn.Module):
         # A class token that is there from the first block on has a position too, as in DeiT.
         positions = config.num_patches + (config.num_class_tokens if config.class_token_at == 0 else 0)
         self.pos_embed = nn.Parameter(torch.zeros(1, positions, d))
-        self.patch_embed = plugins.load(stems()[config.stem])(config)
+        self.patch_embed = STEMS[config.stem](config)
         rates = residual.drop_path_rates(config)
         self.blocks = nn.Sequential(*(SelfAttentionBlock(config, rate) for rate in rates))
         self.blocks_token_only = nn.ModuleList(ClassAttentionBlock(config) for _ in range(config.depth_token_only))

@@ -67,40 +67,22 @@ def _linear_layers(blocks: list[Any]) -> list[tuple[str, nn.Linear]]:
 
 
 def fit(state: dict[str, Tensor], network: Any) -> list[str]:
-    """Fit weights to a CaiT, in place: their resolution, and whether they have a distillation token.
+    """Resize the positions among the weights of a CaiT to another network's, in place; a line if that changes them.
 
-    Returns a line for each change. Raises UserError for another stem, or if the positions form no square grid.
+    Raises:
+        UserError: the stem is another, or the positions form no square grid.
     """
-    stems = [{key for key in side if key.startswith("patch_embed.")} for side in (state, network.state_dict())]
-    if stems[0] and stems[0] != stems[1]:
+    theirs, ours = ({key for key in side if key.startswith("patch_embed.")} for side in (state, network.state_dict()))
+    if theirs and theirs != ours:
         raise UserError(f"its stem or patch_size is another; this one's stem is {network.config.stem}")
-    notes, after = _fit_distillation_token(state, network), network.pos_embed
-    before = state.get("pos_embed")
-    # A class token with a position of its own (class_token_at 0) is no part of the grid.
-    if before is None or network.config.class_token_at == 0 or before.shape == after.shape:
-        return notes
-    if before.shape[-1] == after.shape[-1]:  # else it is another network: the caller finds out
-        patches = network.config.num_patches
-        state["pos_embed"] = resize_positions(before, patches)
-        notes.append(f"positions resized from {before.shape[1]} to {patches} patches")
-    return notes
-
-
-def _fit_distillation_token(state: dict[str, Tensor], network: Any) -> list[str]:
-    """Add the distillation token and its head from the network to `state`, or remove them from it."""
-    has, had = network.config.distillation_token, "dist_token" in state
-    if has == had:
-        return []
-    new, parts = network.state_dict(), ("dist_token", "head_dist.weight", "head_dist.bias")
-    for key in parts:
-        state.pop(key, None)
-    state.update({key: new[key] for key in parts if has})
-    after, before = new["pos_embed"], state.get("pos_embed")
-    if network.config.class_token_at == 0 and before is not None and before.shape[::2] == after.shape[::2]:
-        # Positions of the class token, of the distillation token if there is one, and of the patches.
-        kept = before[:, :1], after[:, 1 : 1 + has].to(before), before[:, 1 + had :]
-        state["pos_embed"] = torch.cat(kept, dim=1)
-    return ["the distillation token and its head " + ("start anew" if has else "left out")]
+    before, after = state.get("pos_embed"), network.pos_embed
+    if before is None or before.shape == after.shape or before.shape[-1] != after.shape[-1]:
+        return []  # of another width it is another network, which the caller finds out
+    if network.config.class_token_at == 0:
+        return []  # the class token's position is no part of a grid
+    patches = network.config.num_patches
+    state["pos_embed"] = resize_positions(before, patches)
+    return [f"positions resized from {before.shape[1]} to {patches} patches"]
 
 
 def difference(weights: dict[str, Tensor], state: dict[str, Tensor]) -> str | None:

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from cait import plugins, references
+from cait import references
 from cait.errors import UserError, did_you_mean, kind_and_place, one_line
 from cait.model.cait import CaiT
 from cait.model.config import TIMM, VARIANTS, variant_config
@@ -70,10 +70,12 @@ class NetworkSettings:
 
     def build(self) -> nn.Module:
         """Build the network with fresh weights; raise UserError if it does not exist or cannot run in this way."""
-        sizes: Any = (self.img_size, self.num_classes, self.drop_path_rate)
+        assert self.img_size is not None
+        assert self.num_classes is not None
+        sizes = self.img_size, self.num_classes, self.drop_path_rate
         built = build(self.name, *sizes, channels_last=self.channels_last, **(self.fields or {}))
         if self.grad_checkpointing:
-            _checkpoint_activations(built, self.name)
+            checkpoint_activations(built, self.name)
         if self.compile:
             require(built, self.name, "compile_blocks", "model.compile true")
         return built
@@ -104,17 +106,6 @@ class InitialWeights:
         if self.weights is None:
             return weights.load_pretrained(model, name)
         return [self.weights, *weights.load_weights(model, self.weights, self.weights_ema, own_classes)]
-
-
-def for_inference(network: nn.Module, portable: bool = False) -> nn.Module:
-    """The network, changed by extras in place so that it gives the same logits sooner. It cannot be trained any more.
-
-    Args:
-        portable: use only operators that other programs know.
-    """
-    for fold in plugins.of_kind("fold"):
-        network = fold(network, portable)
-    return network
 
 
 def create_model(
@@ -160,7 +151,20 @@ def build(
     Raises:
         UserError: no network has this name, or it does not take these arguments.
     """
-    return laid_out(_named(name, img_size, num_classes, drop_path_rate, fields), name, channels_last)
+    arguments: dict[str, Any] = dict(
+        img_size=img_size, num_classes=num_classes, drop_path_rate=drop_path_rate, **fields
+    )
+    if name in VARIANTS:
+        return laid_out(create_model(name, **arguments), name, channels_last)
+    if not name.startswith(TIMM) and not references.is_path(name):
+        known = did_you_mean(name, VARIANTS, f"; choose one of {', '.join(VARIANTS)},")
+        raise UserError(f"unknown model {name!r}{known} or timm/<name>, or package.module:factory")
+    try:
+        network = _build_timm(name, arguments) if name.startswith(TIMM) else _build_own(name, arguments)
+    except UserError as error:
+        hint = "; --model.fields null gives it none of the fields" if fields else ""
+        raise UserError(f"{error}{hint}") from error
+    return laid_out(network, name, channels_last)
 
 
 def laid_out(network: nn.Module, name: str, channels_last: bool | Literal["auto"] = "auto") -> nn.Module:
@@ -175,36 +179,19 @@ def laid_out(network: nn.Module, name: str, channels_last: bool | Literal["auto"
     return network
 
 
-def _named(
-    name: str, img_size: int, num_classes: int, drop_path_rate: float | None, fields: dict[str, Any]
-) -> nn.Module:
-    hint = "; --model.fields null gives it none of the fields" if fields else ""
-    if name in VARIANTS:
-        return create_model(name, img_size, num_classes, drop_path_rate, **fields)
-    arguments = dict(img_size=img_size, num_classes=num_classes, **fields)
-    if name.startswith(TIMM):
-        return _build_timm(name, dict(drop_path_rate=drop_path_rate) | arguments, hint)
-    if not references.is_path(name):
-        known = did_you_mean(name, VARIANTS, f"; choose one of {', '.join(VARIANTS)},")
-        raise UserError(f"unknown model {name!r}{known} or timm/<name>, or package.module:factory")
-    factory = references.locate(name)
-    try:
-        takes = inspect.signature(factory)
-        any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.parameters.values())
-        if drop_path_rate is not None and (any_name or "drop_path_rate" in takes.parameters):
-            arguments["drop_path_rate"] = drop_path_rate  # a recipe sets it for any network
-        takes.bind(**arguments)
-    except ValueError:  # no signature, as of classes in C
-        pass
-    except TypeError as error:
-        raise UserError(f"{name} is called with {', '.join(arguments)}: {error}{hint}") from error
+def _build_own(name: str, arguments: dict[str, Any]) -> nn.Module:
+    takes: Any = ()
+    with suppress(TypeError, ValueError):  # no signature, as of classes in C
+        takes = inspect.signature(references.locate(name)).parameters
+    if arguments["drop_path_rate"] is None or "drop_path_rate" not in takes:
+        del arguments["drop_path_rate"]  # a recipe sets it for any network
     network = references.made(name, **arguments)
     if not isinstance(network, nn.Module):
         raise UserError(f"{name} must return an nn.Module, got {type(network).__name__}")
     return network
 
 
-def _build_timm(name: str, arguments: dict[str, Any], hint: str) -> nn.Module:
+def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
     import timm
 
     entry = name.removeprefix(TIMM)
@@ -220,7 +207,7 @@ def _build_timm(name: str, arguments: dict[str, Any], hint: str) -> nn.Module:
         except Exception as error:  # of many kinds: unknown arguments, sizes that do not fit together
             refused = [argument for argument in optional if f"argument '{argument}'" in str(error)]
             if not refused:
-                raise UserError(f"{name}: {one_line(error) or type(error).__name__}{hint}") from error
+                raise UserError(f"{name}: {one_line(error) or type(error).__name__}") from error
             arguments.pop(refused[0])
             optional.remove(refused[0])
 
@@ -242,36 +229,11 @@ def check(network: nn.Module, name: str, shape: Sequence[int], num_classes: int)
         raise UserError(f"{name} must give logits [B, {num_classes}], for two images it gives {got}")
 
 
-def check_single(network: nn.Module, name: str, image: Tensor, processes: int) -> None:
-    """Raise UserError if a layer of BatchNorm that trains gets one value a channel from an image [1, C, S, S]."""
-    alone: list[Any] = []
-
-    def look(part: Any, inputs: tuple[Tensor, ...]) -> None:
-        if inputs[0].numel() == inputs[0].shape[1]:
-            alone.append(part)
-
-    hooks = [part.register_forward_pre_hook(look) for part in network.modules() if isinstance(part, _BatchNorm)]
-    was_training = network.training
-    with torch.no_grad():
-        network.eval()(image)
-    network.train(was_training)
-    for hook in hooks:
-        hook.remove()
-    for part in alone:
-        joins_processes = isinstance(part, nn.SyncBatchNorm) and processes > 1
-        if not joins_processes and all(weight.requires_grad for weight in part.parameters()):
-            raise UserError(f"{name} has BatchNorm, which needs 2 images or more a process: raise --data.batch_size")
-
-
 def rebuild(hyper_parameters: Mapping[str, Any]) -> nn.Module:
-    """Build the network of a checkpoint with fresh weights; raise UserError if its hyper-parameters do not say how."""
-    keys = ("name", "img_size", "num_classes", "drop_path_rate", "channels_last")
-    try:
-        arguments = {name: hyper_parameters[name] for name in keys}
-        fields = hyper_parameters["fields"] or {}
-    except KeyError as error:
-        raise UserError(f"the checkpoint does not say what its network is: {error} is missing") from error
-    return build(**arguments, **fields)
+    """Build the network of a checkpoint with fresh weights; its hyper-parameters hold what `ckpt.NETWORK` asks for."""
+    sizes = hyper_parameters["name"], hyper_parameters["img_size"], hyper_parameters["num_classes"]
+    drop_path_rate, layout = hyper_parameters.get("drop_path_rate"), hyper_parameters.get("channels_last", "auto")
+    return build(*sizes, drop_path_rate, channels_last=layout, **(hyper_parameters.get("fields") or {}))
 
 
 def input_shape(hyper_parameters: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -297,7 +259,8 @@ def has_distillation_head(network: Any, trained: bool) -> bool:
     return True
 
 
-def _checkpoint_activations(network: Any, name: str) -> None:
+def checkpoint_activations(network: Any, name: str) -> None:
+    """Have the network compute activations again in the backward pass. Raises UserError if it cannot."""
     try:
         if hasattr(network, "set_grad_checkpointing"):
             network.set_grad_checkpointing(True)

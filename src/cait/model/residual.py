@@ -57,26 +57,17 @@ class DropPath(nn.Module):
     - mask: compute the branch for every image and multiply the dropped ones by 0, as published.
     - skip: the same distribution, but compute the branch for the kept images only. The draw is on the CPU, so the
       number of images is known without a GPU sync.
-    - subset: keep round(keep · B) images of the B, at random, and divide by their share, as in DINOv2: the shapes
-      never change. A rate below 1 / (2 B) drops nothing.
     """
 
     def __init__(self, rate: float = 0.0, mode: DropPathMode = "mask") -> None:
         super().__init__()
         self.rate, self.mode = rate, mode
 
-    def draw(self, x: Tensor) -> tuple[Tensor, float] | None:
-        """Draw the images of x whose branch is computed, and its factor; None leaves the dropping to `forward`."""
+    def draw(self, batch: int) -> Tensor | None:
+        """Indices of the images whose branch is computed, maybe none; None leaves the dropping to `forward`."""
         if self.mode == "mask" or self.rate == 0.0 or not self.training:
             return None
-        keep, batch = 1.0 - self.rate, len(x)
-        if self.mode == "subset":
-            count = max(1, round(keep * batch))
-            return torch.randperm(batch)[:count], batch / count
-        kept = torch.rand(batch) < keep
-        if not kept.any():  # one image, times 0: DDP wants a gradient for every parameter in every step
-            return torch.zeros(1, dtype=torch.long), 0.0
-        return kept.nonzero().squeeze(1), 1 / keep
+        return (torch.rand(batch) < 1.0 - self.rate).nonzero().squeeze(1)
 
     def forward(self, branch: Tensor) -> Tensor:
         if self.rate == 0.0 or not self.training:
@@ -94,16 +85,30 @@ def draw_samples(drop_paths: Sequence[DropPath], x: Tensor) -> list[Sample]:
 
     All indices travel in one copy from pinned memory, so the host never waits for the device.
     """
-    drawn = [drop_path.draw(x) for drop_path in drop_paths]
-    indices = [draw[0] for draw in drawn if draw]
-    if not indices:
-        return [None] * len(drawn)
-    joined = torch.cat(indices)
-    on_cuda = x.device.type == "cuda"
-    joined = (joined.pin_memory() if on_cuda else joined).to(x.device, non_blocking=on_cuda)
-    parts = iter(joined.split([len(part) for part in indices]))
-    factors = {factor: x.new_full((1,), factor) for factor in {draw[1] for draw in drawn if draw}}
-    return [(next(parts), factors[draw[1]]) if draw else None for draw in drawn]
+    drawn = [drop_path.draw(len(x)) for drop_path in drop_paths]
+    # Where no image is kept, one is computed, times 0: DDP wants a gradient for every parameter in every step.
+    indices = [kept if len(kept) else torch.zeros(1, dtype=torch.long) for kept in drawn if kept is not None]
+    on_device = iter(_copied_together(indices, x.device))
+    factors: dict[float, Tensor] = {}
+    samples: list[Sample] = []
+    for drop_path, kept in zip(drop_paths, drawn, strict=True):
+        if kept is None:
+            samples.append(None)
+            continue
+        factor = 1 / (1.0 - drop_path.rate) if len(kept) else 0.0
+        if factor not in factors:
+            factors[factor] = x.new_full((1,), factor)
+        samples.append((next(on_device), factors[factor]))
+    return samples
+
+
+def _copied_together(tensors: list[Tensor], device: torch.device) -> Sequence[Tensor]:
+    if not tensors or device.type == "cpu":
+        return tensors
+    joined = torch.cat(tensors)
+    if device.type == "cuda":
+        joined = joined.pin_memory()
+    return joined.to(device, non_blocking=device.type == "cuda").split([len(part) for part in tensors])
 
 
 def sampled(x: Tensor, sample: Sample) -> Tensor:

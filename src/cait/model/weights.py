@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import sys
-import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +13,14 @@ from torch import Tensor, nn
 
 from cait import ckpt, disk
 from cait.errors import UserError, one_line
-from cait.model.config import TIMM, VARIANTS, CaiTConfig, variant_config
+from cait.model.config import TIMM, VARIANTS
 from cait.model.initialization import difference
 
 StateDict = dict[str, Tensor]
 
-ONLY_IN_TRAINING = (
-    *("attention_backend", "drop_path_mode", "layer_scale_init", "layer_scale_dist"),
-    *("drop_path_rate", "drop_path_schedule"),
-)
-"""Fields that the output of a trained CaiT does not depend on."""
-
 ANEW = (" anew", " new")
 """How the note about a head ends that has no weights for some classes."""
 
-FITTED = ("img_size", "num_classes", "distillation_token", "in_chans")
-"""Fields in which a CaiT may differ from the one whose weights it starts from."""
-
-FAMILIES = (
-    *("*efficientnet_lite?", "*efficientnet_b[0-4]", "*efficientnetv2_b?", "mobilenetv[23]_*_100", "resnet*[0-9]"),
-    *("convnext*_tiny", "convnext*_small", "convnext*_base", "deit*_224", "vit_*_patch16_224", "test_*"),
-)
-"""Names of timm's networks that weights are compared with; to build all 1,400 would take minutes."""
 PUBLISHED = "model.safetensors"
 """The file that timm takes from a repository of the Hugging Face hub."""
 
@@ -58,10 +40,10 @@ def read_weights(path: str | Path, ema: bool = False) -> tuple[StateDict, list[s
         keys = ("state_dict_ema", "model_ema") if ema else ("state_dict", "model")
         wrapped = [content[key] for key in keys if key in content] if isinstance(content, dict) else []
         state = next(iter(wrapped), None if ema else content)
-    whole = isinstance(state, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items())
-    if not state or not whole:
+    pairs: Any = state.items() if isinstance(state, dict) else ()
+    if not pairs or not all(isinstance(key, str) and isinstance(value, Tensor) for key, value in pairs):
         raise UserError(f"{path} holds no {'moving average of the ' if ema else ''}weights")
-    return {key.removeprefix("module."): value for key, value in state.items()}, classes or []
+    return {key.removeprefix("module."): value for key, value in pairs}, classes or []
 
 
 def _read(path: str | Path) -> Any:
@@ -85,87 +67,31 @@ def load_weights(
 ) -> list[str]:
     """Load a file's weights into `model`. Every name and shape must agree, with these exceptions:
 
-    - What the network fits itself: CaiT resizes its positions, and adds or leaves out the distillation token.
+    - What the network fits itself: CaiT resizes its positions.
     - A convolution of three channels for one: it adds them up, as timm does.
     - The head, if `own_classes` names the model's classes and the file is a checkpoint of our runs that knows
       some of them: rows follow their classes by name, and new classes keep the rows that `model` has.
     - Otherwise no head, or one for another number of classes: it keeps the values that `model` has.
 
-    Returns a line for each exception that was made. Raises UserError if the file is of no use; of weights of another
-    network it names that one if it can be found.
+    Returns a line for each exception that was made. Raises UserError if the file is of no use.
     """
     state, saved_classes = read_weights(path, ema)
     notes = _take_known_classes(model, state, saved_classes, own_classes or [])
-    try:
-        return _load(model, state, str(path)) + notes
-    except UserError as error:
-        names = [named] if (named := _named(Path(path))) else fitting(read_weights(path, ema)[0])
-        raise UserError(f"{error}{'; it fits ' * bool(names)}{' or '.join(names)}") from error
-
-
-def _named(path: Path) -> str | None:
-    """The network that a file names, or timm's config.json beside it; None if neither does."""
-    with suppress(UserError, OSError):
-        found = disk.read_json(path.with_name("config.json"), {"architecture": str}, path.parent)
-        return TIMM + found["architecture"]
-    content = _read(path)
-    if not isinstance(content, dict):
-        return None
-    own, theirs = content.get("hyper_parameters"), content.get("arch")  # of timm's training script
-    if isinstance(own, dict) and isinstance(own.get("name"), str):
-        return own["name"] + (f" with --model.fields '{json.dumps(own['fields'])}'" if own.get("fields") else "")
-    return TIMM + theirs if isinstance(theirs, str) else None
-
-
-def fitting(state: StateDict) -> list[str]:
-    """The networks that weights fit: the paper's models and those of timm's `FAMILIES`, built without memory.
-
-    Two of timm's may differ in nothing that weights show, as in their padding.
-    """
-    import timm
-
-    names = [TIMM + name for family in FAMILIES for name in timm.list_models(family) if _has_ends(name, state)]
-    if any(key.startswith("blocks_token_only.") for key in state):  # a CaiT's class attention
-        names = [name for name, row in VARIANTS.items() if state["cls_token"].shape[-1] == row["embed_dim"]]
-    return [name for name in dict.fromkeys(names) if _fits(name, state)]
-
-
-def _has_ends(name: str, state: StateDict) -> bool:
-    """Whether weights have the first convolution and the head of timm's network `name`, which it knows unbuilt."""
-    import timm
-
-    config = timm.get_pretrained_cfg(name)
-    return config is not None and all(f"{end}.weight" in state for end in (config.first_conv, config.classifier))
-
-
-def _fits(name: str, state: StateDict) -> bool:
-    import timm
-
-    from cait.model.cait import CaiT
-
-    with suppress(Exception), warnings.catch_warnings():  # timm's networks and filters raise many kinds
-        warnings.simplefilter("ignore")
-        with torch.device("meta"):
-            is_ours = name in VARIANTS
-            network = CaiT(variant_config(name)) if is_ours else timm.create_model(name.removeprefix(TIMM))
-        _load(network, dict(state), name)
-        return True
-    return False
+    return _load(model, state, str(path)) + notes
 
 
 def _take_known_classes(model: nn.Module, state: StateDict, saved: Sequence[str], wanted: Sequence[str]) -> list[str]:
     """Put rows of the `wanted` classes into the heads in `state`: the saved ones if there are, else `model`'s."""
     rows = {name: row for row, name in enumerate(saved)}
     known = {row: rows[name] for row, name in enumerate(wanted) if name in rows}
+    if not known or list(wanted) == list(saved):
+        return []  # nothing to sort
     weights = model.state_dict()
     heads = [key for key in classifier_keys(model) if key in state]
-    fitting = all(
-        (len(weights[key]), len(state[key])) == (len(wanted), len(saved))
-        and weights[key].shape[1:] == state[key].shape[1:]
-        for key in heads
-    )
-    if not known or list(wanted) == list(saved) or not fitting:
-        return []  # nothing to sort, or another network, which `_load` refuses
+    for key in heads:
+        shapes = weights[key].shape, state[key].shape
+        if shapes[0][1:] != shapes[1][1:] or (shapes[0][0], shapes[1][0]) != (len(wanted), len(saved)):
+            return []  # another network, which `_load` refuses
     for key in heads:
         head = weights[key].clone()
         head[list(known)] = state[key][list(known.values())].to(head)
@@ -184,12 +110,17 @@ def load_pretrained(model: nn.Module, name: str) -> list[str]:
         timm's name of the weights, then a line for each thing that was fitted as in `load_weights`.
 
     Raises:
-        UserError: timm has none of this network, its fields were changed, or the hub cannot be reached.
+        UserError: timm has none of this network, or of other fields, or the hub cannot be reached.
     """
     import timm
 
+    entry: str | None
     if name in VARIANTS:
-        entry = _published(model, name)
+        config: Any = model.config
+        entry = nearest_entry(name, config.img_size)
+        if entry is None:
+            published = [variant for variant in VARIANTS if published_entries(variant)]
+            raise UserError(f"timm has no weights of {name}, only of {', '.join(published)}")
     elif name.startswith(TIMM):
         entry = name.removeprefix(TIMM)
     else:
@@ -211,20 +142,6 @@ def cached_weights(entry: str) -> str | None:
     known = timm.get_pretrained_cfg(entry)
     found = try_to_load_from_cache(known.hf_hub_id, PUBLISHED) if known and known.hf_hub_id else None
     return found if isinstance(found, str) else None
-
-
-def _published(model: Any, name: str) -> str:
-    """timm's entry with the weights of one of the paper's models, at the resolution nearest to `model`'s."""
-    entry = nearest_entry(name, model.config.img_size)
-    if entry is None:
-        published = [variant for variant in VARIANTS if published_entries(variant)]
-        raise UserError(f"timm has no weights of {name}, only of {', '.join(published)}")
-    row = variant_config(name)
-    for field in dataclasses.fields(CaiTConfig):
-        value, published = getattr(model.config, field.name), getattr(row, field.name)
-        if value != published and field.name not in (*FITTED, *ONLY_IN_TRAINING):
-            raise UserError(f"the published weights of {name} have {field.name} {published}, the model has {value}")
-    return entry
 
 
 def nearest_entry(name: str, img_size: int) -> str | None:

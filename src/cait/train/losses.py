@@ -71,9 +71,9 @@ class LossSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise UserError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
-        if self.class_weights is not None and (self.class_weights != "balanced" or self.loss != "cross_entropy"):
-            given = repr(self.class_weights)
-            raise UserError(f"class_weights is balanced or null, with the loss cross_entropy; got {given}")
+        check_choice(self, {"class_weights": (None, "balanced")})
+        if self.class_weights is not None and self.loss != "cross_entropy":
+            raise UserError(f"class_weights is for the loss cross_entropy, not for {self.loss}")
 
     def build(self) -> Loss:
         """Build the loss, without the weights of classes. Raises UserError if there is no such loss."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,14 +24,8 @@ STANDARD = ("acc1", "acc5", "loss", "images", "per_class", "acc1_macro")
 NAME = re.compile(r"\w[\w.-]*")
 """Names of metrics that metrics.csv and every tracker take."""
 
-HIGHER = re.compile(
-    r"f1|r2|(acc|accuracy|top|map|ap|precision|recall|sensitivity|specificity|auc|auroc|auprc|aupr|iou|miou|jaccard|dice"
-    r"|fbeta|kappa|mcc|psnr|ssim)\d*"
-)
-LOWER = re.compile(
-    r"(loss|nll|ce|bce|entropy|perplexity|ppl|errors?|err|mae|mse|rmse|ece|mce|brier|divergence|distance|fpr|fnr|eer"
-    r"|wer|cer)\d*"
-)
+HIGHER = {"acc", "acc1", "acc5", "accuracy", "f1", "map", "auc", "auroc", "precision", "recall"}
+LOWER = {"loss", "error", "errors", "err", "nll", "ece", "mae", "mse", "rmse", "perplexity"}
 """Words in the name of a metric whose largest value, or whose smallest, is the best."""
 
 
@@ -129,15 +123,15 @@ class EvalMetrics(nn.Module):
         for metric in self._counters():
             metric.update(logits, labels)
         for name, metric in self.own.items():
-            with _told(name):
+            with _named_in_errors(name):
                 metric.update(logits, labels)
 
     def check_own(self, logits: Tensor, labels: Tensor) -> None:
         """Try the user's own metrics on a batch. Raises UserError if one of them gives no number."""
         for name, metric in self.own.items():
-            with _told(name):
+            with _named_in_errors(name):
                 metric.update(logits, labels)
-            _number(name, metric)
+                _number(metric)
             metric.reset()
 
     def compute(self, prefix: str) -> dict[str, Tensor]:
@@ -147,7 +141,9 @@ class EvalMetrics(nn.Module):
         if self.with_macro:
             images, correct = self.per_class[self.per_class[:, 0] > 0].float().unbind(1)
             values[f"{prefix}/acc1_macro"] = 100 * (correct / images).mean()
-        values |= {f"{prefix}/{name}": _number(name, metric) for name, metric in self.own.items()}
+        for name, metric in self.own.items():
+            with _named_in_errors(name):
+                values[f"{prefix}/{name}"] = _number(metric)
         for metric in [*self._counters(), *self._own]:
             metric.reset()
         return values
@@ -188,21 +184,16 @@ def _metric(name: str, path: str, size: dict[str, int]) -> Metric:
     return metric
 
 
-def _number(name: str, metric: Metric) -> Tensor:
+def _number(metric: Metric) -> Tensor:
     """The value [] of a metric, as a floating-point number."""
-    with _told(name):
-        value = metric.compute()
-    number = value
-    with suppress(TypeError, ValueError, RuntimeError):  # a number of Python's or NumPy's
-        number = torch.as_tensor(value)
-    if not isinstance(number, Tensor) or number.numel() != 1 or number.is_complex():
-        got = f"a tensor of {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise UserError(f"the metric {name} must compute one number, as with average='macro', got {got}")
-    return number.reshape(()) if number.is_floating_point() else number.reshape(()).float()
+    value = torch.as_tensor(metric.compute())
+    if value.numel() != 1:
+        raise ValueError(f"it must compute one number, as with average='macro', not {value.numel()}")
+    return value.reshape(()) if value.is_floating_point() else value.reshape(()).float()
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _named_in_errors(name: str) -> Iterator[None]:
     """Name a metric of the user's own in the error that it raises."""
     try:
         yield
@@ -218,15 +209,14 @@ def best_mode(metric: str, own: Mapping[str, Any]) -> Literal["max", "min"] | No
     Args:
         own: the user's own metrics by name: `EvalMetrics.own`, or paths as in `--model.metrics`.
     """
-    is_better = _higher_is_better(own.get(metric.rpartition("/")[2]))
-    if is_better is None:
-        words = re.findall(r"[^\W_]+", metric.lower())
-        higher, lower = (any(map(known.fullmatch, words)) for known in (HIGHER, LOWER))
-        if higher != lower:
-            is_better = higher
-        elif lower and LOWER.fullmatch(words[-1]):  # as in top1_error
-            is_better = False
-    return None if is_better is None else "max" if is_better else "min"
+    found = own.get(metric.rpartition("/")[2])
+    is_better = getattr(locate(found) if isinstance(found, str) else found, "higher_is_better", None)
+    if not isinstance(is_better, bool):
+        words = {*re.findall(r"[^\W_]+", metric.lower())}
+        if bool(words & HIGHER) == bool(words & LOWER):
+            return None
+        is_better = bool(words & HIGHER)
+    return "max" if is_better else "min"
 
 
 def known_mode(metric: str, own: Mapping[str, Any]) -> Literal["max", "min"]:
@@ -234,16 +224,6 @@ def known_mode(metric: str, own: Mapping[str, Any]) -> Literal["max", "min"]:
     if (mode := best_mode(metric, own)) is None:
         raise UserError(f"--best_metric {metric}: is the largest value best, or the smallest? Add --best_mode max|min")
     return mode
-
-
-def _higher_is_better(metric: Any) -> bool | None:
-    found = locate(metric) if isinstance(metric, str) else metric
-    for size in ("num_classes", "num_labels") if isinstance(metric, str) else ():
-        if not hasattr(found, "higher_is_better"):  # a function that makes the metric
-            with suppress(Exception):
-                found = found(**{size: 2})
-    value = getattr(found, "higher_is_better", None)
-    return value if isinstance(value, bool) else None
 
 
 Best = list[dict[str, Any]]

@@ -31,6 +31,8 @@ from cait.train.optim import OptimizerSettings
 from cait.train.schedule import Length, ScheduleSettings, warmup_schedule
 
 Batch = tuple[Tensor, Tensor]
+ONE_VALUE = "Expected more than 1 value per channel when training"
+"""What torch says of a BatchNorm that gets a single image with a single pixel."""
 
 
 def precise(tensor: Tensor) -> Tensor:
@@ -83,8 +85,6 @@ class CaiTModule(LightningModule):
     """Whether the run starts from weights that have no head for its classes."""
     validates_first: bool = False
     """Whether to validate before the first step, and save."""
-    twin: Any = None
-    """What `predict` uses, a `cait.train.prediction.Twin`."""
 
     @flat("model")
     def __init__(
@@ -151,12 +151,7 @@ class CaiTModule(LightningModule):
     def setup(self, stage: str) -> None:
         # Only once and before a checkpoint is read, because it would overwrite what was trained since.
         if self._at_start and self.trainer.ckpt_path is None:
-            own_classes = self._class_names() if self.initial_weights.weights is not None else None
-            if notes := self.initial_weights.load(self.model, self.name, own_classes):
-                rank_zero_info("weights from " + "; ".join(notes))
-                from cait.model.weights import ANEW  # here, because other runs do not load it
-
-                self.head_is_new = any(note.endswith(ANEW) for note in notes)
+            self._load_initial_weights()
         self._at_start = False
         self.task.trains = stage == "fit"
         if stage != "fit":
@@ -179,43 +174,32 @@ class CaiTModule(LightningModule):
             # Not registered as a submodule, so that it is not saved, trained, averaged or put into train mode.
             self.__dict__["teacher"] = teacher
 
-    def on_train_start(self) -> None:
-        progress.begin(self.trainer)
-        if self.validates_first:
-            progress.validate(self.trainer)
+    def _load_initial_weights(self) -> None:
+        own_classes = self._class_names() if self.initial_weights.weights is not None else None
+        if notes := self.initial_weights.load(self.model, self.name, own_classes):
+            rank_zero_info("weights from " + "; ".join(notes))
+            from cait.model.weights import ANEW  # here, because other runs do not load it
+
+            self.head_is_new = any(note.endswith(ANEW) for note in notes)
 
     def on_fit_start(self) -> None:
         if self.teacher is not None:  # Lightning moves the module after `setup`, and does not know the teacher
             self.teacher.to(self.device)
         if self.architecture.grad_checkpointing:  # here, because a strategy may have replaced layers
             network.count_once(self.model)
-        self._check_rate()
-        self._check_metrics()
-        self._check_single_images()
-
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        self._check_rate()
-
-    def _check_rate(self) -> None:
-        """Refuse a rate that somebody has set after the schedule was made, which goes on with the former one."""
-        if (rate := self.hparams["lr"]) != self.schedule.lr:
-            late = f"hparams.lr became {rate:g} after the schedule was made for {self.schedule.lr:g}"
-            raise UserError(f"{late}: find the rate before the run, and give it as --model.lr")
-
-    def _check_metrics(self) -> None:
-        """Refuse metrics of the user's own that fail, where no sanity check does so before training."""
-        if not self.trainer.num_sanity_val_steps or self.trainer.ckpt_path is not None:
+        if not self.trainer.num_sanity_val_steps or self.trainer.ckpt_path is not None:  # else they are tried there
             logits = torch.zeros(2, self.num_classes, device=self.device)
             self.val_metrics.check_own(logits, (logits if self.task.several else logits[:, 0]).long())
 
-    def _check_single_images(self) -> None:
-        """Refuse batches of one image that BatchNorm cannot train on."""
-        loader: Any = self.trainer.train_dataloader
-        sizes = [getattr(part, "batch_size", None) for part in (loader, getattr(loader, "batch_sampler", None))]
-        if 1 in sizes:
-            image = torch.zeros(1, *network.input_shape(self.hparams), device=self.device).to(self.dtype)
-            with self.trainer.precision_plugin.forward_context():
-                network.check_single(self.model, self.name, image, self.trainer.world_size)
+    def on_train_start(self) -> None:
+        progress.begin(self.trainer)
+        if self.validates_first:
+            progress.validate(self.trainer)
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        if (rate := self.hparams["lr"]) != self.schedule.lr:  # as Lightning's LearningRateFinder sets it in a run
+            late = f"hparams.lr became {rate:g} after the schedule was made for {self.schedule.lr:g}"
+            raise UserError(f"{late}: find the rate before the run, and give it as --model.lr")
 
     def configure_model(self) -> None:
         """Let a strategy that shards networks shard this one, in its method `shard_module`."""
@@ -236,16 +220,23 @@ class CaiTModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of images and labels [B], or class probabilities [B, num_classes]."""
         images, targets = batch
-        inputs = images.to(self.dtype)
-        heads = network.forward_heads(self.model, inputs) if self.has_distillation_head else (self.model(inputs),)
+        heads = self._heads(images.to(self.dtype))
         logits = precise(heads[0])
         loss = self.loss(logits, targets.to(logits.dtype) if targets.is_floating_point() else targets)
-        if loss.ndim:
-            raise UserError(f"the loss must be one number, got a tensor of {list(loss.shape)}: take the mean")
         if self.teacher is not None:
             loss = self.distillation.loss(loss, heads[-1], self.teacher(images), self.task.distillation_loss)
         self._log_step(loss.detach(), logits.detach(), targets, batch_idx)
         return loss
+
+    def _heads(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Logits [B, num_classes] of the class head, and of the distillation head where there is one."""
+        try:
+            return network.forward_heads(self.model, images) if self.has_distillation_head else (self.model(images),)
+        except ValueError as error:
+            if ONE_VALUE not in str(error):
+                raise
+            few = f"{self.name} has BatchNorm, which needs 2 images or more a process: raise --data.batch_size"
+            raise UserError(few) from error
 
     def _log_step(self, loss: Tensor, logits: Tensor, targets: Tensor, batch_idx: int) -> None:
         """Log a step's loss, and top-1 of the class head: the class with the largest share counts."""
@@ -344,9 +335,8 @@ class CaiTModule(LightningModule):
         return prediction.predict(self, images, top_k)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        length = self.schedule_length()
         optimizer = self.optimizer_settings.build(self.model, self.peak_lr())
-        scheduler = warmup_schedule(optimizer, self.schedule, length.warmup, length.total, self.schedule_length)
+        scheduler = warmup_schedule(optimizer, self.schedule, self.schedule_length)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def schedule_length(self) -> Length:

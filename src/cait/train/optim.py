@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,9 @@ from torch.optim import Optimizer
 from cait import references
 from cait.errors import UserError, did_you_mean, one_line
 from cait.settings import check_at_least
+
+L2 = {"sgd", "momentum", "asgd", "adam", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop", "rmsproptf"}
+"""Optimizers that add the decay to the gradient. Adaptive ones then divide it by what dwarfs the gradient."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,8 @@ class OptimizerSettings:
     layer_decay: float | None = None
     """Scale the rate of each layer by this factor once for each layer above it, as timm does; None does not."""
     weight_decay: float | None = None
-    """Not for biases, norms, LayerScale, position and class embeddings. None takes 0.05, the paper's, or 0 if the
-    optimizer adds it to the gradient (L2), as torch's SGD, Adam, NAdam and RAdam do."""
+    """Not for biases, norms, LayerScale, position and class embeddings. None takes 0.05, the paper's, or 0 for
+    optimizers that add it to the gradient, as SGD and Adam do."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Of AdamW."""
     eps: float = 1e-8
@@ -42,13 +45,18 @@ class OptimizerSettings:
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise UserError(f"layer_decay must be above 0 and at most 1, or null; got {self.layer_decay}")
 
+    @property
+    def decay(self) -> float:
+        """`weight_decay`, or its default for this optimizer."""
+        if self.weight_decay is not None:
+            return self.weight_decay
+        kind = re.split("[:._]", self.optimizer.lower())[-1]  # "lookahead_radam" and "torch.optim:RAdam" are radam
+        return 0.0 if kind in L2 else 0.05
+
     def build(self, network: nn.Module, lr: float) -> Optimizer:
         """Build the optimizer of a network. Raises UserError if there is none, or it takes other arguments."""
-        if self.weight_decay is None:
-            is_added = self.optimizer != "adamw" and is_l2(self)
-            return replace(self, weight_decay=0.0 if is_added else 0.05).build(network, lr)
         name, given = self.optimizer, dict(self.optimizer_args or {})
-        decay: dict[str, Any] = dict(weight_decay=self.weight_decay, layer_decay=self.layer_decay)
+        decay: dict[str, Any] = dict(weight_decay=self.decay, layer_decay=self.layer_decay)
         try:
             if name == "adamw":
                 given = {"betas": tuple(self.betas), "eps": self.eps, "fused": True, **given}
@@ -83,16 +91,17 @@ class OptimizerSettings:
         groups, settings = self.build(network, lr).param_groups, {"lr_scale", "fused"}
         if any(_plain(before.get(name)) != _plain(value) for name, value in asdict(self).items()):
             settings |= {"weight_decay", "betas", "eps", *(self.optimizer_args or {})}
+        sizes = [len(group["params"]) for group in groups]
+        parameters = [parameter for group in groups for parameter in group["params"]]
         for state in states:
-            sizes, old = ([len(group["params"]) for group in side] for side in (groups, state["param_groups"]))
+            old = [len(group["params"]) for group in state["param_groups"]]
             if sizes != old:
                 raise UserError(f"the checkpoint's optimizer has groups of {old} parameters, not {sizes}; {remedy}")
             for group, new in zip(state["param_groups"], groups, strict=True):
                 group.update({key: new[key] for key in settings & new.keys()})
-            parameters = [parameter for group in groups for parameter in group["params"]]
-            for index, parameter in enumerate(parameters):
-                held = state["state"].get(index, {})
-                held.update({key: _laid_out_as(parameter, value) for key, value in held.items()})
+            for index, moments in state["state"].items():
+                for key, value in moments.items():
+                    moments[key] = _laid_out_as(parameters[index], value)
 
 
 def _laid_out_as(parameter: Tensor, value: Any) -> Any:
@@ -122,24 +131,6 @@ def _timms(network: nn.Module, name: str, given: Mapping[str, Any]) -> Optimizer
         muon = timm.optim.muon  # in bfloat16, its choice, CPUs without units for that take 20 times as long
         muon.zeropower_via_newtonschulz = partial(muon.zeropower_via_newtonschulz, dtype=torch.float32)
     return timm.optim.create_optimizer_v2(network, opt=name, **given)
-
-
-def is_l2(settings: OptimizerSettings) -> bool:
-    """Whether the optimizer adds the decay to the gradient: its steps with a decay are those of a gradient with it.
-
-    It is tried on a layer; one that cannot be counts as such. Adaptive ones divide by what dwarfs the gradient then.
-    """
-    ends = []
-    with torch.random.fork_rng(devices=[]), suppress(RuntimeError, AssertionError, NotImplementedError):
-        for decay in (1.0, 0.0):
-            torch.default_generator.manual_seed(0)
-            weight = (layer := nn.Linear(4, 4, bias=False)).weight
-            optimizer = replace(settings, weight_decay=decay).build(layer, 0.01)
-            for gradient in torch.randn(2, 4, 4):
-                weight.grad = gradient + (1 - decay) * weight.detach()
-                optimizer.step()
-            ends.append(weight)
-    return len(ends) < 2 or torch.allclose(ends[0], ends[1], rtol=1e-4)
 
 
 def param_groups(network: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,40 +12,10 @@ from cait.data.dataset import channels_last
 from cait.data.reading import AS_SEEN, RawImage, check_raw, load_rgb
 from cait.data.transforms import NormalizeAndErase, Preprocessing
 from cait.errors import UserError
-from cait.model.network import for_inference
 from cait.settings import group
 from cait.train.metrics import Best
 
 BATCH = 64
-USED = ("forward", "predict_step", "predict")
-"""The methods of a module that a prediction runs through."""
-
-
-class Twin:
-    """A module's twin for inference: all is shared but the network, which is a copy, made anew for other weights.
-
-    A subclass with a `forward` or `predict_step` of its own, which may use parts of the network, gets a plain copy.
-    """
-
-    def __init__(self) -> None:
-        self._made: Any = None
-        self._of: Any = None
-
-    def __reduce__(self) -> Any:
-        return Twin, ()  # a copied or pickled module makes its own
-
-    def of(self, module: Any) -> Any:
-        tensors = [*module.model.parameters(), *module.model.buffers()]
-        state = [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
-        if self._of != state:
-            twin, network = copy.copy(module), copy.deepcopy(module.model).eval()
-            kinds = [next(kind for kind in type(module).__mro__ if name in vars(kind)) for name in USED]
-            if len({*kinds}) == 1:
-                network = for_inference(network)
-            twin._modules = module._modules | {"model": network}
-            twin.training = False
-            self._made, self._of = twin, state
-        return self._made
 
 
 def transform(module: Any, image: RawImage) -> Tensor:
@@ -85,9 +54,12 @@ def predict(module: Any, images: RawImage | Sequence[RawImage], top_k: int | Non
     several: Any = images if isinstance(images, list | tuple) else [images]
     names = module.class_names or [f"class {index}" for index in range(module.num_classes)]
     found: list[Best] = []
-    module.twin = module.twin or Twin()
-    quick = module.twin.of(module)
-    for start in range(0, len(several), BATCH):
-        batch = torch.stack([module.transform(image) for image in several[start : start + BATCH]])
-        found += module.task.best(quick.predict_step((batch.to(module.device),), 0), names, top_k)
+    was_training = module.training
+    module.eval()
+    try:
+        for start in range(0, len(several), BATCH):
+            batch = torch.stack([module.transform(image) for image in several[start : start + BATCH]])
+            found += module.task.best(module.predict_step((batch.to(module.device),), 0), names, top_k)
+    finally:
+        module.train(was_training)
     return found if several is images else found[0]

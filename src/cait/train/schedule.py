@@ -58,13 +58,7 @@ class Length(NamedTuple):
     """What it follows from: max_epochs and max_steps."""
 
 
-def warmup_schedule(
-    optimizer: Optimizer,
-    settings: ScheduleSettings,
-    warmup_steps: float,
-    total_steps: int,
-    measure: Callable[[], Length] | None = None,
-) -> LRScheduler:
+def warmup_schedule(optimizer: Optimizer, settings: ScheduleSettings, measure: Callable[[], Length]) -> LRScheduler:
     """Linear warm-up, then a cosine, or the peak and a linear cooldown; stepped after every optimizer step.
 
     With peak p (the optimizer's lr), W warm-up steps and T total steps, the rate of step t (from 0) is
@@ -85,15 +79,13 @@ def warmup_schedule(
     Args:
         optimizer: its groups have the peak as their rate.
         settings: the rates and the shape.
-        warmup_steps: W.
-        total_steps: T.
-        measure: gives the length instead, and again when a checkpoint is loaded: a resumed run may have another.
+        measure: gives W and T, and again when a checkpoint is loaded: a resumed run may have others.
     """
     share = {"cosine": None, "constant": 0.0, "wsd": settings.cooldown}[settings.schedule]
 
     class WarmupSchedule(_bolts_schedule()):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.set_length(measure() if measure else Length(warmup_steps, total_steps))
+            self.set_length(measure())
             ends = dict(warmup_start_lr=settings.warmup_lr, eta_min=settings.min_lr)
             super().__init__(optimizer, self.warmup_epochs, self.max_epochs, **ends)
 
@@ -122,19 +114,19 @@ def warmup_schedule(
             return state if self.cooldown_start is None else state | {"cooldown_start": self.cooldown_start}
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            step, begun = state_dict["last_epoch"], state_dict.get("cooldown_start")
-            before = Length(*state_dict["length"]) if "length" in state_dict else self.length
-            now, start = measure() if measure else self.length, before.warmup if begun is None else begun
-            is_same = before.limits == now.limits and (begun is None) == (self.cooldown_start is None)
-            falls = is_same and start < step < before.total != now.total
-            if falls:
+            step, before, now = state_dict["last_epoch"], Length(*state_dict["length"]), measure()
+            cooldown = state_dict.get("cooldown_start")  # a cosine has none
+            start = before.warmup if cooldown is None else cooldown
+            is_same = before.limits == now.limits and (cooldown is None) == (self.cooldown_start is None)
+            goes_on = is_same and start < step < before.total != now.total
+            if goes_on:
                 start = moved(start, step, before.total, now.total)
             if before.warmup <= step:
-                now = now._replace(warmup=start if begun is None else before.warmup)
+                now = now._replace(warmup=start if cooldown is None else before.warmup)
             self.set_length(now)
             if self.cooldown_start is not None:
-                earliest = step if begun is None else min(begun, step)
-                self.cooldown_start = start if falls else max(self.cooldown_start, earliest)
+                earliest = step if cooldown is None else min(cooldown, step)
+                self.cooldown_start = start if goes_on else max(self.cooldown_start, earliest)
             super().load_state_dict({name: state_dict[name] for name in ("last_epoch", "_step_count")})
             self._last_lr = self.get_lr()
             for group, lr, peak in zip(self.optimizer.param_groups, self._last_lr, self.base_lrs, strict=True):

@@ -22,8 +22,6 @@ from torch import Tensor, nn
 
 from cait import disk, plugins
 from cait.errors import UserError
-from cait.model.attention import SelfAttention
-from cait.model.network import for_inference
 
 FORMATS = {
     "timm": "cait.extras.formats.timm_files:TIMM",
@@ -47,8 +45,6 @@ class Format:
     """Default name of the file, or of the directory if it has no suffix."""
     tolerance: float
     """Largest accepted difference of a logit, as a share of the largest logit or of 1."""
-    folded: bool = True
-    """Whether the network may be changed to one that is faster at inference, with other weights."""
 
 
 class Exported(NamedTuple):
@@ -87,14 +83,12 @@ def export(
         raise UserError(f"{output.name} has to end in {ending}, as files of {format} do")
     disk.check_output(output, folder=not ending)
     shape = input_shape or model.input_shape
-    model = _portable(model)
+    model = copy.deepcopy(model).float().cpu().eval().to(memory_format=torch.contiguous_format)
     metadata: dict[str, Any] = {"class_names": list(class_names)} if class_names else {}
     metadata |= {"img_size": shape[-1], **(preprocessing or {})}
     expected = _logits(model, shape)
     if not expected.isfinite().all():
         raise UserError("the network's logits are not finite: there is nothing to export")
-    if chosen.folded:
-        model = for_inference(model, portable=True)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         # Beside the place, hidden: on one disk, so moving is one step.
@@ -106,15 +100,6 @@ def export(
             return Exported(_settle(path, output), difference)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error.strerror or error}") from error
-
-
-def _portable(model: nn.Module) -> nn.Module:
-    """A copy for inference on the CPU in float32."""
-    copied = copy.deepcopy(model).float().cpu().eval().to(memory_format=torch.contiguous_format)
-    for module in copied.modules():
-        if isinstance(module, SelfAttention):
-            module.backend = "auto"  # others may need a GPU
-    return copied
 
 
 def _write_torch_export(model: nn.Module, path: Path, metadata: Metadata, shape: Sequence[int]) -> Forward:

@@ -18,8 +18,12 @@ from cait.errors import UserError
 from cait.extras.formats.exporting import Format, Forward, Metadata
 from cait.model.cait import CaiT
 from cait.model.config import VARIANTS, CaiTConfig, variant_config
-from cait.model.weights import ONLY_IN_TRAINING
 
+ONLY_IN_TRAINING = {
+    *("attention_backend", "drop_path_mode", "drop_path_rate", "drop_path_schedule"),
+    *("layer_scale_init", "layer_scale_dist"),
+}
+"""Fields that the output of a trained CaiT does not depend on."""
 TIMM_FIELDS = (
     *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "depth_token_only", "num_heads"),
     *("mlp_ratio", "qkv_bias"),
@@ -84,4 +88,4 @@ def _refuse(cait: nn.Module) -> None:
             raise UserError(f"timm {has}; {ANY}")
 
 
-TIMM = Format(_write_timm, "timm", 1e-5, folded=False)
+TIMM = Format(_write_timm, "timm", 1e-5)

@@ -20,7 +20,7 @@ from cait.extras.recipe.anatomy import Anatomy, look
 from cait.extras.recipe.duration import COPIES, MINUTES, Machine, Pace, copied
 from cait.extras.recipe.survey import Survey
 from cait.extras.recipe.weights import Weights
-from cait.model.config import VARIANTS, stems
+from cait.model.config import VARIANTS
 
 if TYPE_CHECKING:
     from cait.extras.recipe.trial import Trial
@@ -273,15 +273,14 @@ def network(machine: Machine, recipe: Recipe, size: int) -> None:
     """CaiT, shallow for so little data: a few blocks learn faster than 24.
 
     LayerScale starts at 1: it is there for depth, and a few blocks are not deep. On a CPU, convolutions that pool see
-    the details in less time than blocks, and leave few tokens to them: see conv_stem/benchmark.md.
+    the details in less time than blocks, and leave few tokens to them: see benchmarks/stems.md.
     """
     gpus, name, convolves = machine.gpus, recipe.take("model.name", "xxs24"), False
     if not recipe.is_cait or recipe.weights:
         return
     width, depth = (VARIANTS[name][field] for field in ("embed_dim", "depth"))
     if name == "xxs24":
-        stem = "pooled" if "pooled" in stems() else "patch"
-        convolves = not gpus and recipe.take("model.fields.stem", stem) != "patch"
+        convolves = not gpus and recipe.take("model.fields.stem", "pooled") != "patch"
         width = recipe.number("model.fields.embed_dim", 192 if gpus else 96 if convolves else 128)
         depth = recipe.number("model.fields.depth", 12 if gpus else 1 if convolves else 4)
         recipe.take("model.fields.num_heads", 4)

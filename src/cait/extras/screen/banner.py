@@ -131,12 +131,11 @@ def schedule_row(settings: ScheduleSettings, trainer: Trainer) -> str:
     return f"{settings.schedule}: the peak, and from step {start:,} to {steps:,} a cooldown to {settings.min_lr:g}"
 
 
-def attention_in_use(model: nn.Module) -> str:
-    """The backend of attention with talking heads, to put after the device; empty without any."""
-    for layer in model.modules():
-        if isinstance(layer, SelfAttention) and layer.talking_heads and not layer.cosine:
-            return f", {'recompute' if layer.backend == 'auto' else layer.backend} attention"
-    return ""
+def attention_in_use(network: nn.Module) -> str:
+    """The backends of attention with talking heads, to put after the device; empty without any."""
+    layers = [layer for layer in network.modules() if isinstance(layer, SelfAttention)]
+    names = {layer.backend for layer in layers if layer.talking_heads and not layer.cosine}
+    return f", {', '.join(sorted(names))} attention" if names else ""
 
 
 def show(rows: dict[str, str], title: str) -> None:

@@ -180,7 +180,7 @@ def test_no_gradient_is_computed_for_what_is_frozen(freeze: bool | int, graphs: 
     assert {name.partition(".")[0] for name in names} >= ({"head"} if freeze is True else {"head", "blocks", "norm"})
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference", "recompute"])
+@pytest.mark.parametrize("backend", ["reference", "recompute"])
 def test_the_gradients_of_the_rest_are_those_of_the_whole_network(backend: str) -> None:
     """The hand-written backward passes see an input that needs no gradient."""
     gradients = []

@@ -1,0 +1,124 @@
+"""The metrics of a validation: against torch's own, and what a user adds to them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from modules import loader, module, trainer
+from torchmetrics import Metric
+
+from cait.errors import UserError
+from cait.train.metrics import EvalMetrics, best_mode
+
+
+def test_metrics_count_a_whole_set_of_uneven_batches() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(50, 7), torch.randint(0, 7, (50,))
+    # The first batch is right in top-1 and so in top-5: metrics that share their states would stay merged.
+    logits[:10] = torch.nn.functional.one_hot(labels[:10], 7).float()
+    metrics = EvalMetrics(7)
+    for part in (slice(0, 10), slice(10, 43), slice(43, 50)):
+        metrics.update(logits[part], labels[part])
+    figures = metrics.compute("val")
+    top5 = logits.topk(5).indices
+    assert figures["val/acc1"].item() == pytest.approx(100 * (logits.argmax(1) == labels).float().mean().item())
+    assert figures["val/acc5"].item() == pytest.approx(100 * (top5 == labels[:, None]).any(1).float().mean().item())
+    expected = torch.nn.functional.cross_entropy(logits, labels).item()
+    assert figures["val/loss"].item() == pytest.approx(expected, rel=1e-6)
+    metrics.update(logits[:10], labels[:10])  # the count began anew
+    assert metrics.compute("val")["val/acc1"].item() == 100
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_loss_is_the_mean_of_all_images_whatever_the_network_computes_in(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits, labels = 3 * torch.randn(300, 128, 7), torch.randint(0, 7, (300, 128))
+    metrics = EvalMetrics(7).to(dtype=dtype)
+    for batch in zip(logits, labels, strict=True):
+        metrics.update(*batch)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), labels.flatten())
+    assert metrics.compute("val")["val/loss"].item() == pytest.approx(expected.item(), rel=1e-5)
+    metrics.update(logits[0], labels[0])
+    metrics.update(logits[1].fill_(float("nan")), labels[1])
+    assert metrics.compute("val")["val/loss"].isnan()
+
+
+class Own(Metric):
+    """Computes `Own.value`, or fails in the method that it names."""
+
+    value: object = None
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+
+    def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        if self.value == "update":
+            raise ValueError("no such luck\nat all")
+
+    def compute(self) -> object:
+        return self.value
+
+
+OWN = f"{__name__}:Own"
+
+
+@pytest.mark.parametrize("sanity", [0, 1])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.zeros(7, 7), "the metric f1.macro fails: ValueError: it must compute one number, .*average='macro'"),
+        ({"a": torch.tensor(1.0)}, "the metric f1.macro fails: "),
+        ("update", r"the metric f1.macro fails: ValueError: no such luck at all \(.*test_metrics.py:\d+\)"),
+    ],
+)
+def test_a_metric_without_a_number_is_refused_before_training(
+    value: object, message: str, sanity: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Own, "value", value)
+    fit = trainer(max_epochs=1, num_sanity_val_steps=sanity)
+    with pytest.raises(UserError, match=message):
+        fit.fit(module(metrics={"f1.macro": OWN}), loader(), loader(4))
+    assert fit.global_step == 0
+
+
+@pytest.mark.parametrize("value", [0.5, 1, torch.tensor([0.5]), torch.tensor(2)])
+def test_a_metric_may_have_any_plain_name_and_give_any_number(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Own, "value", value)
+    names = ("keys", "training", "f1-macro", "größe")
+    metrics = module(metrics=dict.fromkeys(names, OWN)).new_metrics()
+    metrics.update(torch.zeros(2, 7), torch.zeros(2, dtype=torch.long))
+    found = metrics.compute("val")
+    for name in names:
+        number = found[f"val/{name}"]
+        assert (number.item(), number.shape, number.is_floating_point()) == (torch.as_tensor(value).item(), (), True)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({"a/b": OWN}, r"a metric of your own cannot be called 'a/b': take letters, digits and \. _ -"),
+        ({"acc1": OWN}, "cannot be called acc1, which is there already"),
+        ({"f1": "builtins:dict"}, "must return a torchmetrics.Metric, got dict"),
+    ],
+)
+def test_what_is_no_metric_is_refused_at_once(metrics: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        module(metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("metric", "own", "mode"),
+    [
+        *((name, None, "min") for name in ("val/loss", "val_ema/loss", "val/focal_loss", "val/error_rate", "val/RMSE")),
+        *((name, None, "max") for name in ("val/acc1", "val_ema/acc5", "val/acc1_macro", "val/f1", "val/mAP")),
+        *((name, None, None) for name in ("val/answer", "lr", "train/grad_norm", "val/f1_loss")),
+        ("val/x", "torchmetrics.classification:MulticlassF1Score", "max"),
+        ("val/error", "torchmetrics.classification:MulticlassAccuracy", "max"),
+        ("val_ema/x", "torchmetrics.classification:MulticlassCalibrationError", "min"),
+        ("val/x", OWN, None),
+    ],
+)
+def test_the_best_value_of_a_metric_follows_from_the_metric(metric: str, own: str | None, mode: str | None) -> None:
+    paths = {metric.rpartition("/")[2]: own} if own else {}
+    assert best_mode(metric, paths) == mode
+    assert best_mode(metric, EvalMetrics(7, paths).own) == mode
